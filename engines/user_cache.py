@@ -1,6 +1,6 @@
-"""The user's cache folder: what can be made again at any time, kept because making it takes long.
+"""The user's cache folder: files that take long to make and can be made again at any time.
 
-A cache that cannot be written, or is removed in the middle of it, costs time and nothing else.
+A cache that cannot be written, or that is removed during a write, costs time and nothing else.
 """
 
 import os
@@ -10,20 +10,20 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """``TANDEMRT_CACHE`` if it is set, else ``tandemrt`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return ``TANDEMRT_CACHE`` if it is set, else ``tandemrt`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
     if chosen := os.environ.get("TANDEMRT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandemrt"
 
 
 def write_cache(file: Path, data: bytes) -> None:
-    """Write ``file`` as :func:`write_file` does, or do nothing where that is impossible."""
+    """Write ``file`` as ``write_file`` does, but ignore OSError."""
     with suppress(OSError):
         write_file(file, data)
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write ``file``, which is whole at any time, also for other processes. Raises OSError."""
+    """Write ``file`` atomically: other processes never see a partial file. Raises OSError."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -34,13 +34,13 @@ def write_file(file: Path, data: bytes) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file or folder is this user's and nobody else may write it, as code that is run must be."""
+    """Return whether this user owns the path and no other user may write it, as code that runs requires."""
     stat = path.stat()
     return stat.st_uid == os.geteuid() and not stat.st_mode & 0o022
 
 
 def make_private(folder: Path) -> None:
-    """Make ``folder``, or take what others may do with it away, where that is possible."""
+    """Make ``folder``, and remove other users' access to it. Ignores OSError."""
     with suppress(OSError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -48,7 +48,7 @@ def make_private(folder: Path) -> None:
 
 
 def trim_cache(folder: Path, nbytes: int) -> None:
-    """Remove the files of ``folder`` that were not touched for longest, until the others are at most ``nbytes``."""
+    """Remove the least recently modified files of ``folder`` until the rest has at most ``nbytes`` bytes."""
     with suppress(OSError):
         files = [(file, file.stat()) for file in folder.iterdir()]
         excess = sum(stat.st_size for _, stat in files) - nbytes

@@ -1,4 +1,4 @@
-"""Write a bundle folder so that it appears whole or not at all."""
+"""Write a bundle folder so that it appears complete or not at all."""
 
 import errno
 import fcntl
@@ -6,22 +6,25 @@ import glob
 import json
 import os
 import shutil
+import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
-from tandemrt.engines.errors import BadBundle, clipped
-from tandemrt.engines.manifest import FILE_NAME, VERSION, Manifest
+from tandemrt.engines.bundle.manifest import FILE_NAME, VERSION, Manifest
+from tandemrt.engines.validation.errors import BadBundle, clipped
 
 _FICLONE = 0x40049409  # ioctl_ficlone(2): share the blocks of another file until one of the two is written
 
 
 def check_destination(out: Path, name: str, *, force: bool) -> None:
-    """Raise BadBundle unless ``out`` is free, an empty folder, or a bundle built under the same name.
+    """Raise BadBundle unless ``out`` is free, an empty folder, or a bundle of the same name.
 
-    A place inside another bundle is never free: that one would hold files that its manifest does not name.
-    ``force`` also gives up a bundle of another name, or one whose manifest cannot be read, and nothing else ever.
+    A path inside another bundle is rejected: that bundle would hold files that its manifest does not list. ``force``
+    also allows a bundle of another name, or one whose manifest cannot be read, and nothing else.
     """
     if around := next((folder for folder in out.resolve().parents if (folder / FILE_NAME).is_file()), None):
         raise BadBundle(f"out must not be inside a bundle; {around} is one. Choose another place with --out")
@@ -50,11 +53,17 @@ def check_destination(out: Path, name: str, *, force: bool) -> None:
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """Give a new folder beside ``out``; it takes the place of ``out`` at the end, or vanishes if anything fails.
+    """Yield a new folder next to ``out``; it replaces ``out`` at the end, or is removed if anything fails.
 
-    What builds that were killed left there is removed. Raises BadBundle while another process builds at ``out``.
+    SIGTERM and SIGHUP raise SystemExit meanwhile, unless the program has handlers of its own. Leftovers of killed
+    builds there are removed. Raises BadBundle while another process builds at ``out``.
     """
-    out = out.resolve()
+    with _exiting_on_signals(), _staged(out.resolve()) as folder:
+        yield folder
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
     mark = uuid.uuid4().hex[:8]
     building, old = out.with_name(f".{out.name}.building-{mark}"), out.with_name(f".{out.name}.old-{mark}")
     new_parents = [folder for folder in out.parents if not folder.exists()]
@@ -62,7 +71,7 @@ def staged(out: Path) -> Iterator[Path]:
     try:
         if new_parents:
             out.parent.mkdir(parents=True, exist_ok=True)
-        with _hold(out.parent, wait=True):  # so that nobody takes a folder that is not held yet for a leftover
+        with _hold(out.parent, wait=True):  # no other builder may remove a folder that is not locked yet
             _clear(out)
             building.mkdir()
             held.enter_context(_hold(building))
@@ -89,11 +98,34 @@ def staged(out: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def place(source: Path, folder: Path) -> Path:
-    """Give ``folder`` a copy of a file that shares its blocks where the file system can, else one of its own.
+@contextmanager
+def _exiting_on_signals() -> Iterator[None]:
+    """Raise SystemExit on signals that would else end the process at once, so that it can remove its files.
 
-    Never a hard link: writing over the checkpoint would then change the bundle and what runs from it. The file behind
-    a symbolic link is placed, never the link: a bundle points nowhere outside itself. Returns the new path.
+    Only the main thread may set handlers; elsewhere nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)  # as a shell reports the signal
+
+    ending = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ending:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in ending:
+            signal.signal(each, signal.SIG_DFL)
+
+
+def place(source: Path, folder: Path) -> Path:
+    """Copy a file into ``folder``; the copy shares its blocks where the file system can.
+
+    It is never a hard link, because writing to the checkpoint would then change the bundle. A symbolic link is
+    followed, because a bundle points to nothing outside itself. Returns the new path.
     """
     source, destination = source.resolve(), folder / source.name  # the name that the graph points to
     with source.open("rb") as given, destination.open("xb") as placed:
@@ -109,13 +141,13 @@ def place(source: Path, folder: Path) -> Path:
 
 
 def _copy_data(source: int, destination: int) -> None:
-    """Copy between file descriptors within the kernel, holes as holes."""
+    """Copy between file descriptors within the kernel; holes stay holes."""
     size, at = os.fstat(source).st_size, 0
     os.ftruncate(destination, size)
     while at < size:
         try:
             at = os.lseek(source, at, os.SEEK_DATA)
-        except OSError:  # nothing but a hole is left
+        except OSError:  # only a hole is left
             return
         end = os.lseek(source, at, os.SEEK_HOLE)
         while at < end:
@@ -128,7 +160,7 @@ def _copy_data(source: int, destination: int) -> None:
 
 
 def _name_in_older_manifest(folder: Path) -> str | None:
-    """The name of a bundle that an earlier version of this package built; a build is how such a one is renewed."""
+    """The name of a bundle that an earlier version of this package built, so that a build can replace it."""
     try:
         data = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -139,7 +171,7 @@ def _name_in_older_manifest(folder: Path) -> str | None:
 
 
 def _clear(out: Path) -> None:
-    """Put right what a build at ``out`` that was killed left behind. Raises BadBundle if one still runs."""
+    """Remove or restore what killed builds at ``out`` left. Raises BadBundle if one still runs."""
     name = glob.escape(out.name)
     for leftover in out.parent.glob(f".{name}.building-*"):
         with _hold(leftover) as free:
@@ -159,9 +191,9 @@ def _clear(out: Path) -> None:
 
 @contextmanager
 def _hold(folder: Path, *, wait: bool = False) -> Iterator[bool | None]:
-    """Hold a folder against other processes: True if it is held now, False if another one does.
+    """Lock a folder against other processes: True if it is locked now, False if another process has it.
 
-    None: the file system cannot tell. The kernel lets go of it when this process ends, however it ends.
+    None: the file system has no locks. The kernel releases the lock when this process ends.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)

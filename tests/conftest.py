@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-# Before anything imports torch: its threads spin while they wait, and the tests fill the cores by themselves.
+# Set before torch is imported: its threads spin while they wait, and the tests use all cores themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
 from tests.makers import tiny_checkpoint, write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random models of two layers and one, 4 slots, length 96, window 8. Its text is noise, its mechanics are real."""
+    """Random models of two layers and one, 4 slots, length 96, draft window 8. The text is noise."""
     folder = tmp_path_factory.mktemp("tiny")
     target = tiny_checkpoint(folder / "target", seed=1)
     draft = tiny_checkpoint(folder / "draft", layers=1, seed=1)
@@ -27,15 +27,17 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ngram_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target of ``tiny_bundle``, drafted by lookup."""
+    """The target of ``tiny_bundle`` with n-gram drafts."""
     folder = tmp_path_factory.mktemp("ngram")
     target = tiny_checkpoint(folder / "target", seed=1)
-    recipe = write_recipe(folder / "ngram.toml", target=target, drafting='kind = "ngram"\nwindow = 8\nngram_min = 1')
+    recipe = write_recipe(
+        folder / "ngram.toml", target=target, drafting='kind = "ngram"\nnum_draft_tokens = 8\nngram_min = 1'
+    )
     return build(Recipe.load(recipe), folder / "bundle").folder
 
 
 @pytest.fixture(scope="session")
 def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo: trained models, reasoning and JSON."""
+    """The demo: trained models with reasoning and JSON."""
     recipe = Recipe.load(ROOT / "engines" / "recipes" / "demo.toml")
     return build(recipe, tmp_path_factory.mktemp("demo") / "bundle").folder

@@ -1,24 +1,22 @@
-"""DFlash drafts with random weights, and what such a draft computes, in plain torch from its definition.
+"""DFlash drafts with random weights, and a reference implementation of such a draft in plain torch.
 
 "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036), and the package ``speculators``.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from tests.heads import Draw, Layers, Weights, layer_config
+from tests.heads import Draw, Layers, Weights, layer_config, save_head
 
 
 @dataclass(frozen=True)
 class BlockHead:
-    """The shape of a draft. ``sliding``: the layers that slide, which see no later token of their block.
+    """The shape of a draft. ``sliding``: layers with a sliding window, which see no later token of their draft block.
 
-    ``sample_from_anchor``: each token of the block foresees the one behind it, the newest too.
+    ``sample_from_anchor``: each token of the draft block predicts the next one, the newest too.
     """
 
     vocab: int
@@ -33,14 +31,14 @@ class BlockHead:
     features: tuple[int, ...] = (1, 0)
     sliding: tuple[bool, ...] = (False, False)
     sample_from_anchor: bool = False
-    flat: bool = False  # as z-lab writes it
+    flat: bool = False  # the format of z-lab
     max_length: int = 256
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """The contents of config.json."""
         layer = layer_config(self, "qwen3")
         if self.flat:
-            ids = [each - 1 for each in self.features]  # by their outputs
+            ids = [each - 1 for each in self.features]  # z-lab counts layers by their outputs
             how = {"mask_token_id": self.mask_token, "target_layer_ids": ids}
             return {"architectures": ["DFlashDraftModel"], **layer, "block_size": self.block, "dflash_config": how}
         slides = {"layer_types": ["sliding_attention" if each else "full_attention" for each in self.sliding]}
@@ -56,7 +54,7 @@ class BlockHead:
         }
 
     def weights(self, seed: int = 0) -> Weights:
-        """Random weights: without an embedding, and with a head of its own where it knows a part of the vocabulary."""
+        """Random weights, without an embedding, and with an own lm_head for a reduced vocabulary."""
         draw, hidden = Draw(seed), self.hidden
         found = {"fc.weight": draw.matrix(hidden, len(self.features) * hidden)}
         found |= {f"{name}.weight": draw.norm(hidden) for name in ("hidden_norm", "norm")}
@@ -68,15 +66,12 @@ class BlockHead:
         return found | draw.vocabulary(self.vocab, self.draft_vocab)
 
     def save(self, folder: Path, weights: Weights | None = None, **changes: object) -> Path:
-        """Write the checkpoint; ``changes`` replace fields of its config. Returns the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.weights() if weights is None else weights, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self.config() | changes))
-        return folder
+        """Write the checkpoint; ``changes`` replace fields of its config. Return the folder."""
+        return save_head(folder, self.weights() if weights is None else weights, self.config() | changes)
 
 
 class Definition(Layers):
-    """A draft in float32 with the context of one text."""
+    """Reference draft in float32 with the context of one text."""
 
     def __init__(self, head: BlockHead, weights: Weights, embedding: torch.Tensor, lm_head: torch.Tensor) -> None:
         super().__init__(weights, head.head_dim)
@@ -85,17 +80,17 @@ class Definition(Layers):
         self._lm_head = weights.get("lm_head.weight", lm_head)
 
     def context(self, features: torch.Tensor) -> None:
-        """Take in the target's ``features`` [tokens, …] of tokens behind those in the cache."""
+        """Append the target's ``features`` [tokens, …] of the tokens after those in the cache."""
         state, begin = self.norm(features @ self.weights["fc.weight"].T, "hidden_norm"), self.held
         for layer in range(self.head.layers):
             self.write(f"layers.{layer}", state, begin)
 
     def draft(self, newest: int, window: int) -> torch.Tensor:
-        """Logits [window, draft vocabulary] of the tokens behind ``newest``, of which nothing is kept."""
+        """Logits [window, draft vocabulary] of the tokens after ``newest``. The cache does not change."""
         return self.score(self.states(newest, window))
 
     def states(self, newest: int, window: int) -> torch.Tensor:
-        """[window, hidden]: what the tokens behind ``newest`` are scored by."""
+        """[window, hidden]: the states from which the tokens after ``newest`` are scored."""
         begin = self.held
         x = self._embedding[torch.tensor([newest, *[self.head.mask_token] * (self.head.block - 1)])]
         for layer in range(self.head.layers):

@@ -1,4 +1,4 @@
-"""DSpark drafts with random weights, and what such a draft computes, in plain torch from its definition.
+"""DSpark drafts with random weights, and a reference implementation of such a draft in plain torch.
 
 "DSpark" (arXiv 2607.05147), and the packages DeepSpec and ``speculators``.
 """
@@ -16,7 +16,7 @@ from tests.heads import Draw, Weights
 
 @dataclass(frozen=True)
 class DSparkHead(BlockHead):
-    """The shape of a draft. ``nested``: flat as SpecForge writes it, else as DeepSpec."""
+    """The shape of a draft. ``nested``: with ``flat``, the form of SpecForge; without it, that of DeepSpec."""
 
     sample_from_anchor: bool = True
     markov: str = "vanilla"
@@ -24,7 +24,7 @@ class DSparkHead(BlockHead):
     nested: bool = False
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """The contents of config.json."""
         base = super().config()
         own = {"markov_rank": self.rank, "markov_head_type": self.markov}
         own |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
@@ -37,7 +37,7 @@ class DSparkHead(BlockHead):
         return base | own | {"architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
 
     def weights(self, seed: int = 0) -> Weights:
-        """Random weights, those of a confidence head among them."""
+        """Random weights, including those of a confidence head."""
         draw, rank, hidden = Draw(seed + 1), self.rank, self.hidden
         found = super().weights(seed) | {
             "markov_head.markov_w1.weight": 3 * draw.matrix(self.vocab, rank),
@@ -54,25 +54,25 @@ class DSparkHead(BlockHead):
 
 
 class Definition(dflash.Definition):
-    """A draft in float32 with the context of one text."""
+    """Reference draft in float32 with the context of one text."""
 
     def chain(self, newest: int, window: int, choose: Callable[[torch.Tensor], int]) -> tuple[torch.Tensor, list[int]]:
-        """Logits [window, draft vocabulary] of the tokens behind ``newest``, and the tokens that ``choose`` takes."""
+        """Logits [window, draft vocabulary] of the tokens after ``newest``, and the tokens that ``choose`` picks."""
         head, found, tokens = self.head, [], [newest]
         assert isinstance(head, DSparkHead)
         memory = torch.zeros(head.rank)
         for state in self.states(newest, window):
             word = self.weights["markov_head.markov_w1.weight"][tokens[-1]]
             if head.markov == "gated":
-                word = self._product("gate_proj", state, word).sigmoid() * word
+                word = self._matmul("gate_proj", state, word).sigmoid() * word
             elif head.markov == "rnn":
-                kept, candidate, output = self._product("joint_proj", memory, word, state).chunk(3)
+                kept, candidate, output = self._matmul("joint_proj", memory, word, state).chunk(3)
                 memory = kept.sigmoid() * memory + (1 - kept.sigmoid()) * candidate.tanh()
                 word = output.tanh()
             found.append(self.score(state[None])[0] + self.weights["markov_head.markov_w2.weight"] @ word)
             tokens.append(choose(found[-1]))
         return torch.stack(found), tokens[1:]
 
-    def _product(self, name: str, *parts: torch.Tensor) -> torch.Tensor:
+    def _matmul(self, name: str, *parts: torch.Tensor) -> torch.Tensor:
         weight, bias = (self.weights[f"markov_head.{name}.{kind}"] for kind in ("weight", "bias"))
         return weight @ torch.cat(parts) + bias

@@ -1,17 +1,15 @@
-"""EAGLE-3 and P-EAGLE heads with random weights, and what such a head computes, in plain torch from its definition.
+"""EAGLE-3 and P-EAGLE heads with random weights, and a reference implementation of such a head in plain torch.
 
 Li et al., "EAGLE-3" (arXiv 2503.01840), "P-EAGLE" (arXiv 2602.01469), and the options of the package ``speculators``.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from tests.heads import Draw, Layers, Weights, layer_config
+from tests.heads import Draw, Layers, Weights, layer_config, save_head
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,10 @@ class Head:
     mask_token: int | None = None  # of P-EAGLE
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """The contents of config.json."""
         layer = layer_config(self, self.family)
         if self.flat:
-            outputs = [layer - 1 for layer in self.features]  # which it names, in place of inputs
+            outputs = [layer - 1 for layer in self.features]  # which it names instead of inputs
             ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs}}
             return {"architectures": ["LlamaForCausalLMEagle3"], **layer, "draft_vocab_size": self.draft_vocab, **ids}
         masked = {} if self.mask_token is None else {"mask_token_id": self.mask_token}
@@ -80,15 +78,12 @@ class Head:
         return found | draw.vocabulary(self.vocab, self.draft_vocab)
 
     def save(self, folder: Path, weights: Weights | None = None, **changes: object) -> Path:
-        """Write the checkpoint; ``changes`` replace fields of its config. Returns the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.weights() if weights is None else weights, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(self.config() | changes))
-        return folder
+        """Write the checkpoint; ``changes`` replace fields of its config. Return the folder."""
+        return save_head(folder, self.weights() if weights is None else weights, self.config() | changes)
 
 
 class Definition(Layers):
-    """A head in float32 with a cache of its own, for one text."""
+    """Reference head in float32 with its own cache, for one text."""
 
     def __init__(self, head: Head, weights: Weights, embedding: torch.Tensor | None = None) -> None:
         super().__init__(weights, head.head_dim)
@@ -105,13 +100,13 @@ class Definition(Layers):
         return features @ self.weights["fc.weight"].T
 
     def masks(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What P-EAGLE feeds in the place of ``count`` tokens to come, and with which states."""
+        """The mask tokens and states that P-EAGLE feeds for ``count`` future tokens."""
         assert self.head.mask_token is not None
         state = self.fuse(self.weights["mask_hidden"].reshape(1, -1))
         return torch.full((count,), self.head.mask_token), state.expand(count, -1)
 
     def __call__(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed pairs behind those in the cache: logits [tokens, draft vocabulary] and the states to feed back."""
+        """Feed pairs after those in the cache; return logits [tokens, draft vocabulary] and the states to feed back."""
         head, first, begin = self.head, "midlayer" if self.head.flat else "layers.0", self.held
         normed = self.norm(states, f"{first}.hidden_norm")
         x = torch.cat([self.norm(self.embedding[tokens], f"{first}.input_layernorm"), normed], -1)

@@ -1,18 +1,22 @@
-"""What the definitions of heads share (tests/eagle3.py, dflash.py, mtp.py): layers in plain torch, with random weights.
+"""Shared by the reference draft heads (tests/eagle3.py, dflash.py, mtp.py): layers in plain torch with random weights.
 
-None of it shares code with the exporter.
+It shares no code with the exporter.
 """
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional
 
 Weights = dict[str, torch.Tensor]
 
 
 class Shape(Protocol):
-    """What the config.json of every head says of its layers."""
+    """The fields of every head's config.json about its layers."""
 
     @property
     def vocab(self) -> int: ...
@@ -31,7 +35,7 @@ class Shape(Protocol):
 
 
 def layer_config(shape: Shape, family: str) -> dict[str, Any]:
-    """What config.json says of layers of ``family``, under the names of transformers."""
+    """The config.json of layers of ``family``, under the names of transformers."""
     return {
         "model_type": family,
         "attention_bias": False,
@@ -50,8 +54,16 @@ def layer_config(shape: Shape, family: str) -> dict[str, Any]:
     }
 
 
+def save_head(folder: Path, weights: Weights, config: Mapping[str, object]) -> Path:
+    """Write the checkpoint of a head. Return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 class Draw:
-    """Random weights by a seed. Norms are random too: at 1 they hide mistakes."""
+    """Random weights from a seed. Norms are random too, because norms of 1 hide mistakes."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -65,7 +77,7 @@ class Draw:
     def layer(
         self, name: str, *, hidden: int, heads: int, kv_heads: int, head_dim: int, family: str, inner: int | None = None
     ) -> Weights:
-        """A layer of ``family``, whose attention reads ``inner`` numbers, else ``hidden``."""
+        """A layer of ``family``. Its attention reads ``inner`` numbers, by default ``hidden``."""
         found = {}
         for kind, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             found[f"{name}.self_attn.{kind}_proj.weight"] = self.matrix(count * head_dim, inner or hidden)
@@ -81,7 +93,7 @@ class Draw:
         return found
 
     def vocabulary(self, vocab: int, known: int) -> Weights:
-        """Maps of a draft vocabulary; none if all tokens are ``known``."""
+        """Maps of a reduced draft vocabulary, or none if all tokens are ``known``."""
         if known == vocab:
             return {}
         ids = torch.randperm(vocab, generator=self._generator)[:known].sort().values
@@ -91,7 +103,7 @@ class Draw:
 
 
 class Layers:
-    """Layers in float32 with the cache of one text. ``weights`` by the names of the checkpoint."""
+    """Layers in float32 with the cache of one text. ``weights`` have the names of the checkpoint."""
 
     def __init__(self, weights: Weights, head_dim: int, eps: float = 1e-5) -> None:
         self.weights = weights
@@ -100,19 +112,19 @@ class Layers:
         self._eps = eps
 
     def keep(self, rows: int) -> None:
-        """Drop what the cache holds behind its first ``rows`` tokens."""
+        """Keep the first ``rows`` tokens of the cache and drop the rest."""
         self.cache = {name: (key[:, :rows], value[:, :rows]) for name, (key, value) in self.cache.items()}
 
     @property
     def held(self) -> int:
-        """Tokens in the cache."""
+        """The number of tokens in the cache."""
         return next((key.shape[1] for key, _ in self.cache.values()), 0)
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._eps) * self.weights[f"{name}.weight"]
 
     def write(self, name: str, x: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of ``x`` [tokens, …], from place ``begin`` on, behind those in the cache; all of them."""
+        """Append keys and values of ``x`` [tokens, …] to the cache from position ``begin`` on. Return all of it."""
         attention = f"{name}.self_attn"
         key, value = self._heads(x, attention, "k", begin), self._projected(x, attention, "v")
         if name in self.cache:
@@ -123,7 +135,7 @@ class Layers:
     def block(
         self, name: str, stream: torch.Tensor, normed: torch.Tensor, begin: int, *, causal: bool = True
     ) -> torch.Tensor:
-        """Attention over ``normed`` [tokens, …] and all in front of it, then the MLP; not ``causal``: and over it."""
+        """Attention of ``normed`` [tokens, …] over earlier tokens, then the MLP. Not ``causal``: and later ones."""
         count = len(normed)
         key, value = self.write(name, normed, begin)
         query = self._heads(normed, f"{name}.self_attn", "q", begin)
@@ -147,7 +159,7 @@ class Layers:
         return found.view(len(x), -1, self._head_dim).transpose(0, 1)
 
     def _heads(self, x: torch.Tensor, attention: str, kind: str, begin: int) -> torch.Tensor:
-        """Queries or keys, normed and rotated, [heads, tokens, head_dim]."""
+        """Queries or keys after norm and rotation, [heads, tokens, head_dim]."""
         heads, dim = self._projected(x, attention, kind), self._head_dim
         if f"{attention}.{kind}_norm.weight" in self.weights:
             heads = self.norm(heads, f"{attention}.{kind}_norm")

@@ -1,14 +1,14 @@
-"""Makers of what tests need: tiny checkpoints with a tokenizer, written as ordinary Hugging Face folders."""
+"""Makers of tiny checkpoints with a tokenizer, written as ordinary Hugging Face folders."""
 
 import json
 from pathlib import Path
 
-MARKERS = ("<|endoftext|>", "<|im_end|>", "<think>", "</think>", "<tool_call>")
-VOCAB = 320  # a multiple of 32 above the tokenizer's size, so that a few ids spell nothing
+DELIMITERS = ("<|endoftext|>", "<|im_end|>", "<think>", "</think>", "<tool_call>")
+VOCAB = 320  # a multiple of 32 above the tokenizer's size, so that a few ids have no token
 
 
 def tiny_tokenizer(folder: Path, *, extra: tuple[str, ...] = ()) -> Path:
-    """Write a byte-level tokenizer: a token per byte, a few merges, one token per marker. Returns the folder."""
+    """Write a byte-level tokenizer: a token per byte, a few merges, one token per delimiter. Return the folder."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -17,7 +17,7 @@ def tiny_tokenizer(folder: Path, *, extra: tuple[str, ...] = ()) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in (*MARKERS, *extra)])
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in (*DELIMITERS, *extra)])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
@@ -36,7 +36,7 @@ def tiny_checkpoint(
     max_length: int = 256,
     seed: int = 0,
 ) -> Path:
-    """Write a random Qwen3 model in float32 with the tokenizer of ``tiny_tokenizer``. Returns the folder."""
+    """Write a random Qwen3 model in float32 with the tokenizer of ``tiny_tokenizer``. Return the folder."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -71,13 +71,13 @@ def write_recipe(
     window: int = 4,
     **limits: int,
 ) -> Path:
-    """Write a recipe file for ``target``, drafted by ``draft``, else as ``drafting`` says.
+    """Write a recipe file for ``target`` with the draft model ``draft``, or with the table ``drafting``.
 
     ``limits`` override batch, length and prefill_chunk.
     """
     sizes = {"batch": 4, "length": 96, "prefill_chunk": 16, **limits}
     if draft:
-        drafting = f'kind = "model"\ncheckpoint = "{draft}"\nwindow = {window}'
+        drafting = f'kind = "model"\ncheckpoint = "{draft}"\nnum_draft_tokens = {window}'
     path.write_text(
         f"""
 name = "{path.stem}"
@@ -87,8 +87,8 @@ dtype = "{dtype}"
 [draft]
 {drafting}
 [reasoning]
-start = "<think>"
-ends = ["</think>"]
+think_start = "<think>"
+think_ends = ["</think>"]
 forced_end = "enough.</think>"
 implicit_ends = ["<tool_call>"]
 [limits]

@@ -1,7 +1,7 @@
-"""Layers that predict tokens further on with random weights, and what such a layer computes, in plain torch.
+"""Multi-token prediction (MTP) layers with random weights, and a reference implementation in plain torch.
 
-DeepSeek-AI, "DeepSeek-V3" (arXiv 2412.19437), in the three forms in which such layers are published. Fed back is the
-state behind the layer's last norm.
+DeepSeek-AI, "DeepSeek-V3" (arXiv 2412.19437), in the three published forms. The state after the
+layer's last norm is fed back.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import torch
 
 from tests.heads import Draw, Layers, Weights
 
-# Where a form keeps the layer, and what it calls its parts; MiMo reads the state first.
+# Where a form stores the layer, and its tensor names. MiMo reads the state first.
 FORMS = {
-    "deepseek": ("model.layers.{behind}", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+    "deepseek": ("model.layers.{index}", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
     "mimo": ("model.mtp_layers.{at}", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
     "speculators": ("mtp_layers.{at}", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
 }
@@ -22,8 +22,10 @@ FORMS = {
 
 @dataclass(frozen=True)
 class MtpLayer:
-    """The shape of a layer behind ``target_layers`` others, and its form; with ``experts``, two of which a token takes,
-    in place of its MLP. ``at``: how many such layers are in front of it."""
+    """The shape and form of a layer after ``target_layers`` others.
+
+    With ``experts``, a token takes two of them instead of an MLP. ``at``: the number of MTP layers before it.
+    """
 
     hidden: int
     target_layers: int
@@ -36,7 +38,7 @@ class MtpLayer:
 
     @property
     def prefix(self) -> str:
-        return FORMS[self.form][0].format(behind=self.target_layers + self.at, at=self.at)
+        return FORMS[self.form][0].format(index=self.target_layers + self.at, at=self.at)
 
     def named(self, part: int) -> str:
         return f"{self.prefix}.{FORMS[self.form][1][part]}"
@@ -58,7 +60,7 @@ class MtpLayer:
 
 
 class Definition(Layers):
-    """A layer in float32 with a cache of its own, for one text."""
+    """Reference layer in float32 with its own cache, for one text."""
 
     def __init__(
         self, layer: MtpLayer, weights: Weights, embedding: torch.Tensor, lm_head: torch.Tensor, *, eps: float = 1e-6
@@ -67,7 +69,7 @@ class Definition(Layers):
         self._layer, self._embedding, self._lm_head = layer, embedding, lm_head
 
     def __call__(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed pairs behind those in the cache: logits [tokens, vocab] and the states to feed back."""
+        """Feed pairs after those in the cache; return logits [tokens, vocab] and the states to feed back."""
         layer, name, begin = self._layer, self._layer.prefix, self.held
         pair = [self.norm(self._embedding[tokens], layer.named(0)), self.norm(states, layer.named(1))]
         both = torch.cat(pair[::-1] if layer.form == "mimo" else pair, -1)
@@ -77,7 +79,7 @@ class Definition(Layers):
         return last @ self._lm_head.T, last
 
     def mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Of experts, the two that a token's router likes best, by its likings among these."""
+        """The two experts with the highest router scores of each token, weighted by the softmax of these two scores."""
         if not self._layer.experts:
             return super().mlp(name, x)
         best, chosen = (x @ self.weights[f"{name}.gate.weight"].T).topk(2)
@@ -86,7 +88,7 @@ class Definition(Layers):
 
 
 def several(layer: MtpLayer, count: int, seed: int = 0) -> list[tuple[MtpLayer, Weights]]:
-    """``count`` layers like ``layer``, one behind the other, with random weights."""
+    """``count`` consecutive layers like ``layer``, with random weights."""
     return [(each, each.weights(seed + each.at)) for each in (replace(layer, at=at) for at in range(count))]
 
 
@@ -97,10 +99,10 @@ def drafted(
     states: torch.Tensor,
     window: int,
 ) -> tuple[torch.Tensor, list[int]]:
-    """Logits [window, vocab] of the tokens behind ``text``, and the likeliest of each.
+    """Logits [window, vocab] of the tokens after ``text``, and the most likely token of each.
 
     ``states`` [tokens, hidden] are the target's of all tokens but the last. Layer k drafts the k-th token, over all
-    places; the last one goes on with its own states.
+    positions. The last layer also drafts later tokens, from its own states.
     """
     found: list[torch.Tensor] = []
     tokens = text[1:]

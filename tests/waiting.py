@@ -1,5 +1,6 @@
-"""How tests wait: for what must happen, however busy the machine is."""
+"""Waiting in tests, independent of how busy the machine is."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -7,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-PATIENCE_S = 120.0  # no limit of anything that is tested: what takes longer hangs, on any machine
+PATIENCE_S = 120.0  # longer than every limit under test: a wait past this is a hang on any machine
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    """Whether ``holds`` comes true before it is clear that something hangs."""
+    """Return whether ``holds`` becomes true within PATIENCE_S."""
     end = time.perf_counter() + PATIENCE_S
     while time.perf_counter() < end:
         if holds():
@@ -20,10 +21,16 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-class Clock:
-    """The seconds that the runtime reads: real ones and ``ahead``; with ``stopped``, nothing but ``ahead``.
+def receive_interrupts() -> None:
+    """Call in a child process before its program starts: a test run may have been started with signals ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
-    Of nobody else: an event loop that serves the tests in the same process would sleep until that time comes.
+
+class Clock:
+    """The clock of the runtime: real seconds plus ``ahead``; if ``stopped``, only ``ahead``.
+
+    Other code keeps the real clock: an event loop of the tests in the same process would sleep until that time.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

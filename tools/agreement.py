@@ -1,11 +1,11 @@
-"""How often a draft made of a model's first layer foresees the whole model, and the scale that makes it foresee less.
+"""Measure how often a draft made of a model's first layer agrees with the model, and tune the model's scale to it.
 
-Model and draft share the embedding, the first layer and the head. What the model's later layers add to the residual
-stream is multiplied by ``scale``: at 0 the two agree always, and the larger it is, the less. Under the coupled rule
-both draw with the same noise, so a draft is accepted when both draws are the same token.
+Model and draft share the embedding, the first layer and the lm_head. The contributions of the model's later layers to
+the residual stream are multiplied by ``scale``: at 0 the two always agree, and a larger scale lowers the agreement.
+Under the coupled rule both sample with the same noise, and a draft is accepted if both samples are the same token.
 
-The models here are random, and no position is told from another by them, so rotary embedding is left out of what is
-computed: it changes which tokens are drawn, not how often two draws agree.
+The weights are random and treat all positions alike, so the forward pass leaves out rotary embedding: it changes the
+samples, not the rate of agreement.
 """
 
 import math
@@ -21,7 +21,7 @@ _SEQUENCES, _LENGTH, _SCORED = 8, 96, 64
 
 @dataclass(frozen=True)
 class Shape:
-    """What the forward pass needs to know besides the weights."""
+    """Sizes that the forward pass needs in addition to the weights."""
 
     layers: int
     heads: int
@@ -31,7 +31,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Agreement:
-    """``same``: the share of tokens both draw alike; ``length``: mean tokens per round that follow from it."""
+    """``same``: share of equal samples. ``length``: the mean number of tokens per round that follows from it."""
 
     scale: float
     same: float
@@ -39,7 +39,7 @@ class Agreement:
 
 
 def measure(weights: Weights, shape: Shape, *, scales: list[float], temperature: float, window: int) -> list[Agreement]:
-    """Return the agreement at each scale, over 512 random contexts and the same noise for all of them."""
+    """Return the agreement at each scale, over 512 random contexts and the same noise."""
     device = weights["lm_head.weight"].device
     generator = torch.Generator(device).manual_seed(0)
     vocab = weights["lm_head.weight"].shape[0]
@@ -65,12 +65,12 @@ def measure(weights: Weights, shape: Shape, *, scales: list[float], temperature:
 
 
 def tune(weights: Weights, shape: Shape, *, length: float, temperature: float, window: int) -> Iterator[Agreement]:
-    """Yield what was tried by halving the range of scales; the last one is the nearest to ``length`` tokens a round.
+    """Yield the agreements of a bisection over scales; the last one is the closest to ``length`` tokens a round.
 
     Raises ValueError for a length that no scale reaches.
     """
     if not 1 < length <= window + 1:
-        raise ValueError(f"length: a value above 1 and up to window + 1 = {window + 1} is needed, got {length}")
+        raise ValueError(f"length: must be above 1 and at most window + 1 = {window + 1}, got {length}")
     low, high = math.log(1e-4), math.log(1e2)
     tried: list[Agreement] = []
     for _ in range(11):

@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandemrt.export.model.builder import save_model
+from tandemrt.export.graph.builder import save_model
+from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.cut import cut
-from tandemrt.export.passes.products import fuse_transposed_products
+from tandemrt.export.passes.pipelines import PIPELINES
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tools.memory import peak_mb
@@ -27,18 +27,17 @@ from tools.random_checkpoint import Family, Size, write_checkpoint
 LIMITS = {"seconds": 10.0, "peak_mb": 1000.0, "graph_mb": 2.0}
 
 
-def measure(folder: Path, attention: Lowering, capacity: int) -> dict[str, float]:
-    """Export once, in this process, a paged graph cut into its pieces.
+def measure(folder: Path, lowering: Lowering, capacity: int) -> dict[str, float]:
+    """Export a paged graph, cut into subgraphs, in this process.
 
-    Peak memory is the whole process's, Python and its imports included; the graph file is the largest one.
+    The peak memory is that of the whole process, Python and imports included. The graph file is the largest one.
     """
     begin = time.perf_counter()
     checkpoint = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(checkpoint.config)
-    model = build_decoder(spec, checkpoint, dtype="bfloat16", capacity=capacity, attention=attention)
-    if attention == "paged":
-        fuse_transposed_products(model)
-    files = cut(model)[0] if attention == "paged" else {f"{attention}.onnx": model}
+    model = build_decoder(spec, checkpoint, dtype="bfloat16", capacity=capacity, lowering=lowering)
+    PIPELINES[lowering](model)
+    files = cut(model)[0] if lowering == "paged" else {f"{lowering}.onnx": model}
     for file, graph in files.items():
         save_model(graph, folder / file)
     return {
@@ -51,29 +50,29 @@ def measure(folder: Path, attention: Lowering, capacity: int) -> dict[str, float
 def main(
     family: Annotated[Family, typer.Option(help="Architecture.")] = Family.LLAMA,
     size: Annotated[Size, typer.Option(help="Dimensions.")] = Size.B8,
-    capacity: Annotated[int, typer.Option(help="Tokens a cache row holds.", min=1)] = 4096,
+    capacity: Annotated[int, typer.Option(help="Tokens per row of the KV cache.", min=1)] = 4096,
 ) -> None:
-    """Measure the export of a sparse random checkpoint and compare with the limits."""
+    """Measure the export of a sparse random checkpoint, and compare it with the limits."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         nbytes = write_checkpoint(folder, family, size, sparse=True)
         lowerings: tuple[Lowering, ...] = get_args(Lowering)
-        results = {attention: _in_child(folder, attention, capacity) for attention in lowerings}
+        results = {lowering: _in_child(folder, lowering, capacity) for lowering in lowerings}
     table = Table(title=f"export of {family.value} {size.value}, {nbytes / 1e9:.1f} GB of weights, capacity {capacity}")
     for heading in ("lowering", "seconds", "peak memory, MB", "graph file, MB"):
         table.add_column(heading, justify="right")
-    for attention, result in results.items():
-        table.add_row(attention, *(_cell(result[name], limit) for name, limit in LIMITS.items()))
+    for lowering, result in results.items():
+        table.add_row(lowering, *(_cell(result[name], limit) for name, limit in LIMITS.items()))
     table.add_row("limit", *(f"{limit:g}" for limit in LIMITS.values()))
     Console().print(table)
     if any(result[name] > limit for result in results.values() for name, limit in LIMITS.items()):
         raise typer.Exit(1)
 
 
-def _in_child(folder: Path, attention: Lowering, capacity: int) -> Any:
-    # A fresh interpreter, so that nothing this process did counts.
+def _in_child(folder: Path, lowering: Lowering, capacity: int) -> Any:
+    # A fresh interpreter, so that memory of this process does not count.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (folder, attention, capacity))
+        return pool.apply(measure, (folder, lowering, capacity))
 
 
 def _cell(value: float, limit: float) -> str:

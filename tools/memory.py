@@ -1,15 +1,18 @@
-"""How much memory a process has in RAM, as Linux says it."""
+"""Memory of a process, from /proc (Linux)."""
 
 from pathlib import Path
 
 
 def resident_mb(process: int | str = "self") -> float:
-    """What it has now, in MiB."""
+    """Return the resident memory now, in MiB."""
     return _status_mb(process, "VmRSS")
 
 
 def peak_mb(process: int | str = "self") -> float:
-    """The most that it ever had, in MiB. Not what getrusage says: that begins with the memory of who started it."""
+    """Return the peak of resident memory, in MiB.
+
+    getrusage differs: its value starts with the memory of the parent process.
+    """
     return _status_mb(process, "VmHWM")
 
 

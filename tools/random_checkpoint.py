@@ -1,19 +1,26 @@
-"""Write a checkpoint folder with random weights, for tests of scale and speed: every size, no download.
+"""Write a checkpoint with random weights in any size, for tests of scale and speed.
 
     python -m tools.random_checkpoint OUT --family llama --size 8b --sparse
 
-Names and shapes of the tensors are those of ``transformers``. ``--sparse`` writes the header and leaves a hole where
-the weights would be (they read as zeros): an 8B checkpoint then takes a few kilobytes of disk.
+Names and shapes of the tensors are those of ``transformers``. The tokenizer is a filler. ``--sparse`` writes the
+header, and a hole instead of the weights (they read as zeros), so an 8B checkpoint takes little disk.
 """
 
 import json
 import math
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
+
+try:
+    import torch
+except ModuleNotFoundError:  # a bundle on a CPU runs without it
+    sys.exit("random_checkpoint needs torch and transformers: pip install torch transformers")
+
+from tools.filler_tokenizer import write_tokenizer
 
 Dims = dict[str, Any]
 
@@ -46,6 +53,7 @@ def _dims(vocab: int, hidden: int, intermediate: int, layers: int, heads: int, k
     }
 
 
+_MIN_TOKENIZER = 320  # ids of the filler tokenizer, at least
 _TINY = _dims(97, 64, 96, 2, 4, 2, 256)
 _SMALL = _dims(1024, 256, 512, 4, 4, 2, 16_384)
 _SMOLLM2 = _dims(49_152, 576, 1536, 30, 9, 3, 8192) | {  # SmolLM2-135M
@@ -122,7 +130,7 @@ def write_checkpoint(
     seed: int = 0,
     **more: Any,
 ) -> int:
-    """Write config.json, with the fields ``more``, and model.safetensors; return the bytes that the weights take."""
+    """Write config.json, with the fields ``more``, and model.safetensors; return the bytes of the weights."""
     shapes = write_config(out, family, size, layers=layers, dtype=dtype, **more)
     stored = getattr(torch, dtype.value)
     header = safetensors_header(dict.fromkeys(shapes, stored), shapes)
@@ -143,8 +151,8 @@ def write_checkpoint(
 def write_config(
     out: Path, family: Family, size: Size, *, layers: int | None = None, dtype: Dtype = Dtype.BFLOAT16, **more: Any
 ) -> dict[str, tuple[int, ...]]:
-    """Write config.json into ``out``, with the fields ``more``; return the shape of every tensor of such a model."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # slow to import, and only the writer needs it
+    """Write config.json into ``out``, with the fields ``more``; return the shape of every tensor of the model."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # a slow import that only the writer needs
 
     dims = _FAMILY[family.value] | _SIZES[family.value, size.value] | more
     if layers is not None:
@@ -158,13 +166,15 @@ def write_config(
     config.save_pretrained(out)
     shapes = _published({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
     if config.tie_word_embeddings:
-        del shapes["lm_head.weight"]  # the embedding's, stored once
+        del shapes["lm_head.weight"]  # tied to the embedding, so not stored
     return shapes
 
 
 def _published(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The tensors as checkpoints hold them: each expert by itself and all in order of their names, where transformers
-    joins experts as it loads."""
+    """Return the tensors of published checkpoints, sorted by name: one per expert.
+
+    transformers joins the experts when it loads them.
+    """
     if not any(name.endswith(".experts.gate_up_proj") for name in shapes):
         return shapes
     found: dict[str, tuple[int, ...]] = {}
@@ -181,12 +191,12 @@ def _published(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]
 
 
 def vocab_of(family: Family, size: Size) -> int:
-    """Return how many ids such a model has."""
+    """Return the vocabulary size of the model."""
     return int(_SIZES[family.value, size.value]["vocab_size"])
 
 
 def safetensors_header(dtypes: dict[str, torch.dtype], shapes: dict[str, tuple[int, ...]]) -> bytes:
-    """Return what a safetensors file begins with when these tensors follow it, one after the other."""
+    """Return the header of a safetensors file with these tensors in this order, without gaps."""
     entries, begin = {}, 0
     for name, shape in shapes.items():
         name_of, width = _STORED[dtypes[name]]
@@ -198,19 +208,30 @@ def safetensors_header(dtypes: dict[str, torch.dtype], shapes: dict[str, tuple[i
     return len(text).to_bytes(8, "little") + text
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
 def main(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     family: Annotated[Family, typer.Option(help="Architecture.")] = Family.LLAMA,
     size: Annotated[Size, typer.Option(help="Dimensions.")] = Size.TINY,
-    layers: Annotated[int | None, typer.Option(help="Number of layers, if not the size's own.", min=1)] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers. Default: that of the size.", min=1)] = None,
     dtype: Annotated[Dtype, typer.Option(help="Stored dtype.")] = Dtype.BFLOAT16,
-    sparse: Annotated[bool, typer.Option("--sparse", help="Leave a hole instead of weights.")] = False,
+    sparse: Annotated[bool, typer.Option("--sparse", help="Write a hole instead of weights.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
 ) -> None:
-    """Write a checkpoint folder with random weights."""
-    nbytes = write_checkpoint(out, family, size, layers=layers, dtype=dtype, sparse=sparse, seed=seed)
+    """Write a checkpoint folder with random weights and a tokenizer of the model's vocabulary size."""
+    try:
+        import transformers  # noqa: F401  # in the environment of the tests, not in that of the demo
+    except ModuleNotFoundError:
+        typer.echo("random_checkpoint needs torch and transformers: pip install torch transformers", err=True)
+        raise typer.Exit(2) from None
+    vocab = max(vocab_of(family, size), _MIN_TOKENIZER)
+    nbytes = write_checkpoint(out, family, size, layers=layers, dtype=dtype, sparse=sparse, seed=seed, vocab_size=vocab)
+    write_tokenizer(out, vocab)
     typer.echo(f"{out}: {family.value} {size.value}, {nbytes / 1e9:.2f} GB of {dtype.value} weights")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

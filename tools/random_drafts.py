@@ -1,6 +1,6 @@
-"""Write a draft with random weights for a random target, at the shapes of published ones: what a round with it costs.
+"""Write a draft with random weights for a random target, in the shapes of published drafts.
 
-What it drafts is worth nothing, so benchmarks accept it by the rule synthetic.
+Its tokens are random, so benchmarks accept them by the rule ``synthetic``.
 """
 
 import json
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from tools.filler_tokenizer import write_tokenizer
-from tools.narrow_weights import Stored, narrowed, say_stored
+from tools.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 from tools.random_checkpoint import Dtype, Family, Size, write_config
 from tools.random_pair import random_weights, special_ids, write_weights
 
 Shapes = dict[str, tuple[int, ...]]
-KNOWN = 32_000  # tokens that EAGLE-3 heads know
+REDUCED_VOCAB = 32_000  # tokens of EAGLE-3 heads
 BLOCK_LAYERS, BLOCK = 5, {"dflash": 16, "dspark": 7}
 MARKOV_RANK = 256
 _LAYER = (
@@ -26,7 +26,7 @@ _LAYER = (
 
 
 class Kind(StrEnum):
-    """``model`` is written with its target (tools/random_pair.py)."""
+    """Kinds of drafts. ``model`` is written together with its target (tools/random_pair.py)."""
 
     MODEL = "model"
     EAGLE3 = "eagle3"
@@ -39,12 +39,12 @@ class Kind(StrEnum):
 def write_draft(
     folder: Path, kind: Kind, target: Path, *, device: str, dtype: Dtype, float8: bool = False, seed: int = 1
 ) -> None:
-    """Write the checkpoint of a draft for the Llama in ``target``; its weights are made on ``device``.
+    """Write the checkpoint of a draft for the Llama in ``target``; the weights are made on ``device``.
 
-    eagle3: one layer as wide as the target's, 32,000 tokens (an eighth of a smaller vocabulary). pard: a Llama of 1B
+    eagle3: one layer of the target's width, 32,000 tokens (an eighth of a smaller vocabulary). pard: a Llama of 1B
     for a vocabulary of that size, else one of the small size. dflash: 5 layers, blocks of 16. dspark: 5 layers, blocks
-    of 7, and a Markov head of 256 numbers. mtp: one layer.
-    ``float8``: products are stored so, but for what runs once a round and what is the target's.
+    of 7, and a Markov head of rank 256. mtp: one layer.
+    ``float8``: quantize all matmuls but those that run once a round and those shared with the target.
     """
     config = json.loads((target / "config.json").read_text())
     if kind is Kind.PARD:
@@ -58,10 +58,10 @@ def write_draft(
     fused: Shapes = {"fc.weight": (hidden, len(features) * hidden), "norm.weight": (hidden,)}
     known: dict[str, torch.Tensor] = {}
     if kind is Kind.EAGLE3:
-        size = KNOWN if vocab > 2 * KNOWN else vocab // 8
+        size = REDUCED_VOCAB if vocab > 2 * REDUCED_VOCAB else vocab // 8
         own = {"eagle_aux_hidden_state_layer_ids": features, "draft_vocab_size": size}
         fused |= {"lm_head.weight": (size, hidden), "layers.0.hidden_norm.weight": (hidden,)}
-        known["d2t"] = torch.arange(size) * (vocab // size - 1)  # every so many tokens one
+        known["d2t"] = torch.arange(size) * (vocab // size - 1)  # evenly spaced tokens
         inner = 2 * hidden
     elif kind in (Kind.DFLASH, Kind.DSPARK):
         own |= {"draft_vocab_size": vocab, "block_size": BLOCK[kind]}
@@ -80,29 +80,29 @@ def write_draft(
         shapes |= _layer(f"{prefix}.{at}", layer, inner=inner if at == 0 else hidden, normed=family == "qwen3")
     folder.mkdir(parents=True, exist_ok=True)
     inside = layer | {"model_type": family, "num_hidden_layers": layers if kind is Kind.MTP else count}
-    said = {"speculators_model_type": kind.value, "transformer_layer_config": inside}
-    (folder / "config.json").write_text(json.dumps(said | own))
+    fields = {"speculators_model_type": kind.value, "transformer_layer_config": inside}
+    (folder / "config.json").write_text(json.dumps(fields | own))
     weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
-    write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE) | known)
+    write_weights(folder, quantize_matmuls(weights, WeightFormat.FP8 if float8 else WeightFormat.UNQUANTIZED) | known)
     if float8:
-        whole = {Kind.EAGLE3: [], Kind.DSPARK: ["lm_head", "markov_head.markov_w2"]}.get(kind, ["lm_head"])
-        say_stored(folder, Stored.FP8, whole=["fc", *whole])
+        unquantized = {Kind.EAGLE3: [], Kind.DSPARK: ["lm_head", "markov_head.markov_w2"]}.get(kind, ["lm_head"])
+        write_quantization_config(folder, WeightFormat.FP8, unquantized=["fc", *unquantized])
 
 
 def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dtype, float8: bool, seed: int) -> None:
     vocab = target["vocab_size"]
-    size, layers = (Size.B1, None) if vocab > KNOWN else (Size.SMALL, 1)
+    size, layers = (Size.B1, None) if vocab > REDUCED_VOCAB else (Size.SMALL, 1)
     more = {**special_ids(vocab), "vocab_size": vocab, "pard_token": vocab - 5}
     shapes = write_config(folder, Family.LLAMA, size, layers=layers, dtype=dtype, **more)
     weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
-    write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE))
+    write_weights(folder, quantize_matmuls(weights, WeightFormat.FP8 if float8 else WeightFormat.UNQUANTIZED))
     if float8:
-        say_stored(folder, Stored.FP8, whole=["model.embed_tokens"])  # which scores, too
+        write_quantization_config(folder, WeightFormat.FP8, unquantized=["model.embed_tokens"])  # tied to the lm_head
     write_tokenizer(folder, vocab)
 
 
 def _layer(name: str, config: dict[str, Any], *, inner: int, normed: bool) -> Shapes:
-    """The tensors of a layer whose attention reads ``inner`` numbers; ``normed``: queries and keys are."""
+    """Return the tensors of a layer whose attention reads ``inner`` values. ``normed``: queries and keys have norms."""
     hidden, wide, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, kv_heads = size * config["num_attention_heads"], size * config["num_key_value_heads"]
     found: Shapes = {f"{name}.self_attn.{kind}_norm.weight": (size,) for kind in "qk"} if normed else {}

@@ -1,10 +1,10 @@
-"""Write a random target and a draft that foresees it as well as wished: acceptance at scale without trained models.
+"""Write a random target and a draft with a chosen acceptance: speculation at scale without trained models.
 
     python -m tools.random_pair OUT --size 8b --device cuda --acceptance 3.0
 
-The draft is the target's embedding, first layer and head; the target's later layers are scaled down until the two
-agree so often that a round gives ``--acceptance`` tokens (tools/agreement.py). Both get a tokenizer
-(tools/filler_tokenizer.py). The logits spread as a language model's do, so that a draw has a few nats of surprise.
+The draft is the target's embedding, first layer and lm_head. The target's later layers are scaled down until a round
+gives ``--acceptance`` tokens (tools/agreement.py). Both get a tokenizer (tools/filler_tokenizer.py). The logits spread
+as those of a language model, so that a sample has an entropy of a few nats.
 """
 
 import json
@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from tools.agreement import Shape, Weights, measure, tune
 from tools.filler_tokenizer import require_room, write_tokenizer
-from tools.narrow_weights import Stored, narrowed, say_stored
+from tools.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 from tools.random_checkpoint import Dtype, Family, Size, safetensors_header, vocab_of, write_config
 
 console = Console()
@@ -41,16 +41,16 @@ def write_pair(
     temperature: float = 0.7,
     window: int = 4,
     seed: int = 0,
-    stored: Stored = Stored.WHOLE,
+    weight_format: WeightFormat = WeightFormat.UNQUANTIZED,
     shard_bytes: int = 2_000_000_000,
 ) -> float:
     """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
 
-    ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given,
-    as a ``family`` with experts must. ``layers``: of the target, if not the size's own.
-    ``stored``: in narrow weights the two agree a little less. Weights go into files of at
-    most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same kind of device. Raises
-    ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
+    ``acceptance``: the wanted mean of tokens per round with ``window`` drafted tokens. None uses ``scale``, which a
+    ``family`` with experts requires. ``layers``: layers of the target; None for those of the size. A quantized
+    ``weight_format`` lowers the acceptance a little. Each file holds at most ``shard_bytes`` of weights (or a single
+    tensor). The same arguments give the same files on the same kind of device. Raises ValueError, before writing, if
+    the vocabulary of ``size`` is too small for a tokenizer.
     """
     begin = time.perf_counter()
     target, draft = out / "target", out / "draft"
@@ -58,7 +58,7 @@ def write_pair(
     require_room(vocab)
     ids = special_ids(vocab)
     shapes = write_config(target, family, size, layers=layers, dtype=dtype, **ids)
-    of_draft = write_config(draft, family, size, layers=1, dtype=dtype, **ids)
+    draft_shapes = write_config(draft, family, size, layers=1, dtype=dtype, **ids)
     config = AutoConfig.from_pretrained(target)
     with torch.inference_mode():
         weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
@@ -69,36 +69,34 @@ def write_pair(
         if acceptance is not None:
             for tried in tune(weights, shape, length=acceptance, temperature=temperature, window=window):
                 scale = tried.scale
-                console.print(f"scale {scale:.5f}: {tried.same:.3f} drawn alike, {tried.length:.2f} tokens a round")
+                console.print(f"scale {scale:.5f}: {tried.same:.3f} equal samples, {tried.length:.2f} tokens a round")
         for name, tensor in weights.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith("model.layers.0."):
                 tensor.mul_(scale)
-        if family is not Family.QWEN3_MOE:  # what tools/agreement.py computes has no experts
-            made = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
-            console.print(f"as written: {made.same:.3f} drawn alike, {made.length:.2f} tokens a round")
+        if family is not Family.QWEN3_MOE:  # tools/agreement.py has no experts
+            written = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
+            console.print(f"as written: {written.same:.3f} equal samples, {written.length:.2f} tokens a round")
         begin = time.perf_counter()
         nbytes = 0
-        for folder, names in ((target, shapes), (draft, of_draft)):
+        for folder, names in ((target, shapes), (draft, draft_shapes)):
             chosen = {name: weights[name] for name in names}
-            nbytes += write_weights(folder, narrowed(chosen, stored), shard_bytes)
+            nbytes += write_weights(folder, quantize_matmuls(chosen, weight_format), shard_bytes)
     for folder in (target, draft):
         write_tokenizer(folder, vocab)
-        say_stored(folder, stored)
+        write_quantization_config(folder, weight_format)
     console.print(f"{nbytes / 1e9:.1f} GB written in {time.perf_counter() - begin:.1f} s")
     return scale
 
 
 def main(
-    out: Annotated[Path, typer.Argument(help="Folder to write; gets the folders target and draft.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write target and draft into.")],
     size: Annotated[Size, typer.Option(help="Dimensions.")] = Size.SMALL,
-    device: Annotated[str, typer.Option(help="Where the weights are made: cpu, or cuda for the large ones.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device that makes the weights: cpu, or cuda for large sizes.")] = "cpu",
     dtype: Annotated[Dtype, typer.Option(help="Stored dtype.")] = Dtype.BFLOAT16,
-    acceptance: Annotated[
-        float | None, typer.Option(help="Wanted tokens per round; without it --scale is taken.")
-    ] = None,
-    scale: Annotated[float, typer.Option(help="What the later layers are multiplied by.", min=0)] = 0.05,
-    temperature: Annotated[float, typer.Option(help="At which the two should agree so often.", min=0.01)] = 0.7,
-    window: Annotated[int, typer.Option(help="Drafted tokens per round.", min=1)] = 4,
+    acceptance: Annotated[float | None, typer.Option(help="Wanted tokens per round. Default: use --scale.")] = None,
+    scale: Annotated[float, typer.Option(help="Factor of the later layers.", min=0)] = 0.05,
+    temperature: Annotated[float, typer.Option(help="Temperature of --acceptance.", min=0.01)] = 0.7,
+    window: Annotated[int, typer.Option("--num-draft-tokens", help="Drafted tokens per round.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
 ) -> None:
     """Write a random target and its draft."""
@@ -116,19 +114,19 @@ def main(
 
 
 def special_ids(vocab: int) -> dict[str, int | None]:
-    """The fields of config.json for the tokens that tools/filler_tokenizer.py gives a part to."""
+    """Return the fields of config.json for the special tokens of tools/filler_tokenizer.py."""
     return {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4}
 
 
 def random_weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str, seed: int) -> Weights:
-    """Weights of these shapes for a stream of unit size and logits that spread as a language model's do."""
+    """Return weights for a residual stream of unit variance, and for logits that spread like a language model's."""
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
     for name, shape in shapes.items():
         if name.endswith("norm.weight"):
             weights[name] = torch.ones(shape, dtype=dtype, device=device)
             continue
-        # A stream of unit size, and products that keep the size of what they are given.
+        # The residual stream has unit variance, and matmuls keep the variance of their input.
         std = {"model.embed_tokens.weight": 1.0, "lm_head.weight": SPREAD / math.sqrt(shape[-1])}
         tensor = torch.empty(shape, dtype=dtype, device=device)
         weights[name] = tensor.normal_(0, std.get(name, 1 / math.sqrt(shape[-1])), generator=generator)
@@ -136,9 +134,9 @@ def random_weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, devic
 
 
 def write_weights(folder: Path, weights: Weights, shard_bytes: int = 2_000_000_000) -> int:
-    """Write the weights in files of at most ``shard_bytes`` (or one tensor), several at a time, with their index.
+    """Write the weights and their index in files of at most ``shard_bytes`` (or one tensor), several at a time.
 
-    Returns the bytes.
+    Returns the number of bytes.
     """
     shards: list[Weights] = [{}]
     for name, tensor in weights.items():

@@ -1,11 +1,11 @@
-"""TandemRT behind Ray Serve: replicas of what ``tandemrt serve`` answers with, each with the bundle open.
+"""Serve a bundle with Ray Serve: each replica runs the OpenAI endpoints of ``tandemrt serve``.
 
 ::
 
     pip install 'tandemrt[cpu,serve]' 'ray[serve]'
     serve run tools.ray_serve:app bundle=engines/built/demo replicas=2
 
-answers OpenAI's clients at http://127.0.0.1:8000/v1.
+serves OpenAI clients at http://127.0.0.1:8000/v1.
 """
 
 from contextlib import ExitStack
@@ -14,22 +14,23 @@ from pathlib import Path
 from fastapi import FastAPI
 from ray import serve
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.serve.app import application
-from tandemrt.runtime.serve.server import opened
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.servers.openai.app import create_app
+from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.openai.server import open_models
 
 
 def app(args: dict[str, str]) -> serve.Application:
-    """Return the application: ``bundle`` is a folder on every machine, ``replicas`` how many open it."""
+    """Return the application. ``args``: ``bundle``, a folder on every machine, and ``replicas``, their number."""
     folder = Path(args["bundle"]).resolve()
     name = Bundle.read(folder).name
 
-    def build() -> FastAPI:  # in the replica
+    def build() -> FastAPI:  # runs in the replica
         stack = ExitStack()
-        models = stack.enter_context(opened({name: folder}, RuntimeOptions(threads=1)))
-        api = application(models, api_key=None, max_body=4 << 20)
-        api.state.opened = stack  # holds the bundle open as long as the replica lives
+        models = stack.enter_context(open_models({name: folder}, RuntimeOptions(threads=1)))
+        api = create_app(models, ServerConfig())
+        api.state.opened = stack  # keeps the bundle open while the replica lives
         return api
 
     replica = serve.deployment(num_replicas=int(args.get("replicas", 1)), max_ongoing_requests=256)

@@ -23,14 +23,14 @@ from typing import Annotated
 
 import typer
 
-from tandemrt.engines.serving import CLIENT
+from tandemrt.engines.parameters.server_tensors import CLIENT
 
 
 class TritonServer:
     """A server process on one model repository, from ``start`` (or entering ``with``) to ``stop``.
 
     Attributes:
-        http, grpc, metrics: ports; free ones are taken where none are given.
+        http, grpc, metrics: ports; None takes free ones.
         log: file with the server's output.
     """
 
@@ -44,7 +44,7 @@ class TritonServer:
         explicit: bool = False,
         models: tuple[str, ...] = (),
     ) -> None:
-        """``explicit`` leaves loading and unloading to the client, but for ``models``."""
+        """``explicit``: the client loads and unloads all models but ``models``."""
         self.repository = repository
         ports = iter(_free_ports(3))
         self.http, self.grpc, self.metrics = (port or next(ports) for port in (http, grpc, metrics))
@@ -84,7 +84,7 @@ class TritonServer:
             raise
 
     def stop(self, timeout_s: float = 30.0) -> int:
-        """Ask the server to exit, make it after ``timeout_s``; return its exit status. Safe to call twice."""
+        """Ask the server to exit, and kill it after ``timeout_s``; return its exit status. May be called twice."""
         status = 0
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
@@ -93,7 +93,7 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 status = self._process.wait()
-            with suppress(ProcessLookupError):  # its own session: stubs that a crashed server left behind
+            with suppress(ProcessLookupError):  # its own session: stubs that a crashed server left running
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process = None
         shutil.rmtree(self._work, ignore_errors=True)
@@ -133,19 +133,22 @@ class TritonServer:
 
 
 def stop_on_signals() -> None:
-    """Turn the signals that end this process into KeyboardInterrupt: who ends it ends the server, in any job."""
+    """Turn SIGINT and SIGTERM into KeyboardInterrupt.
+
+    Ending this process then stops its server, also in a background job.
+    """
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)
 
 
 def main(
     repository: Annotated[Path, typer.Argument(help="A model repository.")],
-    model: Annotated[str, typer.Option(help="The model to ask in the example.")] = "demo",
+    model: Annotated[str, typer.Option(help="The model of the example.")] = "demo",
     http: Annotated[int, typer.Option(help="HTTP port.")] = 8000,
     grpc: Annotated[int, typer.Option(help="gRPC port.")] = 8001,
     metrics: Annotated[int, typer.Option(help="Port of /metrics.")] = 8002,
 ) -> None:
-    """Serve REPOSITORY until Ctrl-C, and print what to ask it."""
+    """Serve REPOSITORY until Ctrl-C, and print example requests."""
     stop_on_signals()
     server = TritonServer(repository, http=http, grpc=grpc, metrics=metrics)
     print("starting the server ...", flush=True)

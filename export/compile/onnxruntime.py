@@ -1,19 +1,21 @@
-"""onnxruntime compiles when it opens a graph; a build opens each graph once, so that a broken one is never shipped."""
+"""Validate saved graphs. onnxruntime compiles a graph when it opens it, so a build opens each CPU graph once."""
 
 from pathlib import Path
 
 import onnx
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.dtypes import from_onnx
-from tandemrt.engines.errors import BackendUnavailable, InternalError
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.dtypes import from_onnx
+from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
 
 
 def differences(path: Path, expected: Contract) -> list[str]:
-    """Say, one line each, where the bindings of a graph file depart from ``expected``. Weights are not read."""
+    """Return the differences between the bindings of a graph file and ``expected``, one line each. Weights are not
+    read.
+    """
     graph = onnx.load(path, load_external_data=False).graph
-    # Which outputs share memory with an input is bound by the runtime; a graph file cannot say it.
+    # The runtime binds outputs to the memory of inputs; a graph file has no such field.
     return expected.differences(Contract(_bindings(graph.input), _bindings(graph.output), expected.aliases))
 
 
@@ -27,7 +29,7 @@ def require_contract(path: Path, expected: Contract) -> None:
 def require_session(path: Path) -> None:
     """Open a graph and its weights on onnxruntime's CPU provider and close it again.
 
-    Raises BackendUnavailable without onnxruntime, InternalError when it refuses the graph.
+    Raises BackendUnavailable without onnxruntime, InternalError if onnxruntime rejects the graph.
     """
     try:
         import onnxruntime
@@ -39,7 +41,7 @@ def require_session(path: Path) -> None:
     try:
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise InternalError(f"onnxruntime {onnxruntime.__version__} refuses {path.name}: {error}") from error
+        raise InternalError(f"onnxruntime {onnxruntime.__version__} rejects {path.name}: {error}") from error
 
 
 def _bindings(values: list[onnx.ValueInfoProto]) -> tuple[Binding, ...]:

@@ -1,1 +1,1 @@
-"""From what was read to graphs in memory."""
+"""Build the ONNX graphs of targets, draft models and draft heads in memory."""

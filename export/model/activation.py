@@ -1,50 +1,53 @@
-"""What stands between the products of a feed-forward block: activation(gate(x)) * up(x), or activation(up(x))."""
+"""The activation of an MLP: activation(gate(x)) * up(x), or activation(up(x)) without a gate."""
 
 from typing import Protocol
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import GraphBuilder, dims_of
-from tandemrt.export.model.linear import Linear, packed
-from tandemrt.export.model.weights import Weights
-from tandemrt.export.read.block import Activation, ClampedSwiglu
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.export.graph.builder import GraphBuilder, dims_of
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.linear import Linear, merge_linears
+from tandemrt.export.read.layer import Activation, ClampedSwiglu
+from tandemrt.plugins.operators.constants import DOMAIN
 
 
 class GatedActivation(Protocol):
-    """[..., hidden] to [..., intermediate], ``activated.<layer>``, by one or two products of that width."""
+    """Compute ``activated.<layer>`` [..., intermediate] of an MLP from ``x`` [..., hidden]."""
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear | None, up: Linear, *, kind: Activation, layer: int
     ) -> ir.Value: ...
 
 
-def two_products(
+def separate_matmuls(
     b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear | None, up: Linear, *, kind: Activation, layer: int
 ) -> ir.Value:
-    """Each product by itself, and standard operators."""
-    gated = None if gate is None else gate(b, x, w)
-    return _joined(b, gated, up(b, x, w), kind, layer)
+    """Append a matmul each for gate and up, then the activation in standard operators."""
+    gate_output = None if gate is None else gate(b, x, w)
+    return _activate_and_name(b, gate_output, up(b, x, w), kind, layer)
 
 
-def one_product(
+def joined_matmul(
     b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear | None, up: Linear, *, kind: Activation, layer: int
 ) -> ir.Value:
-    """One wide product, and standard operators."""
+    """Append one merged matmul for gate and up, then the activation in standard operators."""
     if gate is None:
-        return _joined(b, None, up(b, x, w), kind, layer)
-    both = packed(gate, up)(b, x, w)
-    gated, raised = b.ops("Split", both, b.constant([gate.width, up.width]), outputs=2, axis=-1)
-    return _joined(b, gated, raised, kind, layer)
+        return _activate_and_name(b, None, up(b, x, w), kind, layer)
+    both = merge_linears(gate, up)(b, x, w)
+    gate_output, up_output = b.ops("Split", both, b.constant([gate.width, up.width]), outputs=2, axis=-1)
+    return _activate_and_name(b, gate_output, up_output, kind, layer)
 
 
-def one_product_and_operator(
+def joined_matmul_and_swiglu(
     b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear | None, up: Linear, *, kind: Activation, layer: int
 ) -> ir.Value:
-    """One wide product, ``gate_up.<layer>``, and the operator ``swiglu``; standard operators for what that is not."""
+    """Append one merged matmul, ``gate_up.<layer>``, and the operator ``swiglu``.
+
+    An MLP without a gate, or with another activation than silu, uses standard operators.
+    """
     if gate is None or kind != "silu":
-        return one_product(b, x, w, gate, up, kind=kind, layer=layer)
-    gate_up = packed(gate, up)(b, x, w)
+        return joined_matmul(b, x, w, gate, up, kind=kind, layer=layer)
+    gate_up = merge_linears(gate, up)(b, x, w)
     gate_up.name = f"gate_up.{layer}"
     shape = (*dims_of(gate_up)[:-1], gate.width)
     (activated,) = b.custom("swiglu", gate_up, domain=DOMAIN, outputs=[(w.dtype, shape)])
@@ -52,19 +55,25 @@ def one_product_and_operator(
     return activated
 
 
-def _joined(b: GraphBuilder, gated: ir.Value | None, raised: ir.Value, kind: Activation, layer: int) -> ir.Value:
-    activated = activate(b, gated, raised, kind)
+def _activate_and_name(
+    b: GraphBuilder, gate_output: ir.Value | None, up_output: ir.Value, kind: Activation, layer: int
+) -> ir.Value:
+    activated = activate(b, gate_output, up_output, kind)
     activated.name = f"activated.{layer}"
     return activated
 
 
-def activate(b: GraphBuilder, gated: ir.Value | None, raised: ir.Value, kind: Activation) -> ir.Value:
-    """activation(gated) * raised, or activation(raised), in standard operators."""
-    return _activated(b, raised, kind) if gated is None else b.op("Mul", _activated(b, gated, kind), raised)
+def activate(b: GraphBuilder, gate_output: ir.Value | None, up_output: ir.Value, kind: Activation) -> ir.Value:
+    """Return activation(gated) * raised, or activation(raised), in standard operators."""
+    return (
+        _activated(b, up_output, kind)
+        if gate_output is None
+        else b.op("Mul", _activated(b, gate_output, kind), up_output)
+    )
 
 
 def clamped_swiglu(b: GraphBuilder, gate: ir.Value, up: ir.Value, how: ClampedSwiglu, dtype: str) -> ir.Value:
-    """(up + 1) * gate * sigmoid(alpha * gate) within bounds, in standard operators."""
+    """Return (up + 1) * gate * sigmoid(alpha * gate), with gate and up clamped, in standard operators."""
     limit = b.constant(how.limit, dtype)
     gate = b.op("Min", gate, limit)
     up = b.op("Clip", up, b.constant(-how.limit, dtype), limit)

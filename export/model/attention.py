@@ -1,4 +1,4 @@
-"""What attention is to a layer, and attention over a linear cache in standard operators."""
+"""The interface of attention, and attention over a linear cache in standard operators."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,30 +6,33 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import rms_norm
-from tandemrt.export.model.rotary import Tables, layer_tables, query_growth, ramp_to
-from tandemrt.export.model.weights import Weights
+from tandemrt.export.model.rotary import Tables, arange, layer_tables, query_scales
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of one layer, shaped as the contract says."""
+    """Keys and values of one layer, with the shapes of the contract."""
 
     key: ir.Value
     value: ir.Value
 
 
 @dataclass(frozen=True)
-class Heads:
-    """What the attention of one layer is made of, whose weights are called ``name``.
+class AttentionWeights:
+    """Weights and settings of one layer's attention.
 
-    ``norms`` names the RMS norms of queries and keys, if the model has them. ``rope`` rotates both, None: nothing does.
-    ``sliding_window`` is how many tokens a token sees, its own included; None is all of them. ``sinks`` names the
-    scores [heads] that take part in every softmax and have no value, if the model has them.
+    Attributes:
+        name: prefix of the weights' names in the checkpoint.
+        norms: names of the RMS norms of queries and keys; None: the layer has none.
+        rope: rotation of queries and keys; None: no rotation.
+        sliding_window: number of tokens that a token attends to, itself included; None: all.
+        sinks: name of the attention sinks, [heads] logits added to every softmax; None: the layer has none.
     """
 
     name: str
@@ -44,96 +47,100 @@ class Heads:
 
 
 class Attention(Protocol):
-    """Grouped-query attention over a cache, the new tokens included; made once and shared by all layers."""
+    """Grouped-query attention that first writes the new tokens into the cache. All layers of a graph share one."""
 
-    def __call__(self, b: GraphBuilder, x: ir.Value, w: Weights, heads: Heads, past: Cache) -> tuple[ir.Value, Cache]:
-        """[..., hidden] to [..., heads * head_dim], and the cache afterwards."""
+    def __call__(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+    ) -> tuple[ir.Value, Cache]:
+        """Return [..., heads * head_dim] for ``x`` [..., hidden], and the updated cache."""
         ...
 
 
 class AttentionMaker(Protocol):
-    """Makes the attention of a graph: appends what all layers share, which depends on where the new tokens stand.
+    """Append the nodes that all layers share (positions, masks, rotary tables) and return the graph's attention.
 
-    ``given`` are the inputs of the contract, ``capacity`` is the number of tokens a cache row holds.
+    ``graph_inputs`` are the inputs of the contract. ``capacity`` is the number of tokens in a cache row.
     """
 
     def __call__(
-        self, b: GraphBuilder, spec: ModelSpec, given: Mapping[str, ir.Value], *, capacity: int, dtype: str
+        self, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> Attention: ...
 
 
 @dataclass(frozen=True)
 class LinearCacheAttention:
-    """Attention over a cache of one row per slot: TensorScatter writes the new tokens, Attention reads them all.
+    """Attention over a cache of one row per slot: TensorScatter writes the new tokens, Attention reads the row.
 
     ``index``: int64[batch], tokens already cached. ``positions``: int64[batch, query]. ``tables``: cosine and sine of
-    each rule, [capacity, rotated // 2]. ``growth``: [capacity, 1]. Which cache entries a token sees is said by
-    ``length`` (int64[batch], cached plus new tokens; a row is then never longer than the model's sliding window) or by
-    ``masks`` (bool[batch, 1, query, capacity], by sliding window).
+    each rotation rule, [capacity, rotated // 2]. ``query_scale``: [capacity, 1]. Either ``length`` or ``masks``
+    limits the entries that a token attends to. ``length``: int64[batch], cached plus new tokens; a row is then never
+    longer than the model's sliding window. ``masks``: bool[batch, 1, query, capacity], by sliding window.
     """
 
     spec: ModelSpec
     index: ir.Value
     positions: ir.Value
     tables: Mapping[Rope, Tables]
-    growth: ir.Value | None
+    query_scale: ir.Value | None
     length: ir.Value | None = None
     masks: Mapping[int | None, ir.Value] = field(default_factory=dict)
 
     @classmethod
     def by_length(
-        cls, b: GraphBuilder, spec: ModelSpec, given: Mapping[str, ir.Value], *, capacity: int, dtype: str
+        cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "LinearCacheAttention":
-        """Tell the operator how many entries count; it aligns causality to the end of each row's length."""
-        positions = _positions(b, given)
-        # Padded query rows count as well. Taken from the positions rather than from the shape: what depends on a
-        # shape is computed on the host, and the index would have to travel there.
+        """Limit attention by the number of valid cache entries; the causal mask is aligned to the end of each row."""
+        positions = _positions(b, graph_inputs)
+        # Padded query rows count as well. The length comes from the positions and not from the shape, because the host
+        # computes values that depend on shapes, and the index would have to be copied there.
         length = b.op("Add", b.op("ReduceMax", positions, b.constant([1]), keepdims=0), b.constant(1))
-        return cls(spec, given["write_index"], positions, *_shared(b, spec, capacity, dtype), length=length)
+        return cls(spec, graph_inputs["write_index"], positions, *_shared(b, spec, capacity, dtype), length=length)
 
     @classmethod
     def by_mask(
-        cls, b: GraphBuilder, spec: ModelSpec, given: Mapping[str, ir.Value], *, capacity: int, dtype: str
+        cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "LinearCacheAttention":
-        """Give the operator a boolean mask."""
-        positions = _positions(b, given)
-        entries, tokens = ramp_to(b, capacity), b.op("Unsqueeze", positions, b.constant([2]))
+        """Limit attention by a boolean mask."""
+        positions = _positions(b, graph_inputs)
+        entries, tokens = arange(b, capacity), b.op("Unsqueeze", positions, b.constant([2]))
         masks: dict[int | None, ir.Value] = {}
         for window in dict.fromkeys(spec.window_of(layer) for layer in range(spec.layers)):
             seen = b.op("LessOrEqual", entries, tokens)
             if window is not None:
                 seen = b.op("And", seen, b.op("Less", tokens, b.op("Add", entries, b.constant(window))))
             masks[window] = b.op("Unsqueeze", seen, b.constant([1]))
-        return cls(spec, given["write_index"], positions, *_shared(b, spec, capacity, dtype), masks=masks)
+        return cls(spec, graph_inputs["write_index"], positions, *_shared(b, spec, capacity, dtype), masks=masks)
 
-    def __call__(self, b: GraphBuilder, x: ir.Value, w: Weights, heads: Heads, past: Cache) -> tuple[ir.Value, Cache]:
-        q_norm, k_norm = heads.norms or (None, None)
-        query = self._prepared(b, heads.query(b, x, w), w, heads, self.spec.heads, q_norm)
-        key = self._prepared(b, heads.key(b, x, w), w, heads, self.spec.kv_heads, k_norm)
-        value = self._split(b, heads.value(b, x, w), self.spec.kv_heads)
-        if self.growth is not None:
-            grown = b.op("Gather", self.growth, self.positions)
+    def __call__(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+    ) -> tuple[ir.Value, Cache]:
+        q_norm, k_norm = attention.norms or (None, None)
+        query = self._prepared(b, attention.query(b, x, w), w, attention, self.spec.heads, q_norm)
+        key = self._prepared(b, attention.key(b, x, w), w, attention, self.spec.kv_heads, k_norm)
+        value = self._split(b, attention.value(b, x, w), self.spec.kv_heads)
+        if self.query_scale is not None:
+            grown = b.op("Gather", self.query_scale, self.positions)
             query = b.op("Mul", query, b.op("Unsqueeze", grown, b.constant([1])))
         present = Cache(
             b.op("TensorScatter", past.key, key, self.index, axis=2, mode="linear"),
             b.op("TensorScatter", past.value, value, self.index, axis=2, mode="linear"),
         )
-        mixed = b.op("Transpose", self._mix(b, query, present, heads.sliding_window, w.dtype), perm=[0, 2, 1, 3])
+        mixed = b.op("Transpose", self._mix(b, query, present, attention.sliding_window, w.dtype), perm=[0, 2, 1, 3])
         return b.op("Reshape", mixed, b.constant([0, 0, self.spec.heads * self.spec.head_dim])), present
 
     def _prepared(
-        self, b: GraphBuilder, flat: ir.Value, w: Weights, heads: Heads, count: int, norm: str | None
+        self, b: GraphBuilder, flat: ir.Value, w: Weights, attention: AttentionWeights, count: int, norm: str | None
     ) -> ir.Value:
-        """Queries or keys, [batch, query, count * head_dim], to [batch, count, query, head_dim], normed and rotated."""
+        """Queries or keys [batch, query, count * head_dim] as [batch, count, query, head_dim], normed and rotated."""
         how = self.spec.qk_norm
         if norm is not None and how is not None and how.over_all_heads:
             flat, norm = rms_norm(b, flat, w, norm, self.spec), None
         split = self._split(b, flat, count)
         if norm is not None and how is not None and how.after_rotary:
-            return rms_norm(b, self._rotated(b, split, heads.rope), w, norm, self.spec)
+            return rms_norm(b, self._rotated(b, split, attention.rope), w, norm, self.spec)
         if norm is not None:
             split = rms_norm(b, split, w, norm, self.spec)
-        return self._rotated(b, split, heads.rope)
+        return self._rotated(b, split, attention.rope)
 
     def _split(self, b: GraphBuilder, flat: ir.Value, count: int) -> ir.Value:
         """[batch, query, count * head_dim] to [batch, count, query, head_dim]."""
@@ -146,20 +153,20 @@ class LinearCacheAttention:
         return b.op("RotaryEmbedding", x, *self.tables[rope], self.positions, **rotation(rope, self.spec.head_dim))
 
     def _mix(self, b: GraphBuilder, query: ir.Value, present: Cache, window: int | None, dtype: str) -> ir.Value:
-        """Both [batch, heads, query, head_dim]."""
+        """Attention of ``query``; it and the result are [batch, heads, query, head_dim]."""
         scale, cap = self.spec.scales.attention, self.spec.scales.attention_softcap
         capped: dict[str, Any] = {"softcap": cap} if cap else {}
         if self.length is not None:
             inputs = (query, present.key, present.value, None, None, None, self.length)
             return b.op("Attention", *inputs, is_causal=1, scale=scale, **capped)
-        # The scale goes into the query: left to the operator it would be spread over both factors, cache included.
+        # Scale the query here: the operator would multiply both the query and the cache by the root of the scale.
         scaled = b.op("Mul", query, b.constant(scale, dtype))
         key, value = present.key, present.value
         return b.op("Attention", scaled, key, value, self.masks[window], is_causal=0, scale=1.0, **capped)
 
 
 def rotation(rope: Rope, head_dim: int) -> dict[str, Any]:
-    """The attributes of RotaryEmbedding for a rule, over heads of ``head_dim`` values."""
+    """Return the attributes of RotaryEmbedding for a rotation rule over heads of ``head_dim`` values."""
     interleaved = {"interleaved": 1} if rope.interleaved else {}
     return interleaved | ({} if rope.rotated == head_dim else {"rotary_embedding_dim": rope.rotated})
 
@@ -167,12 +174,12 @@ def rotation(rope: Rope, head_dim: int) -> dict[str, Any]:
 def _shared(
     b: GraphBuilder, spec: ModelSpec, capacity: int, dtype: str
 ) -> tuple[Mapping[Rope, Tables], ir.Value | None]:
-    growth = query_growth(b, spec.rope, capacity, dtype) if spec.rope.growth else None
-    return layer_tables(b, spec, capacity, dtype), growth
+    query_scale = query_scales(b, spec.rope, capacity, dtype) if spec.rope.query_scale_beta else None
+    return layer_tables(b, spec, capacity, dtype), query_scale
 
 
-def _positions(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:
-    """int64[batch, query]: where each new token stands."""
-    query = b.op("Shape", given["token_ids"], start=1, end=2)
+def _positions(b: GraphBuilder, graph_inputs: Mapping[str, ir.Value]) -> ir.Value:
+    """int64[batch, query]: the position of each new token."""
+    query = b.op("Shape", graph_inputs["token_ids"], start=1, end=2)
     steps = b.op("Range", b.constant(0), b.op("Squeeze", query, b.constant([0])), b.constant(1))
-    return b.op("Add", b.op("Unsqueeze", given["write_index"], b.constant([1])), steps)
+    return b.op("Add", b.op("Unsqueeze", graph_inputs["write_index"], b.constant([1])), steps)

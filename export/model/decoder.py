@@ -1,26 +1,27 @@
-"""The graph of a target or of an independent draft model: tokens in, logits of chosen rows and an updated cache out."""
+"""The graph of a target or of a draft model: token ids in, logits of selected rows and an updated KV cache out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import onnx_ir as ir
 
-from tandemrt.engines.contract import CacheKind
-from tandemrt.engines.dtypes import COMPUTE
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
-from tandemrt.export.model.builder import GraphBuilder, dims_of, width_of
-from tandemrt.export.model.int4_product import int4_functions
-from tandemrt.export.model.layers import stack, times
+from tandemrt.engines.contract.contract import CacheKind
+from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
+from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
+from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.int4_matmul import int4_matmul_functions
+from tandemrt.export.model.layers import decoder_layers, scaled_by
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.model.lowerings import STRATEGIES, Lowering
-from tandemrt.export.model.scaled_product import scaled_functions
+from tandemrt.export.model.lowerings import STRATEGIES
+from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.model.support import unsupported
-from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.tensors import named
+from tandemrt.export.read.tensors import with_graph_names
 
-LOWEST = {"float32": -3e38, "float16": -6e4, "bfloat16": -3e38}  # a logit that is never chosen, and finite
+LOWEST = {"float32": -3e38, "float16": -6e4, "bfloat16": -3e38}  # finite logit of padding ids, which are never sampled
 
 
 def build_decoder(
@@ -29,7 +30,7 @@ def build_decoder(
     *,
     dtype: str,
     capacity: int,
-    attention: Lowering,
+    lowering: Lowering,
     kv_dtype: str | None = None,
     width: int | None = None,
     weights_dir: str = "",
@@ -37,57 +38,60 @@ def build_decoder(
 ) -> ir.Model:
     """Build the graph whose bindings are ``contract.decoder``.
 
-    ``dtype`` is the compute dtype (float32, float16, bfloat16); tensors stored otherwise are cast. ``capacity`` is
-    the number of tokens a cache row holds, slack for the padded tail of the last window included: a row must keep
-    ``write_index + query <= capacity``. ``attention`` is the lowering: *length* tells the operator how many cache
-    entries count, *mask* gives it a boolean mask, *grouped* runs onnxruntime's operator for CPUs, *paged* has a
-    paged cache and operators of the project's own, to be cut at; all compute the same. ``kv_dtype`` is what the cache
-    holds, None the compute dtype; only a paged one holds float8_e4m3fn. ``width`` is that of the logits,
-    None the model's own. ``weights_dir`` is the folder, relative to the graph file, where the checkpoint's safetensors
-    will lie. ``features`` are layers whose inputs the graph gives for every token: what a draft head reads.
+    ``dtype`` is the compute dtype (float32, float16, bfloat16); tensors stored in another dtype are cast. ``capacity``
+    is the number of tokens in a cache row, including the padded tail of the last draft window; a call must keep
+    ``write_index + query <= capacity``. ``lowering`` selects the operators of attention: *length* passes the number of
+    valid cache entries, *mask* a boolean mask, *grouped* uses onnxruntime's operator for CPUs, *paged* has a paged
+    cache and the project's own operators, at which the graph is cut. All compute the same. ``kv_dtype`` is the dtype of
+    the cache, None the compute dtype; only a paged cache holds float8_e4m3fn. ``width`` is the width of the logits,
+    None the model's own. ``weights_dir`` is the future folder of the checkpoint's safetensors, relative to the graph
+    file. ``features`` are the layers whose input hidden states the graph also outputs, for draft heads that read them.
 
-    Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says,
-    and for what the lowering does not do (export/model/support.py); BadRecipe for an unknown dtype or lowering.
+    Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen, and for a model that the lowering
+    does not support (export/model/support.py). Raises BadRecipe for an unknown dtype or lowering.
     """
-    _check(spec, dtype, capacity, attention)
-    how = STRATEGIES[attention]
-    cache: CacheKind = "paged" if attention == "paged" else "linear"
+    _check(spec, dtype, capacity, lowering)
+    strategies = STRATEGIES[lowering]
+    cache: CacheKind = "paged" if lowering == "paged" else "linear"
     wide = len(features) * spec.hidden
     sizes: dict[str, Any] = {"capacity": capacity, "dtype": dtype, "cache": cache, "kv_dtype": kv_dtype}
     names = spec.contract(**sizes, width=width, features=wide)
     b = GraphBuilder("decoder")
-    w = Weights(named(checkpoint, spec), b, dtype, weights_dir, scaled_products=how.scaled_products)
-    given = {binding.name: b.input(binding) for binding in names.inputs}
+    w = Weights(with_graph_names(checkpoint, spec), b, dtype, weights_dir, scaled_matmuls=strategies.scaled_matmuls)
+    graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
 
-    if how.prompts_score_nothing:
+    if strategies.prompts_have_no_logits:
         with b.scope("place"):
-            query = b.op("Shape", given["token_ids"], start=1, end=2)
-            given["token_ids"] = even_prompt(b, given)
+            query = b.op("Shape", graph_inputs["token_ids"], start=1, end=2)
+            graph_inputs["token_ids"] = pad_prompt_to_even(b, graph_inputs)
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
-        hidden = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
-        hidden = times(b, hidden, spec.scales.embedding, dtype)
-    picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity, features=features)
-    if features and how.prompts_score_nothing:
-        with b.scope("features"):  # the token that made a prompt's number even is nobody's
-            made["features"] = b.op("Slice", made["features"], b.constant([0]), query, b.constant([1]))
+        hidden = b.cast(b.op("Gather", table, graph_inputs["token_ids"]), dtype)
+        hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
+    picked, graph_outputs = decoder_layers(
+        b, hidden, w, spec, graph_inputs, strategies, capacity=capacity, features=features
+    )
+    if features and strategies.prompts_have_no_logits:
+        with b.scope("features"):  # without the padding token of pad_prompt_to_even
+            graph_outputs["features"] = b.op(
+                "Slice", graph_outputs["features"], b.constant([0]), query, b.constant([1])
+            )
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab)
-        made["logits"] = as_wide(b, scaled_logits(b, head(b, picked, w), spec, dtype), width or spec.vocab, dtype)
+        graph_outputs["logits"] = resize_logits(
+            b, scaled_logits(b, head(b, picked, w), spec, dtype), width or spec.vocab, dtype
+        )
     for binding in names.outputs:
-        b.output(binding, made[binding.name])
+        b.output(binding, graph_outputs[binding.name])
     if spec.tied:
         w.same("lm_head.weight", "model.embed_tokens.weight")
     w.finish()
-    functions = (*how.functions(spec, kv_dtype or dtype), *scaled_functions(w), *int4_functions(w))
-    model = b.model(functions)
-    for change in how.passes:
-        change(model)
-    return model
+    functions = (*strategies.functions(spec, kv_dtype or dtype), *scaled_matmul_functions(w), *int4_matmul_functions(w))
+    return b.model(functions)
 
 
 def scaled_logits(b: GraphBuilder, logits: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
-    """The logits divided and bounded, where the model does so."""
+    """Apply the model's logit scale and logit softcap, if it has them."""
     if spec.scales.logits != 1.0:
         logits = b.op("Div", logits, b.constant(spec.scales.logits, dtype))
     if not spec.scales.logits_softcap:
@@ -96,39 +100,38 @@ def scaled_logits(b: GraphBuilder, logits: ir.Value, spec: ModelSpec, dtype: str
     return b.op("Mul", b.op("Tanh", b.op("Div", logits, cap)), cap)
 
 
-def as_wide(b: GraphBuilder, logits: ir.Value, width: int, dtype: str) -> ir.Value:
-    """Logits of another ``width``, for the same tokens: what is missing or too much is padding, which no token has."""
+def resize_logits(b: GraphBuilder, logits: ir.Value, width: int, dtype: str) -> ir.Value:
+    """Pad the logits to ``width``, or cut their padding. No token has a padding id."""
     has = width_of(logits)
     if has > width:
         return b.op("Slice", logits, b.constant([0]), b.constant([width]), b.constant([2]))
     if has == width:
         return logits
-    # Shaped like logits by being made of them: a shape would be computed on the host, and pieces run on a GPU alone.
+    # Derived from the logits: a Shape node would run on the host, and subgraphs run on the GPU only.
     padding = b.op("Mul", b.op("Gather", logits, b.constant([0] * (width - has)), axis=2), b.constant(0.0, dtype))
     return b.op("Concat", logits, b.op("Add", padding, b.constant(LOWEST[dtype], dtype)), axis=2)
 
 
-def even_prompt(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:
-    """The tokens of the call; where none is scored, so in a prompt, an odd number is made even by one more.
+def pad_prompt_to_even(b: GraphBuilder, graph_inputs: Mapping[str, ir.Value]) -> ir.Value:
+    """Return the token ids of the call, padded by one token if the call is a prompt chunk of odd length.
 
-    GroupQueryAttention works on tiles of an even number of tokens (twice the head size, or what the second-level cache
-    holds), and a tile of one token is rounded in another way: a prompt's bits would depend on where it was cut. The
-    token more is written where the prompt's next one will be.
+    GroupQueryAttention works on tiles of an even number of tokens and rounds a tile of one token differently. Without
+    padding, the bits of a prompt would depend on its chunks. The next prompt token overwrites the padding token.
     """
-    query, rows = (b.op("Shape", given[name], start=1, end=2) for name in ("token_ids", "score_rows"))
+    query, rows = (b.op("Shape", graph_inputs[name], start=1, end=2) for name in ("token_ids", "score_rows"))
     odd = b.op("And", b.cast(b.op("Mod", query, b.constant([2])), "bool"), b.op("Equal", rows, b.constant([0])))
-    more = b.op("Slice", given["token_ids"], b.constant([0]), b.cast(odd, "int64"), b.constant([1]))
-    tokens = b.op("Concat", given["token_ids"], more, axis=1)
-    tokens.shape = ir.Shape([dims_of(given["token_ids"])[0], "tokens"])  # onnxruntime plans memory by the names
+    more = b.op("Slice", graph_inputs["token_ids"], b.constant([0]), b.cast(odd, "int64"), b.constant([1]))
+    tokens = b.op("Concat", graph_inputs["token_ids"], more, axis=1)
+    tokens.shape = ir.Shape([dims_of(graph_inputs["token_ids"])[0], "tokens"])  # onnxruntime plans memory by the names
     return tokens
 
 
-def _check(spec: ModelSpec, dtype: str, capacity: int, attention: Lowering) -> None:
+def _check(spec: ModelSpec, dtype: str, capacity: int, lowering: Lowering) -> None:
     if dtype not in COMPUTE:
-        raise BadRecipe(f"dtype should be one of {', '.join(COMPUTE)}, it is {quoted(dtype)}")
-    if attention not in get_args(Lowering):
-        raise BadRecipe(f"attention should be one of {', '.join(get_args(Lowering))}, it is {quoted(attention)}")
+        raise BadRecipe(f"dtype must be one of {', '.join(COMPUTE)}; got {quoted(dtype)}")
+    if lowering not in get_args(Lowering):
+        raise BadRecipe(f"lowering must be one of {', '.join(get_args(Lowering))}; got {quoted(lowering)}")
     if capacity < 1:
-        raise BadRecipe(f"capacity should be at least 1 token, it is {quoted(capacity)}")
-    if why := unsupported(spec, attention, capacity):
+        raise BadRecipe(f"capacity must be at least 1 token; got {quoted(capacity)}")
+    if why := unsupported(spec, lowering, capacity):
         raise BadCheckpoint(f"config.json: {why}")

@@ -1,100 +1,104 @@
-"""The graphs of a DFlash draft (arXiv 2602.06036): what writes the target's features into its cache, and the block.
+"""The graphs of a DFlash draft (arXiv 2602.06036): ``context`` fills the draft's cache, ``draft`` predicts a block.
 
-The cache holds, for every token of a text, keys and values of the target's features of that token, by each layer's own
-weights. A block is the newest token, whose features nobody knows yet, and masks behind it.
+The cache holds keys and values that each layer computes from the target's features of every token. A draft block is
+the newest token, whose features do not exist yet, followed by mask tokens.
 """
 
 from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from tandemrt.engines.contract import CacheKind
+from tandemrt.engines.contract.contract import CacheKind
+from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import Cache
-from tandemrt.export.model.block_attention import LinearBlock, by_layers
-from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.block_draft_attention import LinearCacheBlockAttention, attention_by_layer
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
-from tandemrt.export.model.layers import block, heads_of
+from tandemrt.export.model.layers import attention_weights, decoder_layer
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.model.lowerings import STRATEGIES, Lowering
-from tandemrt.export.model.markov import tensors_of
+from tandemrt.export.model.lowerings import STRATEGIES
+from tandemrt.export.model.markov import markov_tensors
 from tandemrt.export.model.norm import rms_norm
-from tandemrt.export.model.paged_block import PagedBlock
-from tandemrt.export.model.scaled_product import scaled_functions
-from tandemrt.export.model.weights import Weights
+from tandemrt.export.model.paged_block_draft import PagedBlockAttention
+from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.dspark import DSparkSpec
 
-LOWERINGS: Mapping[str, type[LinearBlock] | type[PagedBlock]] = {"grouped": LinearBlock, "paged": PagedBlock}
+LOWERINGS: Mapping[str, type[LinearCacheBlockAttention] | type[PagedBlockAttention]] = {
+    "grouped": LinearCacheBlockAttention,
+    "paged": PagedBlockAttention,
+}
 _FEATURES = ("fc.weight", "hidden_norm.weight")
 
 
 def build_context(
-    spec: DFlashSpec, checkpoint: Checkpoint, *, dtype: str, capacity: int, attention: Lowering
+    spec: DFlashSpec, checkpoint: Checkpoint, *, dtype: str, capacity: int, lowering: Lowering
 ) -> ir.Model:
     """Build the graph of ``contract.context``. Raises BadCheckpoint for a tensor that is missing or misshapen."""
-    how, layer = STRATEGIES[attention], spec.layer
-    names = spec.context(capacity=capacity, dtype=dtype, cache=_cache(attention))
+    strategies, layer = STRATEGIES[lowering], spec.layer
+    names = spec.context(capacity=capacity, dtype=dtype, cache=_cache(lowering))
     b = GraphBuilder("context")
-    w = Weights(checkpoint, b, dtype, scaled_products=how.scaled_products)
-    given = {binding.name: b.input(binding) for binding in names.inputs}
-    state = rms_norm(b, Linear.stored("fc", layer.hidden)(b, given["features"], w), w, "hidden_norm", layer)
+    w = Weights(checkpoint, b, dtype, scaled_matmuls=strategies.scaled_matmuls)
+    graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
+    state = rms_norm(b, Linear.stored("fc", layer.hidden)(b, graph_inputs["features"], w), w, "hidden_norm", layer)
     with b.scope("place"):
-        attend = LOWERINGS[attention].of(b, layer, given, block=spec.block, capacity=capacity, dtype=dtype)
-    made: dict[str, ir.Value] = {}
+        attend = LOWERINGS[lowering].of(b, layer, graph_inputs, block=spec.block_size, capacity=capacity, dtype=dtype)
+    graph_outputs: dict[str, ir.Value] = {}
     for at in range(layer.layers):
         with b.scope(f"layers.{at}"):
-            past = Cache(given[f"past_key.{at}"], given[f"past_value.{at}"])
-            present = attend.context(b, state, w, heads_of(layer, at, f"layers.{at}.self_attn"), past)
-            made |= {f"present_key.{at}": present.key, f"present_value.{at}": present.value}
+            past = Cache(graph_inputs[f"past_key.{at}"], graph_inputs[f"past_value.{at}"])
+            present = attend.context(b, state, w, attention_weights(layer, at, f"layers.{at}.self_attn"), past)
+            graph_outputs |= {f"present_key.{at}": present.key, f"present_value.{at}": present.value}
     for binding in names.outputs:
-        b.output(binding, made[binding.name])
-    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
-    for change in how.passes:
-        change(model)
-    return model
+        b.output(binding, graph_outputs[binding.name])
+    return b.model((*strategies.functions(layer, dtype), *scaled_matmul_functions(w)))
 
 
 def build_dflash(
-    spec: DFlashSpec, checkpoint: Checkpoint, *, dtype: str, capacity: int, attention: Lowering
+    spec: DFlashSpec, checkpoint: Checkpoint, *, dtype: str, capacity: int, lowering: Lowering
 ) -> ir.Model:
-    """Build the graph of ``contract.block`` whose calls have ``spec.block`` tokens a row.
+    """Build the graph of ``contract.block``, whose calls have ``spec.block_size`` tokens per row.
 
-    Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says, and
-    for maps of the vocabulary that do not hold together.
+    Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen, and for inconsistent vocabulary
+    maps.
     """
-    how, layer = STRATEGIES[attention], spec.layer
-    names = spec.contract(capacity=capacity, dtype=dtype, cache=_cache(attention))
+    strategies, layer = STRATEGIES[lowering], spec.layer
+    names = spec.contract(capacity=capacity, dtype=dtype, cache=_cache(lowering))
     b = GraphBuilder("draft")
-    w = Weights(checkpoint, b, dtype, scaled_products=how.scaled_products)
-    given = {binding.name: b.input(binding) for binding in names.inputs}
+    w = Weights(checkpoint, b, dtype, scaled_matmuls=strategies.scaled_matmuls)
+    graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
     with b.scope("place"):
-        mutual = LOWERINGS[attention].of(b, layer, given, block=spec.block, capacity=capacity, dtype=dtype).mutual
-        causal = how.attention(b, layer, given, capacity=capacity, dtype=dtype)
-    attend = by_layers(causal, mutual, spec.causal)
+        bidirectional = (
+            LOWERINGS[lowering]
+            .of(b, layer, graph_inputs, block=spec.block_size, capacity=capacity, dtype=dtype)
+            .bidirectional
+        )
+        causal = strategies.attention(b, layer, graph_inputs, capacity=capacity, dtype=dtype)
+    attend = attention_by_layer(causal, bidirectional, spec.causal)
     with b.scope("embedding"):
         table = w.stored(EMBEDDING, (layer.vocab, layer.hidden))
-        stream = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
-    made: dict[str, ir.Value] = {}
+        stream = b.cast(b.op("Gather", table, graph_inputs["token_ids"]), dtype)
+    graph_outputs: dict[str, ir.Value] = {}
     for at in range(layer.layers):
         with b.scope(f"layers.{at}/attention"):
             normed = rms_norm(b, stream, w, f"layers.{at}.input_layernorm", layer)
-        stream, present = block(b, stream, normed, w, layer, given, how, attend, at, f"layers.{at}")
-        made |= present
+        stream, present = decoder_layer(
+            b, stream, normed, w, layer, graph_inputs, strategies, attend, at, f"layers.{at}"
+        )
+        graph_outputs |= present
     with b.scope("head"):
-        if not how.pick_early:
-            stream = how.pick(b, stream, given["score_rows"])
+        if not strategies.select_rows_early:
+            stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
         last = rms_norm(b, stream, w, "norm", layer)
-        made |= {"row_states": last, "logits": draft_logits(b, last, w, spec, checkpoint)}
+        graph_outputs |= {"row_states": last, "logits": draft_logits(b, last, w, spec, checkpoint)}
     for binding in names.outputs:
-        b.output(binding, made[binding.name])
-    w.skip(*_FEATURES, *(tensors_of(spec) if isinstance(spec, DSparkSpec) else ()))
+        b.output(binding, graph_outputs[binding.name])
+    w.skip(*_FEATURES, *(markov_tensors(spec) if isinstance(spec, DSparkSpec) else ()))
     w.finish()
-    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
-    for change in how.passes:
-        change(model)
-    return model
+    return b.model((*strategies.functions(layer, dtype), *scaled_matmul_functions(w)))
 
 
-def _cache(attention: Lowering) -> CacheKind:
-    return "paged" if attention == "paged" else "linear"
+def _cache(lowering: Lowering) -> CacheKind:
+    return "paged" if lowering == "paged" else "linear"

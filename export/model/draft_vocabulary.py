@@ -1,26 +1,26 @@
-"""Logits of a draft that may know a part of its target's vocabulary."""
+"""Logits of a draft over a subset of its target's vocabulary."""
 
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.heads import HeadSpec, target_ids
+from tandemrt.export.read.draft_heads import DraftHeadSpec, target_ids
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head"
 
 
 def draft_logits(
-    b: GraphBuilder, x: ir.Value, w: Weights, spec: HeadSpec, checkpoint: Checkpoint, product: str = LM_HEAD
+    b: GraphBuilder, x: ir.Value, w: Weights, spec: DraftHeadSpec, checkpoint: Checkpoint, matmul: str = LM_HEAD
 ) -> ir.Value:
-    """[batch, rows, …] to [batch, rows, draft_vocab] by ``product``, in the order of the target's ids.
+    """Return [batch, rows, draft_vocab] for ``x`` [batch, rows, …], in the order of the target's token ids.
 
-    Raises BadCheckpoint for maps of the vocabulary that do not hold together.
+    ``matmul`` names the weight. Raises BadCheckpoint for inconsistent vocabulary maps.
     """
-    logits, ids = Linear.stored(product, spec.draft_vocab)(b, x, w), target_ids(checkpoint, spec)
+    logits, ids = Linear.stored(matmul, spec.draft_vocab)(b, x, w), target_ids(checkpoint, spec)
     w.skip("d2t", "t2d")
     if ids is None or (np.diff(ids) > 0).all():
         return logits
-    return b.op("Gather", logits, b.constant(np.argsort(ids)), axis=2)  # so that of equal ones the same token is first
+    return b.op("Gather", logits, b.constant(np.argsort(ids)), axis=2)  # ties resolve as over the target's ids

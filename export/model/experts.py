@@ -1,22 +1,22 @@
-"""A mixture of experts: a router, and behind it an ``If`` for every expert, or one operator of the project."""
+"""A mixture of experts: a router, followed by an ``If`` per expert or by one operator of the project."""
 
 from typing import Protocol
 
 import onnx_ir as ir
 
+from tandemrt.export.graph.builder import GraphBuilder, dims_of
+from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import activate, clamped_swiglu
-from tandemrt.export.model.builder import GraphBuilder, dims_of
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.model.weights import Weights
-from tandemrt.export.read.block import Experts
+from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.operators.constants import DOMAIN
 
 
 class Mixture(Protocol):
-    """[..., hidden] to the same: what the experts give that each token chose, by the weights it gave them.
+    """Append a mixture of experts: the weighted sum of the outputs of each token's experts, [..., hidden].
 
-    ``name`` is what the checkpoint calls the block.
+    ``name`` is the prefix of the MLP's tensors in the checkpoint.
     """
 
     def __call__(
@@ -24,11 +24,13 @@ class Mixture(Protocol):
     ) -> ir.Value: ...
 
 
-def one_operator(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
-    """The product of the router and the operator ``experts``, for what export/model/support.py lets through.
+def experts_operator(
+    b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str
+) -> ir.Value:
+    """Append the router's matmul and the operator ``experts``, for models that export/model/support.py accepts.
 
-    All experts of a layer are one weight. Files hold those of an expert one behind the other, or in another order than
-    the operator's, so they are joined when the bundle is opened.
+    The operator reads all experts of a layer as one weight. Checkpoints store experts one by one, or in another order,
+    so the runtime concatenates them when it opens the bundle.
     """
     logits = Linear.stored(f"{name}.gate", experts.count)(b, x, w)
     stems, width = [f"{name}.experts.{expert}" for expert in range(experts.count)], experts.intermediate
@@ -46,46 +48,46 @@ def one_operator(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, expe
     return mixed
 
 
-def branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
-    """Standard operators, for [batch, query, hidden]: an ``If`` for every expert that runs it for its tokens.
+def expert_branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
+    """Append standard operators, for [batch, query, hidden]: an ``If`` per expert that runs it for its tokens.
 
-    Each expert's weights stay where the file holds them and are read only if some token of the call chose it. A token's
-    sum has one order, that of the experts, and products round a row the same in any company, so a token has the same
-    bits alone and in a window. onnxruntime's ``MoE`` for CPUs has not, and takes all experts as one tensor in an order
-    of its own.
+    Each expert's weights stay in the checkpoint's file and are read only if a token of the call selects the expert. A
+    token's outputs are summed in the order of the experts, and matmuls round a row independently of the others, so a
+    token has the same bits alone and in a draft window. onnxruntime's ``MoE`` for CPUs does not guarantee that, and
+    reads all experts as one tensor in another order.
     """
     router = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased)
-    shares = _routed(b, router(b, x, w), experts, w.dtype)
-    # Compared before it is reduced: a row's NaN may not hide what another one chose.
-    choices = b.cast(b.op("Greater", shares, b.constant(0, w.dtype)), "int32")
-    none = b.constant([[0]] * experts.count, "int32")  # a prompt's last layer has no token
-    chosen = b.op("ReduceMax", b.op("Concat", choices, none, axis=1), b.constant([1]), keepdims=0)
+    routing_weights = _routed(b, router(b, x, w), experts, w.dtype)
+    # Compared before the reduction, so that a NaN in one row cannot hide the experts that another row selected.
+    selected = b.cast(b.op("Greater", routing_weights, b.constant(0, w.dtype)), "int32")
+    none = b.constant([[0]] * experts.count, "int32")  # the last layer of a prompt chunk has no token
+    chosen = b.op("ReduceMax", b.op("Concat", selected, none, axis=1), b.constant([1]), keepdims=0)
     chosen = b.cast(chosen, "bool")
     flat = b.op("Reshape", x, b.constant([-1, spec.hidden]))
     total = b.op("Mul", flat, b.constant(0, w.dtype))
     for expert in range(experts.count):
-        total = _added(b, total, flat, shares, chosen, w, spec, experts, expert, name)
+        total = _added(b, total, flat, routing_weights, chosen, w, spec, experts, expert, name)
     result = b.op("Reshape", total, b.op("Shape", x), allowzero=1)
     result.shape = ir.Shape(dims_of(x))
     return result
 
 
 def _routed(b: GraphBuilder, logits: ir.Value, experts: Experts, dtype: str) -> ir.Value:
-    """[experts, tokens]: the weight that each token gives each expert, 0 if it did not choose it."""
+    """Return the routing weight of each expert for each token, [experts, tokens]; 0 if the token does not select it."""
     probabilities = b.op("Softmax", b.cast(logits, "float32"), axis=-1)
     weights, indices = b.ops("TopK", probabilities, b.constant([experts.per_token]), outputs=2, axis=-1)
     if experts.normalized:
         weights = b.op("Div", weights, b.op("ReduceSum", weights, b.constant([-1]), keepdims=1))
     nothing = b.op("Mul", probabilities, b.constant(0, "float32"))
-    shares = b.cast(b.op("ScatterElements", nothing, indices, weights, axis=-1), dtype)
-    return b.op("Transpose", b.op("Reshape", shares, b.constant([-1, experts.count])), perm=[1, 0])
+    routing_weights = b.cast(b.op("ScatterElements", nothing, indices, weights, axis=-1), dtype)
+    return b.op("Transpose", b.op("Reshape", routing_weights, b.constant([-1, experts.count])), perm=[1, 0])
 
 
 def _added(
     b: GraphBuilder,
     total: ir.Value,
     flat: ir.Value,
-    shares: ir.Value,
+    routing_weights: ir.Value,
     chosen: ir.Value,
     w: Weights,
     spec: ModelSpec,
@@ -93,17 +95,17 @@ def _added(
     expert: int,
     name: str,
 ) -> ir.Value:
-    """``total`` [tokens, hidden] with what one expert gives to the tokens that chose it."""
+    """Return ``total`` [tokens, hidden] plus the weighted outputs of one expert for its tokens."""
     stem, index = f"{name}.experts.{expert}", b.constant(expert)
     down = Linear.stored(f"{stem}.down_proj", spec.hidden, bias=experts.biased)
 
     def run() -> tuple[ir.Value]:
-        mine = b.op("Gather", shares, index, axis=0)
+        mine = b.op("Gather", routing_weights, index, axis=0)
         tokens = b.op("Squeeze", b.op("NonZero", mine), b.constant([0]))
-        rows = b.op("Unsqueeze", b.op("Gather", flat, tokens), b.constant([0]))  # products take [batch, query, inner]
-        given = b.op("Squeeze", down(b, _activated(b, rows, w, spec, experts, stem), w), b.constant([0]))
+        rows = b.op("Unsqueeze", b.op("Gather", flat, tokens), b.constant([0]))  # matmuls take [batch, query, inner]
+        outputs = b.op("Squeeze", down(b, _activated(b, rows, w, spec, experts, stem), w), b.constant([0]))
         places = b.op("Unsqueeze", tokens, b.constant([1]))
-        weighted = b.op("Mul", given, b.op("Gather", b.op("Unsqueeze", mine, b.constant([1])), tokens))
+        weighted = b.op("Mul", outputs, b.op("Gather", b.op("Unsqueeze", mine, b.constant([1])), tokens))
         return (b.op("ScatterND", total, places, weighted, reduction="add"),)
 
     [result] = b.branch(b.op("Gather", chosen, index), run, lambda: (b.op("Identity", total),))
@@ -111,7 +113,7 @@ def _added(
 
 
 def _activated(b: GraphBuilder, rows: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, stem: str) -> ir.Value:
-    """[1, rows, intermediate]: what stands in front of an expert's last product."""
+    """Return the input of an expert's down matmul, [1, rows, intermediate]."""
     width = experts.intermediate
     if experts.joined:
         both = Linear.stored(f"{stem}.gate_up_proj", 2 * width, bias=experts.biased)(b, rows, w)

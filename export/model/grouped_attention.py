@@ -1,7 +1,8 @@
-"""Attention on a CPU: onnxruntime's GroupQueryAttention, which costs what the text is long, over a linear cache.
+"""Attention on a CPU over a linear cache by onnxruntime's GroupQueryAttention.
 
-The operator reads no further than a row's own text, whatever the cache could hold. It takes one token of every row, or
-many tokens of one row, but no window over a batch: that is a loop over the window's tokens, one of every row at a time.
+The operator reads only the valid entries of a row, whatever the capacity of the cache. It supports one token of every
+row, or many tokens of one row, but not several tokens of several rows. A draft window over a batch is therefore a loop
+over its tokens; each iteration serves all rows.
 """
 
 from collections.abc import Mapping
@@ -9,105 +10,116 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from tandemrt.export.model.attention import Cache, Heads, rotation
-from tandemrt.export.model.builder import LIBRARY, GraphBuilder, dims_of
-from tandemrt.export.model.linear import packed
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.attention import AttentionWeights, Cache, rotation
+from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import rms_norm
-from tandemrt.export.model.rotary import Tables, layer_tables, query_growth
-from tandemrt.export.model.weights import Weights
+from tandemrt.export.model.rotary import Tables, layer_tables, query_scales
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
-HEAD_DIM_STEP = 16  # the operator's rotary embedding takes heads of a multiple of this
-
 
 @dataclass(frozen=True)
-class _Window:
-    """A window, token by token: the ``positions`` int64[batch, query] of its tokens, and for each of them, in the
-    operator's words, the row's tokens less one, int32[query, batch], and the most tokens of any row, int32[query].
+class _DraftWindow:
+    """Arguments of GroupQueryAttention for each token of a draft window.
 
-    ``count`` is query, a scalar; ``nothing`` [batch, 0, width of the keys] says that keys and values are cached.
+    ``positions``: int64[batch, query]. ``seqlens_k``: int32[query, batch], the tokens of each row less one.
+    ``total_sequence_length``: int32[query], the largest number of tokens of a row. ``count`` is query, a scalar.
+    ``no_tokens`` [batch, 0, width of the keys]: new keys and values, none because they are cached already.
     """
 
     count: ir.Value
     positions: ir.Value
-    last: ir.Value
-    most: ir.Value
-    nothing: ir.Value
+    seqlens_k: ir.Value
+    total_sequence_length: ir.Value
+    no_tokens: ir.Value
 
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """Attention over a cache of one row per slot, the same bits however many rows and tokens are computed together.
+    """Attention over a cache of one row per slot, with the same bits for any number of rows and tokens in a call.
 
-    The operator's kernel rounds one token in another way than several. So a token that is scored is always computed
-    as one, those of a window too, and a prompt's are always computed as several (``even_prompt``); the graph knows a
-    prompt by its scoring no row.
+    The operator's kernel rounds a single token differently from several. Tokens that get logits are therefore always
+    computed one at a time, also those of a draft window, and prompt tokens always several at a time
+    (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk.
 
-    ``index``: int64[batch], tokens already cached. ``last``: int32[batch], a row's tokens, the new ones included, less
-    one; ``most``: int32[1], the most tokens of any row. ``windowed``: bool[], whether the call is a window.
-    ``tables``: cosine and sine of each rule, [capacity, rotated // 2]. ``growth``: [capacity, 1].
+    ``index``: int64[batch], tokens already cached. ``seqlens_k``: int32[batch], tokens of a row, new ones included,
+    less one. ``total_sequence_length``: int32[1], the largest number of tokens of a row. ``is_draft_window``: bool[],
+    whether the call is a draft window. ``tables``: cosine and sine of each rotation rule, [capacity, rotated // 2].
+    ``query_scale``: [capacity, 1].
     """
 
     spec: ModelSpec
     index: ir.Value
-    last: ir.Value
-    most: ir.Value
+    seqlens_k: ir.Value
+    total_sequence_length: ir.Value
     tables: Mapping[Rope, Tables]
-    growth: ir.Value | None
-    windowed: ir.Value
-    window: _Window
+    query_scale: ir.Value | None
+    is_draft_window: ir.Value
+    window: _DraftWindow
 
     @classmethod
     def in_place(
-        cls, b: GraphBuilder, spec: ModelSpec, given: Mapping[str, ir.Value], *, capacity: int, dtype: str
+        cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "GroupedAttention":
-        """What all layers share."""
-        index, one = given["write_index"], b.constant([1])
-        batch, query = (b.op("Shape", given["token_ids"], start=at, end=at + 1) for at in (0, 1))
-        rows = b.op("Shape", given["score_rows"], start=1, end=2)
+        """Append the nodes that all layers share."""
+        index, one = graph_inputs["write_index"], b.constant([1])
+        batch, query = (b.op("Shape", graph_inputs["token_ids"], start=at, end=at + 1) for at in (0, 1))
+        rows = b.op("Shape", graph_inputs["score_rows"], start=1, end=2)
         several = b.op("And", b.op("Greater", query, one), b.op("Greater", rows, b.constant([0])))
         count = b.op("Squeeze", query, b.constant([0]))
         steps = b.op("Range", b.constant(0), count, b.constant(1))
         positions = b.op("Add", b.op("Unsqueeze", index, one), steps)
         each = b.cast(b.op("Add", index, b.op("Unsqueeze", steps, one)), "int32")
-        last = b.cast(b.op("Sub", b.op("Add", index, query), one), "int32")
+        seqlens_k = b.cast(b.op("Sub", b.op("Add", index, query), one), "int32")
         empty = b.op("Concat", batch, b.constant([0, spec.kv_heads * spec.head_dim]), axis=0)
-        window = _Window(
+        window = _DraftWindow(
             count,
             positions,
             each,
             b.op("Add", b.op("ReduceMax", each, one, keepdims=0), b.constant(1, "int32")),
             b.op("Expand", b.constant(0, dtype), empty),
         )
-        most = b.op("Add", b.op("ReduceMax", last, keepdims=1), b.constant([1], "int32"))
+        total_sequence_length = b.op("Add", b.op("ReduceMax", seqlens_k, keepdims=1), b.constant([1], "int32"))
         tables = layer_tables(b, spec, capacity, dtype)
-        growth = query_growth(b, spec.rope, capacity, dtype) if spec.rope.growth else None
-        return cls(spec, index, last, most, tables, growth, b.op("Squeeze", several, b.constant([0])), window)
+        query_scale = query_scales(b, spec.rope, capacity, dtype) if spec.rope.query_scale_beta else None
+        return cls(
+            spec,
+            index,
+            seqlens_k,
+            total_sequence_length,
+            tables,
+            query_scale,
+            b.op("Squeeze", several, b.constant([0])),
+            window,
+        )
 
-    def __call__(self, b: GraphBuilder, x: ir.Value, w: Weights, heads: Heads, past: Cache) -> tuple[ir.Value, Cache]:
-        qkv = packed(heads.query, heads.key, heads.value)(b, x, w)
+    def __call__(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+    ) -> tuple[ir.Value, Cache]:
+        qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
         if self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary:
-            qkv, heads = self._rotated_and_joined(b, qkv, heads), replace(heads, rope=None)
-        if heads.norms is not None:
-            qkv = self._normed(b, qkv, w, heads)
-        if self.growth is not None:
+            qkv, attention = self._rotated_and_joined(b, qkv, attention), replace(attention, rope=None)
+        if attention.norms is not None:
+            qkv = self._normed(b, qkv, w, attention)
+        if self.query_scale is not None:
             query, key, value = self._parts(b, qkv)
-            grown = b.op("Mul", query, b.op("Gather", self.growth, self.window.positions))
-            qkv = b.op("Concat", grown, key, value, axis=2)
+            scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.window.positions))
+            qkv = b.op("Concat", scaled, key, value, axis=2)
         mixed, key, value = b.branch(
-            self.windowed,
-            lambda: self._token_by_token(b, qkv, w, heads, past),
-            lambda: self._at_once(b, qkv, w, heads, past),
+            self.is_draft_window,
+            lambda: self._token_by_token(b, qkv, w, attention, past),
+            lambda: self._at_once(b, qkv, w, attention, past),
         )
         return mixed, Cache(key, value)
 
-    def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, heads: Heads) -> ir.Value:
-        """Queries and keys normed, each head by itself or all at once."""
+    def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:
+        """Norm queries and keys, per head or over all heads."""
         query, key, value = self._parts(b, qkv)
         parts = []
         for flat, count, norm in zip(
-            (query, key), (self.spec.heads, self.spec.kv_heads), heads.norms or (), strict=True
+            (query, key), (self.spec.heads, self.spec.kv_heads), attention.norms or (), strict=True
         ):
             if self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
                 parts.append(rms_norm(b, flat, w, norm, self.spec))
@@ -131,31 +143,33 @@ class GroupedAttention:
         )
         return query, key
 
-    def _rotated_and_joined(self, b: GraphBuilder, qkv: ir.Value, heads: Heads) -> ir.Value:
+    def _rotated_and_joined(self, b: GraphBuilder, qkv: ir.Value, attention: AttentionWeights) -> ir.Value:
         query, key, value = self._parts(b, qkv)
-        return b.op("Concat", *self._rotated(b, query, key, heads.rope), value, axis=2)
+        return b.op("Concat", *self._rotated(b, query, key, attention.rope), value, axis=2)
 
     def _at_once(
-        self, b: GraphBuilder, qkv: ir.Value, w: Weights, heads: Heads, past: Cache
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """One token of every row, or several of one: rotary embedding, cache write and attention are one operator."""
+        """Append one operator that rotates, writes the cache and attends; one token per row, or several of one."""
         cache = (w.dtype, dims_of(past.key))
-        tables = (None, None) if heads.rope is None else self.tables[heads.rope]
+        tables = (None, None) if attention.rope is None else self.tables[attention.rope]
         return self._operator(
             b,
-            *(qkv, None, None, past.key, past.value, self.last, self.most, *tables),
-            outputs=[(w.dtype, (*dims_of(qkv)[:-1], heads.query.width)), cache, cache],
-            heads=heads,
+            *(qkv, None, None, past.key, past.value, self.seqlens_k, self.total_sequence_length, *tables),
+            outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.query.width)), cache, cache],
+            attention=attention,
             w=w,
         )
 
     def _token_by_token(
-        self, b: GraphBuilder, qkv: ir.Value, w: Weights, heads: Heads, past: Cache
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """A window of every row: all tokens into the cache, then the operator for one token of every row at a time."""
+        """Append a draft window of every row: write all tokens into the cache, then attend for one token per row at
+        a time.
+        """
         query, key, value = self._parts(b, qkv)
-        query, key = self._rotated(b, query, key, heads.rope)
-        rotated = replace(heads, rope=None)
+        query, key = self._rotated(b, query, key, attention.rope)
+        rotated = replace(attention, rope=None)
         present = [
             b.op("TensorScatter", cached, self._headed(b, flat), self.index, axis=2, mode="linear")
             for cached, flat in ((past.key, key), (past.value, value))
@@ -165,17 +179,17 @@ class GroupedAttention:
             (mixed,) = self._operator(
                 b,
                 b.op("Gather", query, b.op("Unsqueeze", at, b.constant([0])), axis=1),
-                *(self.window.nothing, self.window.nothing, *present),
-                b.op("Gather", self.window.last, at),
-                *(b.op("Gather", self.window.most, at), None, None),
-                outputs=[(w.dtype, (dims_of(query)[0], 1, heads.query.width))],
-                heads=rotated,
+                *(self.window.no_tokens, self.window.no_tokens, *present),
+                b.op("Gather", self.window.seqlens_k, at),
+                *(b.op("Gather", self.window.total_sequence_length, at), None, None),
+                outputs=[(w.dtype, (dims_of(query)[0], 1, attention.query.width))],
+                attention=rotated,
                 w=w,
             )
             return b.op("Squeeze", mixed, b.constant([1]))
 
         mixed = b.op("Transpose", b.loop(self.window.count, step), perm=[1, 0, 2])
-        mixed.shape = ir.Shape(dims_of(query))  # the loop's steps are the window's tokens
+        mixed.shape = ir.Shape(dims_of(query))  # the loop has one step per token of the draft window
         return mixed, present[0], present[1]
 
     def _operator(
@@ -183,12 +197,12 @@ class GroupedAttention:
         b: GraphBuilder,
         *inputs: ir.Value | None,
         outputs: list[tuple[str, tuple[int | str, ...]]],
-        heads: Heads,
+        attention: AttentionWeights,
         w: Weights,
     ) -> tuple[ir.Value, ...]:
-        """The operator; ``inputs`` are its first nine."""
-        rope = heads.rope
-        sinks = () if heads.sinks is None else (None, None, w(heads.sinks, (self.spec.heads,)))
+        """Append GroupQueryAttention; ``inputs`` are its first nine inputs."""
+        rope = attention.rope
+        sinks = () if attention.sinks is None else (None, None, w(attention.sinks, (self.spec.heads,)))
         return b.custom(
             "GroupQueryAttention",
             *inputs,
@@ -201,7 +215,7 @@ class GroupedAttention:
             rotary_interleaved=int(rope is not None and rope.interleaved),
             scale=self.spec.scales.attention,
             softcap=self.spec.scales.attention_softcap,
-            local_window_size=heads.sliding_window or -1,
+            local_window_size=attention.sliding_window or -1,
         )
 
     def _parts(self, b: GraphBuilder, qkv: ir.Value) -> tuple[ir.Value, ...]:
@@ -210,6 +224,6 @@ class GroupedAttention:
         return b.ops("Split", qkv, b.constant(sizes), outputs=3, axis=2)
 
     def _headed(self, b: GraphBuilder, flat: ir.Value) -> ir.Value:
-        """[batch, query, kv_heads * head_dim] to [batch, kv_heads, query, head_dim]."""
+        """Return [batch, query, kv_heads * head_dim] as [batch, kv_heads, query, head_dim]."""
         split = b.op("Reshape", flat, b.constant([0, 0, self.spec.kv_heads, self.spec.head_dim]))
         return b.op("Transpose", split, perm=[0, 2, 1, 3])

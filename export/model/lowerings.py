@@ -1,63 +1,46 @@
-"""What differs between the lowerings of a decoder; everything else is written once, in export/model/layers.py."""
+"""The parts of a decoder that differ between lowerings; export/model/layers.py has the shared parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import onnx_ir as ir
 
-from tandemrt.engines.dtypes import FLOAT8
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.activation import GatedActivation, one_product, one_product_and_operator, two_products
+from tandemrt.engines.contract.dtypes import FLOAT8
+from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.model.activation import GatedActivation, joined_matmul, joined_matmul_and_swiglu, separate_matmuls
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
-from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.experts import Mixture, branches, one_operator
-from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP, GroupedAttention
+from tandemrt.export.model.experts import Mixture, expert_branches, experts_operator
+from tandemrt.export.model.grouped_attention import GroupedAttention
 from tandemrt.export.model.paged_attention import PagedAttention
 from tandemrt.export.model.rows import gather_rows, gather_tokens
-from tandemrt.export.passes.deferred_scales import defer_scales
-from tandemrt.export.passes.products import fuse_transposed_products
-from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.functions import experts, swiglu, window_attention
 
-Lowering = Literal["length", "mask", "grouped", "paged"]
-
 
 @dataclass(frozen=True)
-class Strategies:
-    """How a lowering writes the parts of a decoder, and what it makes of the graph afterwards.
+class LoweringStrategies:
+    """Builders of the parts of a decoder that depend on the lowering.
 
-    ``pick`` picks the rows that get logits: in front of the last norm, or, ``pick_early``, right behind the last
-    attention. ``prompts_score_nothing`` says that a call without rows to score is a prompt's. ``scaled_products``:
-    products in float8 are operators of the project. ``functions`` are the bodies behind the other operators of the
-    project, for a model and the dtype of its cache; ``passes`` change the graph in place.
+    Attributes:
+        attention: makes the attention that all layers share.
+        activation: the matmuls and the activation of an MLP.
+        mixture: a mixture of experts.
+        select_rows: selects the rows that get logits, before the last norm.
+        select_rows_early: select them after the last attention instead.
+        prompts_have_no_logits: a call without rows that get logits is a prompt chunk.
+        scaled_matmuls: float8 weights are multiplied by operators of the project.
+        functions: function bodies of the project's other operators, for a model and the dtype of its cache.
     """
 
     attention: AttentionMaker
     activation: GatedActivation
-    mixture: Mixture = field(default=branches, kw_only=True)
-    pick: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
-    pick_early: bool = False
-    prompts_score_nothing: bool = False
-    scaled_products: bool = False
+    mixture: Mixture = field(default=expert_branches, kw_only=True)
+    select_rows: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
+    select_rows_early: bool = False
+    prompts_have_no_logits: bool = False
+    scaled_matmuls: bool = False
     functions: Callable[[ModelSpec, str], tuple[ir.Function, ...]] = lambda _spec, _kv_dtype: ()
-    passes: tuple[Callable[[ir.Model], None], ...] = ()
-
-
-def fitting(attention: Lowering, spec: ModelSpec) -> Lowering:
-    """``attention``, or what takes its place for a head, or a rotated part of it, that its operator does not take."""
-    sizes = (spec.head_dim, *(rope.rotated for layer in range(spec.layers) if (rope := spec.rope_of(layer))))
-    return "length" if attention == "grouped" and any(size % HEAD_DIM_STEP for size in sizes) else attention
-
-
-def attention_of(recipe: Recipe) -> Lowering:
-    """Return the lowering of attention for the recipe's backend: TensorRT's safe one is the mask."""
-    if recipe.cache == "paged":
-        return "paged"
-    if recipe.backend.name == "onnxruntime-cpu":
-        return "grouped"
-    return "length" if recipe.backend.name.startswith("onnxruntime") else "mask"
 
 
 def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
@@ -67,25 +50,23 @@ def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
     return window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8), *activation, *mixture
 
 
-STRATEGIES: Mapping[Lowering, Strategies] = {
-    "length": Strategies(LinearCacheAttention.by_length, two_products, gather_rows),
-    "mask": Strategies(LinearCacheAttention.by_mask, two_products, gather_rows),
-    "grouped": Strategies(
+STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
+    "length": LoweringStrategies(LinearCacheAttention.by_length, separate_matmuls, gather_rows),
+    "mask": LoweringStrategies(LinearCacheAttention.by_mask, separate_matmuls, gather_rows),
+    "grouped": LoweringStrategies(
         GroupedAttention.in_place,
-        one_product,
+        joined_matmul,
         gather_rows,
-        pick_early=True,
-        prompts_score_nothing=True,
-        passes=(fuse_residual_norms, fuse_transposed_products),
+        select_rows_early=True,
+        prompts_have_no_logits=True,
     ),
-    "paged": Strategies(
+    "paged": LoweringStrategies(
         PagedAttention.over_blocks,
-        one_product_and_operator,
+        joined_matmul_and_swiglu,
         gather_tokens,
-        pick_early=True,
-        mixture=one_operator,
-        scaled_products=True,
+        select_rows_early=True,
+        mixture=experts_operator,
+        scaled_matmuls=True,
         functions=_paged_functions,
-        passes=(fuse_residual_norms, defer_scales, fuse_lone_norms),
     ),
 }

@@ -1,21 +1,21 @@
-"""The norm of a decoder."""
+"""RMS norms of a decoder."""
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import GraphBuilder, width_of
-from tandemrt.export.model.weights import Weights
+from tandemrt.export.graph.builder import GraphBuilder, width_of
+from tandemrt.export.graph.weights import Weights
 from tandemrt.export.read.spec import ModelSpec
 
 
 def rms_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: ModelSpec) -> ir.Value:
-    """Root-mean-square norm over the last dimension, computed in float32 (Zhang and Sennrich, 2019)."""
+    """Return the root-mean-square norm over the last dimension, computed in float32 (Zhang and Sennrich, 2019)."""
     return normed(b, x, norm_weight(b, w, name, width_of(x), spec), w.dtype, spec.norm_eps)
 
 
 def norm_weight(b: GraphBuilder, w: Weights, name: str, width: int, spec: ModelSpec) -> ir.Value:
-    """The weight of a norm, [width]: in the compute dtype, or in float32 where it is stored less one.
+    """Return the weight of a norm, [width], in the compute dtype.
 
-    Near one, half precision would keep little of what is stored.
+    A weight that is stored minus one (Gemma) is returned in float32, because half precision would lose most of it.
     """
     if not spec.norm_offset:
         return w(f"{name}.weight", (width,))
@@ -24,6 +24,6 @@ def norm_weight(b: GraphBuilder, w: Weights, name: str, width: int, spec: ModelS
 
 
 def normed(b: GraphBuilder, x: ir.Value, weight: ir.Value, dtype: str, eps: float) -> ir.Value:
-    """``x`` over the root of its mean square, times ``weight``, in ``dtype``, which ``x`` has."""
+    """Return ``x`` / sqrt(mean(x²) + eps) * ``weight`` in ``dtype``, the dtype of ``x``."""
     wide = x if weight.dtype == x.dtype else b.cast(x, "float32")
     return b.cast(b.op("RMSNormalization", wide, weight, axis=-1, epsilon=eps, stash_type=1), dtype)

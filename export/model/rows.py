@@ -1,15 +1,15 @@
-"""The rows that get logits, picked from all rows of a call."""
+"""Selection of the rows that get logits."""
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.graph.builder import GraphBuilder
 
 
 def gather_rows(b: GraphBuilder, x: ir.Value, rows: ir.Value) -> ir.Value:
-    """x[i, rows[i, j]]: [batch, query, width] and int64[batch, rows] to [batch, rows, width]."""
+    """Return x[i, rows[i, j]]: [batch, rows, width] for [batch, query, width] and int64[batch, rows]."""
     return b.op("GatherND", x, b.op("Unsqueeze", rows, b.constant([2])), batch_dims=1)
 
 
 def gather_tokens(b: GraphBuilder, x: ir.Value, rows: ir.Value) -> ir.Value:
-    """x[rows[i, j]]: [tokens, width] and int64[batch, rows] to [batch, rows, width]."""
+    """Return x[rows[i, j]]: [batch, rows, width] for [tokens, width] and int64[batch, rows]."""
     return b.op("Gather", x, rows, axis=0)

@@ -1,28 +1,27 @@
-"""What the operators of a lowering do not do: models that need it are refused by name."""
+"""Models that a lowering's operators do not support, with the reason."""
 
-from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP
-from tandemrt.export.model.lowerings import Lowering
-from tandemrt.export.read.block import Experts
+from tandemrt.export.graph.lowering import HEAD_DIM_STEP, Lowering
+from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.operators import HIDDEN_STEP, MOST_EXPERTS, MOST_PER_TOKEN, WIDTH_STEP
+from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
 
 
-def unsupported(spec: ModelSpec, attention: Lowering, capacity: int) -> str | None:
-    """Why a model cannot be built by a lowering with rows of ``capacity`` tokens, and what to do; None: it can."""
-    if spec.sinks and attention != "grouped":
+def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | None:
+    """Return why a lowering does not support a model with rows of ``capacity`` tokens, and the fix; None: it does."""
+    if spec.sinks and lowering != "grouped":
         what = "attention sinks" if spec.experts is None else "experts and attention sinks"
         return (
             f"{spec.family} has {what}, which run on a CPU alone, with heads of a multiple of {HEAD_DIM_STEP} values; "
             "the backend must be onnxruntime-cpu"
         )
-    if spec.experts is not None and attention not in ("grouped", "paged"):
+    if spec.experts is not None and lowering not in ("grouped", "paged"):
         return (
             f"{spec.family} has experts, which run with onnxruntime-cuda over a paged cache, or on a CPU with heads of "
             f"a multiple of {HEAD_DIM_STEP} values; the backend must be one of these"
         )
-    if attention == "paged":
-        return _beyond_window_attention(spec) or _beyond_experts(spec, spec.experts)
-    if attention == "length" and spec.sliding_window is not None and capacity > spec.sliding_window:
+    if lowering == "paged":
+        return _unsupported_by_window_attention(spec) or _unsupported_by_experts(spec, spec.experts)
+    if lowering == "length" and spec.sliding_window is not None and capacity > spec.sliding_window:
         return (
             f"sliding_window is {spec.sliding_window} and the capacity {capacity}; sliding-window attention needs a "
             "paged cache, so a row of this one may hold at most the window: lower the length limit"
@@ -30,28 +29,28 @@ def unsupported(spec: ModelSpec, attention: Lowering, capacity: int) -> str | No
     return None
 
 
-def _beyond_experts(spec: ModelSpec, experts: Experts | None) -> str | None:
-    """What the operator of a paged cache, ``experts``, does not do."""
+def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | None:
+    """Return the part of the model that the operator ``experts`` (paged cache) does not support, or None."""
     if experts is None:
         return None
     sizes = f"{experts.per_token} of {experts.count} experts of {experts.intermediate} values for {spec.hidden}"
     if experts.biased or experts.joined or experts.clamped or spec.activation != "silu":
         return f"{spec.family} has experts with biases or bounds, which run on a CPU alone; choose onnxruntime-cpu"
     if (
-        spec.hidden % HIDDEN_STEP
-        or experts.intermediate % WIDTH_STEP
-        or experts.count > MOST_EXPERTS
-        or experts.per_token > MOST_PER_TOKEN
+        spec.hidden % HIDDEN_MULTIPLE
+        or experts.intermediate % WIDTH_MULTIPLE
+        or experts.count > MAX_EXPERTS
+        or experts.per_token > MAX_EXPERTS_PER_TOKEN
     ):
         return (
-            f"{spec.family} has {sizes}; over a paged cache at most {MOST_PER_TOKEN} of {MOST_EXPERTS} run, in "
-            f"multiples of {WIDTH_STEP} values, for multiples of {HIDDEN_STEP}: choose onnxruntime-cpu"
+            f"{spec.family} has {sizes}; over a paged cache at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS} run, in "
+            f"multiples of {WIDTH_MULTIPLE} values, for multiples of {HIDDEN_MULTIPLE}: choose onnxruntime-cpu"
         )
     return None
 
 
-def _beyond_window_attention(spec: ModelSpec) -> str | None:
-    """What the operator of a paged cache, ``window_attention``, does not do."""
+def _unsupported_by_window_attention(spec: ModelSpec) -> str | None:
+    """Return the part of the model that ``window_attention`` (paged cache) does not support, or None."""
     advice = "choose cache = 'linear', or onnxruntime-cpu"
     if spec.scales.attention_softcap:
         return (
@@ -60,12 +59,12 @@ def _beyond_window_attention(spec: ModelSpec) -> str | None:
         )
     if spec.qk_norm is not None and spec.qk_norm.after_rotary:
         return (
-            f"{spec.family} norms queries and keys behind the rotary embedding; attention over a paged cache norms "
-            f"in front of it: {advice}"
+            f"{spec.family} norms queries and keys after the rotary embedding; attention over a paged cache norms "
+            f"before it: {advice}"
         )
-    if spec.rope.growth:
+    if spec.rope.query_scale_beta:
         return (
-            f"llama_4_scaling_beta is {spec.rope.growth:g}; attention over a paged cache scales no queries by their "
-            f"position: {advice}"
+            f"llama_4_scaling_beta is {spec.rope.query_scale_beta:g}; attention over a paged cache scales no queries "
+            f"by their position: {advice}"
         )
     return None

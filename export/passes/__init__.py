@@ -1,1 +1,1 @@
-"""What is done to a graph in memory before it is saved."""
+"""Graph passes: in-memory rewrites of a graph before it is saved, and the cut of a graph into subgraphs."""

@@ -1,29 +1,28 @@
-"""Cut a graph at the operators of the project: pieces, what runs between them, and the values they pass on."""
+"""Cut a graph at the project's operators into steps: ONNX subgraphs, and the operators between them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 import onnx_ir as ir
 
-from tandemrt.engines import decoder
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.decoder import Decoder
-from tandemrt.engines.dtypes import from_onnx
-from tandemrt.engines.errors import InternalError
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.engines.contract import decoder
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.decoder import Decoder
+from tandemrt.engines.contract.dtypes import from_onnx
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.plugins.operators.constants import DOMAIN
 
-CONSTANTS, PIECE = "constants.onnx", "piece.{:02}.onnx"
+CONSTANTS, SUBGRAPH = "constants.onnx", "subgraph.{:02}.onnx"
 
 
 def cut(model: ir.Model, folder: str = "", prefix: str = "") -> tuple[dict[str, ir.Model], Decoder]:
-    """Return the pieces by file, in ``folder`` (of the bundle), and the decoder that they make.
+    """Return the subgraphs by file, in ``folder`` of the bundle, and the decoder that runs them.
 
-    ``prefix`` begins the names of their files.
-
-    Requires a graph whose nodes stand in order, without subgraphs, and whose values between pieces have a dtype and a
-    shape in integers and the symbols of its inputs. ``model`` stays as it is, and no weight is read or copied: pieces
-    point where it points. A node stands in the piece of the first step that needs what it makes; one that depends on
-    no input (a packed weight, a cast) in every piece that reads it. Raises InternalError if there is nothing to cut at.
+    ``prefix`` begins the names of their files. Requires a graph with nodes in order and no nested graphs. Values
+    between subgraphs need a dtype, and a shape in integers and symbols of the graph's inputs. ``model`` is not changed,
+    and no weight is read or copied: subgraphs point to the same files. A node belongs to the subgraph of its first
+    reader. A node that depends on no input (a packed weight, a cast) belongs to every subgraph that reads it.
+    Raises InternalError if the graph has no operator of the project.
     """
     cutter = _Cutter(model.graph)
     if not cutter.operators:
@@ -32,7 +31,7 @@ def cut(model: ir.Model, folder: str = "", prefix: str = "") -> tuple[dict[str, 
 
 
 class _Cutter:
-    """Stage i of a graph is what stands in front of operator i; the last stage stands behind all of them."""
+    """Assigns nodes to stages. Stage i holds the nodes before operator i; the last stage those after all operators."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
@@ -45,13 +44,13 @@ class _Cutter:
         files: dict[str, ir.Model] = {}
         values, steps, constants = list(read), list[decoder.Step](), None
         if read:
-            constants = decoder.Piece(file=str(folder / f"{prefix}{CONSTANTS}"), inputs=(), outputs=_names(read))
+            constants = decoder.Subgraph(file=str(folder / f"{prefix}{CONSTANTS}"), inputs=(), outputs=_names(read))
             files[constants.file] = self._model("constants", model, [], read)
         for stage in range(len(self.operators) + 1):
             inputs, outputs = self._passed(stage)
             if outputs:
-                file = str(folder / f"{prefix}{PIECE.format(len(files) - bool(read))}")
-                steps.append(decoder.Piece(file=file, inputs=_names(inputs), outputs=_names(outputs)))
+                file = str(folder / f"{prefix}{SUBGRAPH.format(len(files) - bool(read))}")
+                steps.append(decoder.Subgraph(file=file, inputs=_names(inputs), outputs=_names(outputs)))
                 files[file] = self._model(PurePosixPath(file).stem, model, inputs, outputs)
                 values += outputs
             if stage < len(self.operators):
@@ -62,7 +61,7 @@ class _Cutter:
         return files, Decoder(constants=constants, steps=tuple(steps), values=between)
 
     def _stages(self) -> dict[ir.Node, int]:
-        """The stage of every node that something needs: that of the first one that reads what it makes."""
+        """Return the stage of every node whose values are used: the stage of its first reader."""
         stages = {node: index for index, node in enumerate(self.operators)}
         last, results = len(self.operators), set(self._graph.outputs)
         for node in reversed(self._graph):
@@ -76,7 +75,7 @@ class _Cutter:
         return stages
 
     def _passed(self, stage: int) -> tuple[list[ir.Value], list[ir.Value]]:
-        """What the piece of ``stage`` reads from others, and what others read of it, each in the graph's order."""
+        """Return the inputs and the outputs of the subgraph of ``stage``, in the graph's order."""
         inside = [node for node in self._nodes(stage) if not self._is_fixed(node)]
         read = {value for node in inside for value in node.inputs if value is not None and value not in self._fixed}
         made = [value for node in inside for value in node.outputs]
@@ -92,13 +91,13 @@ class _Cutter:
         return all(value in self._fixed for value in node.outputs)
 
     def _model(self, name: str, model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
-        """A model of its own of the nodes between ``inputs`` and ``outputs``."""
+        """Return a model of the nodes between ``inputs`` and ``outputs``."""
         copies = {value: _copy(value) for value in inputs}
         nodes: list[ir.Node] = []
         initializers: dict[str, ir.Value] = {}
-        for node in self._behind(inputs, outputs):
+        for node in self._nodes_between(inputs, outputs):
             for value in node.inputs:
-                if value is not None and value not in copies:  # the rest was made by a node before
+                if value is not None and value not in copies:  # other values come from an earlier node
                     copies[value] = initializers[str(value.name)] = _copy(value)
             copies |= {value: _copy(value) for value in node.outputs}
             nodes.append(_clone(node, copies))
@@ -119,8 +118,8 @@ class _Cutter:
         )
         return ir.Model(graph, ir_version=model.ir_version, producer_name=model.producer_name)
 
-    def _behind(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> list[ir.Node]:
-        """The nodes that ``outputs`` need, in the graph's order, and nothing in front of ``inputs``."""
+    def _nodes_between(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> list[ir.Node]:
+        """Return the nodes between ``inputs`` and ``outputs``, in the graph's order."""
         stops, wanted, kept = set(inputs), set(outputs), []
         for node in reversed(self._graph):
             if (wanted - stops) & set(node.outputs):
@@ -130,7 +129,7 @@ class _Cutter:
 
 
 def _independent(graph: ir.Graph) -> set[ir.Value]:
-    """The values that depend on no input."""
+    """Return the values that depend on no graph input."""
     fixed = set(graph.initializers.values())
     for node in graph:
         if node.domain != DOMAIN and all(value is None or value in fixed for value in node.inputs):
@@ -150,7 +149,7 @@ def _operator(node: ir.Node) -> decoder.Operator:
 def _binding(value: ir.Value) -> Binding:
     dims = [] if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape.dims]
     if value.shape is None or value.dtype is None or None in dims:
-        raise InternalError(f"{value} stands between two pieces and must have a dtype and a shape; name its dimensions")
+        raise InternalError(f"{value} lies between subgraphs and must have a dtype and a shape; name its dimensions")
     return Binding(str(value.name), from_onnx(int(value.dtype)), tuple(dim for dim in dims if dim is not None))
 
 

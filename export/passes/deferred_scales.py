@@ -1,55 +1,84 @@
-"""Between two products in float8 one operator: it applies the scales of the first and rounds for the second."""
+"""Fuse float8 scales: the operator after a matmul applies its scales and quantizes the input of the next one."""
+
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from tandemrt.engines.dtypes import from_onnx
-from tandemrt.export.model.builder import LIBRARY
+from tandemrt.engines.contract.dtypes import from_onnx
+from tandemrt.export.graph.builder import LIBRARY
+from tandemrt.export.passes.graph_pass import graph_pass, nodes_in_order, values_typed
+from tandemrt.export.passes.residual_norms import no_residual_norm
 from tandemrt.plugins.functions import float8, quantized
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.operators.constants import DOMAIN
 
-_Found = tuple[ir.Node, ir.Node, ir.Node]  # a product, what stands behind it, and what takes the latter's place
+_Match = tuple[ir.Node, ir.Node]  # a scaled matmul, and the swiglu or norm that reads it
 
 
-def defer_scales(model: ir.Model) -> None:
-    """Make every scaled_product, swiglu or residual norm, and quantize_tokens in a row two operators, in place.
+def no_scales_to_defer(model: ir.Model) -> str | None:
+    """No scaled matmul whose scales defer_scales would move is left."""
+    return next((f"{matmul.name} is left" for _, (matmul, *_) in _matches(model.graph)), None)
 
-    These are float8_product, which applies no scales, and quantized_swiglu or quantized_norm. Requires nodes in order,
-    residual norms as fuse_residual_norms leaves them, and a dtype and a shape of every value. Leaves a graph of the
-    same values, those that are gone aside. A value that is read elsewhere, too, stays, and so does what makes it.
+
+@graph_pass(
+    requires=(nodes_in_order, values_typed, no_residual_norm),
+    ensures=(nodes_in_order, values_typed, no_scales_to_defer),
+)
+def defer_scales(model: ir.Model) -> int:
+    """Replace scaled_matmul, then swiglu or a residual norm, then quantize_tokens, with two operators.
+
+    These are float8_matmul, which applies no scales, and quantized_swiglu or quantized_norm. All remaining values are
+    unchanged. A match whose inner values have other readers is not fused.
     """
     order = {node: place for place, node in enumerate(model.graph)}
-    changed = False
+    count = 0
     for last in list(model.graph):
-        found = _gated(last) or _normed(last, order)
+        found = _match(last, order)
         if found is None:
             continue
-        product, between, joined = found
-        raw = _without_scales(product)
-        joined.replace_input_with(list(joined.inputs).index(product.outputs[0]), raw.outputs[0])
-        old = [*last.outputs, *between.outputs[3:]]  # of a norm the sum, which is read further on
+        matmul, between = found
+        joined = _joined(last, matmul, between)
+        raw = _without_scales(matmul)
+        joined.replace_input_with(list(joined.inputs).index(matmul.outputs[0]), raw.outputs[0])
+        old = [*last.outputs, *between.outputs[3:]]  # output 3 of a norm is the sum, which later nodes read
         ir.convenience.replace_nodes_and_values(
-            model.graph, last, [last, between, product], [raw, joined], old, list(joined.outputs)
+            model.graph, last, [last, between, matmul], [raw, joined], old, list(joined.outputs)
         )
         order[raw] = order[joined] = order[last]
-        changed = True
-    if changed:
+        count += 1
+    if count:
         _add_functions(model)
+    return count
 
 
-def _gated(last: ir.Node) -> _Found | None:
-    swiglu = _maker(last.inputs[0], DOMAIN, "swiglu") if _is(last, DOMAIN, "quantize_tokens") else None
-    product = _maker(swiglu.inputs[0], DOMAIN, "scaled_product") if swiglu else None
-    if swiglu is None or product is None:
+def _matches(graph: ir.Graph) -> Iterator[tuple[ir.Node, _Match]]:
+    order = {node: place for place, node in enumerate(graph)}
+    for last in graph:
+        found = _match(last, order)
+        if found is not None:
+            yield last, found
+
+
+def _match(last: ir.Node, order: Mapping[ir.Node, int]) -> _Match | None:
+    return _swiglu_match(last) or _norm_match(last, order)
+
+
+def _swiglu_match(last: ir.Node) -> _Match | None:
+    swiglu = (
+        _producer_for_one_reader(last.inputs[0], DOMAIN, "swiglu") if _is(last, DOMAIN, "quantize_tokens") else None
+    )
+    matmul = _producer_for_one_reader(swiglu.inputs[0], DOMAIN, "scaled_matmul") if swiglu else None
+    if swiglu is None or matmul is None:
         return None
-    inputs = [product.outputs[0], product.inputs[1], product.inputs[3], *last.inputs[1:]]
-    return product, swiglu, _node("quantized_swiglu", inputs, last.outputs, name=last.name)
+    return matmul, swiglu
 
 
-def _normed(last: ir.Node, order: dict[ir.Node, int]) -> _Found | None:
+def _norm_match(last: ir.Node, order: Mapping[ir.Node, int]) -> _Match | None:
     fused = "SkipSimplifiedLayerNormalization"
-    norm = _maker(last.inputs[0], LIBRARY, fused) if _is(last, DOMAIN, "quantize_tokens") else None
-    product = _maker(norm.inputs[0], DOMAIN, "scaled_product") if norm and len(norm.inputs) == 3 else None
-    if norm is None or product is None:
+    norm = _producer_for_one_reader(last.inputs[0], LIBRARY, fused) if _is(last, DOMAIN, "quantize_tokens") else None
+    matmul = (
+        _producer_for_one_reader(norm.inputs[0], DOMAIN, "scaled_matmul") if norm and len(norm.inputs) == 3 else None
+    )
+    if norm is None or matmul is None:
         return None
     _, skip, weight = norm.inputs
     total = norm.outputs[3]
@@ -57,35 +86,44 @@ def _normed(last: ir.Node, order: dict[ir.Node, int]) -> _Found | None:
         return None
     if any(order[reader] < order[last] for reader in total.consumers()):
         return None
-    inputs = [skip, product.outputs[0], product.inputs[1], product.inputs[3], weight, *last.inputs[1:]]
-    epsilon = norm.attributes.get_float("epsilon", 1e-5)
-    return product, norm, _node("quantized_norm", inputs, [*last.outputs, total], {"epsilon": epsilon}, last.name)
+    return matmul, norm
 
 
-def _without_scales(product: ir.Node) -> ir.Node:
-    quantized_value, _, weight, _ = product.inputs
-    raw = _node("float8_product", [quantized_value, weight], product.outputs, name=product.name)
-    raw.outputs[0].name = product.outputs[0].name
+def _joined(last: ir.Node, matmul: ir.Node, between: ir.Node) -> ir.Node:
+    """Return the operator that replaces ``between`` and ``last``."""
+    scaled = [matmul.outputs[0], matmul.inputs[1], matmul.inputs[3]]
+    if between.op_type == "swiglu":
+        return _node("quantized_swiglu", [*scaled, *last.inputs[1:]], last.outputs, name=last.name)
+    _, skip, weight = between.inputs
+    outputs = [*last.outputs, between.outputs[3]]
+    attributes = {"epsilon": between.attributes.get_float("epsilon", 1e-5)}
+    return _node("quantized_norm", [skip, *scaled, weight, *last.inputs[1:]], outputs, attributes, last.name)
+
+
+def _without_scales(matmul: ir.Node) -> ir.Node:
+    quantized_value, _, weight, _ = matmul.inputs
+    raw = _node("float8_matmul", [quantized_value, weight], matmul.outputs, name=matmul.name)
+    raw.outputs[0].name = matmul.outputs[0].name
     return raw
 
 
 def _node(
-    name_of: str,
-    inputs: list[ir.Value | None],
-    like: "list[ir.Value] | tuple[ir.Value, ...]",
-    attributes: dict[str, float] | None = None,
+    operator: str,
+    inputs: Sequence[ir.Value | None],
+    like: Sequence[ir.Value],
+    attributes: Mapping[str, float] | None = None,
     name: str | None = None,
 ) -> ir.Node:
     outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in like]
-    return ir.node(name_of, inputs, attributes or {}, domain=DOMAIN, outputs=outputs, name=name)
+    return ir.node(operator, inputs, attributes or {}, domain=DOMAIN, outputs=outputs, name=name)
 
 
 def _is(node: ir.Node, domain: str, op_type: str) -> bool:
     return (node.domain, node.op_type) == (domain, op_type)
 
 
-def _maker(value: ir.Value | None, domain: str, op_type: str) -> ir.Node | None:
-    """The node of this kind that makes ``value``, if nobody else reads it."""
+def _producer_for_one_reader(value: ir.Value | None, domain: str, op_type: str) -> ir.Node | None:
+    """Return the producer of ``value`` if it is this operator and ``value`` has one reader and is no graph output."""
     node = value.producer() if value is not None else None
     if value is None or node is None or not _is(node, domain, op_type):
         return None
@@ -93,14 +131,14 @@ def _maker(value: ir.Value | None, domain: str, op_type: str) -> ir.Node | None:
 
 
 def _add_functions(model: ir.Model) -> None:
-    """The bodies of the operators that this pass puts in."""
+    """Add the function bodies of the operators that the pass inserts."""
     nodes = [node for node in model.graph if node.domain == DOMAIN]
-    dtype = next(node.outputs[0].dtype for node in nodes if node.op_type == "float8_product")
+    dtype = next(node.outputs[0].dtype for node in nodes if node.op_type == "float8_matmul")
     static = any(node.op_type == "quantized_norm" and len(node.inputs) > 5 for node in nodes)
     static |= any(node.op_type == "quantized_swiglu" and len(node.inputs) > 3 for node in nodes)
     assert dtype is not None, "every value has a dtype"
     bodies = (
-        float8.float8_product(from_onnx(int(dtype))),
+        float8.float8_matmul(from_onnx(int(dtype))),
         quantized.quantized_swiglu(static=static),
         quantized.quantized_norm(static=static),
     )

@@ -1,26 +1,43 @@
-"""A residual add and the norm behind it as one operator of onnxruntime, and norms by themselves as the same one."""
+"""Fuse RMS norms, with or without a residual add, into onnxruntime's SkipSimplifiedLayerNormalization.
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+"""
+
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import LIBRARY, dims_of
+from tandemrt.export.graph.builder import LIBRARY, dims_of
+from tandemrt.export.passes.graph_pass import graph_pass, nodes_in_order, values_typed
 
 _OPERATOR = "SkipSimplifiedLayerNormalization"
 
 
-def fuse_residual_norms(model: ir.Model) -> None:
-    """Make every RMSNormalization of a sum one SkipSimplifiedLayerNormalization, in place.
+def no_residual_norm(model: ir.Model) -> str | None:
+    """No residual add and norm that fuse_residual_norms would fuse are left."""
+    return next((f"{norm.name} is left" for norm, _ in _residual_norms(model.graph)), None)
 
-    The sum is Add(skip, x); a vector that was added to ``x`` in front of it becomes the operator's bias. Requires
-    onnxruntime, nodes in order, and a dtype and a shape of every value. Leaves a graph of the same values, the sum
-    among them; what only led to a sum is gone. A sum that is read in front of its norm stays as it is.
-    https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+
+def no_lone_norm(model: ir.Model) -> str | None:
+    """No norm that fuse_lone_norms would replace is left."""
+    return next((f"{norm.name} is left" for norm, *_ in _lone_norms(model.graph)), None)
+
+
+@graph_pass(requires=(nodes_in_order, values_typed), ensures=(nodes_in_order, values_typed, no_residual_norm))
+def fuse_residual_norms(model: ir.Model) -> int:
+    """Replace every Add(skip, x) and the RMSNormalization of it with one SkipSimplifiedLayerNormalization.
+
+    The operator also returns the sum. A bias vector that was added to ``x`` before becomes the operator's bias. A sum
+    that another node reads before the norm is not fused.
     """
-    order = {node: place for place, node in enumerate(model.graph)}
+    count = 0
+    order = _order(model.graph)
     for norm in list(model.graph):
-        add = _residual_add(norm)
-        if add is None or any(order[reader] < order[norm] for reader in add.outputs[0].consumers()):
+        add = _fusable_add(norm, order)
+        if add is None:
             continue
         skip, x = add.inputs
+        assert x is not None, "an Add has two inputs"
         bias_add = _bias_add(x)
         x, *bias = bias_add.inputs if bias_add else (x,)
         fused = _fused(norm, [x, skip, norm.inputs[1], *bias])
@@ -31,30 +48,34 @@ def fuse_residual_norms(model: ir.Model) -> None:
         if bias_add:
             model.graph.remove(bias_add, safe=True)
         model.graph.opset_imports.setdefault(LIBRARY, 1)
+        count += 1
+    return count
 
 
-def fuse_lone_norms(model: ir.Model) -> None:
-    """Make every other RMSNormalization in float32 or bfloat16 a SkipSimplifiedLayerNormalization of x + x, in place.
+@graph_pass(requires=(values_typed, no_residual_norm), ensures=(nodes_in_order, values_typed, no_lone_norm))
+def fuse_lone_norms(model: ir.Model) -> int:
+    """Replace every other RMSNormalization in float32 or bfloat16 with SkipSimplifiedLayerNormalization of x + x.
 
-    On a GPU onnxruntime's kernel for it takes a third of the time of that for a norm alone. Doubling is exact, so with
-    four times the epsilon the values are the same; float16 might not hold the sum. Requires what fuse_residual_norms
-    does.
+    On a GPU onnxruntime's kernel for it takes a third of the time of its kernel for a norm alone. Doubling is exact, so
+    with four times the epsilon the values are the same. A norm in float16 stays, because the sum might overflow.
     """
-    for norm in list(model.graph):
-        found = lone_norm(norm)
-        if found is None or found[0].dtype not in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
-            continue
-        x, weight = found
+    count = 0
+    for norm, x, weight in list(_lone_norms(model.graph)):
         outputs = [ir.Value(name=norm.outputs[0].name, shape=norm.outputs[0].shape, type=norm.outputs[0].type)]
         attributes = {"epsilon": 4 * norm.attributes.get_float("epsilon", 1e-5)}
-        joined = ir.node(_OPERATOR, [x, x, weight], attributes, domain=LIBRARY, outputs=outputs, name=norm.name)
-        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [joined], norm.outputs, outputs)
+        fused = ir.node(_OPERATOR, [x, x, weight], attributes, domain=LIBRARY, outputs=outputs, name=norm.name)
+        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [fused], norm.outputs, outputs)
         model.graph.opset_imports.setdefault(LIBRARY, 1)
+        count += 1
+    return count
 
 
 def lone_norm(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """What ``node`` norms, and its weight, if it is an RMSNormalization that SkipSimplifiedLayerNormalization can do:
-    over the last of two or three dimensions, in float32, by a weight of the same dtype."""
+    """Return the input and the weight of ``node`` if it is a norm that SkipSimplifiedLayerNormalization computes.
+
+    Such an RMSNormalization is over the last of two or three dimensions, in float32, with a weight of its input's
+    dtype.
+    """
     if (node.domain, node.op_type) != ("", "RMSNormalization") or not _over_last(node):
         return None
     x, weight = node.inputs
@@ -63,8 +84,35 @@ def lone_norm(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     return x, weight
 
 
+def _order(graph: ir.Graph) -> dict[ir.Node, int]:
+    return {node: place for place, node in enumerate(graph)}
+
+
+def _residual_norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
+    order = _order(graph)
+    for norm in graph:
+        add = _fusable_add(norm, order)
+        if add is not None:
+            yield norm, add
+
+
+def _lone_norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]:
+    for norm in graph:
+        found = lone_norm(norm)
+        if found is not None and found[0].dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
+            yield norm, *found
+
+
+def _fusable_add(norm: ir.Node, order: Mapping[ir.Node, int]) -> ir.Node | None:
+    """Return the residual add of ``norm``, or None if another node reads the sum before the norm."""
+    add = _residual_add(norm)
+    if add is None or any(order[reader] < order[norm] for reader in add.outputs[0].consumers()):
+        return None
+    return add
+
+
 def _residual_add(norm: ir.Node) -> ir.Node | None:
-    """The sum of two values of one shape that ``norm`` reads, if it is a norm over the last dimension in float32."""
+    """Return the Add of two equal shapes that ``norm`` (over the last dimension, in float32) reads, or None."""
     if (norm.domain, norm.op_type) != ("", "RMSNormalization") or norm.inputs[0] is None:
         return None
     add = norm.inputs[0].producer()
@@ -79,7 +127,7 @@ def _over_last(norm: ir.Node) -> bool:
 
 
 def _bias_add(x: ir.Value) -> ir.Node | None:
-    """The node that adds a vector to a value of the same width and gives ``x``, if nobody else reads ``x``."""
+    """Return the Add of a bias vector that produces ``x``, if ``x`` has one reader, else None."""
     node = x.producer()
     if node is None or (node.domain, node.op_type) != ("", "Add") or len(x.uses()) > 1 or x.is_graph_output():
         return None

@@ -1,1 +1,1 @@
-"""Narrow weights: a checkpoint's matrices as integers in blocks, written anew, in the layout that kernels read."""
+"""Quantize the matrices of a checkpoint and write them in the layouts that kernels read."""

@@ -1,4 +1,4 @@
-"""A checkpoint with its products' weights quantized, as one safetensors file."""
+"""Write a checkpoint with quantized matmul weights as one safetensors file."""
 
 import math
 from collections.abc import Iterator
@@ -9,29 +9,33 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
-from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.weights import Weights, stored_as
-from tandemrt.export.quantize.blocks import BLOCK, Blocks, Form, numbers_of, quantize
-from tandemrt.export.quantize.stored import form_of, parts_of, read_blocks, read_matrix, shape_of
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, packed_tensor_name
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.quantize.groups import GROUP_SIZE, QuantizedMatrix, quantize
+from tandemrt.export.quantize.stored_weights import packed_format, read_low_bit, read_matrix, shape_of, tensor_names
 from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.tensors import named
+from tandemrt.export.read.tensors import with_graph_names
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# Together in the file what is one product in the graph, in its order (export/model/linear.py).
+# Weights of one matmul of the graph are adjacent in the file, in the matmul's order (export/model/linear.py).
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 FILE = "model.safetensors"
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """``checkpoint`` is what was written. ``error`` is the root mean square of what rounding changed in the products'
-    weights, relative to that of the weights. ``kept``: how many weights came in 4 bits and keep their integers, and
-    ``scales_error`` what rounding changed in their scales, in the same way."""
+class QuantizedCheckpoint:
+    """The written ``checkpoint``, and how exact it is.
+
+    ``error``: the root mean square of the change of the rounded matmul weights, relative to the root mean square of
+    these weights. ``kept``: the number of weights that were stored in 4 bits and keep their integers.
+    ``scales_error``: the same relative error for the scales of the kept weights.
+    """
 
     checkpoint: Checkpoint
     error: float
@@ -40,18 +44,18 @@ class Quantized:
 
 
 @dataclass(frozen=True)
-class _Product:
-    """The weight [rows, inner] of ``module``, how it will be held, and how it comes; None: as floats."""
+class _Matmul:
+    """The weight [rows, inner] of ``module``: its written format ``form`` and its stored ``scheme``; None: floats."""
 
     module: str
     rows: int
     inner: int
-    form: Form
+    form: LowBitFormat
     scheme: Scheme | None
 
     @property
-    def comes_packed(self) -> bool:
-        """Whether the checkpoint has it in 4 bits."""
+    def is_packed(self) -> bool:
+        """Whether the checkpoint stores the weight in 4 bits."""
         return self.scheme is not None and self.scheme.packed
 
 
@@ -63,91 +67,94 @@ def write_quantized(
     progress: Progress | None = None,
     *,
     tiles: str | None = None,
-) -> Quantized:
-    """Write ``checkpoint`` to a file in ``folder``: weights of products in blocks, everything else as it is stored.
+) -> QuantizedCheckpoint:
+    """Write ``checkpoint`` to a file in ``folder`` with quantized matmul weights; other tensors are copied.
 
-    Weights that come in 4 bits keep their integers and scales, in another order. The others are rounded to ``bits``;
-    None leaves them. ``tiles``: for products on a GPU, with scales in this dtype (blocks.Form). One matrix is in memory
-    at a time. The table of embeddings stays whole, also where the head shares it. Raises BadCheckpoint for a weight of
-    a product that is not what the config says of it, or that is no matrix of floats, and a copy of a tied head that
-    differs.
+    Weights stored in 4 bits keep their integers and scales, in another order. Other weights are rounded to ``bits``;
+    None leaves them unquantized. ``tiles``: write tiles for matmuls on a GPU, with scales in this dtype
+    (LowBitFormat). One matrix is in memory at a time. The embedding table stays unquantized, also where lm_head shares
+    it. Raises BadCheckpoint for a matmul weight that contradicts its config or is not a matrix of floats, and for a
+    copy of a tied lm_head that differs.
     """
-    checkpoint = named(checkpoint, spec)
+    checkpoint = with_graph_names(checkpoint, spec)
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
-    products = sorted(_products(checkpoint, spec, bits, tiles), key=lambda product: _place(product.module))
+    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles), key=lambda matmul: _place(matmul.module))
     rounding = _Rounding(checkpoint)
-    gone = {name for product in products for name in _parts(product)} - {_EMBEDDING}
+    replaced = {name for matmul in matmuls for name in _tensor_names(matmul)} - {_EMBEDDING}
     if spec.tied:
-        gone.add(_HEAD)  # it is the embedding's
-    rest = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in gone]
+        replaced.add(_HEAD)  # a copy of the embedding
+    rest = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in replaced]
     file = folder / FILE
-    write_safetensors(file, [*_entries(products, rounding), *rest], progress=progress)
+    write_safetensors(file, [*_entries(matmuls, rounding), *rest], progress=progress)
     written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
-    kept = sum(product.comes_packed for product in products)
-    return Quantized(written, rounding.weights.error, kept, rounding.scales.error)
+    kept = sum(matmul.is_packed for matmul in matmuls)
+    return QuantizedCheckpoint(written, rounding.weights.error, kept, rounding.scales.error)
 
 
 @dataclass
-class _Changed:
-    """The sum of squares of what rounding ``changed`` so far, and that of what was rounded, ``whole``."""
+class _RelativeError:
+    """Sums of squares: of the changes by rounding, ``changed``, and of the values before it, ``total``."""
 
     changed: float = 0.0
-    whole: float = 0.0
+    total: float = 0.0
 
     def add(self, found: npt.NDArray, before: npt.NDArray) -> None:
         self.changed += float(np.square(found - before, dtype=np.float64).sum())
-        self.whole += float(np.square(before, dtype=np.float64).sum())
+        self.total += float(np.square(before, dtype=np.float64).sum())
 
     @property
     def error(self) -> float:
-        """The root mean square of the one, relative to that of the other."""
-        return math.sqrt(self.changed / self.whole) if self.whole else 0.0
+        """The root mean square of the changes, relative to the root mean square of the values."""
+        return math.sqrt(self.changed / self.total) if self.total else 0.0
 
 
 @dataclass
 class _Rounding:
-    """Reads weights as blocks, one at a time, and counts what that changed in ``weights`` that were rounded, and in
-    ``scales`` of others."""
+    """Quantizes weights one at a time and measures the errors.
+
+    ``weights``: the error of the rounded weights. ``scales``: the error of the scales of weights that keep their
+    integers.
+    """
 
     checkpoint: Checkpoint
-    weights: _Changed = field(default_factory=_Changed)
-    scales: _Changed = field(default_factory=_Changed)
+    weights: _RelativeError = field(default_factory=_RelativeError)
+    scales: _RelativeError = field(default_factory=_RelativeError)
     _made: dict[str, npt.NDArray] = field(default_factory=dict)
 
-    def part(self, product: _Product, kind: str) -> Iterator[bytes]:
-        """The bytes of ``kind`` (Form.shapes) of a weight; its first kind is asked for first, and each once."""
-        if f"{product.module} {kind}" not in self._made:
-            stored = self._blocks(product).stored()
-            self._made |= {f"{product.module} {kind}": values for kind, values in stored.items()}
-        yield self._made.pop(f"{product.module} {kind}").tobytes()
+    def part(self, matmul: _Matmul, kind: str) -> Iterator[bytes]:
+        """Yield the bytes of ``kind`` (LowBitFormat.shapes) of a weight; call it once per kind, in their order."""
+        if f"{matmul.module} {kind}" not in self._made:
+            stored = self._quantized(matmul).stored()
+            self._made |= {f"{matmul.module} {kind}": values for kind, values in stored.items()}
+        yield self._made.pop(f"{matmul.module} {kind}").tobytes()
 
-    def _blocks(self, product: _Product) -> Blocks:
+    def _quantized(self, matmul: _Matmul) -> QuantizedMatrix:
         tensors = self.checkpoint.tensors
-        scales_in = numbers_of(product.form.scales)
-        if product.scheme is not None and product.comes_packed:
-            found = read_blocks(product.module, tensors, product.scheme)
+        scales_in = numpy_dtype(matmul.form.scales)
+        if matmul.scheme is not None and matmul.is_packed:
+            found = read_low_bit(matmul.module, tensors, matmul.scheme)
             scales = found.scales.astype(scales_in).astype(np.float32)
             self.scales.add(scales, found.scales)
-            return replace(found, form=product.form, scales=scales)
-        matrix = read_matrix(product.module, tensors, product.scheme)
-        blocks = quantize(matrix, product.form, scales_in)
-        self.weights.add(blocks.restored, matrix)
-        return blocks
+            return replace(found, form=matmul.form, scales=scales)
+        matrix = read_matrix(matmul.module, tensors, matmul.scheme)
+        quantized = quantize(matrix, matmul.form, scales_in)
+        self.weights.add(quantized.dequantized, matrix)
+        return quantized
 
 
-def _entries(products: list[_Product], rounding: _Rounding) -> Iterator[Entry]:
-    """What holds the weights: those of one product one behind the other, kind by kind."""
-    for group in _groups(products):
-        shapes = [product.form.shapes(product.rows, product.inner) for product in group]
+def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
+    """Yield the tensors to write: kind by kind, the weights of one matmul of the graph next to each other."""
+    for group in _groups(matmuls):
+        shapes = [matmul.form.shapes(matmul.rows, matmul.inner) for matmul in group]
         for kind in shapes[0]:
-            for product, found in zip(group, shapes, strict=True):
-                name = stored_as(f"{product.module}.weight", product.form.bits, kind)
-                yield Entry(name, *found[kind], partial(rounding.part, product, kind))
+            for matmul, found in zip(group, shapes, strict=True):
+                name = packed_tensor_name(f"{matmul.module}.weight", matmul.form.bits, kind)
+                yield Entry(name, *found[kind], partial(rounding.part, matmul, kind))
 
 
-def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: str | None) -> Iterator[_Product]:
-    """The products whose weights will be held in blocks."""
+def _matmuls(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: str | None) -> Iterator[_Matmul]:
+    """Yield the matmuls with weights that the written checkpoint quantizes."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
     head = (_EMBEDDING if spec.tied else _HEAD).removesuffix(".weight")
@@ -157,17 +164,17 @@ def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: 
         scheme = quantization.scheme(module) if quantization else None
         if scheme is not None and scheme.packed:
             shape = shape_of(module, checkpoint.tensors, scheme)
-            yield _Product(module, *shape, replace(form_of(scheme), tiles=tiles), scheme)
+            yield _Matmul(module, *shape, replace(packed_format(scheme), tiles=tiles), scheme)
         elif bits is not None and f"{module}.weight" in checkpoint.tensors:
             shape = _matrix(checkpoint.tensors[f"{module}.weight"], scheme)
-            yield _Product(module, *shape, Form(bits, BLOCK, tiles=tiles), scheme)
+            yield _Matmul(module, *shape, LowBitFormat(bits, GROUP_SIZE, tiles=tiles), scheme)
 
 
-def _parts(product: _Product) -> tuple[str, ...]:
-    """The tensors of the checkpoint that hold the weight."""
-    if product.scheme is None:
-        return (f"{product.module}.weight",)
-    return parts_of(product.module, product.scheme)
+def _tensor_names(matmul: _Matmul) -> tuple[str, ...]:
+    """Return the names of the checkpoint's tensors that store the weight."""
+    if matmul.scheme is None:
+        return (f"{matmul.module}.weight",)
+    return tensor_names(matmul.module, matmul.scheme)
 
 
 def _place(module: str) -> tuple[str, int]:
@@ -175,15 +182,15 @@ def _place(module: str) -> tuple[str, int]:
     return layer, _ORDER.index(kind) if kind in _ORDER else 0
 
 
-def _groups(products: list[_Product]) -> Iterator[list[_Product]]:
-    """Those that may be one product: queries, keys and values, and gate and up, of one form; each other by itself."""
-    group: list[_Product] = []
-    for product in products:
-        alone = product.module.rpartition(".")[2] not in ("k_proj", "v_proj", "up_proj")
-        if group and (alone or product.form != group[0].form):
+def _groups(matmuls: list[_Matmul]) -> Iterator[list[_Matmul]]:
+    """Group the weights that the graph may join in one matmul: q, k and v, or gate and up, of equal ``form``."""
+    group: list[_Matmul] = []
+    for matmul in matmuls:
+        alone = matmul.module.rpartition(".")[2] not in ("k_proj", "v_proj", "up_proj")
+        if group and (alone or matmul.form != group[0].form):
             yield group
             group = []
-        group.append(product)
+        group.append(matmul)
     if group:
         yield group
 

@@ -1,4 +1,4 @@
-"""Writing a safetensors file, one tensor in memory at a time."""
+"""Write a safetensors file with one tensor in memory at a time."""
 
 import json
 import math
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tandemrt.export.read.checkpoint import DTYPES, StoredTensor
 
-Progress = Callable[[str, int, int], None]  # of what, how many are done, how many there are
+Progress = Callable[[str, int, int], None]  # unit, number done, total number
 _CODES = {name: (code, width) for code, (name, width) in DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor to write; ``data`` gives its bytes, piece by piece, when its turn comes."""
+    """One tensor to write; the writer calls ``data`` once, for its bytes in chunks."""
 
     name: str
     dtype: str
@@ -23,7 +23,7 @@ class Entry:
 
 
 def copied(tensor: StoredTensor, step: int = 1 << 24) -> Entry:
-    """``tensor`` as it is stored."""
+    """Return an entry that copies the bytes of ``tensor``, ``step`` bytes at a time."""
 
     def data() -> Iterator[bytes]:
         with tensor.file.open("rb") as source:
@@ -40,21 +40,26 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write ``entries`` in their order; ``progress`` hears of the bytes, in MB."""
+    """Write ``entries`` in their order; ``progress`` receives the written and the total size in MB."""
     entries = list(entries)
-    said: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    header_fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for entry in entries:
         code, width = _CODES[entry.dtype]
         end = begin + math.prod(entry.shape) * width
-        said[entry.name] = {"dtype": code, "shape": list(entry.shape), "data_offsets": [begin, end]}
+        header_fields[entry.name] = {"dtype": code, "shape": list(entry.shape), "data_offsets": [begin, end]}
         begin = end
-    header = json.dumps(said).encode()
+    header = json.dumps(header_fields).encode()
     header += b" " * (-len(header) % 8)
     with file.open("wb") as out:
-        out.write(len(header).to_bytes(8, "little") + header)
-        for entry in entries:
-            for piece in entry.data():
-                out.write(piece)
+
+        def report() -> None:
             if progress is not None:
                 progress("MB", out.tell() // 10**6, (8 + len(header) + begin) // 10**6)
+
+        out.write(len(header).to_bytes(8, "little") + header)
+        report()  # the first tensor may take long
+        for entry in entries:
+            for chunk in entry.data():
+                out.write(chunk)
+            report()

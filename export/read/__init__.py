@@ -1,1 +1,1 @@
-"""From a folder of the hub to what the exporter knows of it: config, weights, tokenizer."""
+"""Read a Hugging Face checkpoint folder: config, tensor directory, quantization, tokenizer."""

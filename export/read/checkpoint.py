@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint folder, read without reading a weight: config.json and the headers of its safetensors.
+"""Open a Hugging Face checkpoint folder: read config.json and the headers of its safetensors files, but no weights.
 
 The safetensors format: 8 bytes with the header's length (little endian), the header (JSON: name -> dtype, shape and
 the half-open range of its bytes, counted from the end of the header), then the bytes of all tensors without gaps.
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
-from tandemrt.export.read.packaging import require_safetensors
+from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
+from tandemrt.export.read.file_formats import require_safetensors
 
 DTYPES = {
     "F64": ("float64", 8),
@@ -40,9 +40,9 @@ _HEADER_LIMIT = 100_000_000  # the limit of the format's own reader
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: ``nbytes`` bytes at ``offset`` (counted from the start of the file) of ``file``.
+    """One tensor in a file: ``nbytes`` bytes at ``offset`` of ``file``, counted from the start of the file.
 
-    ``transposed``: a matrix [inputs, outputs] where others are [outputs, inputs].
+    ``transposed``: the file stores the matrix as [inputs, outputs]; the usual order is [outputs, inputs].
     """
 
     name: str
@@ -56,7 +56,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Config and tensor directory of a checkpoint folder. ``files`` are its safetensors files, in name order."""
+    """The config and the tensor directory of a checkpoint folder; ``files``: its safetensors files, sorted by name."""
 
     folder: Path
     config: dict[str, Any]
@@ -65,7 +65,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
-        """Read the folder's config and headers. Raises BadCheckpoint for anything missing, damaged or contradictory."""
+        """Read the folder's config and headers. Raises BadCheckpoint for missing, damaged or contradictory files."""
         folder = Path(folder)
         if not folder.is_dir():
             raise BadCheckpoint(f"checkpoint: {folder} is not a folder; give the folder that holds config.json")
@@ -88,7 +88,7 @@ class Checkpoint:
         return cls(folder, config, tensors, tuple(folder / file for file in sorted(set(shards.values()))))
 
     def read(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> npt.NDArray[Any]:
-        """The values of a small tensor. Raises BadCheckpoint unless it is of ``shape`` and one of ``dtypes``."""
+        """Return the values of a small tensor. Raises BadCheckpoint unless it has ``shape`` and one of ``dtypes``."""
         tensor = self.tensors.get(name)
         if tensor is None or tensor.shape != shape or tensor.dtype not in dtypes:
             found = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
@@ -147,13 +147,13 @@ def _stored(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of every tensor, as the index of a sharded checkpoint names them. Raises BadCheckpoint."""
+    """Return tensor name -> file name from the index of a sharded checkpoint. Raises BadCheckpoint if it is invalid."""
     shards = _read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(file, str) for file in shards.values()):
         raise BadCheckpoint(f"{path}: weight_map should map tensor names to file names, it is {quoted(shards)}")
     outside = sorted(file for file in set(shards.values()) if Path(file).name != file)
     if outside:
-        raise BadCheckpoint(f"{path}: shards should lie beside the index, it names {quoted(outside[0])}")
+        raise BadCheckpoint(f"{path}: shards should be in the index's folder, it names {quoted(outside[0])}")
     return shards
 
 

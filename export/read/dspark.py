@@ -1,7 +1,8 @@
-"""What a DSpark checkpoint says (arXiv 2607.05147): a block draft, and a Markov head that draws its tokens one by one.
+"""Read the config of a DSpark checkpoint (arXiv 2607.05147): a block draft with a Markov head.
 
-config.json as ``speculators`` writes it, or flat as DeepSpec and SpecForge do. What its confidence head says, how much
-of a window is worth verifying, is not read.
+The Markov head samples the tokens of the block one by one. config.json has the form of ``speculators``, or the flat
+form of DeepSpec and SpecForge. The confidence head, which predicts how many drafted tokens are worth verifying, is not
+read.
 """
 
 import dataclasses
@@ -9,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tandemrt.engines import contract
-from tandemrt.engines.contract import CacheKind, Contract
-from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.export.read.dflash import DFlashSpec, read_block
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.contract import CacheKind, Contract
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.read.dflash import DFlashSpec, read_block_draft
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
 
@@ -21,39 +22,39 @@ _NAMED = ("Qwen3DSparkModel", "DSparkDraftModel")  # DeepSpec, SpecForge
 _READ = ("markov_rank", "markov_head_type", "projector_type", "dspark_backbone_conv_enabled")
 _UNREAD = (
     *("enable_confidence_head", "confidence_head_with_markov", "confidence_head_alpha"),
-    *("num_anchors", "attention_mode"),  # of training; the numbers of heads say it
+    *("num_anchors", "attention_mode"),  # training only; the numbers of attention heads imply attention_mode
 )
 
 
 @dataclass(frozen=True)
 class DSparkSpec(DFlashSpec):
-    """A block draft whose logits a Markov head of ``markov_rank`` numbers changes by the token in front."""
+    """A block draft with a Markov head of rank ``markov_rank``, which adjusts logits by the previous token."""
 
     markov_head_type: MarkovHeadType
     markov_rank: int
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "DSparkSpec":
-        """Read a config. Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``."""
-        within = config.get("dflash_config")
-        within = within if isinstance(within, Mapping) else {}
-        own = Fields({**config, **within}, "config.json")
+        """Read a config. Raises BadCheckpoint, by name, for unknown fields and values that do not fit ``target``."""
+        nested = config.get("dflash_config")
+        nested = nested if isinstance(nested, Mapping) else {}
+        own = Fields({**config, **nested}, "config.json")
         kind = own.get("markov_head_type", "vanilla")
         own.only("markov_head_type", *get_args(MarkovHeadType))
         own.only("projector_type", "dspark")
         own.only("dspark_backbone_conv_enabled", False)
-        block = read_block(_without(config), target, kind="dspark", named=_NAMED, ignored=ignored)
+        block = read_block_draft(_without(config), target, kind="dspark", named=_NAMED, ignored=ignored)
         if kind == "rnn" and not block.sample_from_anchor:
             raise BadCheckpoint(
-                "config.json: sample_from_anchor should be true for markov_head_type 'rnn', it is False: what such a "
-                "head remembers of the anchor is not known then; choose another draft"
+                "config.json: sample_from_anchor should be true for markov_head_type 'rnn', it is False: the head's "
+                "memory of the anchor is undefined then; choose another draft"
             )
         values = {field.name: getattr(block, field.name) for field in dataclasses.fields(block)}
         return cls(**values, markov_head_type=kind, markov_rank=own.integer("markov_rank"))
 
     @property
     def row_states(self) -> int:
-        """Numbers of a token of the block that the Markov head reads beside its logits."""
+        """The width of the hidden state per block token that the Markov head reads in addition to the logits."""
         return 0 if self.markov_head_type == "vanilla" else self.layer.hidden
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
@@ -68,7 +69,7 @@ class DSparkSpec(DFlashSpec):
 
 
 def _without(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` without what is read here, or known and not read."""
+    """Return ``config`` without the fields that this module reads, and without the known fields that it ignores."""
     rest = {name: value for name, value in config.items() if name not in (*_READ, *_UNREAD)}
     if isinstance(rest.get("dflash_config"), Mapping):
         rest["dflash_config"] = _without(rest["dflash_config"])

@@ -1,29 +1,30 @@
-"""What an EAGLE-3 or P-EAGLE checkpoint says: config.json as ``speculators`` writes it, or flat.
+"""Read the config of an EAGLE-3 or P-EAGLE checkpoint: the form of ``speculators``, or the flat form.
 
-The flat form is that of SafeAILab, SpecForge and ModelOpt. Fields of one name mean different things in the two: layers
-of the target are named by their inputs in the one, by their outputs in the other. What could mean either is refused.
+SafeAILab, SpecForge and ModelOpt write the flat form. Equal field names have different meanings in the two forms:
+``speculators`` lists layers of the target by their inputs, the flat form by their outputs. Ambiguous values are
+rejected.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandemrt.engines import contract
-from tandemrt.engines.contract import CacheKind, Contract
-from tandemrt.engines.errors import BadCheckpoint, quoted
-from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.heads import (
-    FRAME,
-    HeadSpec,
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.contract import CacheKind, Contract
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.export.read.draft_heads import (
+    SPECULATORS_FIELDS,
+    DraftHeadSpec,
     read_features,
     read_layers,
-    read_token,
-    require_token,
+    read_mask_token,
+    require_mask_token,
 )
+from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
 
 FLAT = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
-# Of ModelOpt's eagle_config: what this exporter builds.
+# The values of ModelOpt's eagle_config that this exporter implements.
 _MODELOPT: Mapping[str, tuple[Any, ...]] = {
     "use_aux_hidden_state": (True,),
     "use_input_layernorm_in_first_layer": (True,),
@@ -36,12 +37,12 @@ _MODELOPT: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Eagle3Spec(HeadSpec):
-    """An EAGLE-3 head, whose first layer reads twice its width, or a P-EAGLE head, which has a ``mask_token``.
+class Eagle3Spec(DraftHeadSpec):
+    """An EAGLE-3 head, or a P-EAGLE head, which has a ``mask_token``; the first layer reads twice its width.
 
-    ``norm_features`` and ``norm_each_feature``: what is normed in front of the fusing product, all features as one or
-    each by itself. ``norm_residual``: the normed state is the residual of the first layer. ``norm_fed_back``: a drafted
-    token is fed with the state behind the last norm.
+    ``norm_features`` and ``norm_each_feature``: the norm before the fusing matmul covers all features together, or
+    each feature separately. ``norm_residual``: the residual of the first layer is the normed state. ``norm_fed_back``:
+    the state that is fed back with a drafted token is the output of the last norm, else its input.
     """
 
     norm_features: bool
@@ -54,9 +55,9 @@ class Eagle3Spec(HeadSpec):
     def from_hf(
         cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = (), parallel: bool = False
     ) -> "Eagle3Spec":
-        """Read a config, that of P-EAGLE if ``parallel``.
+        """Read the config of an EAGLE-3 head, or of a P-EAGLE head if ``parallel``.
 
-        Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
+        Raises BadCheckpoint, by name, for unknown fields and values that do not fit ``target``.
         """
         fields = Fields(config, "config.json")
         if "speculators_model_type" in config or "transformer_layer_config" in config:
@@ -69,7 +70,7 @@ class Eagle3Spec(HeadSpec):
         fields.finish(ignored)
         spec.require_fit(target)
         if spec.mask_token is not None:
-            require_token(spec.mask_token, spec)
+            require_mask_token(spec.mask_token, spec)
         return spec
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
@@ -80,9 +81,9 @@ class Eagle3Spec(HeadSpec):
 
 def _of_speculators(fields: Fields, target: ModelSpec, *, parallel: bool) -> Eagle3Spec:
     fields.only("speculators_model_type", "peagle" if parallel else "eagle3")
-    fields.skip(*FRAME, "embed_requires_grad")
+    fields.skip(*SPECULATORS_FIELDS, "embed_requires_grad")
     fields.only("tie_word_embeddings", False)
-    layer, reach = read_layers(fields.get("transformer_layer_config"))
+    layer, max_context = read_layers(fields.get("transformer_layer_config"))
     return Eagle3Spec(
         layer=layer,
         features=_features(fields, "eagle_aux_hidden_state_layer_ids", target),
@@ -92,8 +93,8 @@ def _of_speculators(fields: Fields, target: ModelSpec, *, parallel: bool) -> Eag
         norm_each_feature=fields.flag("fc_norm", False),
         norm_residual=fields.flag("norm_before_residual", False),
         norm_fed_back=fields.flag("norm_output", False),
-        reach=reach,
-        mask_token=read_token(fields, "mask_token_id") if parallel else None,
+        max_context=max_context,
+        mask_token=read_mask_token(fields, "mask_token_id") if parallel else None,
     )
 
 
@@ -106,19 +107,19 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> Eagle3
         )
     if fields.get("norm_output") is not None and "norm_output" not in ignored:
         raise BadCheckpoint(
-            f"config.json: norm_output is {quoted(fields.get('norm_output'))}: in SpecForge it says that a norm stands "
-            "in front of lm_head, in speculators that the normed state is fed back; if it is the former, name it in "
-            'the recipe beside the checkpoint, as ignore_config_fields = ["norm_output"]'
+            f"config.json: norm_output is {quoted(fields.get('norm_output'))}: in SpecForge it means a norm before "
+            "lm_head, in speculators that the normed state is fed back; if it is the former, name it in the recipe's "
+            'section of the checkpoint, as ignore_config_fields = ["norm_output"]'
         )
     inner = {name: value for name, value in fields.data.items() if name not in own}
-    layer, reach = read_layers(inner, ignored=[name for name in ignored if name not in own])
+    layer, max_context = read_layers(inner, ignored=[name for name in ignored if name not in own])
     fields.skip(*fields.data)
     modelopt = Fields(fields.get("eagle_config", {}), "config.json, eagle_config")
     for name, values in _MODELOPT.items():
         modelopt.only(name, *values)
-    # ModelOpt trains on what these layers give, as does SpecForge through SGLang; vLLM feeds what they are given. All
-    # of them join features in the order of the layers; ModelOpt writes its list in the order of a set.
-    features = tuple(sorted(_features(modelopt, "eagle_aux_hidden_state_layer_ids", target, behind=1)))
+    # ModelOpt, and SpecForge through SGLang, train on the outputs of these layers; vLLM feeds their inputs. All of them
+    # concatenate features in layer order; ModelOpt's list is unordered.
+    features = tuple(sorted(_features(modelopt, "eagle_aux_hidden_state_layer_ids", target, offset=1)))
     modelopt.finish()
     return Eagle3Spec(
         layer=layer,
@@ -129,13 +130,13 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> Eagle3
         norm_each_feature=fields.flag("fc_norm", False),
         norm_residual=False,
         norm_fed_back=False,
-        reach=reach,
+        max_context=max_context,
     )
 
 
-def _features(fields: Fields, name: str, target: ModelSpec, *, behind: int = 0) -> tuple[int, ...]:
-    """See read_features; the published default where the config names none."""
-    found = read_features(fields, name, target, behind=behind)
+def _features(fields: Fields, name: str, target: ModelSpec, *, offset: int = 0) -> tuple[int, ...]:
+    """Return ``read_features``, or the published default if the config lists no layers."""
+    found = read_features(fields, name, target, offset=offset)
     if found is not None:
         return found
     ids = (2, target.layers // 2, target.layers - 3)

@@ -1,30 +1,30 @@
-"""The families of models that are understood, a row for each.
+"""The supported model families, one row each.
 
-Everything else is read from the config (export/read/spec.py), so a family has no code of its own but a reader of
-fields that only it has.
+The config provides everything else (export/read/spec.py), so the only code of a family reads fields that other
+families do not have.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from tandemrt.export.read import family as of
-from tandemrt.export.read.block import Activation, BlockNorms, QKNorm
 from tandemrt.export.read.family import Family
+from tandemrt.export.read.layer import Activation, NormNames, QKNorm
 from tandemrt.export.read.layer_kinds import (
-    all_or_none,
-    every,
-    named_rotary,
-    one_window,
+    all_layers_window,
+    alternating_windows,
+    configured_window,
+    listed_rotary,
     sliding_rotary,
-    switched_window,
+    uniform_window,
 )
 from tandemrt.export.read.rope import RopeRules
 
-_NORMS_BEHIND = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-_NORMS_AROUND = BlockNorms(
+_NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_NORMS_AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
-_GLM_NORMS = BlockNorms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_GLM_NORMS = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _GELU: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh"}
 _CWM_ROPE = {
     "rope_type": "llama3",
@@ -52,8 +52,7 @@ _GPT_OSS_ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-_TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers reads the last nowhere
-
+_TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
 
 _ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
 _GEMMA: dict[str, Any] = {
@@ -67,28 +66,28 @@ _GEMMA: dict[str, Any] = {
 }
 
 _ROWS = (
-    Family("llama", ("LlamaForCausalLM",), biases=of.named_biases, neutral={"pretraining_tp": (1,)}),
+    Family("llama", ("LlamaForCausalLM",), biases=of.named_biases, no_effect_values={"pretraining_tp": (1,)}),
     Family(
         "mistral",
         ("MistralForCausalLM",),
-        defaults={"sliding_window": 4096},  # what transformers takes where the field is absent; null switches it off
-        windows=one_window,
+        defaults={"sliding_window": 4096},  # the default of transformers; null disables the window
+        windows=uniform_window,
     ),
-    Family("qwen2", ("Qwen2ForCausalLM",), biases=of.qkv_biases, windows=switched_window),
-    Family("mimo", ("MiMoForCausalLM",), biases=of.qkv_biases, windows=switched_window),
+    Family("qwen2", ("Qwen2ForCausalLM",), biases=of.qkv_biases, windows=configured_window),
+    Family("mimo", ("MiMoForCausalLM",), biases=of.qkv_biases, windows=configured_window),
     Family(
         "qwen3",
         ("Qwen3ForCausalLM",),
         defaults={"head_dim": 128},
         qk_norm=QKNorm(),
         biases=of.attention_biases,
-        windows=switched_window,
+        windows=configured_window,
     ),
     Family(
         "ministral3",
         ("Ministral3ForCausalLM",),
         defaults={"head_dim": 128},
-        windows=one_window,
+        windows=uniform_window,
         rope=RopeRules(default=_MINISTRAL_ROPE),
     ),
     Family(
@@ -96,25 +95,25 @@ _ROWS = (
         ("SeedOssForCausalLM",),
         defaults={"head_dim": 128},
         biases=of.seed_biases,
-        irrelevant=_TRAINING,
+        unused_fields=_TRAINING,
     ),
     Family("granite", ("GraniteForCausalLM",), biases=of.named_biases, scales=of.granite_scales),
     Family(
         "phi3",
         ("Phi3ForCausalLM",),
-        windows=one_window,
+        windows=uniform_window,
         rope=RopeRules(partial=1.0),
-        neutral={"lm_head_bias": (False,), "full_attn_mod": (1,), "interpolate_factor": (1,)},
-        irrelevant=(*_TRAINING, "original_max_position_embeddings"),  # longrope reads it
+        no_effect_values={"lm_head_bias": (False,), "full_attn_mod": (1,), "interpolate_factor": (1,)},
+        unused_fields=(*_TRAINING, "original_max_position_embeddings"),  # read by longrope
     ),
     Family(
         "smollm3",
         ("SmolLM3ForCausalLM",),
         defaults={"tie_word_embeddings": True},
         biases=of.named_biases,
-        rotary=named_rotary,
+        rotary=listed_rotary,
         rope=RopeRules(default={"rope_theta": 2_000_000.0}),
-        irrelevant=_TRAINING,
+        unused_fields=_TRAINING,
     ),
     Family(
         "arcee",
@@ -128,14 +127,14 @@ _ROWS = (
         ("CwmForCausalLM",),
         defaults={"head_dim": 128, "sliding_window": 8192},
         biases=of.mlp_bias,
-        windows=every(4, full=0),
+        windows=alternating_windows(4, full=0),
         rope=RopeRules(default=_CWM_ROPE),
-        irrelevant=_TRAINING,
+        unused_fields=_TRAINING,
     ),
     Family(
         "olmo2",
         ("Olmo2ForCausalLM",),
-        norms=_NORMS_BEHIND,
+        norms=_NORMS_AFTER,
         qk_norm=QKNorm(over_all_heads=True),
         biases=of.attention_biases,
     ),
@@ -143,10 +142,10 @@ _ROWS = (
         "olmo3",
         ("Olmo3ForCausalLM",),
         defaults={"sliding_window": 4096},
-        norms=_NORMS_BEHIND,
+        norms=_NORMS_AFTER,
         qk_norm=QKNorm(over_all_heads=True),
         biases=of.attention_biases,
-        windows=every(4),
+        windows=alternating_windows(4),
         rope=RopeRules(default={"rope_theta": 500_000.0}, local_theta=("rope_theta", 500_000.0)),
     ),
     Family(
@@ -156,12 +155,12 @@ _ROWS = (
         norms=_NORMS_AROUND,
         norm_offset=True,
         biases=of.attention_biases,
-        windows=every(2),
+        windows=alternating_windows(2),
         scales=of.gemma_scales,
         activations=_GELU,
         activation_field="hidden_activation",
-        neutral={"hidden_act": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
-        irrelevant=("sliding_window_size",),  # the name of sliding_window in the first version
+        no_effect_values={"hidden_act": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
+        unused_fields=("sliding_window_size",),  # the old name of sliding_window
     ),
     Family(
         "gemma3_text",
@@ -171,12 +170,12 @@ _ROWS = (
         norm_offset=True,
         qk_norm=QKNorm(),
         biases=of.attention_biases,
-        windows=every(6, named="sliding_window_pattern"),
+        windows=alternating_windows(6, named="sliding_window_pattern"),
         rope=RopeRules(default={"rope_theta": 1_000_000.0}, local_theta=("rope_local_base_freq", 10_000.0)),
         scales=of.gemma_scales,
         activations=_GELU,
         activation_field="hidden_activation",
-        neutral={"use_bidirectional_attention": (False,)},
+        no_effect_values={"use_bidirectional_attention": (False,)},
     ),
     Family(
         "glm4",
@@ -190,9 +189,9 @@ _ROWS = (
         "exaone4",
         ("Exaone4ForCausalLM",),
         defaults={"sliding_window": 4096},
-        norms=_NORMS_BEHIND,
+        norms=_NORMS_AFTER,
         qk_norm=QKNorm(),
-        windows=every(4, named="sliding_window_pattern"),
+        windows=alternating_windows(4, named="sliding_window_pattern"),
         rotary=sliding_rotary,
     ),
     Family(
@@ -200,14 +199,14 @@ _ROWS = (
         ("HunYuanDenseV1ForCausalLM",),
         qk_norm=QKNorm("query_layernorm", "key_layernorm", after_rotary=True),
         biases=of.attention_biases,
-        neutral={
+        no_effect_values={
             "add_classification_head": (False,),
             "norm_type": ("rms",),
             "use_cla": (False,),
             "use_qk_norm": (True,),
             "use_rotary_pos_emb": (True,),
         },
-        irrelevant=(
+        unused_fields=(
             *_TRAINING,
             *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "org_vocab_size"),
             *("pad_id", "pool_type", "mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "sep_token_id"),
@@ -223,9 +222,9 @@ _ROWS = (
     Family(
         "mixtral",
         ("MixtralForCausalLM",),
-        windows=one_window,
+        windows=uniform_window,
         rope=RopeRules(default={"rope_theta": 1_000_000.0}),
-        irrelevant=_ROUTER,
+        unused_fields=_ROUTER,
         experts=of.mixtral_experts,
     ),
     Family(
@@ -233,9 +232,9 @@ _ROWS = (
         ("Qwen3MoeForCausalLM",),
         qk_norm=QKNorm(),
         biases=of.attention_biases,
-        windows=all_or_none,
-        neutral={"qkv_bias": (False,), "use_qk_norm": (True,), "shared_expert_intermediate_size": (0,)},
-        irrelevant=_ROUTER,
+        windows=all_layers_window,
+        no_effect_values={"qkv_bias": (False,), "use_qk_norm": (True,), "shared_expert_intermediate_size": (0,)},
+        unused_fields=_ROUTER,
         experts=of.qwen_experts,
     ),
     Family(
@@ -244,9 +243,9 @@ _ROWS = (
         defaults={"head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128, "attention_bias": True},
         sinks=True,
         biases=of.attention_biases,
-        windows=every(2),
+        windows=alternating_windows(2),
         rope=RopeRules(default=_GPT_OSS_ROPE),
-        irrelevant=(*_ROUTER, "initial_context_length"),  # rope_scaling says it
+        unused_fields=(*_ROUTER, "initial_context_length"),  # given by rope_scaling too
         experts=of.gpt_oss_experts,
     ),
 )

@@ -1,21 +1,21 @@
-"""A family of models: what it says by its name rather than in its config, as choices and readers of fields."""
+"""A model family: the properties that its name implies, and readers of its config fields."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
-from tandemrt.export.read.block import Activation, BlockNorms, ClampedSwiglu, Experts, QKNorm, Scales
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.layer import Activation, ClampedSwiglu, Experts, NormNames, QKNorm, Scales
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
 from tandemrt.export.read.rope import RopeRules
 
-PRE_NORMS, PLAIN_ROPE = BlockNorms(), RopeRules()
+PRE_NORMS, PLAIN_ROPE = NormNames(), RopeRules()
 SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
 
 
 class Biases(NamedTuple):
-    """Which products add a bias."""
+    """The matmuls that add a bias."""
 
     qkv: bool = False
     out: bool = False
@@ -29,7 +29,7 @@ def no_bias(fields: Fields) -> Biases:
 
 
 def named_biases(fields: Fields) -> Biases:
-    """``attention_bias`` is that of queries, keys, values and output."""
+    """Read ``attention_bias`` (queries, keys, values and output) and ``mlp_bias``."""
     attention = fields.flag("attention_bias", False)
     return Biases(attention, attention, fields.flag("mlp_bias", False))
 
@@ -95,13 +95,13 @@ def no_experts(fields: Fields, layers: int) -> None:
 
 
 def mixtral_experts(fields: Fields, layers: int) -> Experts:
-    """Of Mixtral: in every layer."""
+    """Mixtral: experts in every layer."""
     count, chosen = fields.integer("num_local_experts", 8), fields.integer("num_experts_per_tok", 2)
     return _experts(count, chosen, fields.integer("intermediate_size"), True, (True,) * layers)
 
 
 def qwen_experts(fields: Fields, layers: int) -> Experts:
-    """Of Qwen3-MoE: in one of ``decoder_sparse_step`` layers, but in none of ``mlp_only_layers``."""
+    """Qwen3-MoE: experts in one of ``decoder_sparse_step`` layers, except in ``mlp_only_layers``."""
     count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
     step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
@@ -116,9 +116,9 @@ def qwen_experts(fields: Fields, layers: int) -> Experts:
 
 
 def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
-    """Of gpt-oss: in every layer, with biases, gate and up in turns, and bounds on what they give."""
+    """gpt-oss: experts in every layer, with biases, interleaved gate and up, and a clamped SwiGLU."""
     chosen = fields.integer("num_experts_per_tok", 4)
-    fields.only("experts_per_token", chosen)  # another name for it
+    fields.only("experts_per_token", chosen)  # an alias of num_experts_per_tok
     experts = _experts(
         fields.integer("num_local_experts", 128), chosen, fields.integer("intermediate_size"), True, (True,) * layers
     )
@@ -138,19 +138,20 @@ def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layer
 
 @dataclass(frozen=True)
 class Family:
-    """``architectures`` as configs name them; ``name`` is their model_type.
+    """A row of the table of families. ``architectures``: their names in configs. ``name``: their model_type.
 
-    ``defaults`` are fields that a config may leave out, ``neutral`` those that change nothing where they say one of
-    these values, ``irrelevant`` those that never do. ``activations``: what ``activation_field`` may say.
-    ``norm_offset``: norms are stored less one. ``gated``: whether the MLP has a gate. ``sinks``: see ModelSpec.
+    ``defaults``: values of fields that a config may omit. ``no_effect_values``: the values of a field that do not
+    change the graph; others are rejected. ``unused_fields``: fields that never change the graph. ``activations``: the
+    accepted values of ``activation_field``. ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a
+    gate. ``sinks``: see ModelSpec.
     """
 
     name: str
     architectures: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    irrelevant: tuple[str, ...] = ()
-    norms: BlockNorms = PRE_NORMS
+    no_effect_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    unused_fields: tuple[str, ...] = ()
+    norms: NormNames = PRE_NORMS
     norm_offset: bool = False
     qk_norm: QKNorm | None = None
     sinks: bool = False

@@ -1,14 +1,17 @@
-"""Reading a JSON object so that no field of it goes unnoticed."""
+"""Read a JSON object and reject every field that the reader does not use."""
 
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 
 
 class Fields:
-    """One JSON object being read; ``finish`` refuses, by name, every field that nobody asked for."""
+    """A reader of the JSON object ``data``; ``finish`` rejects, by name, every field that was not read.
+
+    ``where`` names the object in error messages.
+    """
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
         self.data = data
@@ -16,7 +19,7 @@ class Fields:
         self._read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The raw value; ``default`` when the field is absent or null."""
+        """Return the raw value, or ``default`` if the field is absent or null."""
         self._read.add(name)
         value = self.data.get(name)
         return default if value is None else value
@@ -24,9 +27,9 @@ class Fields:
     def integer(self, name: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._bad(name, "a whole number of at least 1")
+            raise self._bad(name, "an integer of at least 1")
         if value > most:
-            raise self._bad(name, f"a whole number of at most {most}")
+            raise self._bad(name, f"an integer of at most {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -36,7 +39,7 @@ class Fields:
         return float(value)
 
     def number_or_absent(self, name: str, default: float) -> float:
-        """A field that may be missing and must not be null: transformers refuses null for it."""
+        """Return a number, or ``default`` if the field is absent. Null is an error, as in transformers."""
         if self.data.get(name, default) is None:
             raise self._bad(name, "a number above 0, or absent")
         return self.number(name, default)
@@ -48,7 +51,7 @@ class Fields:
         return value
 
     def only(self, name: str, *allowed: Any) -> None:
-        """The field may be absent, null, or one of ``allowed``: the exporter implements no other value."""
+        """Raise BadCheckpoint unless the field is absent, null, or one of ``allowed``, the implemented values."""
         value = self.get(name, allowed[0])
         if value not in allowed:
             raise BadCheckpoint(
@@ -57,24 +60,27 @@ class Fields:
             )
 
     def skip(self, *names: str) -> None:
-        """Fields that are known and have no bearing on the graph."""
+        """Accept known fields that do not affect the graph, with any value."""
         self._read.update(names)
 
     def finish(self, ignored: Collection[str] = ()) -> None:
-        """Refuse what nobody asked for, but ``ignored``, of which each must be such a field."""
+        """Raise BadCheckpoint for fields that were not read, except ``ignored``.
+
+        Each of ``ignored`` must be in the file and unread.
+        """
         unknown = sorted(set(self.data) - self._read)
         needless = sorted(set(ignored) - set(unknown))
         if needless:
             raise BadCheckpoint(
                 f"{self.where}: ignore_config_fields names {clipped(', '.join(needless))}, which the file does not "
-                "have or the exporter understands; take it out of the recipe"
+                "have, or which the exporter reads; take it out of the recipe"
             )
         unknown = [name for name in unknown if name not in ignored]
         if unknown:
-            names = ", ".join(quoted(name) for name in unknown)  # all of them: whoever vouches for them needs them
+            names = ", ".join(quoted(name) for name in unknown)  # all of them, because the recipe must list all
             raise BadCheckpoint(
-                f"{self.where}: the exporter does not know the field(s) {names}; if they do not change what the model "
-                "computes, name them in the recipe beside the checkpoint, as ignore_config_fields = [...]"
+                f"{self.where}: the exporter does not support the field(s) {names}; if they do not change what the "
+                "model computes, name them in the recipe's section of the checkpoint, as ignore_config_fields = [...]"
             )
 
     def _bad(self, name: str, rule: str) -> BadCheckpoint:

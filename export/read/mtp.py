@@ -1,45 +1,47 @@
-"""What a checkpoint says of layers that predict tokens further on (MTP), and their tensors by the names of one form.
+"""Read multi-token-prediction (MTP) layers: their config, and their tensors under common names.
 
-Such layers come with their target, as DeepSeek-V3 and MiMo write them, or one by itself, as ``speculators`` does.
+DeepSeek-V3 and MiMo store such layers in the target's checkpoint; ``speculators`` stores one layer in its own
+checkpoint.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tandemrt.engines import contract
-from tandemrt.engines.contract import CacheKind, Contract
-from tandemrt.engines.drafts import DRAFT_LAYERS
-from tandemrt.engines.dtypes import COMPUTE
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.contract import CacheKind, Contract
+from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
+from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.draft_heads import SPECULATORS_FIELDS, DraftHeadSpec, mismatch, read_layers
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_layers
-from tandemrt.export.read.quantization.cache import is_cache_scale
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.kv_cache import is_cache_scale
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 
-Narrow = Mapping[str, tuple[str, Scheme]]  # weights that come quantized: of what module of the checkpoint, and how
-PUBLISHED = "num_nextn_predict_layers"
-# The names of speculators, which the graph asks for, by those of DeepSeek; MiMo has them as they are.
+QuantizedWeights = Mapping[str, tuple[str, Scheme]]  # weight -> its module in the checkpoint, its scheme
+LAYER_COUNT = "num_nextn_predict_layers"
+# DeepSeek's names to the names of speculators, which the graph uses; MiMo has the names of speculators.
 _OF_DEEPSEEK = {
     "enorm": "token_layernorm",
     "hnorm": "hidden_layernorm",
     "eh_proj": "input_proj",
     "shared_head.norm": "final_layernorm",
 }
-_COPIES = ("shared_head.head.weight", "embed_tokens.weight")  # of the target's own
+_COPIES = ("shared_head.head.weight", "embed_tokens.weight")  # copies of the target's tensors
 _OF_TARGET = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")  # the last is full of NaN
-OWN = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+MTP_MODULES = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 
 
 @dataclass(frozen=True)
-class MtpSpec(HeadSpec):
-    """Layers over the target's last state. ``embedding_first``: of the two that the first product of each reads.
+class MtpSpec(DraftHeadSpec):
+    """MTP layers, which read the target's last hidden state.
 
-    ``depth``: how many of them draft, each a token, the last all that is further on; ``published``: how many the
-    checkpoint has. ``layer`` is what each is like.
+    ``embedding_first``: the first matmul of each layer reads the embedding and then the state, else the state first.
+    ``depth``: the number of layers that draft; each drafts one token, the last layer all further tokens. ``published``:
+    the number of layers in the checkpoint. ``layer``: the spec of one layer.
     """
 
     embedding_first: bool
@@ -48,54 +50,53 @@ class MtpSpec(HeadSpec):
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, target: ModelSpec, *, window: int, ignored: Collection[str] = ()
-    ) -> tuple["MtpSpec", Checkpoint, "Narrow"]:
-        """Read a checkpoint: its layers, as many as draft a token of ``window``, and their tensors under the names of
-        ``speculators``, each layer's own as ``layers.0`` behind its ``prefix_of``.
+        cls, checkpoint: Checkpoint, target: ModelSpec, *, num_draft_tokens: int, ignored: Collection[str] = ()
+    ) -> tuple["MtpSpec", Checkpoint, "QuantizedWeights"]:
+        """Read the first layers of a checkpoint, at most ``num_draft_tokens`` of them.
 
-        Weights that come quantized are not among these but told apart.
-
-        Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
+        Returns the spec, the checkpoint with its unquantized tensors under the names of ``speculators``, and the
+        quantized weights. The tensors of each layer are ``layers.0.*`` after its ``layer_prefix``. Raises
+        BadCheckpoint, by name, for unknown fields and values that do not fit ``target``.
         """
         config = checkpoint.config
         alone = "speculators_model_type" in config
-        reach = None
+        max_context = None
         if alone:
             if config.get("quantization_config") is not None:
                 raise BadCheckpoint(
-                    "config.json: quantization_config: a layer by itself must come with whole weights, got "
+                    "config.json: quantization_config: an MTP layer in its own checkpoint must be unquantized, got "
                     f"{quoted(config['quantization_config'])}; choose one that is not quantized"
                 )
             fields = Fields(config, "config.json")
             fields.only("speculators_model_type", "mtp")
-            fields.only("tie_word_embeddings", False, True)  # says something of the target
-            fields.only(PUBLISHED, 1)
-            fields.skip(*FRAME)
-            layer, reach = read_layers(fields.get("transformer_layer_config"))
+            fields.only("tie_word_embeddings", False, True)  # describes the target
+            fields.only(LAYER_COUNT, 1)
+            fields.skip(*SPECULATORS_FIELDS)
+            layer, max_context = read_layers(fields.get("transformer_layer_config"))
             fields.finish(ignored)
         else:
             layer = target
             found = ModelSpec.from_hf(config, ignored=ignored)
             if (found.layers, found.hidden, found.vocab) != (target.layers, target.hidden, target.vocab):
-                raise misfit("num_hidden_layers", f"the target's, {target.layers}", found.layers)
-            if not predicts_further(config, layer.layers):
+                raise mismatch("num_hidden_layers", f"the target's, {target.layers}", found.layers)
+            if not mtp_prefixes(config, layer.layers):
                 raise BadCheckpoint(
-                    f"config.json: {PUBLISHED} should say how many such layers there are, it is "
-                    f"{quoted(config.get(PUBLISHED))}; choose a checkpoint that has one, or another draft"
+                    f"config.json: {LAYER_COUNT} should be the number of MTP layers, it is "
+                    f"{quoted(config.get(LAYER_COUNT))}; choose a checkpoint that has one, or another draft"
                 )
         mixed = layer.experts is not None and not all(layer.experts.layers)
         if mixed or layer.local_rope is not None or not all(layer.rotary_layers):
             raise BadCheckpoint(
-                f"{checkpoint.folder}: layers of {layer.family} differ from one another, and which kind predicts "
-                "further on is not known; choose another draft"
+                f"{checkpoint.folder}: the layers of {layer.family} differ from one another, and the kind of its MTP "
+                "layer is not defined; choose another draft"
             )
-        if any(layer.sliding_layers):  # whether this layer slides is not known: within the window it is the same
-            reach = layer.sliding_window
+        if any(layer.sliding_layers):  # undefined for this layer; within the window both kinds are equal
+            max_context = layer.sliding_window
         experts = None if layer.experts is None else replace(layer.experts, layers=(True,))
-        published = 1 if alone else config[PUBLISHED]
-        depth = min(published, window, len(DRAFT_LAYERS))
+        published = 1 if alone else config[LAYER_COUNT]
+        depth = min(published, num_draft_tokens, len(DRAFT_LAYERS))
         forms = _forms(layer.layers, depth, alone=alone)
-        tensors, narrow, embedding_first = _tensors(checkpoint, forms, alone=alone)
+        tensors, quantized, embedding_first = _tensors(checkpoint, forms, alone=alone)
         one = replace(
             layer,
             layers=1,
@@ -105,10 +106,10 @@ class MtpSpec(HeadSpec):
             experts=experts,
             tied=False,
         )
-        spec = cls(one, (target.layers,), one.hidden, one.vocab, reach, embedding_first, depth, published)
+        spec = cls(one, (target.layers,), one.hidden, one.vocab, max_context, embedding_first, depth, published)
         spec.require_fit(target)
-        whole = {name: value for name, value in config.items() if name != "quantization_config"}
-        return spec, replace(checkpoint, config=whole, tensors=tensors), narrow
+        unquantized = {name: value for name, value in config.items() if name != "quantization_config"}
+        return spec, replace(checkpoint, config=unquantized, tensors=tensors), quantized
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of each layer, ``capacity`` tokens to a cache row, computing in ``dtype``."""
@@ -116,14 +117,16 @@ class MtpSpec(HeadSpec):
         return contract.draft_head(hidden=self.layer.hidden, further=self.depth > 1, **sizes)
 
 
-def prefix_of(at: int) -> str:
-    """What the names of tensors begin with that are layer ``at``'s own."""
+def layer_prefix(at: int) -> str:
+    """Return the prefix of the tensor names of layer ``at``."""
     return f"further.{at}." if at else ""
 
 
 def _forms(layers: int, depth: int, *, alone: bool) -> dict[tuple[str, ...], bool]:
-    """Where a checkpoint may keep the first ``depth`` layers behind ``layers`` others, and whether the first product of
-    each reads the embedding first."""
+    """Return possible prefixes of the first ``depth`` MTP layers of a model with ``layers`` other layers.
+
+    The values say whether the first matmul of each layer reads the embedding first.
+    """
     if alone:
         return {("mtp_layers.0",): True}
     return {
@@ -134,52 +137,52 @@ def _forms(layers: int, depth: int, *, alone: bool) -> dict[tuple[str, ...], boo
 
 def _tensors(
     checkpoint: Checkpoint, forms: Mapping[tuple[str, ...], bool], *, alone: bool
-) -> tuple[dict[str, Any], Narrow, bool]:
-    """The tensors of the layers, and what ``forms`` says of where they are."""
+) -> tuple[dict[str, Any], QuantizedWeights, bool]:
+    """Return the unquantized tensors, the quantized weights, and the value of the entry of ``forms`` that matches."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     if quantization is not None and checkpoint.config.get("quantization_config") is None:
         raise BadCheckpoint(
-            f"{checkpoint.folder}: how weights are quantized should stand in config.json where such a layer drafts, it "
-            'stands in a file beside it (ModelOpt); write it there, as quantization_config with quant_method "modelopt"'
+            f"{checkpoint.folder}: config.json should have the quantization_config where an MTP layer drafts, it is in "
+            'a separate file (ModelOpt); copy it into config.json, as quantization_config with quant_method "modelopt"'
         )
     found = next((p for p in forms if any(name.startswith(f"{p[0]}.") for name in checkpoint.tensors)), None)
     if found is None:
         raise BadCheckpoint(
             f"{checkpoint.folder}: should hold tensors {' or '.join(repr(f'{each[0]}.*') for each in forms)}, it holds "
-            "none; choose a checkpoint with such a layer, or another draft"
+            "none; choose a checkpoint with an MTP layer, or another draft"
         )
     empty = next((p for p in found if not any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
     if empty is not None:
         raise BadCheckpoint(
             f"{checkpoint.folder}: should hold tensors {f'{empty}.*'!r}, as num_nextn_predict_layers in config.json "
-            "says, it holds none; choose a whole checkpoint, or a lower number there"
+            "says, it holds none; choose a complete checkpoint, or lower that number"
         )
     tensors: dict[str, Any] = {}
-    narrow: dict[str, tuple[str, Scheme]] = {}
+    quantized: dict[str, tuple[str, Scheme]] = {}
     for name, tensor in checkpoint.tensors.items():
         at = next((at for at, each in enumerate(found) if name.startswith(f"{each}.")), 0)
         stem = name.removeprefix(f"{found[at]}.")
         if stem == name and alone and name not in _OF_TARGET:
-            raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} has no place in such a layer")
-        if stem == name or stem in _COPIES or is_cache_scale(name):  # a head has no use for scales of its cache
+            raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} does not belong to an MTP layer")
+        if stem == name or stem in _COPIES or is_cache_scale(name):  # the cache of a head is not quantized
             continue
         module, _, kind = stem.rpartition(".")
         module = _OF_DEEPSEEK.get(module, module)
-        new = prefix_of(at) + (module if module in OWN else f"layers.0.{module}")
+        new = layer_prefix(at) + (module if module in MTP_MODULES else f"layers.0.{module}")
         source = name.rpartition(".")[0]
         scheme = quantization.scheme(source) if quantization is not None else None
         weight = checkpoint.tensors.get(f"{source}.weight")
-        # A config may name all modules, of which some, norms at least, are whole.
+        # A config may match all modules; some of them, at least the norms, are unquantized.
         if scheme is not None and kind != "bias" and (weight is None or weight.dtype not in COMPUTE):
-            narrow[f"{new}.weight"] = source, scheme
+            quantized[f"{new}.weight"] = source, scheme
         else:
             tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
-    return tensors, narrow, forms[found]
+    return tensors, quantized, forms[found]
 
 
-def predicts_further(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """What the names of tensors begin with that belong to such layers of a target with ``layers`` others."""
-    count = config.get(PUBLISHED)
+def mtp_prefixes(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """Return the prefixes of MTP tensors in the checkpoint of a target with ``layers`` other layers; () if none."""
+    count = config.get(LAYER_COUNT)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         return ()
     return (*(f"model.layers.{layers + at}." for at in range(min(count, 64))), "model.mtp_layers.", "mtp.")

@@ -1,7 +1,7 @@
-"""Rotary position embedding: the frequencies of each scaling rule, bit for bit those of ``transformers``.
+"""Rotary position embedding: the frequencies of each scaling rule, bit-identical to ``transformers``.
 
-float32 arithmetic is part of the definition: models were trained with these roundings, and at position 100,000 a
-last bit of a frequency is a visible angle.
+The float32 roundings are part of the definition, because models were trained with them: at position 100,000 the last
+bit of a frequency changes the angle visibly.
 """
 
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
 
-_NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # where both are given the second holds
+_NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # rope_parameters overrides rope_scaling
 
 
 @dataclass(frozen=True)
 class RopeRules:
-    """What a family says about rotary embedding by its name.
+    """The rotary embedding that a family's name implies.
 
-    ``default`` are the parameters of a config that has none; its theta is also that of parameters without one.
-    ``partial`` is the share of a head that is rotated where a config does not say; None: the family rotates all of it
-    and knows no such field. ``local_theta``: layers with a sliding window have a rule of their own, without scaling,
-    whose theta older configs say in this field; and the theta where they do not.
+    ``default``: the parameters for a config without any; its theta is also the default for parameters without theta.
+    ``partial``: the default fraction of a head that is rotated; None: the family rotates the complete head and has no
+    such field. ``interleaved``: see Rope. ``local_theta``: layers with a sliding window have their own rule without
+    scaling; the pair is the field of older configs with its theta, and the default theta.
     """
 
     default: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": 10_000.0})
@@ -35,25 +35,26 @@ class RopeRules:
 
 @dataclass(frozen=True)
 class Rope:
-    """``frequencies``: radians per position, float32, one for each rotated pair; ``magnitude`` multiplies both tables.
+    """A rotation rule: the ``frequencies`` in radians per position, float32, one for each rotated pair.
 
-    A pair is two neighbours if ``interleaved``, else value i of the first and of the second half of what is rotated.
-    ``stretched_to``: tokens that YaRN makes positions for, which configs often do not say otherwise; 0: not stretched.
-    ``growth``: queries at position p are multiplied by 1 + growth * log(1 + p // ``growth_every``).
+    ``magnitude`` multiplies the cosine and the sine table. A pair is two adjacent values if ``interleaved``, else value
+    i of the first half and of the second half of the rotated values. ``extended_length``: the number of positions after
+    YaRN, which configs often omit; 0: not extended. ``query_scale_beta``: queries at position p are multiplied by
+    1 + beta * log(1 + p // ``query_scale_period``).
     """
 
     kind: str
     theta: float
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
-    stretched_to: int = 0
+    extended_length: int = 0
     interleaved: bool = False
-    growth: float = 0.0
-    growth_every: int = 1
+    query_scale_beta: float = 0.0
+    query_scale_period: int = 1
 
     @property
     def rotated(self) -> int:
-        """How many values of a head are rotated: the first ones."""
+        """The number of rotated values of a head; these are the first ones."""
         return 2 * len(self.frequencies)
 
     @classmethod
@@ -66,9 +67,9 @@ class Rope:
         rules: RopeRules = RopeRules(),
         length: int | None = None,
     ) -> "Rope":
-        """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (earlier).
+        """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (earlier versions).
 
-        ``length`` is that of the longest text, which longrope chooses its factors by; None: ``max_length``. Raises
+        ``length``: the length of the longest text, which selects the factors of longrope; None: ``max_length``. Raises
         BadCheckpoint for a rule other than default, linear, llama3, yarn, longrope and dynamic with a fixed alpha, and
         for unknown parameters.
         """
@@ -78,7 +79,7 @@ class Rope:
 def ropes(
     config: Fields, head_dim: int, max_length: int, rules: RopeRules, length: int | None
 ) -> tuple[Rope, Rope | None]:
-    """The rule of all layers, and that of layers with a sliding window where it is another one."""
+    """Return the rule of all layers, and the rule of layers with a sliding window if it differs, else None."""
     if rules.local_theta is None:
         return Rope.from_hf(config, head_dim, max_length, rules=rules, length=length), None
     found = _parameters(config, rules)
@@ -91,14 +92,14 @@ def ropes(
 
 
 def _parameters(config: Fields, rules: RopeRules) -> dict[str, Any]:
-    said = {name: config.get(name) for name in _NAMES}
-    if all(value is None for value in said.values()):
+    given = {name: config.get(name) for name in _NAMES}
+    if all(value is None for value in given.values()):
         return dict(rules.default)
-    theta = said.pop("rope_theta")
-    given = {"rope_theta": rules.default["rope_theta"] if theta is None else theta}
-    for found in said.values():
-        given |= {} if found is None else _object(config, found)
-    return given
+    theta = given.pop("rope_theta")
+    merged = {"rope_theta": rules.default["rope_theta"] if theta is None else theta}
+    for found in given.values():
+        merged |= {} if found is None else _object(config, found)
+    return merged
 
 
 def _object(config: Fields, found: Any) -> dict[str, Any]:
@@ -127,16 +128,16 @@ def _read(
             frequencies = llama3(fields, kept, max_length)
         case "yarn" if "short_factor" not in parameters:
             try:
-                frequencies, magnitude, stretched_to = yarn(fields, kept, theta, max_length)
+                frequencies, magnitude, extended_length = yarn(fields, kept, theta, max_length)
             except (ArithmeticError, TypeError, ValueError) as error:
                 raise BadCheckpoint(
                     f"{fields.where}: the values must make sense for yarn, they give: {error}"
                 ) from error
-            plain = replace(plain, magnitude=magnitude, stretched_to=stretched_to, **_growth(fields))
+            plain = replace(plain, magnitude=magnitude, extended_length=extended_length, **_query_scale(fields))
         case "longrope" | "su" | "yarn":
             frequencies, magnitude = longrope(config, fields, theta**steps, max_length, length)
             plain = replace(plain, kind="longrope", magnitude=magnitude)
-        case "dynamic" if fields.get("alpha") is not None:  # a fixed stretch of theta, whatever the length
+        case "dynamic" if fields.get("alpha") is not None:  # theta is scaled once, for any length
             base = theta * fields.number("alpha") ** (rotated / (rotated - 2))
             frequencies = 1.0 / base**steps
             for name, value in (("factor", 1.0), ("mscale", 1.0), ("mscale_all_dim", 1.0)):
@@ -152,7 +153,7 @@ def _read(
 
 
 def _rotated(config: Fields, fields: Fields, head_dim: int, rules: RopeRules) -> int:
-    """How many values of a head are rotated."""
+    """Return the number of rotated values of a head."""
     if rules.partial is None:
         config.only("partial_rotary_factor", 1.0)
         fields.only("partial_rotary_factor", 1.0)
@@ -167,13 +168,13 @@ def _rotated(config: Fields, fields: Fields, head_dim: int, rules: RopeRules) ->
     return rotated
 
 
-def _growth(fields: Fields) -> dict[str, Any]:
-    """Of Ministral 3: how queries grow with their position (llama_4_scaling_beta)."""
+def _query_scale(fields: Fields) -> dict[str, Any]:
+    """Ministral 3: the scaling of queries by their position (llama_4_scaling_beta)."""
     fields.skip("max_position_embeddings")
     beta = fields.get("llama_4_scaling_beta", 0.0)
     if not beta:
         return {}
     return {
-        "growth": fields.number("llama_4_scaling_beta"),
-        "growth_every": fields.integer("original_max_position_embeddings"),
+        "query_scale_beta": fields.number("llama_4_scaling_beta"),
+        "query_scale_period": fields.integer("original_max_position_embeddings"),
     }

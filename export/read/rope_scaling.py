@@ -1,15 +1,15 @@
-"""The rules that stretch rotary frequencies beyond the length a model was first trained for."""
+"""The rules that extend rotary embedding beyond the length of the first training."""
 
 import math
 
 import torch
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 
 
 def llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1)."""
+    """Llama 3.1: stretch long waves by the factor, keep short waves, and blend between the two bounds."""
     factor, low, high = (fields.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     original = fields.integer("original_max_position_embeddings", max_length)
     wave = 2 * math.pi / kept
@@ -21,15 +21,15 @@ def llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor:
 
 
 def yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> tuple[torch.Tensor, float, int]:
-    """YaRN (arXiv 2309.00071): a ramp over the dimensions between stretched and kept, and a sharper attention.
+    """YaRN (arXiv 2309.00071): blend stretched and kept frequencies by a ramp over the dimensions.
 
-    Returns frequencies, magnitude and the length that it stretches to.
+    Returns the frequencies, the magnitude, which sharpens attention, and the extended length.
     """
     original = fields.integer("original_max_position_embeddings", max_length)
     factor = fields.number("factor", max_length / original)
     half, dim = len(kept), 2 * len(kept)
 
-    def turns(count: float) -> float:  # the dimension that turns `count` times within the original length
+    def turns(count: float) -> float:  # the dimension with `count` rotations over the original length
         return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = turns(fields.number("beta_fast", 32.0)), turns(fields.number("beta_slow", 1.0))
@@ -54,10 +54,10 @@ def _yarn_magnitude(fields: Fields, factor: float) -> float:
 def longrope(
     config: Fields, fields: Fields, waves: torch.Tensor, max_length: int, length: int
 ) -> tuple[torch.Tensor, float]:
-    """LongRoPE (arXiv 2402.13753): a factor for every frequency, one list for short texts and one for long ones.
+    """LongRoPE (arXiv 2402.13753): one factor per frequency, with separate lists for short and for long texts.
 
-    ``waves`` are the inverse frequencies. Which list serves is decided once, by the ``length`` of the longest text:
-    keys that are cached cannot turn. Returns frequencies and magnitude.
+    ``waves`` are the inverse frequencies. The ``length`` of the longest text selects the list once, because cached keys
+    cannot be rotated again. Returns the frequencies and the magnitude.
     """
     original = fields.integer(
         "original_max_position_embeddings", config.integer("original_max_position_embeddings", max_length)

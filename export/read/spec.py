@@ -1,21 +1,21 @@
-"""What a checkpoint's config says about the graph: a frozen ``ModelSpec``, read field by field."""
+"""Read a checkpoint's config into a frozen ``ModelSpec``, which determines the graph."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandemrt.engines import contract
-from tandemrt.engines.contract import CacheKind, Contract
-from tandemrt.engines.errors import BadCheckpoint, quoted
-from tandemrt.export.read.block import Activation, BlockNorms, Experts, QKNorm, Scales
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.contract import CacheKind, Contract
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.neutral import NEUTRAL, is_irrelevant, runs_the_same_model
-from tandemrt.export.read.refused import REASONS
+from tandemrt.export.read.layer import Activation, Experts, NormNames, QKNorm, Scales
 from tandemrt.export.read.rope import Rope, ropes
+from tandemrt.export.read.unsupported import UNSUPPORTED
+from tandemrt.export.read.unused_fields import NO_EFFECT_VALUES, is_unused, runs_the_same_model
 
-# Models that see images, and the families of their text parts, by the model_type of these.
+# Models that see images -> model_type of the text part -> architecture of the text part.
 WITH_IMAGES = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
@@ -31,12 +31,12 @@ _OF_IMAGES = (
 class ModelSpec:
     """A decoder-only transformer with grouped-query attention, rotary positions and RMS norms.
 
-    ``sliding_window``: in the layers that ``sliding_layers`` says, attention reaches back this many tokens, a token's
-    own included; None if there are no such layers. ``rotary_layers``: the layers that rotate queries and keys, by
-    ``rope``, or those that slide by ``local_rope`` if there is one. ``max_length`` is the length the model was trained
-    for, or that its positions were stretched to. ``norm_offset``: the weights of norms are stored less one. ``gated``:
-    the MLP is down(activation(gate(x)) * up(x)), else down(activation(up(x))). ``sinks``: each head has a score more,
-    the same for every token, that takes a share of its attention and gives nothing for it.
+    ``sliding_window``: the number of tokens, itself included, that a token attends to in ``sliding_layers``; None if no
+    layer slides. ``rotary_layers``: the layers that rotate queries and keys by ``rope``; sliding layers use
+    ``local_rope`` if it is given. ``max_length``: the length the model was trained for, or extended to.
+    ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP is down(activation(gate(x)) * up(x)), else
+    down(activation(up(x))). ``sinks``: each attention head has one additional logit, equal for every token, that enters
+    the softmax and has no value.
     """
 
     family: str
@@ -60,7 +60,7 @@ class ModelSpec:
     mlp_bias: bool
     sliding_window: int | None
     sliding_layers: tuple[bool, ...]
-    norms: BlockNorms
+    norms: NormNames
     norm_offset: bool
     scales: Scales
     activation: Activation
@@ -71,15 +71,15 @@ class ModelSpec:
     def from_hf(
         cls, config: Mapping[str, Any], *, ignored: Collection[str] = (), length: int | None = None
     ) -> "ModelSpec":
-        """Read a Hugging Face config. Raises BadCheckpoint, by name, for whatever the exporter does not understand.
+        """Read a Hugging Face config. Raises BadCheckpoint, by name, for fields and values that are not implemented.
 
-        ``ignored`` names fields that somebody vouches for: they are taken as changing nothing. ``length`` is that of
-        the longest text that will be served; None: as long as the model allows.
+        ``ignored``: unknown fields that the recipe declares to be without effect. ``length``: the length of the longest
+        text that will be served; None: the longest that the model allows.
         """
         config, architecture, family = _identified(config)
         fields = Fields({**family.defaults, **config}, "config.json")
         fields.skip("quantization_config")  # export/read/quantization/ reads it
-        _skip_neutral(fields, family, architecture)
+        _skip_unused(fields, family, architecture)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         head_dim, kv_heads = (
             fields.integer("head_dim", max(hidden // heads, 1), most=65_536),
@@ -104,7 +104,7 @@ class ModelSpec:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=fields.integer("vocab_size"),
-            max_length=min(max(max_length, rope.stretched_to), _one_chunk(fields)),
+            max_length=min(max(max_length, rope.extended_length), _one_chunk(fields)),
             norm_eps=fields.number("rms_norm_eps"),
             rope=rope,
             local_rope=local_rope,
@@ -128,15 +128,15 @@ class ModelSpec:
         return spec
 
     def window_of(self, layer: int) -> int | None:
-        """The sliding window of a layer; None if it sees everything in front of it."""
+        """Return the sliding window of a layer; None if the layer sees all earlier tokens."""
         return self.sliding_window if self.sliding_layers[layer] else None
 
     def experts_of(self, layer: int) -> Experts | None:
-        """The mixture that a layer has in place of its MLP."""
+        """Return the experts of a layer; None if it has an MLP."""
         return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
     def rope_of(self, layer: int) -> Rope | None:
-        """How a layer rotates queries and keys; None if it does not."""
+        """Return the rotation rule of a layer; None if it does not rotate queries and keys."""
         rope = self.local_rope if self.local_rope is not None and self.sliding_layers[layer] else self.rope
         return rope if self.rotary_layers[layer] else None
 
@@ -152,8 +152,8 @@ class ModelSpec:
     ) -> Contract:
         """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``.
 
-        ``width`` is that of its logits; None: the model's own. ``kv_dtype``: of keys and values; ``features``: how wide
-        what it gives for a draft head is, see contract.decoder.
+        ``width``: the width of the logits; None: the model's own. ``kv_dtype``: the dtype of keys and values.
+        ``features``: the width of the output for a draft head; see contract.decoder.
         """
         return contract.decoder(
             layers=self.layers,
@@ -169,13 +169,13 @@ class ModelSpec:
 
 
 def sees_images(config: Mapping[str, Any]) -> bool:
-    """Whether the model of a config also sees images; what is read of it is its text part."""
+    """Whether the model of a config also sees images; the exporter reads its text part only."""
     named = config.get("architectures")
     return isinstance(named, list) and len(named) == 1 and str(named[0]) in WITH_IMAGES
 
 
 def _one_chunk(fields: Fields) -> int:
-    """The longest text that attention in two chunks sees as any attention does (Qwen2.5-1M)."""
+    """Return the longest text for which dual-chunk attention equals ordinary attention (Qwen2.5-1M)."""
     if (chunked := fields.get("dual_chunk_attention_config")) is None:
         return 2**31 - 1
     if not isinstance(chunked, dict):
@@ -189,7 +189,7 @@ def _one_chunk(fields: Fields) -> int:
 
 
 def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]:
-    """The config of the text part as one object, its architecture, and its family."""
+    """Return the config of the text part as one object, its architecture, and its family."""
     named, kind = config.get("architectures") or [], config.get("model_type")
     found = [str(name) for name in named] if isinstance(named, list) else [str(named)]
     if sees_images(config):
@@ -198,8 +198,8 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
     if not found:
         found = next(([name] for name, row in FAMILIES.items() if row.name == kind), [])
     family = FAMILIES.get(found[0]) if len(found) == 1 else None
-    if family is None and found and found[0] in REASONS:
-        raise BadCheckpoint(f"config.json: {found[0]} is not exported: {REASONS[found[0]]}; choose another model")
+    if family is None and found and found[0] in UNSUPPORTED:
+        raise BadCheckpoint(f"config.json: {found[0]} is not exported: {UNSUPPORTED[found[0]]}; choose another model")
     if family is None or kind not in (None, family.name):
         raise BadCheckpoint(
             f"config.json: architectures should be one of {', '.join([*FAMILIES, *WITH_IMAGES])}, it is "
@@ -209,7 +209,7 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
 
 
 def _text_part(config: Mapping[str, Any], kinds: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The config of a model that sees images as that of its text part."""
+    """Return the config of the text part of a model that sees images, and its architecture in a list."""
     text = config.get("text_config")
     kind = text.get("model_type") if isinstance(text, Mapping) else None
     if not isinstance(text, Mapping) or str(kind) not in kinds:
@@ -221,14 +221,14 @@ def _text_part(config: Mapping[str, Any], kinds: Mapping[str, str]) -> tuple[dic
     return {**outer, **text}, [kinds[str(kind)]]
 
 
-def _skip_neutral(fields: Fields, family: Family, architecture: str) -> None:
-    fields.skip(*filter(is_irrelevant, fields.data), *family.irrelevant)
-    for name, values in {**NEUTRAL, **family.neutral}.items():
+def _skip_unused(fields: Fields, family: Family, architecture: str) -> None:
+    fields.skip(*filter(is_unused, fields.data), *family.unused_fields)
+    for name, values in {**NO_EFFECT_VALUES, **family.no_effect_values}.items():
         fields.only(name, *values)
     code = fields.get("auto_map", {})
     if not runs_the_same_model(code, architecture):
         raise BadCheckpoint(
-            f"config.json: auto_map names code of the checkpoint's own, {quoted(code)}, which the exporter does not "
+            f"config.json: auto_map names the checkpoint's own code, {quoted(code)}, which the exporter does not "
             f"run; supported: none, or a class {architecture}"
         )
 

@@ -1,15 +1,15 @@
-"""The tensors of a checkpoint by the names that the graph asks for, whatever a family calls them or stores as one."""
+"""Rename the tensors of a checkpoint to the names that the graph uses, and split fused tensors."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
-from tandemrt.export.read.mtp import predicts_further
+from tandemrt.export.read.mtp import mtp_prefixes
 from tandemrt.export.read.spec import ModelSpec, sees_images
 
-# The text part of a model that also sees images, as the first files named it and as transformers names it now.
+# Prefixes of the text part of a model that also sees images: in the first files, and in current transformers.
 _TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -17,17 +17,16 @@ _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_bloc
 _IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|multi_modal_projector)\.")
 
 
-def named(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
-    """``checkpoint`` with every tensor by the name that the graph asks for; of a model with images, the text part.
+def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
+    """Return ``checkpoint`` with the graph's tensor names; only the text part of a model that sees images.
 
-    Layers that predict tokens further on are a draft's (export/read/mtp.py).
-
-    Nothing is read or copied: a part of a tensor is a place in the same file. Raises BadCheckpoint for a fused tensor
-    that has another number of rows than its parts, and for one that does not hold every expert.
+    MTP layers are left out, because a draft reads them (export/read/mtp.py). No data is read or copied: a part of a
+    tensor is a range of the same file. Raises BadCheckpoint for a fused tensor whose number of rows differs from the
+    sum of its parts, and for a tensor that does not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
     images = sees_images(checkpoint.config)
-    further = predicts_further(checkpoint.config, spec.layers)
+    further = mtp_prefixes(checkpoint.config, spec.layers)
     for name, tensor in checkpoint.tensors.items():
         if name.startswith(further) or (images and _IMAGES.match(name)):
             continue
@@ -36,7 +35,7 @@ def named(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
 
 
 def _expert(name: str) -> str:
-    """A tensor of Mixtral's experts and router, or gpt-oss's router, by the name that other families give it."""
+    """Rename a tensor of Mixtral's experts and router, or of gpt-oss's router, to the common name."""
     name = name.replace(".block_sparse_moe.", ".mlp.").replace(".mlp.router.", ".mlp.gate.")
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
@@ -47,7 +46,7 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[s
     if spec.experts is not None and spec.experts.joined and ".mlp.experts." in name:
         if stacked := _STACKED.fullmatch(name):
             yield from _each_expert(stacked, tensor, spec.experts.count)
-        else:  # of one expert, as a build wrote it
+        else:  # a tensor of one expert, which a build wrote
             yield name, replace(tensor, name=name, transposed=kind == "weight")
         return
     rows = _fused(spec).get(last)
@@ -68,7 +67,7 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[s
 
 
 def _each_expert(name: re.Match[str], tensor: StoredTensor, count: int) -> Iterator[tuple[str, StoredTensor]]:
-    """A tensor of all experts as one of each: gpt-oss has weights of [inputs, outputs], and blocks the other way."""
+    """Split a tensor of all experts. In gpt-oss weights are [inputs, outputs], MXFP4 blocks [outputs, inputs]."""
     if len(tensor.shape) < 2 or tensor.shape[0] != count:
         raise BadCheckpoint(
             f"{tensor.file}: tensor {quoted(tensor.name)} should hold {count} experts by config.json, its shape is "
@@ -84,7 +83,7 @@ def _each_expert(name: re.Match[str], tensor: StoredTensor, count: int) -> Itera
 
 
 def _fused(spec: ModelSpec) -> dict[str, dict[str, int]]:
-    """Products that some families store as one, and the rows of each part."""
+    """Return the fused matmuls of some families, with the rows of each part."""
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     return {
         "qkv_proj": {"q_proj": query, "k_proj": key, "v_proj": key},

@@ -1,4 +1,4 @@
-"""What the tokenizer says: how many ids spell something, which ids stop, and how markers are spelled."""
+"""Read a checkpoint's tokenizer: its number of ids, its stop ids, and the ids of reasoning delimiters."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe, clipped, quoted
-from tandemrt.engines.manifest import Markers
-from tandemrt.engines.recipe import Reasoning
-from tandemrt.engines.tokenizer import read_tokenizer
-from tandemrt.export.read.speller import Speller
+from tandemrt.engines.bundle.manifest import ReasoningDelimiters
+from tandemrt.engines.recipe.recipe import Reasoning
+from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, clipped, quoted
+from tandemrt.export.read.delimiters import DelimiterEncoder
 from tandemrt.export.read.tokenizer_class import split_notes
 
-# Everything that transformers may read to build a tokenizer, its chat template and its defaults.
+# The files that transformers may read for a tokenizer, its chat template and its defaults.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class CheckpointTokenizer:
-    """The tokenizer of a checkpoint folder. ``size`` is one past the largest id that spells something."""
+    """The tokenizer of a checkpoint folder. ``size``: the largest id of a token, plus 1."""
 
     folder: Path
     tokenizer: Any
@@ -41,7 +41,7 @@ class CheckpointTokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> "CheckpointTokenizer":
-        """Read the tokenizer as the runtime will. Raises BadCheckpoint when it is missing or damaged."""
+        """Read the tokenizer in the same way as the runtime. Raises BadCheckpoint if it is missing or damaged."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             advice = "save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
@@ -53,20 +53,21 @@ class CheckpointTokenizer:
         return cls(folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
 
     def notes(self, config: Mapping[str, Any]) -> list[str]:
-        """Where transformers would split a text in another way, a line each; ``config`` is the checkpoint's."""
+        """Return notes on texts that transformers would split differently; ``config`` is the checkpoint's."""
         return split_notes(self.tokenizer, self.folder, config, self._json("tokenizer_config.json"))
 
     def files(self) -> list[Path]:
-        """The files to copy, chat templates included."""
+        """Return the files to copy, chat templates included."""
         named = [self.folder / name for name in TOKENIZER_FILES]
         return [path for path in named if path.is_file()] + sorted(
             self.folder.glob("additional_chat_templates/*.jinja")
         )
 
     def stop_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """Every end-of-sequence id that the generation config, the model config and the tokenizer name.
+        """Return all end-of-sequence ids of the generation config, the model config and the tokenizer.
 
-        The three often name different ones (end of turn, end of text), and a model may write any of them.
+        The three often differ (end of turn, end of text), and a model may emit any of them. Raises BadCheckpoint if
+        there is none, or if one is not an id of the tokenizer.
         """
         tokenizer_config = self._json("tokenizer_config.json")
         token = tokenizer_config.get("eos_token")
@@ -85,41 +86,48 @@ class CheckpointTokenizer:
                 raise BadCheckpoint(f"checkpoint {self.folder}: {rule}; got {quoted(stop)}; correct the config")
         return tuple(dict.fromkeys(named))
 
-    def markers(self, reasoning: Reasoning, stop_ids: Iterable[int] = ()) -> Markers:
-        """Spell all markers of a recipe. Raises BadRecipe for one that cannot be, or that cannot work."""
-        texts = {"start": reasoning.start, "forced_end": reasoning.forced_end}
-        for name, several in (("ends", reasoning.ends), ("implicit_ends", reasoning.implicit_ends)):
+    def delimiters(self, reasoning: Reasoning, stop_ids: Iterable[int] = ()) -> ReasoningDelimiters:
+        """Encode the delimiters of a recipe.
+
+        Raises BadRecipe for a text that the tokenizer cannot encode, for equal delimiters, for a delimiter with a stop
+        token, and for a ``forced_end`` that contains no end delimiter.
+        """
+        texts = {"think_start": reasoning.think_start, "forced_end": reasoning.forced_end}
+        for name, several in (("think_ends", reasoning.think_ends), ("implicit_ends", reasoning.implicit_ends)):
             texts |= {f"{name}[{index}]": text for index, text in enumerate(several)}
-        speller = Speller.open(self.folder, self.size, [*texts.values()])
-        spelled = {name: speller.spell(f"reasoning.{name}", text) for name, text in texts.items()}
-        start, forced_end = spelled.pop("start"), spelled.pop("forced_end")
-        ends = tuple(marker for name, marker in spelled.items() if name.startswith("ends"))
-        implicit_ends = tuple(marker for name, marker in spelled.items() if name.startswith("implicit"))
+        encoder = DelimiterEncoder.open(self.folder, self.size, [*texts.values()])
+        encoded = {name: encoder.encode(f"reasoning.{name}", text) for name, text in texts.items()}
+        start, forced_end = encoded.pop("think_start"), encoded.pop("forced_end")
+        ends = tuple(found for name, found in encoded.items() if name.startswith("think_ends"))
+        implicit_ends = tuple(found for name, found in encoded.items() if name.startswith("implicit"))
         every = [start, *ends, *implicit_ends]
-        twice = [marker.text for at, marker in enumerate(every) if marker.text in [other.text for other in every[:at]]]
+        twice = [found.text for at, found in enumerate(every) if found.text in [other.text for other in every[:at]]]
         if twice:
-            raise BadRecipe(f"reasoning: start, ends and implicit_ends must differ; {quoted(twice[0])} appears twice")
-        if stopping := [marker.text for marker in (*every, forced_end) if set(marker.ids) & set(stop_ids)]:
+            rule = "reasoning: think_start, think_ends and implicit_ends must differ"
+            raise BadRecipe(f"{rule}; {quoted(twice[0])} appears twice")
+        if stopping := [found.text for found in (*every, forced_end) if set(found.ids) & set(stop_ids)]:
             raise BadRecipe(
-                f"reasoning: a marker must not hold a stop token, which ends the text; {quoted(stopping[0])} does; "
+                f"reasoning: a delimiter must not hold a stop token, which ends the text; {quoted(stopping[0])} does; "
                 "choose another"
             )
-        if not any(speller.holds(forced_end, end) for end in ends):
+        if not any(encoder.contains(forced_end, end) for end in ends):
             texts_of_ends = ", ".join(repr(end.text) for end in ends)
             raise BadRecipe(
-                f"reasoning.forced_end must contain an end marker ({texts_of_ends}); got {quoted(forced_end.text)}; "
-                "add one"
+                f"reasoning.forced_end must contain an end delimiter ({texts_of_ends}); got "
+                f"{quoted(forced_end.text)}; add one"
             )
-        return Markers(start=start, ends=ends, forced_end=forced_end, implicit_ends=implicit_ends)
+        return ReasoningDelimiters(
+            think_start=start, think_ends=ends, forced_end=forced_end, implicit_ends=implicit_ends
+        )
 
     def require_same_tokens(self, draft: "CheckpointTokenizer") -> None:
-        """Raise BadRecipe when an id that both tokenizers know spells different tokens: no draft would be accepted."""
+        """Raise BadRecipe if an id is a different token in the two tokenizers: no draft would be accepted."""
         for token in range(min(self.size, draft.size)):
             mine, theirs = self.tokenizer.id_to_token(token), draft.tokenizer.id_to_token(token)
             if mine != theirs and mine is not None and theirs is not None:
                 raise BadRecipe(
-                    f"draft.checkpoint: its tokenizer must spell ids as the target's does; id {token} is "
-                    f"{quoted(theirs)}, and {quoted(mine)} in the target; choose a draft of the target's family"
+                    f"draft.checkpoint: its tokenizer must have the target's ids; id {token} is {quoted(theirs)}, and "
+                    f"{quoted(mine)} in the target; choose a draft of the target's family"
                 )
 
     def _json(self, name: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Where transformers splits a text in another way than tokenizer.json, which a bundle goes by.
+"""Find texts that transformers splits differently from tokenizer.json, which a bundle follows.
 
-transformers 5 opens some tokenizers by a class of its own, which takes vocabulary and merges from the file and puts its
-own rules of splitting in place of the file's. Which class that is and what it puts there was read from transformers
-5.23: models/auto/tokenization_auto.py, the tokenization_*.py of the classes, tokenization_utils_tokenizers.py.
+transformers 5 opens some tokenizers with a class that takes vocabulary and merges from the file, but replaces the
+file's splitting rules. Source of the classes and their rules: transformers 5.23, models/auto/tokenization_auto.py, the
+tokenization_*.py of the classes, tokenization_utils_tokenizers.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,19 +13,19 @@ from typing import Any
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from tandemrt.engines.errors import clipped, quoted
-from tandemrt.engines.tokenizer import read_tokenizer
+from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.validation.errors import clipped, quoted
 
-FILE = "TokenizersBackend"  # the class that goes by the file
+FILE = "TokenizersBackend"  # the class that follows the file
 _GENERIC = (FILE, "PreTrainedTokenizerFast", "PreTrainedTokenizer", "PythonBackend")
 _MISTRAL = ("mistral", "mistral3", "ministral3", "mixtral")
-# The class by model_type; FILE also where tokenizer_config.json names another one.
+# model_type -> class; FILE applies even if tokenizer_config.json names another class.
 _BY_TYPE = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
     **dict.fromkeys(("gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys((*_MISTRAL, "granite", "glm4", "olmo2", "olmo3", "phi3", "ernie4_5"), FILE),
 }
-_TYPE_DECIDES = ("qwen2", "phi3", "ernie4_5")  # over what tokenizer_config.json names
+_TYPE_DECIDES = ("qwen2", "phi3", "ernie4_5")  # the model_type overrides tokenizer_config.json
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -49,10 +49,11 @@ TEXTS = (
 
 
 @dataclass(frozen=True)
-class OtherSplit:
-    """A ``text`` that ``opened_by``, a class of transformers, splits into ``theirs``, and tokenizer.json into ``ours``.
+class SplitDifference:
+    """A ``text`` that transformers splits differently.
 
-    Both are ids.
+    ``opened_by``: the class of transformers that splits it into the ids ``theirs``. ``ours``: the ids of
+    tokenizer.json.
     """
 
     opened_by: str
@@ -61,51 +62,57 @@ class OtherSplit:
     ours: tuple[int, ...]
 
 
-def split_notes(ours: Backend, folder: Path, config: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
-    """What somebody should know who compares texts with transformers, a line each.
+def split_notes(
+    ours: Backend, folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]
+) -> list[str]:
+    """Return one line for each way in which transformers may split texts differently.
 
-    ``ours`` is the tokenizer in ``folder`` as the bundle reads it, ``config`` is config.json and ``said``
+    ``ours``: the tokenizer in ``folder`` as the bundle reads it. ``config``: config.json. ``tokenizer_config``:
     tokenizer_config.json.
     """
     notes = []
-    if found := other_split(ours, folder, config, said):
+    if found := find_split_difference(ours, folder, config, tokenizer_config):
         notes.append(
             f"transformers opens this tokenizer with {found.opened_by}, which splits {quoted(found.text)} into "
-            f"{len(found.theirs)} tokens, {clipped(found.theirs)}; the bundle splits it as tokenizer.json says, into "
+            f"{len(found.theirs)} tokens, {clipped(found.theirs)}; the bundle splits it by tokenizer.json, into "
             f"{len(found.ours)}, {clipped(found.ours)}, as {FILE} of transformers does"
         )
     if config.get("model_type") in _MISTRAL and (folder / "tekken.json").is_file():
         notes.append(
-            "where mistral-common is installed, transformers reads tekken.json; the bundle goes by tokenizer.json, "
-            "they were not compared"
+            "where mistral-common is installed, transformers reads tekken.json; the bundle follows tokenizer.json, "
+            "the two were not compared"
         )
     return notes
 
 
-def other_split(ours: Backend, folder: Path, config: Mapping[str, Any], said: Mapping[str, Any]) -> OtherSplit | None:
-    """The first of ``TEXTS`` that transformers splits in another way; None: it splits all of them as the file says."""
-    opened_by = class_of(config, said, byte_level='"ByteLevel"' in (folder / "tokenizer.json").read_text("utf-8"))
+def find_split_difference(
+    ours: Backend, folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]
+) -> SplitDifference | None:
+    """Return the first of ``TEXTS`` that transformers splits differently from the file; None if there is none."""
+    opened_by = class_of(
+        config, tokenizer_config, byte_level='"ByteLevel"' in (folder / "tokenizer.json").read_text("utf-8")
+    )
     rules = _RULES.get(opened_by) if isinstance(ours.model, models.BPE) else None
-    mends = _mends_the_regex(config, said) and ours.get_vocab_size() > 100_000
-    if rules is None and not mends:  # the file, or a class that is not known here
+    mends = _mends_the_regex(config, tokenizer_config) and ours.get_vocab_size() > 100_000
+    if rules is None and not mends:  # transformers follows the file, or the class is unknown
         return None
     theirs = read_tokenizer(folder).backend
     if rules is not None:
-        rules(theirs, said)
+        rules(theirs, tokenizer_config)
     if mends:
         opened_by = f"{opened_by} (fix_mistral_regex)"
         _mend(theirs)
     for text in TEXTS:
         split, by_file = (tuple(each.encode(text, add_special_tokens=False).ids) for each in (theirs, ours))
         if split != by_file:
-            return OtherSplit(opened_by, text, split, by_file)
+            return SplitDifference(opened_by, text, split, by_file)
     return None
 
 
-def class_of(config: Mapping[str, Any], said: Mapping[str, Any], *, byte_level: bool) -> str:
-    """The class that AutoTokenizer chooses. ``byte_level``: tokenizer.json has a step of that name."""
+def class_of(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, byte_level: bool) -> str:
+    """Return the class that AutoTokenizer chooses. ``byte_level``: tokenizer.json has a ByteLevel step."""
     kind = str(config.get("model_type"))
-    named, registered = said.get("tokenizer_class") or config.get("tokenizer_class"), _BY_TYPE.get(kind)
+    named, registered = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class"), _BY_TYPE.get(kind)
     if named is None:
         return registered or FILE
     declared = FILE if named in _GENERIC else str(named).removesuffix("Fast")
@@ -114,32 +121,32 @@ def class_of(config: Mapping[str, Any], said: Mapping[str, Any], *, byte_level: 
     return registered if registered == FILE or (registered and kind in _TYPE_DECIDES) else declared
 
 
-def _qwen2(backend: Backend, said: Mapping[str, Any]) -> None:
+def _qwen2(backend: Backend, tokenizer_config: Mapping[str, Any]) -> None:
     _bpe(backend)
     backend.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(_QWEN), behavior="isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, _bytes(said, use_regex=False)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, _bytes(tokenizer_config, use_regex=False)])
 
 
-def _gpt2(backend: Backend, said: Mapping[str, Any]) -> None:
+def _gpt2(backend: Backend, tokenizer_config: Mapping[str, Any]) -> None:
     _bpe(backend)
-    backend.normalizer, backend.pre_tokenizer = None, _bytes(said)
+    backend.normalizer, backend.pre_tokenizer = None, _bytes(tokenizer_config)
 
 
-def _gpt_neox(backend: Backend, said: Mapping[str, Any]) -> None:
+def _gpt_neox(backend: Backend, tokenizer_config: Mapping[str, Any]) -> None:
     _bpe(backend)
-    backend.normalizer, backend.pre_tokenizer = normalizers.NFC(), _bytes(said)
+    backend.normalizer, backend.pre_tokenizer = normalizers.NFC(), _bytes(tokenizer_config)
 
 
-def _llama(backend: Backend, said: Mapping[str, Any]) -> None:
+def _llama(backend: Backend, tokenizer_config: Mapping[str, Any]) -> None:
     _bpe(backend, fuse_unk=True, byte_fallback=True)
     backend.normalizer = None
-    spaced = said.get("add_prefix_space") is not False
-    scheme = "never" if not spaced else "always" if said.get("legacy", False) else "first"
+    spaced = tokenizer_config.get("add_prefix_space") is not False
+    scheme = "never" if not spaced else "always" if tokenizer_config.get("legacy", False) else "first"
     backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", scheme, split=False)
 
 
-def _gemma(backend: Backend, said: Mapping[str, Any]) -> None:  # noqa: ARG001
+def _gemma(backend: Backend, tokenizer_config: Mapping[str, Any]) -> None:  # noqa: ARG001
     _bpe(backend, fuse_unk=True, byte_fallback=True)
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
@@ -155,20 +162,26 @@ _RULES: Mapping[str, Callable[[Backend, Mapping[str, Any]], None]] = {
 
 
 def _bpe(backend: Backend, *, fuse_unk: bool = False, byte_fallback: bool = False) -> None:
-    """The rules of merging that classes give beside vocabulary and merges."""
+    """Set the merge options that the classes set in addition to vocabulary and merges."""
     model = backend.model
     model.fuse_unk, model.byte_fallback, model.ignore_merges = fuse_unk, byte_fallback, False
 
 
-def _bytes(said: Mapping[str, Any], *, use_regex: bool = True) -> pre_tokenizers.ByteLevel:
-    return pre_tokenizers.ByteLevel(add_prefix_space=bool(said.get("add_prefix_space")), use_regex=use_regex)
+def _bytes(tokenizer_config: Mapping[str, Any], *, use_regex: bool = True) -> pre_tokenizers.ByteLevel:
+    return pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(tokenizer_config.get("add_prefix_space")), use_regex=use_regex
+    )
 
 
-def _mends_the_regex(config: Mapping[str, Any], said: Mapping[str, Any]) -> bool:
-    """Whether transformers puts another pattern in place of one that Mistral's files got wrong."""
+def _mends_the_regex(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
+    """Whether transformers replaces the wrong pattern of some of Mistral's files."""
     version = str(config.get("transformers_version") or "0").partition(".")[0]
     old = version.isdecimal() and int(version) < 5
-    return said.get("fix_mistral_regex") is True and old and config.get("model_type") in ("mistral", "mistral3")
+    return (
+        tokenizer_config.get("fix_mistral_regex") is True
+        and old
+        and config.get("model_type") in ("mistral", "mistral3")
+    )
 
 
 def _mend(backend: Backend) -> None:

@@ -1,17 +1,17 @@
-"""The values of stored tensors, for the few that the exporter itself computes with."""
+"""Read the values of the stored tensors that the exporter computes with."""
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import StoredTensor
 
 _OF_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
-def values(tensor: StoredTensor) -> npt.NDArray:
-    """Read a tensor from its file."""
+def read_values(tensor: StoredTensor) -> npt.NDArray:
+    """Read a tensor from its file, in its stored dtype and shape."""
     dtype = np.dtype(getattr(ml_dtypes, tensor.dtype) if tensor.dtype in _OF_ML_DTYPES else tensor.dtype)
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
@@ -20,7 +20,7 @@ def values(tensor: StoredTensor) -> npt.NDArray:
 
 def require_scales(tensor: StoredTensor) -> None:
     """Raise BadCheckpoint unless all values of ``tensor`` are finite and above zero."""
-    found = values(tensor).astype(np.float32)
+    found = read_values(tensor).astype(np.float32)
     wrong = ~(np.isfinite(found) & (found > 0))
     if wrong.any():
         raise BadCheckpoint(

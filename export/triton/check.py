@@ -1,14 +1,14 @@
-"""Hold a model repository against what this version of TandemRT serves, before any server does."""
+"""Check that this version of TandemRT can serve a model repository, before a server starts."""
 
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.deployment import Deployment
-from tandemrt.engines.errors import BadBundle, BadRepository, BadRequest
-from tandemrt.engines.manifest import RUNNABLE
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import RUNNABLE
+from tandemrt.engines.options.deployment import Deployment
+from tandemrt.engines.validation.errors import BadBundle, BadRepository, BadRequest
 from tandemrt.export.triton import config
 from tandemrt.export.triton.repository import MODEL_FILE, VERSION
 
@@ -16,10 +16,10 @@ STUB = "python/triton_python_backend_stub"
 
 
 def problems(folder: Path, *, bundle: Bundle | None = None, backends: Path | None = None) -> list[str]:
-    """Say, one line each, what would keep the model in ``folder`` from being served as written. Empty: nothing.
+    """Return the reasons, one line each, why the model in ``folder`` cannot be served as written; [] if it can.
 
-    ``bundle`` is the one it should serve, if that is known. ``backends`` is the server's backend directory: with it,
-    the Python of its stub is compared with the one running here.
+    ``bundle``: the bundle that the model should serve, if given. ``backends``: the server's backend directory; if
+    given, the Python version of its stub is compared with the running Python.
     """
     try:
         found = config.read_config(folder / config.FILE_NAME)
@@ -47,7 +47,7 @@ def _deployment(folder: Path, deployment: Deployment, expected: Bundle | None) -
     installed = metadata.version("tandemrt")
     if deployment.tandemrt_version != installed:
         lines.append(
-            f"tandemrt_version must be {installed}, what is installed here; it is {deployment.tandemrt_version}. "
+            f"tandemrt_version must be {installed}, the installed version; it is {deployment.tandemrt_version}. "
             "Write the repository again"
         )
     try:
@@ -63,8 +63,9 @@ def _deployment(folder: Path, deployment: Deployment, expected: Bundle | None) -
     ]
     if expected is not None and served.manifest != expected.manifest:
         lines.append(f"bundle must be the one at {expected.folder}; {served.folder} holds another build")
-    if deployment.largest_window is not None and deployment.largest_window > served.limits.window:
-        lines.append(f"window must be at most the bundle's {served.limits.window}; it is {deployment.largest_window}")
+    most, requested = served.limits.num_draft_tokens, deployment.max_draft_tokens
+    if requested is not None and requested > most:
+        lines.append(f"num_draft_tokens must be at most the bundle's {most}; it is {requested}")
         return lines
     try:
         deployment.require_fit(served.limits)
@@ -78,8 +79,10 @@ def _stub(backends: Path) -> list[str]:
         library = re.search(rb"libpython(\d+\.\d+)\.so", (backends / STUB).read_bytes())
     except OSError as error:
         return [f"{backends / STUB} must be the server's Python stub; {error.strerror}"]
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    installed = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = library[1].decode() if library else "unknown"
-    if found == here:
+    if found == installed:
         return []
-    return [f"the server's stub must run Python {here}, where TandemRT is installed; {backends / STUB} runs {found}"]
+    return [
+        f"the server's stub must run Python {installed}, where TandemRT is installed; {backends / STUB} runs {found}"
+    ]

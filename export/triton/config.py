@@ -1,11 +1,11 @@
-"""A served model's ``config.pbtxt``, written and read through Triton's own protobuf."""
+"""Write and read the ``config.pbtxt`` of a served model with Triton's protobuf."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines import serving
-from tandemrt.engines.errors import BackendUnavailable, BadRepository, clipped, quoted
+from tandemrt.engines.parameters import server_tensors
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRepository, clipped, quoted
 
 FILE_NAME = "config.pbtxt"
 
@@ -15,15 +15,16 @@ def model_config(
 ) -> Any:
     """Return the ``ModelConfig`` message of a model.
 
-    ``gpus`` puts ``instances`` instances on each of these GPUs; None: on the CPU. Batching is the runtime's own, so
-    Triton is told of none: ``max_batch_size`` 0, a decoupled transaction policy, one request per call.
+    ``gpus``: run ``instances`` instances on each of these GPUs; None: on the CPU. The runtime batches requests itself,
+    so the config disables Triton's batching: ``max_batch_size`` 0, a decoupled transaction policy, one request per
+    call.
     """
     pb = _messages()
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=0)
     config.model_transaction_policy.decoupled = True
-    for tensor in serving.inputs():
+    for tensor in server_tensors.inputs():
         config.input.add(name=tensor.name, data_type=_type(pb, tensor), dims=tensor.dims, optional=tensor.optional)
-    for tensor in serving.OUTPUTS:
+    for tensor in server_tensors.OUTPUTS:
         config.output.add(name=tensor.name, data_type=_type(pb, tensor), dims=tensor.dims)
     group = config.instance_group.add(count=instances)
     group.kind = pb.ModelInstanceGroup.KIND_CPU if gpus is None else pb.ModelInstanceGroup.KIND_GPU
@@ -34,7 +35,7 @@ def model_config(
 
 
 def write_config(config: Any, path: Path) -> None:
-    """Write ``config`` as text. Raises BadRepository should it not read back as itself."""
+    """Write ``config`` as text. Raises BadRepository if reading the file gives another config."""
     from google.protobuf import text_format
 
     path.write_text(text_format.MessageToString(config))
@@ -43,7 +44,7 @@ def write_config(config: Any, path: Path) -> None:
 
 
 def read_config(path: Path) -> Any:
-    """Return the ``ModelConfig`` message in a file. Raises BadRepository if it is missing or not of that form."""
+    """Return the ``ModelConfig`` message in a file. Raises BadRepository if the file is missing or invalid."""
     from google.protobuf import text_format
 
     try:
@@ -55,7 +56,7 @@ def read_config(path: Path) -> Any:
 
 
 def differences(config: Any, expected: Any) -> list[str]:
-    """Say, one line each, where ``config`` departs from what this version of TandemRT serves."""
+    """Return the differences, one line each, between ``config`` and ``expected``, the config of this version."""
     lines = [
         f"{field} must be {getattr(expected, field)!r}; it is {quoted(getattr(config, field))}"
         for field in ("name", "backend", "max_batch_size")
@@ -64,17 +65,17 @@ def differences(config: Any, expected: Any) -> list[str]:
     if not config.model_transaction_policy.decoupled:
         lines.append("model_transaction_policy must be decoupled; it is not")
     for kind in ("input", "output"):
-        mine = {tensor.name: tensor for tensor in getattr(expected, kind)}
+        wanted = {tensor.name: tensor for tensor in getattr(expected, kind)}
         found = {tensor.name: tensor for tensor in getattr(config, kind)}
-        lines += [f"{kind} {name} must be there; it is missing" for name in mine if name not in found]
+        lines += [f"{kind} {name} must be there; it is missing" for name in wanted if name not in found]
         lines += [
-            f"{kind} {name} must not be there; this version does not know it" for name in found if name not in mine
+            f"{kind} {name} must not be there; this version does not have it" for name in found if name not in wanted
         ]
         lines += [
-            f"{kind} {name} must be as this version writes it ({_line(mine[name])}); it is "
+            f"{kind} {name} must be as this version writes it ({_line(wanted[name])}); it is "
             f"{clipped(_line(found[name]))}"
-            for name in mine
-            if name in found and mine[name] != found[name]
+            for name in wanted
+            if name in found and wanted[name] != found[name]
         ]
     return lines
 
@@ -89,8 +90,8 @@ def _messages() -> Any:
     return model_config_pb2
 
 
-def _type(pb: Any, tensor: serving.TensorSpec) -> Any:
-    return pb.DataType.Value(serving.config_type(tensor))
+def _type(pb: Any, tensor: server_tensors.TensorSpec) -> Any:
+    return pb.DataType.Value(server_tensors.config_type(tensor))
 
 
 def _line(message: Any) -> str:

@@ -7,17 +7,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Unpack
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.deployment import Deployment
-from tandemrt.engines.errors import BadRepository, BadRequest, quoted
-from tandemrt.engines.options import ServedOptions
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.deployment import Deployment
+from tandemrt.engines.options.options import ServedOptions
+from tandemrt.engines.validation.errors import BadRepository, BadRequest, quoted
 from tandemrt.export.staging import staged
 from tandemrt.export.triton import config
 
 VERSION = "1"
 BUNDLE = "bundle"
 MODEL_FILE = (
-    '"""Served by TandemRT: see config.pbtxt."""\n\nfrom tandemrt.runtime.triton.model import TritonPythonModel\n'
+    '"""Served by TandemRT: see config.pbtxt."""\n\n'
+    "from tandemrt.runtime.servers.triton.model import TritonPythonModel\n"
 )
 
 
@@ -31,12 +32,12 @@ def write_model(
     device: str | None = None,
     **options: Unpack[ServedOptions],
 ) -> Path:
-    """Write ``repository/name`` (configuration, ``1/model.py``, ``1/bundle``) and return it; whole or not at all.
+    """Write ``repository/name`` (configuration, ``1/model.py``, ``1/bundle``) atomically, and return it.
 
-    The bundle is linked, by a path relative to the model, or copied. ``device`` is "cpu", "cuda" (every GPU the
-    server sees) or "cuda:0,1"; None: what the bundle was built for. ``instances`` run on the CPU, or on each GPU.
-    ``options`` are those of RuntimeOptions that each of them opens the bundle with.
-    An earlier model that this function wrote is replaced, nothing else ever is: BadRepository.
+    The bundle is linked, by a path relative to the model, or copied. ``device``: "cpu", "cuda" (every GPU that the
+    server sees) or "cuda:0,1"; None: the device that the bundle was built for. ``instances`` run on the CPU, or on
+    each GPU. ``options``: the RuntimeOptions with which each instance opens the bundle. The function replaces an
+    earlier model that it wrote itself; it raises BadRepository for any other existing folder.
     """
     try:
         deployment = Deployment(bundle=BUNDLE, tandemrt_version=metadata.version("tandemrt"), **options)

@@ -1,6 +1,6 @@
-"""The operators as ONNX functions in standard operators (opset 24), carried by the models that use them.
+"""The operators as ONNX functions in standard operators (opset 24). Models contain the functions that they use.
 
-A backend that knows an operator of the ``tandemrt`` domain replaces the body; every other one inlines it.
+A backend that knows an operator of the ``tandemrt`` domain replaces the body; other backends inline it.
 """
 
 import onnx_ir as ir
@@ -34,10 +34,10 @@ __all__ = [
 
 
 def library(*, draft_probs: bool, target_ids: bool = False) -> tuple[ir.Function, ...]:
-    """Return the functions that drafting and verification use, for a model to carry.
+    """Return the functions of drafting and verification, to be added to a model.
 
-    ``draft_probs`` gives ``verify_draft`` the laws of the drafts as its last input, ``sample_draft`` as an output;
-    ``target_ids`` gives this one the target's ids of a draft's tokens as its last input.
+    ``draft_probs`` adds the draft's probabilities as the last input of ``verify_draft`` and as an output of
+    ``sample_draft``. ``target_ids`` adds the target's ids of the draft's tokens as the last input of ``sample_draft``.
     """
     return (
         token_bitmask(),

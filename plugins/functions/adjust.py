@@ -10,10 +10,10 @@ from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
 
 
 def adjust_logits(dtype: str) -> ir.Function:
-    """Inputs and output as in the reference, for logits of ``dtype``; the output may share the memory of the logits.
+    """Return the function for logits of ``dtype``; inputs and output as in the reference.
 
-    Columns that a request does not use repeat its first one, so that a token is written several times only with one
-    value.
+    The output may share the memory of the logits. Unused columns of a request repeat its first one, so that several
+    writes to one token write the same value.
     """
     body = Body.of("adjust_logits")
     logits, draft, tokens, counts, in_prompt, bias, length, *penalties = body.inputs
@@ -46,6 +46,6 @@ def adjust_logits(dtype: str) -> ir.Function:
     return body.function(adjusted=body.op("ScatterElements", logits, index, updates, axis=-1))
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
     return (adjust_logits(dtype),)

@@ -12,15 +12,16 @@ _ZERO, _ONE, _ALL = (np.array([each], np.int64) for each in (0, 1, -1))
 
 
 def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
-    """Inputs and outputs as in the reference; ``qk_norm`` adds the inputs q_norm and k_norm. ``float8``: the caches are
-    in it, and the attributes key_scale and value_scale (float) are there; the function is ``float8_window_attention``.
+    """Return the function; inputs and outputs as in the reference. ``qk_norm`` adds the inputs q_norm and k_norm.
 
-    Attributes, all of them required: heads, kv_heads, sliding_window (int), scale, epsilon (float). A cache output
-    may be bound to the memory of its input. Windows are a rectangle, and so are the runs of prompts, as wide as the
-    longest; each reads the blocks up to its longest row. Scores and sums are float32.
+    With ``float8`` the caches are float8, the attributes key_scale and value_scale (float) exist, and the function is
+    ``float8_window_attention``. The other attributes are all required: heads, kv_heads, sliding_window (int), scale,
+    epsilon (float). A cache output may be bound to the memory of its input. Windows and prompt runs are padded to
+    rectangles, runs to the longest one; each reads the blocks up to its longest row. Scores and sums are float32.
 
-    Everything is written before anything is read: a window stands behind a run of the same text, which does not see it.
-    Nothing in ONNX gathers or scatters float8, so a cache in it is widened as a whole, and rounded as a whole.
+    All keys and values are written before any are read. A window may follow a prompt run of the same text; causality
+    hides the window from the run. ONNX cannot gather or scatter float8, so the function converts the full float8 cache
+    in both directions.
     """
     name = "float8_window_attention" if float8 else "window_attention"
     body = Body.of(name, without=() if qk_norm else ("q_norm", "k_norm"))
@@ -90,23 +91,24 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     )
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
-    return (window_attention(qk_norm="q_norm" in given),)
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    return (window_attention(qk_norm="q_norm" in present),)
 
 
-def float8_bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
-    return (window_attention(qk_norm="q_norm" in given, float8=True),)
+def float8_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    return (window_attention(qk_norm="q_norm" in present, float8=True),)
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of prompts as a rectangle: ``places`` [prompts, longest] are tokens, counted from the first of them.
+    """The prompt runs as a rectangle [prompts, longest].
 
-    ``rows``, ``positions``, ``real`` and ``place_of_token`` [prompt_tokens]: run, position, whether it is no padding,
-    and place in the rectangle of each token; that of padding is behind it. ``ends`` [prompts]: where the runs end in
-    their texts. ``any`` []: whether there are tokens, padding included.
+    ``places`` [prompts, longest]: token indices, relative to the first prompt token. Per prompt token: ``rows``, its
+    run; ``positions``; ``real``, false for padding; ``place_of_token``, its index in the flat rectangle (padding gets
+    the index after the end). ``ends`` [prompts]: the ends of the runs in their texts. ``any`` []: whether there are
+    prompt tokens, padding included.
     """
 
     rows: Tensor
@@ -121,10 +123,10 @@ class _Runs:
 
     @classmethod
     def of(cls, body: Body) -> "_Runs":
-        given, starts, index, table = body.inputs[5:9]
-        starts, tokens = starts.cast(INT64), given.size(0)
-        real = given >= np.int32(0)
-        rows = body.where(real, given, np.int32(0)).cast(INT64)
+        token_rows, starts, index, table = body.inputs[5:9]
+        starts, tokens = starts.cast(INT64), token_rows.size(0)
+        real = token_rows >= np.int32(0)
+        rows = body.where(real, token_rows, np.int32(0)).cast(INT64)
         begins = starts.first(index.size(0), axis=0)
         lengths = body.op("Slice", starts, _ONE, starts.size(0)) - begins
         longest = body.op("ReduceMax", body.concat(lengths, _ONE, axis=0), keepdims=1)
@@ -145,7 +147,11 @@ class _Runs:
 
 @dataclass(frozen=True)
 class _Attention:
-    """Attention over caches that hold the new tokens, those of keys and of values over ``scales`` if there are any."""
+    """Attention over caches that already hold the new tokens; ``scales`` are those of a float8 cache, if any.
+
+    A token's result has the same bits in every call. Each matmul therefore reads one block of the cache, and the sums
+    of the blocks are added in their order: the length of the longest row changes only how many zeros are added.
+    """
 
     body: Body
     key_cache: Tensor
@@ -153,67 +159,75 @@ class _Attention:
     scales: Sequence[Tensor] | None
 
     def __call__(self, q: Tensor, table: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        """[rows * query, heads * head_dim], float32, of ``q`` [rows, query, heads, head_dim].
+        """Return float32 [rows * query, heads * head_dim] for ``q`` [rows, query, heads, head_dim].
 
-        ``table`` [rows, max_blocks]. Token j of a row stands at ``start`` [rows] + j. What lies from ``end`` [rows] on
-        is nobody's: tokens that stand there only fill the rectangle.
+        ``table`` is [rows, max_blocks]. Token j of a row has position ``start`` [rows] + j. Positions from ``end``
+        [rows] on are unused: tokens there only fill the rectangle.
         """
         body, key_cache = self.body, self.key_cache
         heads, kv_heads = _integer(body, "heads"), _integer(body, "kv_heads")
-        block_size, head_dim, query = key_cache.size(2), key_cache.size(3), q.size(1)
+        block_size, head_dim, rows = key_cache.size(2), key_cache.size(3), q.size(0)
+        group, real_query = heads / kv_heads, q.size(1)
+        # A matmul of one row would round differently, see Body.matmul.
+        query = real_query + (group * real_query).equals(np.int64(1)).cast(INT64)
+        zero = body.op("CastLike", np.float32(0), q)
+        q = body.op("Pad", q, body.concat(_ZERO, query - real_query, axis=0), zero, _ONE)
         positions = start.expand_dims(1) + body.arange(query)
         length = body.op("ReduceMax", body.concat(end, _ONE, axis=0), keepdims=0)
-        used = table.first((length + block_size - np.int64(1)) / block_size, axis=1)
+        blocks = (length + block_size - np.int64(1)) / block_size
+        used = table.first(blocks, axis=1)
 
-        def gathered(cache: Tensor) -> Tensor:  # [rows, kv_heads, tokens, head_dim]
-            blocks = body.op("Transpose", body.op("Gather", cache, used, axis=0), perm=[0, 2, 1, 3, 4])
-            shape = body.concat(_ZERO, kv_heads, _ALL, head_dim, axis=0)
-            return body.op("Reshape", blocks, shape).cast(FLOAT32)
-
-        keys, values = gathered(key_cache), gathered(self.value_cache)
+        keys, values = (  # [rows, blocks, kv_heads, block_size, head_dim]
+            body.op("Gather", cache, used, axis=0).cast(FLOAT32) for cache in (key_cache, self.value_cache)
+        )
         if self.scales is not None:
             keys, values = keys * self.scales[0], values * self.scales[1]
-        seen = body.arange(keys.size(2))
+        seen = body.arange(blocks * block_size)
         distance = positions.expand_dims(2) - seen  # [rows, query, tokens]
         window = _integer(body, "sliding_window")
         visible = (distance >= np.int64(0)) & ((distance < window) | window.equals(np.int64(0)))
-        # Entries that no token of the row sees may hold anything: NaN times a weight of 0 would still be NaN.
-        cached = end.expand_dims(1, 2) > seen.expand_dims(1)  # [rows, tokens, 1]
-        values = body.where(cached.expand_dims(1), values, np.float32(0))
+        # Zero unwritten entries: they may hold NaN, and NaN times a weight of 0 is NaN.
+        cached = _reshaped(body, end.expand_dims(1) > seen, rows, blocks, _ONE, block_size, _ONE)
+        values = body.where(cached, values, np.float32(0))
 
-        turned = body.op("Transpose", q, perm=[0, 2, 1, 3]).cast(FLOAT32)
-        grouped = _reshaped(body, turned, q.size(0), kv_heads, heads / kv_heads, query, head_dim)
-        scale = _number(body, "scale")
-        transposed = body.op("Transpose", keys.expand_dims(2), perm=[0, 1, 2, 4, 3])
-        scores = body.op("MatMul", grouped * scale, transposed)
+        # All queries that read a KV head are the rows of one matmul.
+        merged = group * query
+        turned = body.op("Transpose", q, perm=[0, 2, 1, 3]).cast(FLOAT32) * _number(body, "scale")
+        grouped = _reshaped(body, turned, rows, _ONE, kv_heads, merged, head_dim)
+        scores = body.op("MatMul", grouped, body.op("Transpose", keys, perm=[0, 1, 2, 4, 3]))
+        scores = body.op("Transpose", scores, perm=[0, 2, 3, 1, 4])  # [rows, kv_heads, merged, blocks, block_size]
+        scores = _reshaped(body, scores, rows, kv_heads, group, query, blocks * block_size)
         scores = body.where(visible.expand_dims(1, 2), scores, np.float32(-np.inf))
-        mixed = body.op("MatMul", body.op("Softmax", scores, axis=-1), values.expand_dims(2))
-        split = _reshaped(body, mixed, q.size(0), heads, query, head_dim)
-        return _reshaped(body, body.op("Transpose", split, perm=[0, 2, 1, 3]), q.size(0) * query, heads * head_dim)
+        weights = _reshaped(body, body.op("Softmax", scores, axis=-1), rows, kv_heads, merged, blocks, block_size)
+        by_block = body.op("MatMul", body.op("Transpose", weights, perm=[0, 3, 1, 2, 4]), values)
+        # ReduceSum promises no order, so more blocks might change it.
+        mixed = body.op("Gather", body.op("CumSum", by_block, np.int64(1)), np.int64(-1), axis=1)
+        split = _reshaped(body, mixed, rows, heads, query, head_dim).first(real_query, axis=2)
+        return _reshaped(body, body.op("Transpose", split, perm=[0, 2, 1, 3]), rows * real_query, heads * head_dim)
 
 
 def _rotated(body: Body, x: Tensor, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
-    """Rotary embedding of ``x`` [tokens, heads, head_dim] at ``positions`` [tokens]."""
-    # Each token is a text of its own: one text may not be longer than the tables.
+    """Return ``x`` [tokens, heads, head_dim], rotated for ``positions`` [tokens]."""
+    # Pass each token as a sequence of its own: the operator limits a sequence to the length of the tables.
     return body.op("RotaryEmbedding", x.expand_dims(2), cosine, sine, positions.expand_dims(1)).squeeze(2)
 
 
-def _reshaped(body: Body, x: Tensor, *sizes: Tensor) -> Tensor:
-    """``x`` in a shape of ``sizes``, each int64 [1], any of which may be 0."""
+def _reshaped(body: Body, x: Tensor, *sizes: Tensor | np.ndarray) -> Tensor:
+    """Return ``x`` in a shape of ``sizes``, each int64 [1]; any of them may be 0."""
     return body.op("Reshape", x, body.concat(*sizes, axis=0), allowzero=1)
 
 
 def _in_float8(body: Body, x: Tensor) -> Tensor:
-    """``x``, float32, in float8_e4m3fn; what is too large becomes the largest."""
+    """Return float32 ``x`` as float8_e4m3fn; saturates values out of range."""
     return body.op("Cast", x, to=int(ir.DataType.FLOAT8E4M3FN), saturate=1)
 
 
 def _number(body: Body, name: str) -> Tensor:
-    """A float attribute as float32 []."""
+    """Return a float attribute as float32 []."""
     return body.op("Constant", value_float=body.attribute(name, ir.AttributeType.FLOAT, "value_float"))
 
 
 def _integer(body: Body, name: str) -> Tensor:
-    """An integer attribute as int64 [1]."""
+    """Return an integer attribute as int64 [1]."""
     reference = body.attribute(name, ir.AttributeType.INT, "value_int")
     return body.op("Constant", value_int=reference).expand_dims(0)

@@ -20,12 +20,12 @@ def token_bitmask() -> ir.Function:
         kept = body.where(allowed.first(logits.size(-1), -1), logits.cast(FLOAT32), np.float32(-np.inf))
         return [body.op("CastLike", kept, logits)]
 
-    # Rows of ones are common: whole batches without a constraint pay one pass over the words.
+    # Batches without constraints are common; they cost only one pass over the mask words.
     open_words = bitmask.equals(np.int32(-1))
     [result] = body.branch((~open_words).any(), masked, lambda: [logits])
     return body.function(masked=result)
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
     return (token_bitmask(),)

@@ -1,7 +1,7 @@
 """Write the body of an ONNX function as expressions.
 
 ``Body`` collects nodes; ``Tensor`` wraps a value so that ``a + b``, ``a >= b``, ``a & b`` append the standard operator.
-Constants are numpy scalars or arrays: their dtype is the dtype of the node, nothing is promoted.
+Constants are numpy scalars or arrays, and the node gets their dtype: there is no promotion.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.engines.operators import SCHEMAS
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.plugins.operators.constants import DOMAIN
 
 OPSET = 24
 FLOAT32, FLOAT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE
@@ -80,16 +80,16 @@ class Tensor:
         return self.body.op("Squeeze", self, np.array([axis], np.int64))
 
     def first(self, size: Any, axis: int) -> "Tensor":
-        """The first ``size`` (int64 [1]) entries along an axis."""
+        """Return the first ``size`` (int64 [1]) entries along an axis."""
         return self.body.op("Slice", self, np.array([0], np.int64), size, np.array([axis], np.int64))
 
     def size(self, axis: int) -> "Tensor":
-        """The length of an axis, int64 [1]."""
+        """Return the length of an axis, int64 [1]."""
         end: dict[str, Any] = {} if axis == -1 else {"end": axis + 1}
         return self.body.op("Shape", self, start=axis, **end)
 
     def any(self) -> "Tensor":
-        """Whether any element of a bool tensor holds, bool []."""
+        """Return whether any element of a bool tensor is true, bool []."""
         return self.body.op("ReduceMax", self.cast(FLOAT32), keepdims=0) > np.float32(0)
 
     def max_last(self, keepdims: bool = True) -> "Tensor":
@@ -102,22 +102,22 @@ class Tensor:
         return self.body.op("ReduceSum", self, np.array([-1], np.int64), keepdims=1)
 
     def argmax_last(self) -> "Tensor":
-        """The index of the largest entry of the last axis, the first of several; int64."""
+        """Return the index of the largest entry of the last axis, the first of equal ones; int64."""
         return self.body.op("ArgMax", self, axis=-1, keepdims=0)
 
     def exp(self) -> "Tensor":
-        """The exponential in float64."""
+        """Return the exponential in float64."""
         return self.body.op("Exp", self.cast(FLOAT64))
 
     def log(self) -> "Tensor":
         return self.body.op("Log", self)
 
     def at_rows(self, rows: "Tensor") -> "Tensor":
-        """``self[b, rows[b]]`` for every b: [batch, rows, …] and [batch] to [batch, …]."""
+        """Return ``self[b, rows[b]]`` for every b: [batch, rows, …] and [batch] to [batch, …]."""
         return self.body.op("GatherND", self, rows.expand_dims(-1), batch_dims=1)
 
     def at_last(self, indices: "Tensor") -> "Tensor":
-        """``take_along_axis`` on the last axis."""
+        """Return ``take_along_axis`` on the last axis."""
         return self.body.op("GatherElements", self, indices, axis=-1)
 
 
@@ -133,18 +133,18 @@ class Body:
 
     @classmethod
     def of(cls, operator: str, *, without: Sequence[str] = ()) -> "Body":
-        """The body of an operator of the project, with its inputs but the optional ones in ``without``."""
+        """Begin the body of an operator of the project, with its inputs except the optional ones in ``without``."""
         return cls(operator, [b.name for b in SCHEMAS[operator].inputs if b.name not in without])
 
     def attribute(self, name: str, kind: ir.AttributeType, target: str) -> ir.Attr:
-        """Declare an attribute of the function; what is returned gives its value to attribute ``target`` of a node."""
+        """Declare an attribute of the function; the result gives its value to attribute ``target`` of a node."""
         if name not in (each.name for each in self._attributes):
             self._attributes.append(ir.Attr(name, kind, None))
         return ir.RefAttr(target, name, kind)
 
     def function(self, overload: str = "", /, **outputs: Tensor) -> ir.Function:
-        """Close the body. Outputs get the names of the keywords; ``overload`` is ONNX's, of functions of one name."""
-        # No Identity behind a node: an output that is updated in place would be copied by it.
+        """Finish the body. Keywords name the outputs; ``overload`` is ONNX's, to tell functions of one name apart."""
+        # Add no Identity after a node: it would copy an output that is updated in place.
         made = [tensor if tensor.value.producer() else self.op("Identity", tensor) for tensor in outputs.values()]
         values = [tensor.value for tensor in made]
         for value, name in zip(values, outputs, strict=True):
@@ -165,8 +165,21 @@ class Body:
         self._nodes.append(ir.node(op_type, inputs, attributes, domain=domain, outputs=results))
         return [Tensor(self, value) for value in results]
 
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return ``a @ b`` with the same bits for a row of ``a`` [..., rows, inner], whatever the other rows are.
+
+        onnxruntime's kernel for a single row rounds differently from the one for several, so a single row gets a second
+        one. The order of a sum over ``inner`` may still depend on the number of threads where a thread gets at most 64
+        columns of ``b`` and ``inner`` is above 128.
+        """
+        count = a.size(-2)
+        missing = self.op("Max", -count + np.int64(2), np.array([0], np.int64))
+        zeros = np.array([0], np.int64)
+        padded = self.op("Pad", a, self.concat(zeros, missing, axis=0), np.float32(0), np.array([-2], np.int64))
+        return self.op("MatMul", padded, b).first(count, axis=-2)
+
     def call(self, function: str, *operands: Any) -> Tensor:
-        """Append a call of another function of the domain, one with a single output."""
+        """Append a call of another function of the domain that has a single output."""
         return self.op(function, *operands, domain=DOMAIN)
 
     def where(self, condition: Tensor, yes: Any, no: Any) -> Tensor:
@@ -176,7 +189,7 @@ class Body:
         return self.op("Concat", *parts, axis=axis)
 
     def arange(self, size: Tensor) -> Tensor:
-        """0, 1, … below ``size`` (int64 [1]); int64."""
+        """Return 0, 1, … below ``size`` (int64 [1]); int64."""
         return self.op("Range", np.int64(0), size.squeeze(0), np.int64(1))
 
     def full(self, shape: Tensor, value: np.generic) -> Tensor:
@@ -185,7 +198,7 @@ class Body:
     def branch(
         self, condition: Tensor, then: Callable[[], Sequence[Tensor]], otherwise: Callable[[], Sequence[Tensor]]
     ) -> list[Tensor]:
-        """``If``: only one of the two bodies runs. Both may use every value made so far."""
+        """``If``: only one of the two bodies runs. Both may use every value made before."""
         graphs = [self._subgraph(write) for write in (then, otherwise)]
         return self.ops("If", condition, outputs=len(graphs[0].outputs), then_branch=graphs[0], else_branch=graphs[1])
 
@@ -199,7 +212,7 @@ class Body:
         if isinstance(operand, Tensor):
             return operand.value
         constant = ir.Value(name=self._fresh())
-        # Said in full: finding out of every constant what it is took a fifth of a build.
+        # Set the type here: inferring the types of all constants took a fifth of a build.
         value = ir.AttrTensor("value", ir.Tensor(np.asarray(operand)))
         self._nodes.append(ir.Node("", "Constant", [], [value], outputs=[constant]))
         return constant

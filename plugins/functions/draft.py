@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
-from tandemrt.plugins.functions.filters import filter_logits, finite_logits, law
+from tandemrt.plugins.functions.filters import filter_logits, finite_logits, probabilities
 from tandemrt.plugins.functions.noise import position_noise, token_noise
-from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 
 
 def sample_draft(draft_probs: bool, target_ids: bool = False) -> ir.Function:
@@ -18,8 +18,8 @@ def sample_draft(draft_probs: bool, target_ids: bool = False) -> ir.Function:
     raw = finite_logits(body, logits)
     vocab = raw.size(-1)
     sampled = temperature > np.float32(0)
-    alive = raw.max_last(keepdims=False).squeeze(1) > np.float32(-np.inf)
-    greedy = body.where(alive, raw.argmax_last().squeeze(1), np.int64(-1))
+    samplable = raw.max_last(keepdims=False).squeeze(1) > np.float32(-np.inf)
+    greedy = body.where(samplable, raw.argmax_last().squeeze(1), np.int64(-1))
 
     def one_hot(column: Tensor) -> Tensor:
         return column.expand_dims(-1).equals(body.arange(vocab)).cast(FLOAT32)
@@ -33,19 +33,21 @@ def sample_draft(draft_probs: bool, target_ids: bool = False) -> ir.Function:
             noise = body.call("token_noise", seed, position, purpose, ids[0])
         else:
             noise = body.call("position_noise", seed, position, purpose, vocab)
-        column = body.where(sampled & alive, (scores + noise).argmax_last(), greedy)
+        column = body.where(sampled & samplable, (scores + noise).argmax_last(), greedy)
         if not draft_probs:
             return [column]
-        from_law = (sampled & alive).expand_dims(-1)
-        return [column, body.where(from_law, law(scores), one_hot(column))]
+        from_distribution = (sampled & samplable).expand_dims(-1)
+        return [column, body.where(from_distribution, probabilities(scores), one_hot(column))]
 
-    column, *laws = body.branch(sampled.any(), drawn, lambda: [greedy, one_hot(greedy)] if draft_probs else [greedy])
+    column, *probs = body.branch(sampled.any(), drawn, lambda: [greedy, one_hot(greedy)] if draft_probs else [greedy])
     if ids:
-        column = body.where(alive, body.op("Gather", ids[0], body.op("Max", column, np.int64(0))).cast(INT64), column)
-    return body.function(token=column, **({"draft_probs": laws[0]} if laws else {}))
+        column = body.where(
+            samplable, body.op("Gather", ids[0], body.op("Max", column, np.int64(0))).cast(INT64), column
+        )
+    return body.function(token=column, **({"draft_probs": probs[0]} if probs else {}))
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
-    drawn = sample_draft("draft_probs" in given, "target_ids" in given)
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    drawn = sample_draft("draft_probs" in present, "target_ids" in present)
     return drawn, position_noise(), token_noise(), filter_logits()

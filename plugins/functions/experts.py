@@ -1,4 +1,4 @@
-"""``experts`` in standard operators: every expert computes every token, and what was not chosen is left out."""
+"""``experts`` in standard operators: every expert computes every token, and unselected results are dropped."""
 
 from collections.abc import Collection
 
@@ -11,29 +11,30 @@ _REST = np.array([-1], np.int64)
 
 
 def experts() -> ir.Function:
-    """x, router_logits, gate_up, down → mixed; see plugins/reference/experts.py. In float32, rounded where that does.
+    """x, router_logits, gate_up, down → mixed; see plugins/reference/experts.py.
 
-    A product for each expert over all tokens: a definition that graphs carry, not a fast way.
+    Computes in float32 and rounds where the reference rounds. It multiplies all tokens by every expert: a portable
+    definition, not a fast implementation.
     """
     body = Body.of("experts")
     x, router_logits, gate_up, down = body.inputs
     count, hidden = router_logits.size(-1), x.size(-1)
     logits = body.op("Reshape", router_logits.cast(FLOAT32), body.concat(_REST, count, axis=0))
-    picked, shares = _routed(body, logits)
-    wide = body.op("Reshape", gate_up.cast(FLOAT32), body.concat(count, _REST, hidden, axis=0))
-    narrow = body.op("Reshape", down.cast(FLOAT32), body.concat(count, hidden, _REST, axis=0))
+    selected, routing_weights = _routed(body, logits)
+    gate_up_weights = body.op("Reshape", gate_up.cast(FLOAT32), body.concat(count, _REST, hidden, axis=0))
+    down_weights = body.op("Reshape", down.cast(FLOAT32), body.concat(count, hidden, _REST, axis=0))
     rows = body.op("Reshape", x.cast(FLOAT32), body.concat(_REST, hidden, axis=0))
-    both = body.op("MatMul", rows, body.op("Transpose", wide, perm=[0, 2, 1]))
+    both = body.matmul(rows, body.op("Transpose", gate_up_weights, perm=[0, 2, 1]))
     gate, up = body.ops("Split", both, outputs=2, axis=-1, num_outputs=2)
     activated = body.op("CastLike", gate * body.op("Sigmoid", gate) * up, x).cast(FLOAT32)
-    given = body.op("MatMul", activated, body.op("Transpose", narrow, perm=[0, 2, 1]))  # [experts, tokens, hidden]
-    kept = body.where(picked > np.float32(0), given * shares, np.float32(0))
+    outputs = body.matmul(activated, body.op("Transpose", down_weights, perm=[0, 2, 1]))  # [experts, tokens, hidden]
+    kept = body.where(selected > np.float32(0), outputs * routing_weights, np.float32(0))
     mixed = body.op("ReduceSum", kept, np.array([0], np.int64), keepdims=0)
     return body.function(mixed=body.op("CastLike", body.op("Reshape", mixed, body.op("Shape", x), allowzero=1), x))
 
 
 def _routed(body: Body, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """[experts, tokens, 1] each: 1 where a token chose an expert, and what it counts for there."""
+    """Return two tensors [experts, tokens, 1]: 1 if a token selects an expert, and its routing weight."""
     per_token, normalized = (
         body.op("Constant", value_int=body.attribute(name, ir.AttributeType.INT, "value_int"))
         for name in ("per_token", "normalized")
@@ -43,11 +44,13 @@ def _routed(body: Body, logits: Tensor) -> tuple[Tensor, Tensor]:
     weights = body.op("Softmax", logits, axis=-1).at_last(chosen)
     weights = body.where(normalized > np.int64(0), weights / weights.sum_last(), weights)
     none, ones = (body.op("Expand", np.float32(n), body.op("Shape", like)) for n, like in ((0, logits), (1, weights)))
-    picked, shares = (body.op("ScatterElements", none, chosen, each, axis=-1) for each in (ones, weights))
-    picked, shares = (body.op("Transpose", each, perm=[1, 0]).expand_dims(2) for each in (picked, shares))
-    return picked, shares
+    selected, routing_weights = (body.op("ScatterElements", none, chosen, each, axis=-1) for each in (ones, weights))
+    selected, routing_weights = (
+        body.op("Transpose", each, perm=[1, 0]).expand_dims(2) for each in (selected, routing_weights)
+    )
+    return selected, routing_weights
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
     return (experts(),)

@@ -1,21 +1,21 @@
-"""Temperature and filters in standard operators; nothing is sorted unless a sampled request asks for it."""
+"""Temperature, top-k, top-p and min-p in standard operators; they sort only if a sampled request needs it."""
 
 import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, Body, Tensor
 
-_NEVER = np.float32(-np.inf)
+_NEG_INF = np.float32(-np.inf)
 
 
 def finite_logits(body: Body, logits: Tensor) -> Tensor:
-    """float32 logits, −inf where they are not finite numbers."""
+    """Return float32 logits with −inf for values that are not finite."""
     values = logits.cast(FLOAT32)
-    return body.where(body.op("Abs", values) < np.float32(np.inf), values, _NEVER)
+    return body.where(body.op("Abs", values) < np.float32(np.inf), values, _NEG_INF)
 
 
-def law(scores: Tensor) -> Tensor:
-    """The probabilities of scores, float32, by way of float64."""
+def probabilities(scores: Tensor) -> Tensor:
+    """Return the probabilities of scores, float32, computed in float64."""
     weights = scores.exp()
     return (weights / weights.sum_last()).cast(FLOAT32)
 
@@ -23,14 +23,14 @@ def law(scores: Tensor) -> Tensor:
 def filter_logits() -> ir.Function:
     """(finite logits float32 [batch, rows, vocab], temperature, top_k, top_p, min_p [batch]) → scores, same shape.
 
-    Only as many scores are sorted as the widest top-k of the batch needs; all of them only for top-p without top-k.
+    It sorts as many scores as the widest top-k of the batch needs, and all of them only for top-p without top-k.
     """
     body = Body("filter_logits", ["logits", "temperature", "top_k", "top_p", "min_p"])
     logits, temperature, top_k, top_p, min_p = body.inputs
     sampled = temperature > np.float32(0)
     vocab = logits.size(-1)
     peak = logits.max_last()
-    shifted = logits - body.where(peak > _NEVER, peak, np.float32(0))
+    shifted = logits - body.where(peak > _NEG_INF, peak, np.float32(0))
     scores = shifted / _per_row(body.where(sampled, temperature, np.float32(1)))
 
     k_on = sampled & (top_k > np.int64(0)) & (top_k < vocab)
@@ -44,13 +44,13 @@ def filter_logits() -> ir.Function:
         place = _per_row(body.op("Min", limit, widest) - np.int64(1))
         rows = body.concat(body.op("Shape", scores, end=-1), np.array([1], np.int64), axis=0)
         last = descending.at_last(body.op("Expand", place, rows))
-        threshold = body.where(_per_row(k_on), last, _NEVER)
+        threshold = body.where(_per_row(k_on), last, _NEG_INF)
         [threshold] = body.branch(p_on.any(), lambda: [nucleus(descending, threshold)], lambda: [threshold])
-        return [body.where(scores >= threshold, scores, _NEVER)]
+        return [body.where(scores >= threshold, scores, _NEG_INF)]
 
     def nucleus(descending: Tensor, threshold: Tensor) -> Tensor:
-        total = body.where(scores >= threshold, scores, _NEVER).exp().sum_last()
-        weights = body.where(descending >= threshold, descending, _NEVER).exp()
+        total = body.where(scores >= threshold, scores, _NEG_INF).exp().sum_last()
+        weights = body.where(descending >= threshold, descending, _NEG_INF).exp()
         before = body.op("CumSum", weights, np.int64(-1), exclusive=1)
         inside = before < _per_row(top_p).cast(FLOAT64) * total
         smallest = body.where(inside, descending, np.float32(np.inf)).min_last()
@@ -60,7 +60,7 @@ def filter_logits() -> ir.Function:
     kept = scores
 
     def relative() -> list[Tensor]:
-        return [body.where(kept.exp() >= _per_row(min_p).cast(FLOAT64), kept, _NEVER)]
+        return [body.where(kept.exp() >= _per_row(min_p).cast(FLOAT64), kept, _NEG_INF)]
 
     [scores] = body.branch(min_on.any(), relative, lambda: [kept])
     return body.function(scores=scores)

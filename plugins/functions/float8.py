@@ -1,13 +1,13 @@
-"""Products in float8 in standard operators: what is multiplied, and the products with their scales and without."""
+"""Float8 matmuls in standard operators: quantization, and matmuls with scales and without."""
 
 from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.engines.dtypes import ONNX
+from tandemrt.engines.contract.dtypes import ONNX
 from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
-from tandemrt.plugins.reference.float8 import FLOAT8, LARGEST, LEAST_SCALE
+from tandemrt.plugins.operators.float8 import FLOAT8, FLOAT8_MAX, MIN_SCALE
 
 _FLOAT8 = ir.DataType.FLOAT8E4M3FN
 _NUMBERS = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)  # by byte
@@ -19,50 +19,50 @@ def quantize_tokens(*, static: bool) -> ir.Function:
     ``static``: with the input ``static_scale``, float32 [1].
     """
     body = Body.of("quantize_tokens", without=() if static else ("static_scale",))
-    x, *given = body.inputs
-    quantized, scales = rounded(body, x.cast(FLOAT32), *given)
+    x, *optional = body.inputs
+    quantized, scales = rounded(body, x.cast(FLOAT32), *optional)
     return body.function(quantized=quantized, scales=scales)
 
 
-def float8_product(dtype: str) -> ir.Function:
+def float8_matmul(dtype: str) -> ir.Function:
     """quantized @ weight.T in float32, rounded to ``dtype``."""
-    body = Body.of("float8_product")
-    return body.function(product=_product(body, *body.inputs).cast(ir.DataType(ONNX[dtype])))
+    body = Body.of("float8_matmul")
+    return body.function(out=_matmul(body, *body.inputs).cast(ir.DataType(ONNX[dtype])))
 
 
-def scaled_product(dtype: str) -> ir.Function:
+def scaled_matmul(dtype: str) -> ir.Function:
     """(quantized @ weight.T) * scales * weight_scales in float32, rounded to ``dtype``."""
-    body = Body.of("scaled_product")
+    body = Body.of("scaled_matmul")
     quantized, scales, weight, weight_scales = body.inputs
-    product = _product(body, quantized, weight) * scales * weight_scales
-    return body.function(product=product.cast(ir.DataType(ONNX[dtype])))
+    out = _matmul(body, quantized, weight) * scales * weight_scales
+    return body.function(out=out.cast(ir.DataType(ONNX[dtype])))
 
 
 def rounded(body: Body, wide: Tensor, static_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``wide``, float32, in float8, and the scales of its tokens."""
+    """Return float32 ``wide`` in float8, and the scales of its tokens."""
     largest = body.op("Abs", wide).max_last()
     if static_scale is not None:
         scales = body.op("Expand", static_scale, body.op("Shape", largest))
     else:
-        scales = body.op("Max", largest / np.float32(LARGEST), np.float32(LEAST_SCALE))
+        scales = body.op("Max", largest / np.float32(FLOAT8_MAX), np.float32(MIN_SCALE))
     return body.op("Cast", wide / scales, to=int(_FLOAT8), saturate=1), scales
 
 
-def quantize_bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
-    return (quantize_tokens(static="static_scale" in given),)
+def quantize_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    return (quantize_tokens(static="static_scale" in present),)
 
 
-def scaled_bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
-    return (scaled_product(dtype),)
+def scaled_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    return (scaled_matmul(dtype),)
 
 
-def product_bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
-    return (float8_product(dtype),)
+def matmul_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    return (float8_matmul(dtype),)
 
 
-def _product(body: Body, quantized: Tensor, weight: Tensor) -> Tensor:
+def _matmul(body: Body, quantized: Tensor, weight: Tensor) -> Tensor:
     numbers = body.op("Gather", _NUMBERS, weight.cast(ir.DataType.INT32))
-    return body.op("MatMul", quantized.cast(FLOAT32), body.op("Transpose", numbers, perm=[1, 0]))
+    return body.matmul(quantized.cast(FLOAT32), body.op("Transpose", numbers, perm=[1, 0]))

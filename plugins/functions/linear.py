@@ -11,10 +11,10 @@ def linear() -> ir.Function:
     """x @ weight.T in float32, rounded to the input's dtype."""
     body = Body.of("linear")
     x, weight = body.inputs
-    product = body.op("MatMul", x.cast(FLOAT32), body.op("Transpose", weight.cast(FLOAT32), perm=[1, 0]))
-    return body.function(product=body.op("CastLike", product, x))
+    out = body.matmul(x.cast(FLOAT32), body.op("Transpose", weight.cast(FLOAT32), perm=[1, 0]))
+    return body.function(out=body.op("CastLike", out, x))
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
     return (linear(),)

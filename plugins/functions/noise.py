@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, UINT64, Body, Tensor
-from tandemrt.plugins.operators import Purpose
+from tandemrt.plugins.operators.constants import Purpose
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -27,7 +27,7 @@ def position_noise() -> ir.Function:
 
 
 def token_noise() -> ir.Function:
-    """(seed, position, purpose int64 [...], ids int32 [tokens]) → the same of these tokens, float32 [..., tokens]."""
+    """(seed, position, purpose int64 [...], ids int32 [tokens]) → the noise of these tokens, float32 [..., tokens]."""
     body = Body("token_noise", ["seed", "position", "purpose", "ids"])
     seed, position, purpose, ids = body.inputs
     token = ids.cast(UINT64)

@@ -1,20 +1,20 @@
-"""The rejection rule in standard operators: a coin per drafted token, one draw for the row behind the run.
+"""The rejection rule in standard operators: a uniform per drafted token, and one draw for the row after the accepted.
 
-Everything has window + 1 rows, the last without a draft, because onnxruntime cannot reduce a tensor without rows.
+All tensors have window + 1 rows, the last without a draft, because onnxruntime cannot reduce a tensor without rows.
 """
 
 import numpy as np
 
 from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, Tensor
-from tandemrt.plugins.functions.filters import law
-from tandemrt.plugins.functions.window import NO_TOKEN, Window
-from tandemrt.plugins.operators import Purpose
+from tandemrt.plugins.functions.draft_window import NO_TOKEN, DraftWindow
+from tandemrt.plugins.functions.filters import probabilities
+from tandemrt.plugins.operators.constants import Purpose
 
 
 class Proposal:
-    """The laws the drafts came from: ``probs`` [batch, K, vocab] where a row has any mass, else one-hot."""
+    """Distributions of the drafts: ``probs`` [batch, K, vocab] for rows with any mass, else one-hot."""
 
-    def __init__(self, window: Window, probs: Tensor | None) -> None:
+    def __init__(self, window: DraftWindow, probs: Tensor | None) -> None:
         self.window = window
         self.body = body = window.body
         self.tokens = window.extended(body.where(window.in_vocab, window.draft, NO_TOKEN), NO_TOKEN)
@@ -26,14 +26,14 @@ class Proposal:
             self.drawn = (self.tokens >= np.int64(0)) & (self.probs.max_last(keepdims=False) > np.float32(0))
 
     def of_token(self) -> Tensor:
-        """q of each drafted token, float64 [batch, rows]."""
+        """Return q of each drafted token, float64 [batch, rows]."""
         if self.probs is None:
             return self.body.full(self.body.op("Shape", self.tokens), np.float64(1))
         q = self.probs.at_last(self.index).squeeze(-1)
         return self.body.where(self.drawn, q, np.float32(1)).cast(FLOAT64)
 
     def of_row(self, row: Tensor) -> Tensor:
-        """q of every token at one row per request, float32 [batch, vocab]."""
+        """Return q of every token at one row per request, float32 [batch, vocab]."""
         one_hot = self.tokens.at_rows(row).expand_dims(-1).equals(self.body.arange(self.window.vocab)).cast(FLOAT32)
         if self.probs is None:
             return one_hot
@@ -42,20 +42,26 @@ class Proposal:
 
 
 def reject(
-    window: Window, scores: Tensor, choice: Tensor, probs: Tensor | None, rejecting: Tensor, seed: Tensor, first: Tensor
+    window: DraftWindow,
+    scores: Tensor,
+    choice: Tensor,
+    probs: Tensor | None,
+    rejecting: Tensor,
+    seed: Tensor,
+    first: Tensor,
 ) -> list[Tensor]:
-    """The accepted length and the token behind it, [batch] each.
+    """Return the accepted length and the token after it, [batch] each.
 
-    ``scores`` [batch, rows, vocab] are filtered, ``choice`` [batch, rows] is what the requests that are not
-    ``rejecting`` [batch] compare with, ``first`` [batch] is the position of row 0.
+    ``scores`` [batch, rows, vocab] are filtered. ``choice`` [batch, rows] is the token that requests without the
+    rejection rule compare with; ``rejecting`` [batch] marks those with it. ``first`` [batch] is the position of row 0.
     """
-    body, target, proposal = window.body, law(scores), Proposal(window, probs)
+    body, target, proposal = window.body, probabilities(scores), Proposal(window, probs)
     positions = first.expand_dims(-1) + body.arange(window.rows)
     coin = body.call("accept_coin", seed.expand_dims(-1), positions)
     p = target.at_last(proposal.index).squeeze(-1).cast(FLOAT64)
-    stands = (coin * proposal.of_token() < p).first(window.width, 1)
+    token_accepted = (coin * proposal.of_token() < p).first(window.width, 1)
     by_coin = rejecting.expand_dims(-1)
-    accepted = window.accepted((by_coin & stands) | (~by_coin & window.equals(choice)))
+    accepted = window.accepted((by_coin & token_accepted) | (~by_coin & window.equals(choice)))
 
     residual = body.op("Max", target.at_rows(accepted) - proposal.of_row(accepted), np.float32(0))
     bonus = accepted.equals(window.length)

@@ -13,10 +13,10 @@ def swiglu() -> ir.Function:
     (gate_up,) = body.inputs
     gate, up = body.ops("Split", gate_up, outputs=2, axis=-1, num_outputs=2)
     wide = gate.cast(FLOAT32)
-    product = wide * body.op("Sigmoid", wide) * up.cast(FLOAT32)
-    return body.function(activated=body.op("CastLike", product, gate_up))
+    out = wide * body.op("Sigmoid", wide) * up.cast(FLOAT32)
+    return body.function(activated=body.op("CastLike", out, gate_up))
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
     return (swiglu(),)

@@ -1,4 +1,4 @@
-"""``verify_draft`` in standard operators; see ``reference/verify.py`` for what is computed and why it is exact."""
+"""``verify_draft`` in standard operators; ``reference/verify.py`` defines it and explains why it is exact."""
 
 from collections.abc import Collection
 
@@ -6,25 +6,25 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import Body, Tensor
+from tandemrt.plugins.functions.draft_window import DraftWindow
 from tandemrt.plugins.functions.filters import filter_logits, finite_logits
 from tandemrt.plugins.functions.noise import accept_coin, position_noise
 from tandemrt.plugins.functions.rejection import reject
-from tandemrt.plugins.functions.window import Window
-from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 
 
 def verify_draft(draft_probs: bool) -> ir.Function:
     """(logits, draft_tokens, draft_len, temperature, …, rule[, draft_probs]) → tokens, count.
 
-    A greedy batch runs neither sort nor noise, a coupled batch no softmax, a rejection batch draws noise for one row
-    per request. With the laws of the drafts the operator is ``verify_draft_probs``: a TensorRT plugin has a fixed
-    number of inputs, and is found by its name.
+    A greedy batch needs neither sort nor noise, and a coupled batch no softmax; a rejection batch draws noise for one
+    row per request. With draft probabilities the operator is ``verify_draft_probs``: a TensorRT plugin has a fixed
+    number of inputs, and the parser finds it by its name.
     """
     body = Body.of("verify_draft_probs" if draft_probs else "verify_draft")
     logits, draft, length, temperature, top_k, top_p, min_p, seed, position, rule = body.inputs[:10]
     probs = body.inputs[10] if draft_probs else None
     raw = finite_logits(body, logits)
-    window = Window(body, raw, draft, length)
+    window = DraftWindow(body, raw, draft, length)
     greedy = raw.argmax_last()
     sampled = temperature > np.float32(0)
     rejecting = sampled & rule.equals(np.int64(Rule.REJECTION))
@@ -49,11 +49,11 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     return body.function(tokens=tokens, count=count)
 
 
-def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py."""
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
     return (verify_draft(False), position_noise(), accept_coin(), filter_logits())
 
 
-def bodies_probs(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
-    """See plugins/faces.py; the operator with the laws of the drafts."""
+def bodies_probs(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions of the operator with draft probabilities; see ``bodies``."""
     return verify_draft(True), position_noise(), accept_coin(), filter_logits()

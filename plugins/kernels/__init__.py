@@ -1,1 +1,1 @@
-"""The operators as CUDA kernels: compiled ahead of time without a GPU, launched on torch's streams."""
+"""CUDA kernels of the operators: compiled ahead of time without a GPU, launched on torch's streams."""

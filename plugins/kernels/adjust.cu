@@ -1,5 +1,5 @@
-// adjust_logits: bias and penalties of a few tokens, in place. Every operation is rounded by itself, as its definition
-// says, so that every device gives the same bits. A thread takes one token of one request through all of its rows.
+// adjust_logits: bias and penalties of a few tokens, in place. Each operation is rounded by itself, as the definition
+// requires, so every device gives the same bits. A thread handles one token of one request in all of its rows.
 
 #include "variants.cuh"
 

@@ -1,4 +1,4 @@
-"""``adjust_logits`` on the GPU."""
+"""``adjust_logits`` on a GPU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.engines.operators import SCHEMAS
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.operators.launch import Context
 
 _THREADS = 128
-_ENTRIES = tuple(binding.name for binding in SCHEMAS["adjust_logits"].inputs[2:])  # behind the logits and the drafts
+_ENTRIES = tuple(binding.name for binding in SCHEMAS["adjust_logits"].inputs[2:])  # after the logits and the drafts
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "AdjustLaunch":  # noqa: ARG001
-    """See plugins/launch.py."""
-    return AdjustLaunch(context.module("adjust"), tensors)
+    """Bind the operator; see Launcher in plugins/operators/launch.py."""
+    return AdjustLaunch(KernelModule.of(context, "adjust"), tensors)
 
 
 class AdjustLaunch:
-    """One call, bound: the bindings of ``contract.adjust``, of which ``logits`` are changed in place.
+    """One bound call with the bindings of ``contract.adjust``; it changes ``logits`` in place.
 
     Capturable: a run allocates nothing and reads nothing on the host.
     """

@@ -1,5 +1,5 @@
-// window_attention: attention of new tokens over a paged cache, which gets their keys and values. The cache holds what
-// is computed in.
+// window_attention: attention of new tokens over a paged cache, which receives their keys and values. The cache has the
+// compute dtype.
 #include "attention_kernels.cuh"
 #include "variants.cuh"
 

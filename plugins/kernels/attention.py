@@ -1,23 +1,23 @@
-"""``window_attention`` and ``float8_window_attention`` on the GPU."""
+"""``window_attention`` and ``float8_window_attention`` on a GPU."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tandemrt.engines.dtypes import KERNEL_SUFFIX
+from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.plugins.kernels.attention_plan import KEYS, Sizes
-from tandemrt.plugins.kernels.attention_prompts import Prompts, prompt_calls
+from tandemrt.plugins.kernels.attention_prompts import PromptTensors, prompt_calls
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.attention_windows import Windows, window_launches
+from tandemrt.plugins.kernels.attention_windows import WindowTensors, window_launches
 from tandemrt.plugins.kernels.attention_workspace import Workspace
-from tandemrt.plugins.kernels.module import Launch, current_stream
-from tandemrt.plugins.launch import Call, Context, Tensors
-from tandemrt.plugins.operators import HEAD_DIMS
+from tandemrt.plugins.kernels.module import Launch, Tensors, current_stream
+from tandemrt.plugins.operators.constants import HEAD_DIMS
+from tandemrt.plugins.operators.launch import Call, Context
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "AttentionLauncher":
-    """See plugins/launch.py."""
+    """Bind the operator; see Launcher in plugins/operators/launch.py."""
     return AttentionLauncher(
         context,
         tensors["qkv"],
@@ -39,14 +39,15 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
 
 
 class AttentionLauncher:
-    """One call, bound: shapes and meanings as in ``tandemrt.plugins.reference.window_attention``.
+    """One bound call of ``window_attention``; shapes as in ``tandemrt.plugins.reference.window_attention``.
 
-    All tensors contiguous on the context's device, of one dtype (bfloat16, float16; float32 is plain and slow) but
-    those that say where tokens stand, and caches in float8_e4m3fn. The caches are updated in place, ``mixed`` receives
-    the result, and what it was for padding. A block of the cache holds a multiple of 64 positions, unless a row has
-    only one. Calls of one context must follow one another. Capturable: a run allocates nothing and reads nothing on the
-    host; a captured run serves any tables, any lengths, and any runs of prompts, as many and as many tokens. ``splits``
-    overrides how many blocks share a window's keys.
+    All tensors are contiguous and on the context's device. They share one dtype (bfloat16 or float16; float32 is slow),
+    except index tensors and caches in float8_e4m3fn. A run updates the caches in place and writes ``mixed``; rows of
+    padding keep their contents. A cache block holds a multiple of 64 positions, unless a row has only one block.
+    ``splits`` overrides the number of thread blocks that share a window's keys.
+
+    Calls of one context must run one after another. Capturable: a run allocates nothing and reads nothing on the host.
+    A captured run serves any tables, any lengths, and any prompt runs of the same number of runs and tokens.
     """
 
     def __init__(
@@ -106,19 +107,19 @@ class AttentionLauncher:
         self._device = qkv.device
         self._prompts: tuple[Call, ...] = ()
         self._windows: tuple[Launch, ...] = ()
-        workspace = context.keep("window_attention", lambda: Workspace(context.device))
+        workspace = context.get_or_create("window_attention", lambda: Workspace(context.device))
         sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon, key_scale, value_scale)
         layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm)
         if windows < tokens:
             place = (prompt_rows, prompt_starts, prompt_index, prompt_table)
-            runs = Prompts(qkv[windows:], *place, layer, mixed[windows:])
+            runs = PromptTensors(qkv[windows:], *place, layer, mixed[windows:])
             self._prompts = prompt_calls(runs, sizes, context, workspace)
         if windows:
-            rows = Windows(qkv, block_table, write_index, layer, mixed)
+            rows = WindowTensors(qkv, block_table, write_index, layer, mixed)
             self._windows = window_launches(rows, windows // batch, sizes, context, workspace, splits)
 
     def run(self) -> None:
-        """Enqueue on torch's current stream: prompts before windows, which may stand behind them in the same text."""
+        """Enqueue on torch's current stream: prompts first, because windows may follow them in the same text."""
         for call in self._prompts:
             call.run()
         stream = current_stream(self._device)

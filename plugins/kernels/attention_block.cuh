@@ -1,16 +1,17 @@
-// What one block of threads does: its share of the keys of a row tile, then the sum over all who share them.
+// Work of one thread block: its share of the keys of a row tile, then the sum over all blocks that share them.
 #pragma once
 
 #include "attention_cluster.cuh"
 #include "attention_new.cuh"
 #include "attention_queries.cuh"
 
-// The row tile of a block: tile `index` of `row`, and the `number`th of `all` that the launch has for a KV head.
+// The row tile of a block: tile `index` of `row`, and the `number`th of `all` tiles of the launch for a KV head.
 struct Tile {
     int row, index, number, all;
 };
 
-// `queries` loads those of a warp in two halves: what depends on no position first (attention_queries.cuh).
+// `queries` loads the queries of a warp in two halves, first the part that depends on no position
+// (attention_queries.cuh).
 template <class T, int D, int TILES, class Queries>
 __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int splits, bool append,
                        typename T::Element* mixed, Parts parts) {
@@ -35,8 +36,8 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     range.begin = max(0, first_seen - reach + 1);
     range.end = x.bounded(last_seen + 1);
     range.stored = append ? start : range.end;
-    // A block takes every `splits`th step, counted from the beginning of the text. So what a row's result is summed up
-    // of, and in which order, depends on its position alone, and not on how many tokens stand behind it in its window.
+    // A block takes every `splits`th step, counted from the beginning of the text. So the terms and the order of a
+    // row's sum depend on its position alone, and not on the number of tokens after it in its window.
     int skipped = range.begin / KEYS, end = (range.end + KEYS - 1) / KEYS;
     range.first = skipped + (split + splits - skipped % splits) % splits;
     range.stride = splits;
@@ -58,10 +59,10 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     if (adds) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
-    int settle = max(0, range.count - (STAGES - 1));  // all new keys have their place in memory from here on
+    int append_step = max(0, range.count - (STAGES - 1));  // from here on all new keys have their place in memory
     Rows<D> rows;
     for (int i = 0; i < range.count; ++i) {
-        if (adds && i == settle) {
+        if (adds && i == append_step) {
             fresh.place(x, stages, range, table, kv_head);
             for (int token = fresh.EACH * WARPS; token < x.query; token += fresh.EACH * WARPS) {
                 fresh.load(x, token, start, row, kv_head);
@@ -93,7 +94,7 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     int ticket = (row * x.kv_heads + kv_head) * at.all + at.number;
     i64 part = static_cast<i64>(ticket) * splits * ROWS, mine = part + split * ROWS;
     float* row_sums = clustered ? sums + WARPS * 16 * (D + 8) : parts.sums + mine * D;
-    constexpr int UNITS = 4;  // at a time, so that none waits for another's stores
+    constexpr int UNITS = 4;  // at a time, so that stores do not wait for one another
     for (int first = threadIdx.x; first < lines * (D / 4); first += UNITS * 32 * WARPS) {
         float4 sum[UNITS];
 #pragma unroll

@@ -1,5 +1,5 @@
-// The sum over blocks that share the keys of a row tile, where they are a cluster (sm_90 and later) and read each
-// other's shared memory: nothing goes through global memory, and all of them sum.
+// The sum over blocks that share the keys of a row tile, as a cluster (sm_90 and later): they read each other's shared
+// memory, so nothing goes through global memory, and all of them sum.
 #pragma once
 
 #include "attention_merge.cuh"
@@ -9,7 +9,7 @@ constexpr int MAX_CLUSTER = 8;
 
 #if __CUDA_ARCH__ >= 900
 
-// Each block has `sums` [lines, D] and `bounds` [lines] in shared memory; calls write(line, column, values) for four
+// Each block has `sums` [lines, D] and `bounds` [lines] in shared memory. Calls write(line, column, values) for four
 // columns at a time, in one of the blocks.
 template <int D, class Write>
 __device__ void sum_cluster(const float* sums, const float2* bounds, int rank, int splits, int lines, Write write) {
@@ -38,7 +38,7 @@ __device__ void sum_cluster(const float* sums, const float2* bounds, int rank, i
         }
         write(unit / (D / 4), unit % (D / 4) * 4, scaled(all, 1 / weights));
     }
-    arrive_at_cluster();  // nobody leaves while others read its memory
+    arrive_at_cluster();  // no block exits while others read its memory
     wait_for_cluster();
 }
 

@@ -1,5 +1,5 @@
-// float8_window_attention: window_attention over a cache in float8. For runs of prompts that cuDNN attends, behind
-// prepare_<dtype>_<D> what they see is widened: widen_<dtype>_<D>.
+// float8_window_attention: window_attention over a float8 cache. For prompt runs that cuDNN attends, widen_<dtype>_<D>
+// converts the cache blocks that they see, after prepare_<dtype>_<D>.
 #include "attention_kernels.cuh"
 #include "variants.cuh"
 

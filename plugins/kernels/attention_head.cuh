@@ -1,4 +1,4 @@
-// What is done to one head of one token before attention: norm, rotary embedding, its place in the cache.
+// Work on one head of one token before attention: norm, rotary embedding, its place in the cache.
 #pragma once
 
 #include "attention_cached.cuh"
@@ -19,7 +19,7 @@ struct Operands {
     const Element* k_norm;
     int query, heads, kv_heads, block_size, max_blocks, sliding_window;
     float scale, epsilon;
-    float key_scale, value_scale;  // what the caches hold is so much smaller; `scale` has that of the keys in it
+    float key_scale, value_scale;  // divisors of the cached values; `scale` includes that of the keys
 
     __device__ const Element* projected(int row, int token, int head, int width) const {
         return qkv + (static_cast<i64>(row * query + token) * (heads + 2 * kv_heads) + head) * width;
@@ -31,7 +31,7 @@ struct Operands {
     __device__ i64 entry(int block, int kv_head, int position) const {
         return (static_cast<i64>(block) * kv_heads + kv_head) * block_size + position % block_size;
     }
-    // One past the last position that the table has room for, given the one that is wanted.
+    // One past the last position that the table has room for, given the requested one.
     __device__ int bounded(i64 end) const {
         i64 room = static_cast<i64>(max_blocks) * block_size;
         return static_cast<int>(end < room ? end : room);
@@ -63,7 +63,7 @@ __device__ void store_head(typename T::Element* to, Head x) {
     T::store2(to + D / 2 + 2 * lane, x.high);
 }
 
-// What a cache holds of a head: the head over the scale of the cache, and back without it.
+// The cached form of a head: divided by the scale of the cache, and back.
 template <class T, int D>
 __device__ void store_cached(typename T::Cached* to, Head x, float scale) {
     int lane = threadIdx.x % 32;
@@ -87,7 +87,7 @@ __device__ inline void turn(float2& low, float2& high, float2 cosine, float2 sin
     high = make_float2(second.x * cosine.x + first.x * sine.x, second.y * cosine.y + first.y * sine.y);
 }
 
-// What RMS norm multiplies a head by, before its weight.
+// The factor of RMS norm for a head, before its weight.
 template <int D>
 __device__ float norm_of(Head x, float epsilon) {
     float squares = x.low.x * x.low.x + x.low.y * x.low.y + x.high.x * x.high.x + x.high.y * x.high.y;

@@ -1,11 +1,11 @@
-// The kernels of window_attention, over a cache of one type: attention.cu and attention_float8.cu say which ones.
+// The kernels of window_attention, over a cache of one type; attention.cu and attention_float8.cu select the type.
 //
-// Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch): with `append` it writes
-// the new keys and values itself (possible where all rows of a KV head are one tile); otherwise append_<dtype>_<D> runs
-// before. The splits of a tile may be launched as a cluster. Two blocks fit on a multiprocessor.
+// Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch). With `append` it writes
+// the new keys and values itself, which requires that all rows of a KV head are one tile. Otherwise append_<dtype>_<D>
+// runs before. The splits of a tile may be launched as a cluster. Two blocks fit on a multiprocessor.
 //
-// Runs of prompts: prepare_<dtype>_<D>, whose `scale` is what queries are multiplied by, then attend_runs_<dtype>_<D>
-// with what it made in the place of qkv, in tiles of 64 rows, grid (splits * row tiles, kv_heads).
+// Prompt runs: prepare_<dtype>_<D>, which multiplies queries by `scale`, then attend_runs_<dtype>_<D> with the prepared
+// queries in place of qkv, in tiles of 64 rows, grid (splits * row tiles, kv_heads).
 #pragma once
 
 #include "attention_plain.cuh"
@@ -38,7 +38,7 @@
         T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
         attend_plainly<T, D>(OPERANDS(T), mixed);                                                                     \
     }
-// Of runs of prompts: `query` is how many tokens they have together, padding included.
+// For prompt runs: `query` is their number of tokens in total, padding included.
 #define RUN_INPUTS(T)                                                                                                 \
     const T::Element *qkv, const T::Cached *, const T::Cached *, const int *rows, const int *starts,                  \
         const i64 *write_index, const int *block_table, const T::Element *cosine, const T::Element *sine,             \

@@ -1,15 +1,15 @@
-// Bring together what the warps of a block, and then the blocks of a row, have seen of the keys.
+// Merge the partial results of the warps of a block, and then of the blocks of a row.
 #pragma once
 
 #include "attention_tile.cuh"
 
 constexpr int MAX_SPLITS = 32;
 
-// What the blocks that share the keys of a row leave for the last of them.
+// Partial results of the blocks that share the keys of a row, for the last of them.
 struct Parts {
     float* sums;     // [row tiles, splits, ROWS, D]
     float2* bounds;  // [row tiles, splits, ROWS]: largest score, sum of weights
-    int* tickets;    // [row tiles]: blocks that are done; zero before and after a launch
+    int* tickets;    // [row tiles]: finished blocks; zero before and after a launch
 };
 
 __device__ inline float4 plus(float4 a, float4 b) {
@@ -19,7 +19,7 @@ __device__ inline float4 scaled(float4 x, float by) { return make_float4(x.x * b
 
 __device__ inline float fraction(float largest, float of) { return of == -INFINITE ? 0 : exp2f(largest - of); }
 
-// Put the warps' rows into shared memory, on one scale. Afterwards `bounds` has, for each row, the largest score and
+// Put the warps' rows into shared memory, on one scale. Afterwards `bounds` holds, for each row, the largest score and
 // the sum of weights over all warps that worked on it.
 template <class T, int D, int TILES>
 __device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[16 * TILES]) {
@@ -32,7 +32,7 @@ __device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[16 * TIL
         weights += __shfl_xor_sync(0xffffffffu, weights, 2);
         if (lane % 4 == 0) of_warp[warp][lane / 4 + 8 * half] = make_float2(rows.largest[half], weights);
     }
-    __syncthreads();  // also: all warps are done with keys and values, whose memory `sums` takes
+    __syncthreads();  // also: all warps are done with keys and values, whose memory `sums` reuses
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int line = lane / 4 + 8 * half;
@@ -51,7 +51,7 @@ __device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[16 * TIL
     __syncthreads();
 }
 
-// Four columns of a row over all warps that worked on it.
+// Four columns of a row, summed over all warps that worked on it.
 template <int D, int TILES>
 __device__ float4 sum_of(const float* sums, int line, int column) {
     float4 all = make_float4(0, 0, 0, 0);
@@ -63,7 +63,7 @@ __device__ float4 sum_of(const float* sums, int line, int column) {
     return all;
 }
 
-// Wait for nobody: the block that finishes last learns it, and sees what the others wrote.
+// Does not wait: the block that finishes last gets true, and sees the writes of the others.
 __device__ inline bool is_last(int* ticket, int blocks) {
     __shared__ bool last;
     __threadfence();
@@ -77,8 +77,8 @@ __device__ inline bool is_last(int* ticket, int blocks) {
     return last;
 }
 
-// The share of each split in each row, [splits, ROWS], in shared memory. Several threads look after a row, so that all
-// loads are under way at once.
+// The share of each split in each row, [splits, ROWS], in shared memory. Several threads work on a row, so that all
+// loads are in flight at once.
 template <int ROWS>
 __device__ void share_of_splits(float* shares, const float2* bounds, int splits, int lines) {
     constexpr int THREADS = 32 * WARPS / ROWS, EACH = MAX_SPLITS / THREADS;
@@ -109,8 +109,8 @@ __device__ void share_of_splits(float* shares, const float2* bounds, int splits,
     __syncthreads();
 }
 
-// The sums of all splits, weighted: calls write(line, column, values) for four columns at a time. Loads are made in
-// batches, since each of them takes as long as a batch.
+// The weighted sums of all splits: calls write(line, column, values) for four columns at a time. Loads are batched,
+// since a single load takes as long as a batch.
 template <int D, int ROWS, class Write>
 __device__ void sum_splits(const float* sums, const float* shares, int splits, int lines, Write write) {
     constexpr int UNITS = 4, BATCH = 4, STRIDE = 32 * WARPS;

@@ -3,7 +3,7 @@
 
 #include "attention_tile.cuh"
 
-// A few new tokens per warp, all loaded before any is waited for: warp w has w, w + WARPS, … of those that are loaded.
+// A few new tokens per warp, all loaded before the first wait: warp w has tokens w, w + WARPS, … of those loaded.
 template <class T, int D>
 struct NewTokens {
     static constexpr int EACH = 2;
@@ -29,7 +29,7 @@ struct NewTokens {
         }
     }
 
-    // Those at positions of this block's steps, whose stages are being filled.
+    // Tokens at positions of this block's steps, whose stages are being filled.
     __device__ void place(const Operands<T>& x, u16* stages, Range range, Table table, int kv_head) {
         using Cached = typename T::Cached;
         constexpr int W = WIDTH<T, D>, VALUES = KEYS * W, EACH_CHUNK = 16 / sizeof(Cached);

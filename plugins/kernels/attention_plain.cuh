@@ -3,7 +3,7 @@
 
 #include "attention_prompts.cuh"
 
-// What `query`, a head at `position` of `row` of the table, sees; its key and value are in the cache.
+// Attention of `query`, a head at `position` of `row` of the table; its key and value are in the cache.
 template <class T, int D>
 __device__ Head seen_by(const Operands<T>& x, Head query, int row, int kv_head, int position) {
     int begin = x.sliding_window && position >= x.sliding_window ? position - x.sliding_window + 1 : 0;
@@ -36,7 +36,7 @@ __device__ void attend_plainly(const Operands<T>& x, typename T::Element* mixed)
     store_head<T, D>(mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D, result);
 }
 
-// The same for prepared queries of runs of prompts, x.qkv [x.query tokens, heads, D], grid (ceil(query * heads / 4)).
+// The same for prepared queries of prompt runs, x.qkv [x.query tokens, heads, D], grid (ceil(query * heads / 4)).
 template <class T, int D>
 __device__ void attend_all_plainly(const Operands<T>& x, Runs runs, typename T::Element* mixed) {
     int unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;

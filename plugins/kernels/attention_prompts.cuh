@@ -1,31 +1,32 @@
-// Runs of prompts: their tokens are prepared for attention, then each run attends like a long window of one row.
+// Prompt runs: a kernel prepares their tokens, then each run attends like a long window of one row.
 #pragma once
 
 #include "attention_block.cuh"
 
-// Where the runs of prompts lie among their tokens. In Operands, block_table and write_index are theirs, qkv begins
-// with the first prompt token, and query is how many there are.
+// Layout of the prompt runs among their tokens. In Operands, block_table and write_index are those of the runs, qkv
+// begins with the first prompt token, and query is their number.
 struct Runs {
     const int* rows;    // [query]: run of each token; negative: padding
     const int* starts;  // [runs + 1]
 
-    // Where a token of `run` stands in its text.
+    // Position in its text of a token of `run`.
     template <class T>
     __device__ i64 position(const Operands<T>& x, int run, int token) const {
         return x.write_index[run] + token - starts[run];
     }
 };
 
-constexpr int CUDNN_KEYS = 128;  // of a tile: masked values of a tile are multiplied by 0, so none may be NaN
+constexpr int CUDNN_KEYS = 128;  // keys per tile: a tile's masked values are multiplied by 0, so none may be NaN
 
-// Where what is widened of a run begins: at the tile of the first position that its first token sees.
+// The first converted position of a run: the tile of the first position that its first token sees.
 __device__ inline int begin_widened(const i64* index, int run, int sliding_window) {
     int first = sliding_window ? static_cast<int>(index[run]) - sliding_window + 1 : 0;
     return max(first, 0) / CUDNN_KEYS * CUDNN_KEYS;
 }
 
-// What cuDNN asks of runs whose tokens have `width` elements, [3][runs + 1] unless null: new tokens of each run, all
-// tokens of its text, and where it begins in the queries. By the first block. `widened`: of its text those that are.
+// Lengths for cuDNN, [3][runs + 1] unless null, for tokens of `width` elements: new tokens of each run, all tokens of
+// its text, and its first element in the queries. The first block writes them. `widened`: count only the converted
+// tokens of the text.
 __device__ inline void write_lengths(const int* starts, const i64* index, int runs, int width, bool widened,
                                      int sliding_window, int* lengths) {
     if (!lengths || blockIdx.x) return;
@@ -38,14 +39,14 @@ __device__ inline void write_lengths(const int* starts, const i64* index, int ru
     }
 }
 
-// Norm and rotary embedding of prompts: queries, times x.scale, to `queries` [x.query, heads, D], keys and values to the
-// cache. One warp per token and PREPARED heads, grid (ceil(x.query * ceil(all heads / PREPARED) / 4)).
-constexpr int PREPARED = 4;  // loaded together, so that none waits for another's place
+// Norm and rotary embedding of prompts: queries, times x.scale, to `queries` [x.query, heads, D], keys and values to
+// the cache. One warp per token and PREPARED heads, grid (ceil(x.query * ceil(all heads / PREPARED) / 4)).
+constexpr int PREPARED = 4;  // loaded together, so that they do not wait for one another's place
 
 __device__ inline int end_of_tile(int end) { return (end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS; }
 
-// `library`: what attends is cuDNN. In a cache that it reads itself, entries behind a run become 0 up to the end of a
-// tile of CUDNN_KEYS positions (nobody else's text is there); queries are of the type that is computed in.
+// `library`: cuDNN attends. In a cache that cuDNN reads directly, the entries after a run become 0 up to the end of a
+// tile of CUDNN_KEYS positions (no other text is there). Queries have the compute dtype.
 template <class T, int D>
 __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typename T::Element* queries) {
     int all = x.heads + 2 * x.kv_heads, units = (all + PREPARED - 1) / PREPARED, lane = threadIdx.x % 32;
@@ -63,7 +64,8 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
     float2 cosine = lane < D / 4 ? T::load2(x.cosine + angle) : make_float2(0, 0);
     float2 sine = lane < D / 4 ? T::load2(x.sine + angle) : make_float2(0, 0);
     int block = x.block_of(run, position);
-    // The i-th token from a run's end clears the i-th entry behind it, and one more for each time that the run fits.
+    // The i-th token from a run's end clears the i-th entry after it, and every further entry at a distance of the
+    // run's length.
     int tokens = runs.starts[run + 1] - runs.starts[run], end = static_cast<int>(x.write_index[run]) + tokens;
     int tile_end = library && !T::FLOAT8 ? x.bounded(end_of_tile(end)) : 0;
     int cleared = end + (runs.starts[run + 1] - 1 - token);
@@ -101,13 +103,13 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
     }
 }
 
-// What runs see of a cache in float8, as T, for cuDNN, which reads no float8: of run r's blocks from begin_widened on,
-// block b is block r * gridDim.x + b there, and 0 behind the run up to the end of a tile. Keys stay over their scale,
-// values come without. Grid (blocks that a run sees at most, runs, kv_heads).
+// The blocks of a float8 cache that runs see, as T, for cuDNN, which reads no float8. Block b of run r, counted from
+// begin_widened, becomes block r * gridDim.x + b, with 0 after the run up to the end of a tile. Keys stay divided by
+// their scale, values do not. Grid (most blocks that a run sees, runs, kv_heads).
 template <class T, int D>
 __device__ void widen_all(const Operands<T>& x, const int* starts, typename T::Element* keys,
                           typename T::Element* values) {
-    constexpr int EACH = 8, TOGETHER = 4;  // numbers that a thread takes at a time, and times before it waits
+    constexpr int EACH = 8, TOGETHER = 4;  // numbers that a thread takes at a time, and loads before it waits
     int run = blockIdx.y, tokens = starts[run + 1] - starts[run];
     int first = begin_widened(x.write_index, run, x.sliding_window) + blockIdx.x * x.block_size;
     int end = static_cast<int>(x.write_index[run]) + tokens;
@@ -134,7 +136,7 @@ __device__ void widen_all(const Operands<T>& x, const int* starts, typename T::E
     }
 }
 
-// Queries that are prepared already, in units of log 2, where Operands has the projection: [query, heads, D].
+// Prepared queries, in units of log 2, in the place of the projection in Operands: [query, heads, D].
 template <class T, int D>
 struct PreparedQueries {
     __device__ void load(u32 (&q)[D / 16][4], const Operands<T>& x, int, int kv_head, int first) const {
@@ -152,8 +154,8 @@ struct PreparedQueries {
     __device__ void prepare(u32 (&)[D / 16][4], const Operands<T>&, int, int) const {}
 };
 
-// Tile `number` of all runs that have tokens, a tile having `rows` rows: its run, or -1 behind the last one, and which
-// of the run's tiles it is. All threads of a warp ask together; each looks at one run at a time.
+// Tile `number` of all runs that have tokens, with `rows` rows per tile: its run, or -1 after the last tile, and its
+// index among the run's tiles. All threads of a warp call it together; each examines one run at a time.
 struct RunTile {
     int run, tile;
 };
@@ -177,8 +179,8 @@ __device__ inline RunTile tile_of(const int* starts, int runs, int group, int ro
     return {-1, 0};
 }
 
-// Grid (splits * row tiles, kv_heads), with as many row tiles as the runs have at most. Keys and values are in the
-// cache; x.qkv has the prepared queries of all runs, x.block_table and x.write_index are those of the runs.
+// Grid (splits * row tiles, kv_heads), with the largest number of row tiles that the runs can have. Keys and values are
+// in the cache; x.qkv has the prepared queries of all runs, x.block_table and x.write_index are those of the runs.
 template <class T, int D, int TILES>
 __device__ void attend_all(Operands<T> x, const int* starts, int runs, int splits, typename T::Element* mixed,
                            Parts parts) {

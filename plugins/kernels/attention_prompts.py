@@ -1,4 +1,4 @@
-"""Runs of prompts in ``window_attention`` on the GPU: prepared by a kernel, then attended to by cuDNN or another."""
+"""Prompt runs of ``window_attention`` on a GPU: prepare queries and cache, then attend with cuDNN or our kernel."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,18 @@ import torch
 from tandemrt.plugins.kernels import cudnn_attention
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.attention_workspace import Widened, Workspace
+from tandemrt.plugins.kernels.attention_workspace import ConvertedBlocks, Workspace
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
-from tandemrt.plugins.launch import Call, Context
+from tandemrt.plugins.operators.launch import Call, Context
 
 _HEADS_PER_WARP = 4  # PREPARED of attention_prompts.cuh
 _LOG2_E = 1.4426950408889634
-_MOST_WIDENED = 1 << 28  # bytes
+_MAX_CONVERTED_BYTES = 1 << 28  # bytes
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """The tensors of the runs of a call, checked. ``qkv`` and ``mixed`` begin with the first prompt token."""
+class PromptTensors:
+    """Validated tensors of a call's prompt runs; ``qkv`` and ``mixed`` begin with the first prompt token."""
 
     qkv: torch.Tensor
     rows: torch.Tensor
@@ -31,39 +31,38 @@ class Prompts:
 
     @property
     def positions(self) -> int:
-        """That a run's blocks have room for."""
+        """Number of positions in the blocks of a run."""
         return self.table.shape[1] * self.layer.key_cache.shape[2]
 
     def inputs(self, first: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What a kernel reads, in its order; ``first``: the projection, or what was made of its queries."""
+        """Return the tensors that a kernel reads, in its order; ``first`` is the projection or the prepared queries."""
         return self.layer.inputs(first, self.rows, self.starts, self.index, self.table)
 
 
-def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, ...]:
-    """Bind what runs of prompts need, in order: prepare queries, write keys and values; then attend.
+def prompt_calls(prompts: PromptTensors, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, ...]:
+    """Bind the calls of the prompt runs, in order: prepare queries, write keys and values, then attend.
 
-    cuDNN attends where it serves (cudnn_attention.py), else our own kernel. Of a cache in float8, which cuDNN does not
-    read, a kernel widens what the runs see first (of a sliding window what it reaches), if that is no more than
-    _MOST_WIDENED; our own reads it as it lies.
-    Queries for that are prepared in float16, which its tiles are multiplied in, whatever the dtype of their memory.
+    cuDNN attends if it supports the call (cudnn_attention.py), else our kernel. cuDNN cannot read a float8 cache: a
+    kernel first converts the blocks that the runs attend to, if they take at most _MAX_CONVERTED_BYTES. Our kernel
+    reads float8 directly and computes in float16 tiles; it reads its queries as float16, whatever their dtype.
     """
     layer, runs = prompts.layer, len(prompts.index)
     queries = workspace.queries(len(prompts.qkv), sizes.heads, layer.key_cache.shape[-1], prompts.qkv.dtype)
-    module = context.module(layer.kernels)
+    module = KernelModule.of(context, layer.kernels)
     blocks = seen_blocks(prompts.table.shape[1], len(prompts.qkv), sizes.sliding_window, layer.key_cache.shape[2])
     seen = 2 * runs * blocks * layer.key_cache[0].numel() * queries.dtype.itemsize
     serves = cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions)
-    if not serves or (layer.in_float8 and seen > _MOST_WIDENED):
+    if not serves or (layer.in_float8 and seen > _MAX_CONVERTED_BYTES):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
-        splits = 1 if context.batch_invariant else None  # so that no row depends on how many there are
+        splits = 1 if context.batch_invariant else None  # so that no row depends on the number of runs
         attention = RunAttention(prompts, queries, sizes, module, workspace, splits)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
     lengths = workspace.lengths(runs)
-    caches, table, widening = layer.caches, prompts.table, list[Call]()
+    caches, table, conversions = layer.caches, prompts.table, list[Call]()
     if layer.in_float8:
-        widened = workspace.widened(runs, blocks, layer.key_cache, queries.dtype)
-        caches, table = (widened.keys, widened.values), widened.table
-        widening.append(_Widening(prompts, widened, sizes, module))
+        converted = workspace.converted(runs, blocks, layer.key_cache, queries.dtype)
+        caches, table = (converted.keys, converted.values), converted.table
+        conversions.append(_BlockConversion(prompts, converted, sizes, module))
     library = cudnn_attention.CudnnAttention(
         queries,
         *caches,
@@ -75,34 +74,36 @@ def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Wo
         context=context,
     )
     preparation = _Preparation(prompts, queries, sizes, module, factor=sizes.key_scale, lengths=lengths)
-    return preparation, *widening, library
+    return preparation, *conversions, library
 
 
 def seen_blocks(max_blocks: int, tokens: int, sliding_window: int, block_size: int) -> int:
-    """Blocks that a run of at most ``tokens`` sees, in whole tiles of cuDNN's: all ``max_blocks`` of its table, or
-    those from the tile on that its ``sliding_window`` begins in."""
+    """Return the number of blocks that a run of at most ``tokens`` attends to, rounded up to cuDNN's tiles.
+
+    These are all ``max_blocks`` of its table, or those from the tile in which its ``sliding_window`` begins.
+    """
     if not sliding_window:
         return max_blocks
-    before = cudnn_attention.KEYS - 1 + sliding_window - 1  # positions in front of its first token, at most
+    before = cudnn_attention.KEYS - 1 + sliding_window - 1  # most positions before its first token
     tiles = -(-(before + tokens) // cudnn_attention.KEYS)
     return min(max_blocks, tiles * cudnn_attention.KEYS // block_size)
 
 
-class _Widening:
-    """``widen_<dtype>_<D>``, bound: what runs see of a cache in float8, once their keys and values are in it."""
+class _BlockConversion:
+    """Bound kernel ``widen_<dtype>_<D>``: converts the blocks that runs attend to, new keys and values included."""
 
-    def __init__(self, prompts: Prompts, widened: Widened, sizes: Sizes, module: KernelModule) -> None:
-        _, kv_heads, _, head_dim = widened.keys.shape
-        self._device = widened.keys.device
+    def __init__(self, prompts: PromptTensors, converted: ConvertedBlocks, sizes: Sizes, module: KernelModule) -> None:
+        _, kv_heads, _, head_dim = converted.keys.shape
+        self._device = converted.keys.device
         self._launch = Launch(
-            module.kernel(f"widen_{suffix(widened.keys)}_{head_dim}"),
-            (widened.table.shape[1], len(prompts.index), kv_heads),
+            module.kernel(f"widen_{suffix(converted.keys)}_{head_dim}"),
+            (converted.table.shape[1], len(prompts.index), kv_heads),
             BLOCK,
             *prompts.inputs(prompts.qkv),
             *_scalars(prompts, sizes),
             *sizes.floats(1.0),
-            widened.keys,
-            widened.values,
+            converted.keys,
+            converted.values,
             *prompts.layer.caches,
         )
 
@@ -112,11 +113,11 @@ class _Widening:
 
 
 class _Preparation:
-    """``prepare_<dtype>_<D>``, bound. Queries are multiplied by ``factor``; ``lengths`` as in RunLengths, if wanted."""
+    """Bound kernel ``prepare_<dtype>_<D>``: scales queries by ``factor``; writes ``lengths`` (RunLengths) if given."""
 
     def __init__(
         self,
-        prompts: Prompts,
+        prompts: PromptTensors,
         queries: torch.Tensor,
         sizes: Sizes,
         module: KernelModule,
@@ -146,11 +147,11 @@ class _Preparation:
 
 
 class RunAttention:
-    """``attend_runs_<dtype>_<D>``, bound. Serves every dtype, head size and length of runs."""
+    """Bound kernel ``attend_runs_<dtype>_<D>``, for every dtype, head size and run length."""
 
     def __init__(
         self,
-        prompts: Prompts,
+        prompts: PromptTensors,
         queries: torch.Tensor,
         sizes: Sizes,
         module: KernelModule,
@@ -174,7 +175,7 @@ class RunAttention:
             kv_heads=sizes.kv_heads,
             head_dim=head_dim,
             capacity=prompts.positions,
-            processors=module.processors,
+            sm_count=module.sm_count,
             clusters=module.architecture >= HOPPER,
             splits=splits,
             cached=prompts.layer.key_cache.element_size(),
@@ -202,5 +203,5 @@ class RunAttention:
         self._launch.run(current_stream(self._device))
 
 
-def _scalars(prompts: Prompts, sizes: Sizes) -> tuple[np.int32, ...]:
+def _scalars(prompts: PromptTensors, sizes: Sizes) -> tuple[np.int32, ...]:
     return sizes.scalars(len(prompts.qkv), prompts.layer.key_cache, prompts.table)

@@ -1,9 +1,9 @@
-// Queries on their way from the projection to the registers of the tensor core product.
+// Queries on their way from the projection to the registers of the tensor core matmul.
 #pragma once
 
 #include "attention_head.cuh"
 
-// Queries of a warp's 16 rows as A fragments, as they were projected. Nothing here depends on the row's length.
+// Queries of a warp's 16 rows as A fragments, as projected. Nothing here depends on the row's length.
 template <class T, int D>
 __device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row, int kv_head, int first) {
     int lane = threadIdx.x % 32, group = x.heads / x.kv_heads;
@@ -18,7 +18,7 @@ __device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row,
     }
 }
 
-// What the queries of a warp are multiplied by, as it lies in memory: loaded together, before anything waits for it.
+// Factors of a warp's queries, as stored: loaded together, before the first wait.
 template <class T, int D>
 struct Factors {
     u32 cosine[2][D / 16], sine[2][D / 16], norm[D / 8];
@@ -40,8 +40,8 @@ struct Factors {
     }
 };
 
-// Norm and rotary embedding of those queries, rounded to what the tiles are multiplied in. They carry the scale of the
-// scores, in units of log 2.
+// Norm and rotary embedding of those queries, rounded to the dtype of the tiles. They include the scale of the scores,
+// in units of log 2.
 template <class T, int D>
 __device__ void prepare_queries(u32 (&q)[D / 16][4], const Operands<T>& x, const Factors<T, D>& by) {
     float2 scale = make_float2(x.scale * 1.44269504088896341f, x.scale * 1.44269504088896341f);
@@ -69,7 +69,7 @@ __device__ void prepare_queries(u32 (&q)[D / 16][4], const Operands<T>& x, const
     }
 }
 
-// Those of windows, as they come from the projection.
+// Queries of windows, as they come from the projection.
 template <class T, int D>
 struct ProjectedQueries {
     __device__ void load(u32 (&q)[D / 16][4], const Operands<T>& x, int row, int kv_head, int first) const {

@@ -1,4 +1,4 @@
-"""What the windows and the prompts of one call of ``window_attention`` share on the GPU."""
+"""Tensors that the windows and the prompts of one ``window_attention`` call share on a GPU."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """Tensors of a layer, checked: its caches, the angles of every position, and the weights of its norms, if any."""
+    """Validated tensors of a layer: its caches, rotary tables and, if it has norms, norm weights."""
 
     key_cache: torch.Tensor
     value_cache: torch.Tensor
@@ -22,7 +22,7 @@ class LayerTensors:
 
     @property
     def kernels(self) -> str:
-        """The file of the kernels for these caches."""
+        """The kernel file for these caches."""
         return "attention_float8" if self.in_float8 else "attention"
 
     @property
@@ -30,5 +30,6 @@ class LayerTensors:
         return self.key_cache, self.value_cache
 
     def inputs(self, first: torch.Tensor, *place: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What a kernel reads, in its order: ``first``, caches, the ``place`` of tokens, angles, norms."""
+        """Return the tensors that a kernel reads, in its order: ``first``, caches, ``place`` of the tokens, angles,
+        norms."""
         return (first, *self.caches, *place, self.cosine, self.sine, self.q_norm, self.k_norm)

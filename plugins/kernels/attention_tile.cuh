@@ -1,45 +1,46 @@
 // One pass of attention over a range of keys: rows of queries packed into tensor core tiles, online softmax.
 //
-// The query heads that share a KV head, for all new tokens, are the rows of one product with its keys: row r is token
-// r / group, head r % group. A block has four warps and ROWS = 16 * TILES rows; what is left of the warps splits the
-// keys of a tile, so that few rows keep all of them busy. Softmax runs as in FlashAttention-2, the split of the keys
-// over blocks as in flash-decoding.
+// The query heads that share a KV head, for all new tokens, are the rows of one matmul with its keys: row r is token r
+// / group, head r % group. A block has four warps and ROWS = 16 * TILES rows. Warps that are left over split the keys
+// of a tile, so that few rows keep all warps busy. Softmax follows FlashAttention-2, the split of the keys over blocks
+// flash-decoding.
 #pragma once
 
 #include "attention_head.cuh"
 #include "copy.cuh"
 
-constexpr int KEYS = 64;  // of one step; no block of the cache may end inside
+constexpr int KEYS = 64;  // per step; no cache block may end inside
 constexpr int WARPS = 4;
-constexpr int STAGES = 3;  // steps whose keys and values are in shared memory or on their way
+constexpr int STAGES = 3;  // steps whose keys and values are in shared memory or being copied
 
-// How wide a row of a tile is, in 16 bits.
+// Width of a tile's row, in units of 16 bits.
 template <class T, int D>
 constexpr int WIDTH = D * sizeof(typename T::Cached) / 2;
 
-// Offset, in 16 bits, of 16 bytes in a tile of KEYS rows: chunks are permuted so that eight rows fall into different
-// banks. The permutation is a XOR, so chunk c + 2k of a row (c < 2) is at the address of chunk c with 32k flipped in it.
+// Offset, in units of 16 bits, of 16 bytes in a tile of KEYS rows: chunks are permuted so that eight rows fall into
+// different banks. The permutation is a XOR, so chunk c + 2k of a row (c < 2) is at the address of chunk c with 32k
+// flipped in it.
 template <int WIDTH>
 __device__ int swizzled(int row, int chunk) {
     constexpr int MASK = (WIDTH >= 64 ? 8 : WIDTH / 8) - 1, TOGETHER = WIDTH >= 64 ? 1 : 64 / WIDTH;
     return row * WIDTH + ((chunk ^ (row / TOGETHER & MASK)) * 8);
 }
 
-// Which keys a block works on. Positions below `stored` are in the cache, those up to `end` come from `qkv`.
+// The keys of a block. Positions below `stored` are in the cache, those up to `end` come from `qkv`.
 struct Range {
     int first, stride, count;  // steps of KEYS positions: `count` of them, every `stride`th
     int begin, stored, end;
 
     __device__ int step(int i) const { return first + i * stride; }
-    // The inverse of `step`, or -1 for a step that is another block's.
+    // The inverse of `step`, or -1 for a step of another block.
     __device__ int index(int step) const {
         int i = (step - first) / stride;
         return step >= first && i < count && first + i * stride == step ? i : -1;
     }
 };
 
-// A row of the block table. A warp holds the first 32 entries, one per lane, so that asking for one costs no access to
-// memory; all lanes of a warp ask for the same one.
+// A row of the block table. A warp holds the first 32 entries, one per lane, so reading one costs no memory access; all
+// lanes of a warp read the same one.
 struct Table {
     const int* row;
     int mine;
@@ -50,12 +51,12 @@ struct Table {
     }
 };
 
-// Start the copies of one step; what is behind the row's end becomes zeros, the place of new tokens is left alone.
+// Start the copies of one step. Entries after the row's end become zeros; the places of new tokens are left alone.
 template <class T, int D>
 __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int kv_head) {
-    constexpr int W = WIDTH<T, D>, CHUNKS = W / 8, VALUES = KEYS * W;  // values lie behind the keys
+    constexpr int W = WIDTH<T, D>, CHUNKS = W / 8, VALUES = KEYS * W;  // values follow the keys
     int first = step * KEYS;
-    constexpr int LINES = 32 * WARPS / CHUNKS;  // that the block copies at a time
+    constexpr int LINES = 32 * WARPS / CHUNKS;  // lines that the block copies at a time
     i64 base = x.entry(block, kv_head, first) * D;
     u32 tile = shared_address(keys + swizzled<W>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
     i64 from = base + threadIdx.x * (D / CHUNKS);
@@ -69,8 +70,8 @@ __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, in
     }
 }
 
-// The state of a warp's 16 rows: a thread has rows lane / 4 and lane / 4 + 8 of everything, and of `sum` the columns
-// that T::add_values leaves there.
+// State of a warp's 16 rows: a thread has rows lane / 4 and lane / 4 + 8 of everything, and the columns of `sum` that
+// T::add_values leaves there.
 template <int D>
 struct Rows {
     float sum[D / 8][4] = {};
@@ -78,7 +79,7 @@ struct Rows {
     float weights[2] = {};
 };
 
-// What the rows of a warp see of keys that begin at `position`.
+// Visibility for the rows of a warp of keys that begin at `position`.
 struct Mask {
     bool needed;
     int position, reach;      // a row sees the keys less than `reach` before its own, itself included

@@ -1,10 +1,10 @@
-// token_bitmask: a copy of the logits with what is masked at -infinity. One thread, eight tokens.
+// token_bitmask: a copy of the logits with masked tokens at -infinity. One thread, eight tokens.
 //
-// A file that includes this one names the kernels it wants: TOKEN_BITMASK(bf16, bf16).
+// A file that includes this one names the kernels that it needs: TOKEN_BITMASK(bf16, bf16).
 #pragma once
 #include "logits.cuh"
 
-// What a group holds, to where there is room for `count` of it.
+// Store a group, as far as there is room for `count` logits.
 template <class T, class Lanes>
 __device__ __forceinline__ void store(T* to, Packed<Lanes> group, int count) {
     if (count == 8 && (u64(to) & 15) == 0) {

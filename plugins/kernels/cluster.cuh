@@ -1,4 +1,4 @@
-// Blocks that read each other's shared memory: a cluster, which GPUs of compute capability 9.0 have.
+// Blocks that read each other's shared memory: a cluster, available from compute capability 9.0.
 #pragma once
 
 #include "intrinsics.cuh"
@@ -20,7 +20,7 @@ __device__ inline int cluster_rank() {
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// The address of block `rank`'s copy of what is at `address` here.
+// The address in block `rank` that corresponds to `address` here.
 __device__ inline u32 address_in(u32 address, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));

@@ -1,8 +1,8 @@
-"""From CUDA C++ to cubin and PTX, by NVRTC: no GPU, no driver and no headers are needed.
+"""Compile CUDA C++ to cubin and PTX with NVRTC, without a GPU, a driver or headers.
 
-Every ``NAME.cu`` of this folder becomes one ``NAME.sm_90.cubin`` per compute capability, and one ``NAME.ptx`` of the
-lowest, which a driver can translate for GPUs newer than the kernels. The ``.cuh`` files beside them can be
-included by name. ``variants.cuh`` says how a compilation is held to some dtypes and head sizes.
+Every ``NAME.cu`` of this folder becomes one ``NAME.sm_90.cubin`` per compute capability, and one ``NAME.ptx`` for the
+lowest of them. The driver compiles the PTX for newer GPUs. Kernels include the ``.cuh`` files of this
+folder by name. ``variants.cuh`` restricts a compilation to some dtypes and head sizes.
 """
 
 import os
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tandemrt.engines.dtypes import KERNEL_SUFFIX
-from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
+from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
+from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
 from tandemrt.plugins.kernels.nvrtc import Program, compile_program
-from tandemrt.plugins.operators import HEAD_DIMS
+from tandemrt.plugins.operators.constants import HEAD_DIMS
 
 SOURCES = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel file for one compute capability: ``code`` is a cubin or PTX text, ``log`` what the compiler said."""
+    """One kernel file for one compute capability: ``code`` is a cubin or PTX text, ``log`` the compiler's output."""
 
     file: str
     code: bytes
@@ -40,8 +40,8 @@ def compile_kernels(
 ) -> tuple[Path, ...]:
     """Write ``folder/NAME.sm_XY.cubin`` for each of ``compute_capabilities`` ("9.0", …) and ``folder/NAME.ptx``.
 
-    ``names`` picks files by their stem; None takes all. Returns the paths that were written. The rest is as
-    :func:`compile_kernel` says.
+    ``names`` selects files by their stem; None selects all. Returns the paths written. Otherwise as
+    :func:`compile_kernel`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -61,9 +61,9 @@ def compile_kernel(
 ) -> tuple[Compiled, ...]:
     """Compile ``NAME.cu`` to a cubin per compute capability, and to PTX for the lowest of them.
 
-    ``dtypes`` ("bfloat16", …) and ``head_dims`` say which kernels of the file are wanted; None takes all. Raises
-    BackendUnavailable if NVRTC is missing or refuses the source (the error carries its log), ValueError for an
-    compute capability that is not of :data:`COMPUTE_CAPABILITIES` and for a dtype or a head size without kernels.
+    ``dtypes`` ("bfloat16", …) and ``head_dims`` select kernels of the file; None selects all. Raises BackendUnavailable
+    if NVRTC is missing or rejects the source (the error carries its log), and ValueError for a compute capability
+    outside :data:`COMPUTE_CAPABILITIES` and for a dtype or a head size without kernels.
     """
     unknown = [c for c in compute_capabilities if c not in COMPUTE_CAPABILITIES]
     if unknown or not compute_capabilities:
@@ -89,12 +89,12 @@ def compile_ptx(source: str, compute_capability: str) -> str:
 
 
 def kernel_names() -> tuple[str, ...]:
-    """The stems of all ``.cu`` files of this folder, in order."""
+    """Return the stems of all ``.cu`` files of this folder, sorted."""
     return tuple(sorted(path.stem for path in SOURCES.glob("*.cu")))
 
 
 def _included(source: bytes) -> tuple[tuple[str, bytes], ...]:
-    """The files that ``source`` includes, and those that they include, in order of their names."""
+    """Return the files that ``source`` includes, and those that they include, sorted by name."""
     found: dict[str, bytes] = {}
     texts = [source]
     while texts:
@@ -106,7 +106,7 @@ def _included(source: bytes) -> tuple[tuple[str, bytes], ...]:
 
 
 def _selection(dtypes: Collection[str] | None, head_dims: Collection[int] | None) -> tuple[str, ...]:
-    """The compiler options that hold ``variants.cuh`` to what is wanted."""
+    """Return the compiler options that make ``variants.cuh`` select these kernels."""
     if dtypes is None and head_dims is None:
         return ()
     dtypes, head_dims = KERNEL_SUFFIX if dtypes is None else dtypes, HEAD_DIMS if head_dims is None else head_dims

@@ -1,4 +1,4 @@
-"""What NVRTC made before, in ``kernels`` of the user's cache folder: the same input is compiled once."""
+"""Disk cache of NVRTC output, in ``kernels`` of the user's cache folder."""
 
 import hashlib
 import os
@@ -9,24 +9,24 @@ from pathlib import Path
 
 from tandemrt.engines.user_cache import cache_folder, is_private, make_private, trim_cache, write_cache
 
-_DIGEST = hashlib.sha256().digest_size  # of key and content, in front of the content
+_DIGEST = hashlib.sha256().digest_size  # of key and content, stored before the content
 
 LIMIT = 256 << 20  # bytes; every kernel for every architecture takes about 10 MiB
 
 
 def key_of(parts: Sequence[bytes]) -> str:
-    """Name ``parts``, everything that decides what the compiler makes."""
+    """Return the cache key of ``parts``: all inputs that determine the compiler's output."""
     return hashlib.sha256(_joined(parts)).hexdigest()
 
 
 def load(key: str) -> list[bytes] | None:
-    """Return what was kept under ``key``, or None: there is nothing, it is damaged, or others could have written it."""
+    """Return the entry of ``key``, or None if it is missing, damaged, or writable by other users."""
     file = _file(key)
     try:
         if not (is_private(file.parent) and is_private(file)):
             return None
-        kept = file.read_bytes()
-        digest, data = kept[:_DIGEST], kept[_DIGEST:]
+        stored = file.read_bytes()
+        digest, data = stored[:_DIGEST], stored[_DIGEST:]
         if hashlib.sha256(key.encode() + data).digest() != digest:
             return None
         parts = _parted(zlib.decompress(data))
@@ -36,8 +36,8 @@ def load(key: str) -> list[bytes] | None:
     return parts
 
 
-def keep(key: str, parts: Sequence[bytes]) -> None:
-    """Keep ``parts`` under ``key``, at the cost of what was not used for longest."""
+def store(key: str, parts: Sequence[bytes]) -> None:
+    """Store ``parts`` under ``key`` and evict the least recently used entries."""
     data = zlib.compress(_joined(parts), 1)
     make_private(_file(key).parent)
     write_cache(_file(key), hashlib.sha256(key.encode() + data).digest() + data)

@@ -7,13 +7,13 @@ __device__ inline u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes to shared memory; zeros, and nothing is read, where `there` is false.
+// Copy 16 bytes to shared memory; if `there` is false, write zeros and read nothing.
 __device__ inline void copy16(u32 to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0) : "memory");
 }
 
-// Copies belong to the group that the next close_copies() ends; wait_copies<n>() leaves at most n groups under way.
+// Copies belong to the group that the next close_copies() ends; wait_copies<n>() leaves at most n groups in flight.
 __device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int N>

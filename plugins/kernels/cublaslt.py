@@ -1,6 +1,7 @@
-"""Products by cuBLASLt, where which of its algorithms computes them matters: torch offers no choice.
+"""cuBLASLt matmuls with an explicit algorithm, which torch does not offer.
 
-The library is the one that torch has loaded. Names as in cuBLASLt's documentation (https://docs.nvidia.com/cuda/cublas).
+The library is the one that torch has loaded. Names are those of cuBLASLt's documentation
+(https://docs.nvidia.com/cuda/cublas).
 """
 
 import ctypes
@@ -11,19 +12,19 @@ from typing import Any
 
 import torch
 
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.validation.errors import BackendUnavailable
 
 WORKSPACE = 32 << 20  # bytes
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28}  # cudaDataType_t
 _COMPUTE_32F = 68  # CUBLAS_COMPUTE_32F
 _TRANSA, _A_SCALE, _B_SCALE, _FAST_ACCUM = 3, 17, 18, 25  # CUBLASLT_MATMUL_DESC_…
 _MAX_WORKSPACE, _REDUCTION_SCHEMES = 1, 3  # CUBLASLT_MATMUL_PREF_…
-_NO_REDUCTION = 0  # CUBLASLT_REDUCTION_SCHEME_NONE: one block sums up all inputs of an output
+_NO_REDUCTION = 0  # CUBLASLT_REDUCTION_SCHEME_NONE: one block sums all inputs of an output
 _NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 
 class Algorithm(ctypes.Structure):
-    """cublasLtMatmulAlgo_t, which says all of how a product is computed, and nothing of its tensors."""
+    """cublasLtMatmulAlgo_t: how a matmul is computed, independent of its tensors."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -38,69 +39,67 @@ class _Heuristic(ctypes.Structure):
     )
 
 
-class Product:
-    """rows [rows, inner] @ weight.T, weight [width, inner], into product [rows, width], contiguous; sums in float32.
+class Matmul:
+    """rows [rows, inner] @ weight.T, weight [width, inner], into out [rows, width]; contiguous, sums in float32.
 
-    ``run`` enqueues it by one of ``algorithms``. Capturable. Scales of products in float8 are 1.
+    ``run`` enqueues it by one of ``algorithms``. Capturable. Scales of float8 matmuls are 1.
     """
 
-    def __init__(
-        self, rows: torch.Tensor, weight: torch.Tensor, product: torch.Tensor, workspace: torch.Tensor
-    ) -> None:
+    def __init__(self, rows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor) -> None:
         (count, inner), width = rows.shape, len(weight)
-        self._tensors = (rows, weight, product, workspace)
+        self._tensors = (rows, weight, out, workspace)
         self._handle = _handle(rows.device)
-        self._description = _Owned("MatmulDesc", _COMPUTE_32F, _TYPES[torch.float32])
+        self._description = _LibraryObject("MatmulDesc", _COMPUTE_32F, _TYPES[torch.float32])
         self._description.set(_TRANSA, c_int32(1))
         if weight.dtype == torch.float8_e4m3fn:
             self._one = torch.ones(1, dtype=torch.float32, device=rows.device)
             for side in (_A_SCALE, _B_SCALE):
                 self._description.set(side, c_void_p(self._one.data_ptr()))
             self._description.set(_FAST_ACCUM, c_int8(0))
-        # In columns, as the library counts: [width, count] = [inner, width].T @ [inner, count].
+        # The library is column-major: [width, count] = [inner, width].T @ [inner, count].
         self._weight = _layout(weight.dtype, inner, width)
         self._rows = _layout(rows.dtype, inner, count)
-        self._product = _layout(product.dtype, width, count)
+        self._matmul = _layout(out.dtype, width, count)
         self._factors = c_float(1), c_float(0)
 
     def algorithms(self, count: int, most: int) -> Iterator[Algorithm]:
-        """Up to ``most`` algorithms for ``count`` rows that do not split inputs and compute these rows as well.
+        """Return up to ``most`` algorithms for ``count`` rows without split-K that also support this matmul.
 
-        Those first that cuBLASLt expects to be fastest for ``count`` rows. Raises RuntimeError if the library fails.
+        They are sorted by the speed that cuBLASLt expects for ``count`` rows. Raises RuntimeError if the library fails.
         """
-        preference, results, found = _Owned("MatmulPreference"), (_Heuristic * most)(), c_int()
+        preference, results, found = _LibraryObject("MatmulPreference"), (_Heuristic * most)(), c_int()
         preference.set(_MAX_WORKSPACE, c_size_t(WORKSPACE))
         preference.set(_REDUCTION_SCHEMES, c_uint32(_NO_REDUCTION))
-        rows, weight, product, _ = self._tensors
+        rows, weight, out, _ = self._tensors
         (width, inner), checked = weight.shape, _Heuristic()
-        made = _layout(product.dtype, width, count)
+        made = _layout(out.dtype, width, count)
         given = (self._handle, self._description, self._weight, _layout(rows.dtype, inner, count), made, made)
         name = "cublasLtMatmulAlgoGetHeuristic"
         status = getattr(_library(), name)(*given, preference, most, results, byref(found))
         if status == _NOT_SUPPORTED:
-            return  # there are none
+            return  # no algorithm exists
         _require_success(name, status)
-        mine = (self._handle, self._description, self._weight, self._rows, self._product, self._product)
+        mine = (self._handle, self._description, self._weight, self._rows, self._matmul, self._matmul)
         for result in results[: found.value]:
             refused = _library().cublasLtMatmulAlgoCheck(*mine, byref(result.algorithm), byref(checked))
             if result.state == 0 and not refused and checked.workspace <= WORKSPACE:
                 yield result.algorithm
 
     def run(self, algorithm: Algorithm) -> None:
-        """Enqueue on torch's current stream. Raises RuntimeError if the library refuses it."""
-        rows, weight, product, workspace = self._tensors
+        """Enqueue on torch's current stream. Raises RuntimeError if the library rejects it."""
+        rows, weight, out, workspace = self._tensors
         one, zero = self._factors
         _call(
             *("cublasLtMatmul", self._handle, self._description, byref(one)),
             *(c_void_p(weight.data_ptr()), self._weight, c_void_p(rows.data_ptr()), self._rows, byref(zero)),
-            *(c_void_p(product.data_ptr()), self._product, c_void_p(product.data_ptr()), self._product),
+            *(c_void_p(out.data_ptr()), self._matmul, c_void_p(out.data_ptr()), self._matmul),
             *(byref(algorithm), c_void_p(workspace.data_ptr()), c_size_t(WORKSPACE)),
-            c_void_p(torch.cuda.current_stream(product.device).cuda_stream),
+            c_void_p(torch.cuda.current_stream(out.device).cuda_stream),
         )
 
 
-class _Owned:
-    """Something that the library makes and destroys, passed to it as it is."""
+class _LibraryObject:
+    """An opaque object that the library creates and destroys."""
 
     def __init__(self, kind: str, *given: Any) -> None:
         self._kind, self._library, self._as_parameter_ = kind, _library(), c_void_p()
@@ -110,23 +109,23 @@ class _Owned:
         getattr(self._library, f"cublasLt{self._kind}Destroy")(self._as_parameter_)
 
     def set(self, which: int, value: Any) -> None:
-        """Set one of its attributes."""
+        """Set an attribute of the object."""
         _call(f"cublasLt{self._kind}SetAttribute", self, which, byref(value), c_size_t(ctypes.sizeof(value)))
 
 
-def _layout(dtype: torch.dtype, rows: int, columns: int) -> _Owned:
-    return _Owned("MatrixLayout", _TYPES[dtype], c_uint64(rows), c_uint64(columns), c_int64(rows))
+def _layout(dtype: torch.dtype, rows: int, columns: int) -> _LibraryObject:
+    return _LibraryObject("MatrixLayout", _TYPES[dtype], c_uint64(rows), c_uint64(columns), c_int64(rows))
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Raises BackendUnavailable without it."""
+    """Load the library. Raises BackendUnavailable if it is missing."""
     name = f"libcublasLt.so.{str(torch.version.cuda).partition('.')[0]}"
     try:
-        return ctypes.CDLL(name)  # torch has loaded it, wherever it lies
+        return ctypes.CDLL(name)  # torch has loaded it already
     except OSError as error:
         raise BackendUnavailable(
-            f"products need {name}, which torch for CUDA brings; loading it failed: {error}; install tandemrt[cuda]"
+            f"matmuls need {name}, which torch for CUDA brings; loading it failed: {error}; install tandemrt[cuda]"
         ) from error
 
 

@@ -1,10 +1,10 @@
-"""Attention of prompts by cuDNN, over a paged cache as it lies.
+"""Prefill attention by cuDNN over a paged cache.
 
-Faster than our own kernel for runs of many tokens, slower for the windows of a round, so it serves prompts alone. It
-needs the package nvidia-cudnn-frontend, which uses the cuDNN that torch brings; where it does not serve, our kernel
-does. The graph is the scaled dot-product attention of cuDNN's documentation (operations/Attention): padding mask for
-runs of different lengths, ragged offsets for runs that lie one behind the other, block tables for the cache, causal
-from the bottom right.
+cuDNN is faster than our kernel for runs of many tokens and slower for draft windows, so it serves prompts only. It
+needs the package nvidia-cudnn-frontend, which uses the cuDNN of torch; without it our kernel attends. The graph
+is the scaled dot-product attention of cuDNN's documentation (operations/Attention): a padding mask for runs of
+different lengths, ragged offsets for packed runs, block tables for the cache, and a causal mask aligned to the bottom
+right.
 """
 
 import math
@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from tandemrt.plugins.launch import Context
+from tandemrt.plugins.operators.launch import Context
 
-OLDEST = 90_500  # paged caches
+OLDEST = 90_500  # the first version with paged caches
 DTYPES = (torch.bfloat16, torch.float16)
 _LONGEST = 2048  # tokens of a run that every plan serves
-KEYS = 128  # of a tile; attention_prompts.cuh says what follows
+KEYS = 128  # keys per tile; attention_prompts.cuh depends on it
 
 
 @cache
 def unavailable() -> str | None:
-    """Why cuDNN cannot serve on this machine, in a few words; None if it can."""
+    """Return why cuDNN attention is not available on this machine, or None if it is."""
     try:
         import cudnn
     except ImportError as error:
@@ -37,10 +37,10 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """What cuDNN asks of packed runs, int32 on the device.
+    """Lengths of packed runs that cuDNN reads, int32 on the device.
 
-    ``queries`` and ``keys`` [prompts]: new tokens of each run, and all that its text then has in the cache.
-    ``offsets`` [prompts + 1]: where each run begins in the queries, in elements.
+    ``queries`` and ``keys`` [prompts]: new tokens of each run, and all tokens of its text in the cache. ``offsets``
+    [prompts + 1]: the first element of each run in the queries.
     """
 
     queries: torch.Tensor
@@ -49,18 +49,17 @@ class RunLengths:
 
     @classmethod
     def of(cls, lengths: torch.Tensor, prompts: int) -> "RunLengths":
-        """The rows of int32 [3, prompts + 1], as ``prepare`` writes them (attention_prompts.cuh)."""
+        """Split int32 [3, prompts + 1] into its rows, as ``prepare`` writes them (attention_prompts.cuh)."""
         queries, keys, offsets = lengths
         return cls(queries[:prompts], keys[:prompts], offsets)
 
 
 class CudnnAttention:
-    """One call, bound. Capturable: a run allocates nothing and reads nothing on the host.
+    """One bound call. Capturable: a run allocates nothing and reads nothing on the host.
 
-    ``queries`` [tokens, heads, head_dim] are normed and rotated, the new keys and values are in the caches
-    [blocks, kv_heads, block_size, head_dim]; ``table`` int32 [prompts, max_blocks]; ``mixed`` [tokens, heads *
-    head_dim] receives the result, and rows that no run has stay as they are. An empty run costs nothing.
-    Call ``serves`` first.
+    ``queries`` [tokens, heads, head_dim] are normed and rotated. The caches [blocks, kv_heads, block_size, head_dim]
+    hold the new keys and values. ``table`` is int32 [prompts, max_blocks]. A run writes ``mixed`` [tokens, heads *
+    head_dim]; rows without a run keep their contents. An empty run costs nothing. Call ``serves`` first.
     """
 
     def __init__(
@@ -80,11 +79,10 @@ class CudnnAttention:
 
         self._device = context.device
         self._set_stream = cudnn.set_stream
-        self._handle = context.keep("cudnn", lambda: _handle(context.device))
-        # Runs begin where offsets say, so one plan serves all calls whose runs are no longer, and costs short ones
-        # nothing.
+        self._handle = context.get_or_create("cudnn", lambda: _handle(context.device))
+        # Ragged offsets locate each run, so one plan serves all calls with shorter runs at no extra cost.
         longest = longest_run(len(queries), context)
-        self._plan = context.keep(
+        self._plan = context.get_or_create(
             ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, scale, sliding_window),
             lambda: _Plan.build(self._handle, queries, longest, key_cache, table, scale, sliding_window),
         )
@@ -99,16 +97,18 @@ class CudnnAttention:
 
 
 def serves(dtype: torch.dtype, head_dim: int, positions: int) -> bool:
-    """Whether cuDNN attends in ``dtype`` over heads of ``head_dim`` on this machine, by tables for ``positions``.
+    """Return whether cuDNN supports ``dtype``, heads of ``head_dim`` and block tables of ``positions``.
 
-    It looks up whole tiles of keys, so a table that ends within one would be read beyond its end.
+    cuDNN reads whole tiles of keys, so it would read beyond the end of a table that ends within a tile.
     """
     return dtype in DTYPES and head_dim % 8 == 0 and head_dim <= 256 and not positions % KEYS and unavailable() is None
 
 
 def longest_run(tokens: int, context: Context) -> int:
-    """Tokens of a run that the plan of a call with ``tokens`` serves. Of a batch-invariant context it is the same for
-    any call: what runs stand in one must not choose the plan."""
+    """Return the longest run that the plan of a call with ``tokens`` serves.
+
+    A batch-invariant context uses one value for all calls, so that the plan does not depend on the other runs.
+    """
     most = context.sizes["query"] if context.batch_invariant else min(tokens, context.sizes.get("query", tokens))
     return max(_LONGEST, 1 << (most - 1).bit_length())
 
@@ -132,7 +132,7 @@ class _Plan:
         scale: float,
         sliding_window: int,
     ) -> "_Plan":
-        """For tensors of these shapes and dtypes, but for the number of tokens; a run has at most ``longest``."""
+        """Build the plan for these shapes and dtypes, any number of tokens, and runs of at most ``longest``."""
         import cudnn
 
         kind = cudnn.data_type.BFLOAT16 if queries.dtype == torch.bfloat16 else cudnn.data_type.HALF
@@ -144,7 +144,7 @@ class _Plan:
             return graph.tensor(name=name, dim=list(shape), stride=strides, data_type=data_type)
 
         (_, heads, head_dim), (prompts, blocks) = queries.shape, table.shape
-        # cuDNN orders [batch, heads, tokens, head_dim]; offsets say where a run begins, so no stride of runs is read.
+        # cuDNN orders [batch, heads, tokens, head_dim]. It ignores the batch stride, because offsets locate the runs.
         shape, strides = (
             [prompts, heads, longest, head_dim],
             [longest * heads * head_dim, head_dim, heads * head_dim, 1],

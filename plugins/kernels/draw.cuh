@@ -1,24 +1,24 @@
 // The token of a row with the largest logit (greedy), or with the largest score + noise (sampled).
 //
-// A sampled draw compares x / temperature + g over the tokens. Most tokens cannot win, and it costs two bounds to say
-// so: noise lies in [-2.87, 17.34], and 1 - u <= -ln u. Only what they let pass is evaluated, in float32, and only
+// A sampled draw compares x / temperature + g over the tokens. Most tokens cannot win, and two bounds rule them out:
+// noise lies in [-2.87, 17.34], and 1 - u <= -ln u. Only tokens that pass are evaluated, in float32, and only
 // contenders too close for that in float64. So the winner does not depend on how a row is cut into parts.
 #pragma once
 #include "logits.cuh"
 #include "noise.cuh"
 #include "reduce.cuh"
 
-// What a row's filters leave, and what its draft is worth under the rejection rule (row_stats).
+// A row after its filters, and the verdict on its draft under the rejection rule (row_stats).
 struct Stats {
     double total;     // sum of exp(score) over the tokens that are kept
     float peak;       // largest finite logit, -infinity if there is none
     float threshold;  // smallest score that is kept
     int stands;       // the row's draft is accepted
-    int drawn;        // the draft has a law (else it is one-hot)
+    int drawn;        // the draft has a distribution (else it is one-hot)
 };
 
-// Scores are (logit - peak) / temperature, float32, as reference/filters.py has them.
-struct Law {
+// Scores are (logit - peak) / temperature, float32, as in reference/filters.py.
+struct Distribution {
     Stats stats;
     float temperature;
     bool filtered;
@@ -30,15 +30,15 @@ struct Law {
     __device__ __forceinline__ float probability(float x) const {
         return kept(x) ? float(exp(double(score(x))) / stats.total) : 0.0f;
     }
-    // No logit below this one is kept; a little low, for rounding.
+    // A bound: no logit below it is kept. It is slightly low, to allow for rounding.
     __device__ __forceinline__ float lowest() const {
         float reach = stats.threshold * temperature;
         return filtered ? stats.peak + reach - (fabsf(reach) + fabsf(stats.peak)) * 1e-6f : -INFINITE;
     }
 };
 
-// How a value and its noise add up. Units: those of the logits, or of scores above temperature 1, so nothing overflows.
-// Temperature 0: the logits alone decide.
+// How a value and its noise add up. Units are those of the logits, or of scores above temperature 1, so nothing
+// overflows. At temperature 0 the logits alone decide.
 struct Scaling {
     float temperature, x_scale, noise_scale;
 
@@ -46,13 +46,13 @@ struct Scaling {
         : temperature(temperature), x_scale(temperature > 1.0f ? 1.0f / temperature : 1.0f),
           noise_scale(temperature > 1.0f ? 1.0f : temperature) {}
 
-    // To about six digits.
+    // Accurate to about six digits.
     __device__ __forceinline__ float sum(float x, u32 word) const {
         return fmaf(noise_scale, gumbel_approx(word), x * x_scale);
     }
-    // No two sums that differ by more are in the wrong order.
+    // Sums that differ by more than this are in the right order.
     __device__ __forceinline__ float tolerance(float sum) const { return noise_scale * 8e-6f + fabsf(sum) * 5e-7f; }
-    // Slack for the rounding of bounds and of all that is compared with them.
+    // Slack for the rounding of bounds and of the values compared with them.
     __device__ __forceinline__ float slack(float bound) const { return noise_scale * 1e-4f + fabsf(bound) * 1e-6f; }
     __device__ __forceinline__ double exact(float x, u32 word) const {
         double scaled = temperature > 1.0f ? double(x) / double(temperature) : double(x);
@@ -63,52 +63,52 @@ struct Scaling {
 // Draw from the scores themselves.
 struct FromScores {
     static const bool bootstraps = true;
-    Law law;
+    Distribution dist;
     Scaling scaling;
 
-    __device__ __forceinline__ FromScores(const Law& law) : law(law), scaling(law.temperature) {}
+    __device__ __forceinline__ FromScores(const Distribution& dist) : dist(dist), scaling(dist.temperature) {}
 
     __device__ __forceinline__ float ceiling(float top) const { return top * scaling.x_scale; }
-    // What some token of the whole row reaches: the peak is always kept.
+    // A value that some token of the row reaches: the peak is always kept.
     __device__ __forceinline__ float known() const {
-        return law.filtered ? law.stats.peak * scaling.x_scale + NOISE_LOW * scaling.noise_scale : -INFINITE;
+        return dist.filtered ? dist.stats.peak * scaling.x_scale + NOISE_LOW * scaling.noise_scale : -INFINITE;
     }
     __device__ __forceinline__ bool value(float x, int, float& out) const {
         out = x;
-        return law.kept(x);
+        return dist.kept(x);
     }
 };
 
-// Draw from the residual max(p - q, 0) of a draft that was refused: the scores are its logarithms.
+// Draw from the residual max(p - q, 0) of a rejected draft: the scores are its logarithms.
 struct FromResidual {
     static const bool bootstraps = false;
-    Law law;
+    Distribution dist;
     Scaling scaling;
-    const float* proposed;  // the row's law in draft_probs; null: one-hot
+    const float* proposed;  // the row's distribution in draft_probs; null: one-hot
     i64 draft;
     float slope, shift;  // of the bound: ln p = slope * (x - peak) - ln total
 
-    __device__ __forceinline__ FromResidual(const Law& law, const float* proposed, i64 draft)
-        : law(law), scaling(1.0f), proposed(proposed), draft(draft), slope(fminf(1.0f / law.temperature, 1e38f)),
-          shift(1e-4f - float(log(law.stats.total))) {}
+    __device__ __forceinline__ FromResidual(const Distribution& dist, const float* proposed, i64 draft)
+        : dist(dist), scaling(1.0f), proposed(proposed), draft(draft), slope(fminf(1.0f / dist.temperature, 1e38f)),
+          shift(1e-4f - float(log(dist.stats.total))) {}
 
     __device__ __forceinline__ float ceiling(float top) const {
-        float log_p = fmaxf((top - law.stats.peak) * slope, -1e30f);
+        float log_p = fmaxf((top - dist.stats.peak) * slope, -1e30f);
         return log_p + shift + fabsf(log_p) * 1e-6f;
     }
     __device__ __forceinline__ float known() const { return -INFINITE; }
     __device__ __forceinline__ bool value(float x, int token, float& out) const {
-        if (!law.kept(x)) return false;
+        if (!dist.kept(x)) return false;
         float q = proposed ? proposed[token] : (token == draft ? 1.0f : 0.0f);
         q = q > 0.0f ? q : 0.0f;
         if (exp2_approx(ceiling(x) * 1.4426950f) + 1e-37f <= q) return false;
-        float residual = law.probability(x) - q;
+        float residual = dist.probability(x) - q;
         out = float(log(double(residual)));
         return residual > 0.0f;
     }
 };
 
-// One that may win: its sum with the noise to about six digits, its value, and the random word.
+// A possible winner: its sum with the noise to about six digits, its value, and the random word.
 struct Contender {
     float sum, x;
     u32 word;
@@ -117,7 +117,7 @@ struct Contender {
     static __device__ __forceinline__ Contender none() { return {-INFINITE, 0.0f, 0u, -1}; }
 };
 
-// Evaluate the tokens of one group that the bound lets pass. Few do.
+// Evaluate the tokens of one group that pass the bound. Few do.
 template <class Group, class Source>
 __device__ __forceinline__ void examine(const Group& group, const u32 (&words)[8], int token, const Source& source,
                                         float slope, float least, Contender& best) {
@@ -156,8 +156,8 @@ __device__ __forceinline__ float low_bound(const Group& group, const Scaling& sc
     return low;
 }
 
-// The highest sum that some token of the row is known to reach. Threads read and raise it as they go, in any order: one
-// that sees an older bound evaluates more than it must, and finds the same.
+// The highest sum that some token of the row is known to reach. Threads read and raise it in any order: a thread that
+// sees an older bound evaluates more than it must, and finds the same winner.
 struct SharedBound {
     u32* key;  // in shared memory
 
@@ -171,8 +171,8 @@ struct SharedBound {
 };
 
 // The winner of a block, from the best of each of its threads, whose sums have raised the bound. None if the row has a
-// better token elsewhere. Sums are good to six digits: if several are that close, they are compared exactly.
-__device__ __forceinline__ Contender settle(const Contender& best, const Scaling& scaling, const SharedBound& bound) {
+// better token elsewhere. Sums are accurate to six digits: several that close are compared exactly.
+__device__ __forceinline__ Contender block_winner(const Contender& best, const Scaling& scaling, const SharedBound& bound) {
     __shared__ Contender winner;
     __syncthreads();
     float highest = bound.get();
@@ -187,7 +187,7 @@ __device__ __forceinline__ Contender settle(const Contender& best, const Scaling
     return winner;
 }
 
-// The random words of a group, which are those of the tokens' ids.
+// The random words of a group, by the ids of its tokens.
 template <class T>
 __device__ __forceinline__ void words_of(const Row<T>& row, const Noise& noise, int index, u32 (&words)[8]) {
     if (!row.ids) return noise.words(index, words);
@@ -195,8 +195,8 @@ __device__ __forceinline__ void words_of(const Row<T>& row, const Noise& noise, 
     for (int i = 0; i < 8; i++) words[i] = noise.word(row.ids[min(8 * index + i, row.vocab - 1)]);
 }
 
-// The winner of groups [first, last) of a row; every thread of the block calls it and gets the answer. `next` is the
-// group at first + threadIdx.x, which was asked for before.
+// The winner of groups [first, last) of a row; every thread of the block calls it and gets the result. `next` is the
+// group at first + threadIdx.x, loaded earlier.
 template <class T, class Source>
 __device__ __forceinline__ Contender draw_part(const Row<T>& row, const Source& source, const Noise& noise, int first,
                                                int last, typename Row<T>::Incoming next) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ Contender draw_part(const Row<T>& row, const Source& 
 
     const Scaling& scaling = source.scaling;
     const float slope = fminf(1.4426950f / scaling.noise_scale, 1e38f);
-    const float lowest = source.law.lowest();
+    const float lowest = source.dist.lowest();
     Contender best = Contender::none();
 #pragma unroll 1
     for (int base = first; base < last; base += blockDim.x) {
@@ -223,7 +223,7 @@ __device__ __forceinline__ Contender draw_part(const Row<T>& row, const Source& 
         u32 words[8];
         if (possible) words_of(row, noise, index, words);
         if (Source::bootstraps) {
-            // While nothing is known: a cheap bound from below, so that few of the first tokens are evaluated.
+            // Before the first sum: a cheap lower bound, so that few of the first tokens are evaluated.
             if (bound == -INFINITE) shared.raise(possible ? low_bound(group, scaling, words) : -INFINITE);
             if (base == first) __syncthreads();
             bound = shared.get();
@@ -241,7 +241,7 @@ __device__ __forceinline__ Contender draw_part(const Row<T>& row, const Source& 
         }
         if (__any_sync(ALL_LANES, news)) shared.raise(best.sum);
     }
-    return settle(best, scaling, shared);
+    return block_winner(best, scaling, shared);
 }
 
 // The largest finite logit of groups [first, last); the first of equals. As draw_part.
@@ -275,5 +275,5 @@ __device__ __forceinline__ Contender greedy_part(const Row<T>& row, int first, i
         for (int i = 0; i < ahead; i++) look(held[i].take(), index + i * blockDim.x);
     }
     shared.raise(best.sum);
-    return settle(best, Scaling(0.0f), shared);
+    return block_winner(best, Scaling(0.0f), shared);
 }

@@ -1,9 +1,9 @@
-// Programmatic dependent launch: kernels that begin before the one in front of them has ended (Launch, `early`). Such a
-// kernel reads nothing that earlier ones write, and writes nothing, before it has waited for the one in front, which is
-// complete then, and with it all before that one, since each has waited in its turn.
+// Programmatic dependent launch: kernels that begin before the previous kernel has ended (Launch, `early`). Such a
+// kernel reads and writes nothing that earlier kernels use before it has waited for the previous one. That one is
+// complete then, and so are all kernels before it, since each has waited in turn.
 #pragma once
 
-// Let the next kernel begin, if that was launched early.
+// Let the next kernel begin, if it was launched early.
 __device__ __forceinline__ void begin_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

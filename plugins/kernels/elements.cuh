@@ -1,4 +1,4 @@
-// Element types of tensors, two neighbours at a time, and the tensor core product of the 16-bit ones.
+// Element types of tensors, two neighbours at a time, and the tensor core matmul of the 16-bit types.
 #pragma once
 
 using u8 = unsigned char;
@@ -8,7 +8,7 @@ using i64 = long long;
 
 #define INFINITE __int_as_float(0x7f800000)
 
-// Two neighbouring elements as they lie in memory.
+// Two neighbouring elements as stored.
 __device__ inline u32 two(const u16* at) { return *reinterpret_cast<const u32*>(at); }
 
 struct Bf16 {
@@ -26,7 +26,7 @@ struct Bf16 {
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
 
     // c[16 x 8] += a[16 x 16] b[16 x 8], each in the fragments of mma.m16n8k16.
-    static __device__ void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    static __device__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -51,7 +51,7 @@ struct Fp16 {
     static __device__ float2 load2(const u16* at) { return unpack(two(at)); }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
 
-    static __device__ void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    static __device__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

@@ -1,15 +1,15 @@
-// experts: a mixture of experts, in four launches: who goes where; gate and up with their activation; down; the sum.
+// experts: a mixture of experts, in four launches: routing; gate and up with their activation; down; the sum.
 //
-// Pairs (row, choice) stand in the order of their experts. An item is up to 32 pairs of one expert; a block takes an
-// item and some outputs, and reads their weights once for all of its pairs. Inputs are shared by warps in a way that
-// depends on the sizes alone, so a pair has the same bits in any company. The number of items is known on the device
-// only: as many blocks as run at a time take one unit after the other, those of an expert side by side.
+// Pairs (row, choice) are sorted by expert. An item is up to 32 pairs of one expert. A block takes an item and some
+// outputs, and reads their weights once for all of its pairs. The sizes alone determine how warps share the inputs, so
+// a pair's result does not depend on the other pairs. Only the device knows the number of items: as many blocks as run
+// at a time take one unit after another, the units of an expert side by side.
 
-#include "experts_products.cuh"
+#include "experts_matmuls.cuh"
 #include "variants.cuh"
 
 constexpr int ROUTE_THREADS = 1024;
-constexpr int FEW_PAIRS = 1024;  // that are chosen and placed in one launch
+constexpr int FEW_PAIRS = 1024;  // pairs that one launch chooses and places
 
 template <class T>
 __device__ void route_few(
@@ -39,7 +39,7 @@ __device__ void choose_rows(
 
 template <class T>
 __device__ void sum(const float* parts, int per_token, int hidden, typename T::Element* mixed) {
-    i64 row = blockIdx.x;  // along the axis that takes any number
+    i64 row = blockIdx.x;  // the axis that takes any number of rows
     int at = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (at >= hidden) return;
     const float* from = parts + row * per_token * hidden + at;
@@ -56,14 +56,14 @@ __device__ void sum(const float* parts, int per_token, int hidden, typename T::E
     T::store2(to + 2, make_float2(total.z, total.w));
 }
 
-// The rows of the pairs in the order of their experts, 16 bytes at a time, for products that take them so.
+// Rows of the pairs sorted by expert, 16 bytes at a time, for the grouped matmuls.
 __device__ __forceinline__ void gather(const uint4* x, const int* order, int length, int per_token, uint4* gathered) {
     const uint4* from = x + static_cast<i64>(order[blockIdx.x] / per_token) * length;
     uint4* to = gathered + static_cast<i64>(blockIdx.x) * length;
     for (int i = threadIdx.x; i < length; i += blockDim.x) to[i] = from[i];
 }
 
-// The sum of a row's pairs, which stand in the order of their experts and without their weights.
+// The sum of a row's pairs, which are sorted by expert and not weighted yet.
 template <class T>
 __device__ void sum_places(
     const typename T::Element* given, const int* places, const float* shares, int per_token, int hidden,

@@ -1,6 +1,6 @@
-"""``experts`` on the GPU: who goes where, gate and up with their activation, down, and each token's sum.
+"""``experts`` on a GPU: route, gate and up with activation, down, and sum per token.
 
-For many rows the products are torch's (plugins/kernels/experts_grouped.py).
+For many rows torch's grouped matmuls are used (plugins/kernels/experts_grouped.py).
 """
 
 from collections.abc import Mapping
@@ -10,58 +10,59 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fits_groups
-from tandemrt.plugins.kernels.experts_route import Routes, most_items
-from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
-from tandemrt.plugins.launch import Call, Context, Tensors
-from tandemrt.plugins.operators import HIDDEN_STEP, MOST_EXPERTS, MOST_PER_TOKEN, WIDTH_STEP
+from tandemrt.plugins.kernels.experts_route import Routes, max_items
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
+from tandemrt.plugins.operators.launch import Call, Context
 
-_GATES, _OUTPUTS = 8, 32  # gates of a unit, and outputs of one of the last product
-_THREADS, _AT_ONCE = 256, 2  # of a block; blocks of a multiprocessor
-_RING = 4 * 4 * _THREADS * 16  # bytes of weights that are on their way to a block
-_LEAST = 1024  # pairs that there is always room for
+_GATES, _OUTPUTS = 8, 32  # outputs of one work unit: of the gate matmul, and of the down matmul
+_THREADS, _AT_ONCE = 256, 2  # threads per block; blocks per SM
+_RING = 4 * 4 * _THREADS * 16  # bytes of shared memory for the weight pipeline of a block
+_LEAST = 1024  # pairs that the workspace always has room for
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
-    """See plugins/launch.py. Which way the products go depends on the number of rows alone.
+    """Bind the operator. The number of rows alone selects the implementation of the matmuls.
 
-    Raises ValueError for sizes that the kernels do not take.
+    Raises ValueError for sizes that the kernels do not support.
     """
     _require_sizes(tensors, attributes["per_token"])
     if not tensors["x"].numel():
-        return Nothing()
+        return EmptyCall()
     kind = GroupedMixture if fits_groups(tensors, attributes["per_token"], context) else Mixture
     return kind(tensors, attributes, context)
 
 
-class Nothing:
-    """A call without rows."""
+class EmptyCall:
+    """A bound call without rows."""
 
     def run(self) -> None:
         """Enqueue nothing."""
 
 
 class Mixture:
-    """One call, bound; tensors as the schema says, contiguous. Capturable: a run allocates nothing and reads nothing on
-    the host. A row has the same bits in any company.
+    """One bound call; contiguous tensors as in the schema.
+
+    Capturable: a run allocates nothing and reads nothing on the host. A row's result does not depend on the other rows.
     """
 
     def __init__(self, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> None:
         x, logits, gate_up, down, mixed = (tensors[name] for name in ("x", "router_logits", "gate_up", "down", "mixed"))
         hidden, width, experts, chosen = x.shape[-1], down.shape[-1], logits.shape[-1], attributes["per_token"]
         rows = logits.numel() // experts
-        pairs, module, kind = rows * chosen, context.module("experts"), suffix(x)
+        pairs, module, kind = rows * chosen, KernelModule.of(context, "experts"), suffix(x)
         room = max(_LEAST, 1 << (pairs - 1).bit_length())
-        routes = context.keep(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
-        activated, parts = context.keep(
-            ("experts", room, width, hidden, x.dtype),  # the calls of an engine follow one another, so they share it
+        routes = context.get_or_create(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
+        activated, parts = context.get_or_create(
+            ("experts", room, width, hidden, x.dtype),  # calls of an engine run one after another and share it
             lambda: (x.new_empty(room, width), torch.empty(room, hidden, dtype=torch.float32, device=x.device)),
         )
         sizes, per_token = (np.int32(hidden), np.int32(width)), np.int32(chosen)
         given = (routes.order, routes.items, routes.item_count)
 
-        def product(name: str, across: int, *arguments: Any) -> Launch:
-            """As many blocks as run at a time, or as there can be units."""
-            blocks = min(across * most_items(pairs, experts), _AT_ONCE * module.processors)
+        def out(name: str, across: int, *arguments: Any) -> Launch:
+            """Bind a persistent launch: as many blocks as run at a time, at most one per work unit."""
+            blocks = min(across * max_items(pairs, experts), _AT_ONCE * module.sm_count)
             kernel = module.kernel(f"{name}_{kind}", shared=_RING)
             return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING)
 
@@ -69,8 +70,8 @@ class Mixture:
         self._device = x.device
         self._launches = (
             *routes.launches(module, logits, chosen, normalized=attributes["normalized"]),
-            product("gate_up", width // _GATES, x, gate_up, *given, *sizes, per_token, activated),
-            product("down", -(-hidden // _OUTPUTS), activated, down, *given, routes.shares, *sizes, parts),
+            out("gate_up", width // _GATES, x, gate_up, *given, *sizes, per_token, activated),
+            out("down", -(-hidden // _OUTPUTS), activated, down, *given, routes.routing_weights, *sizes, parts),
             Launch(
                 *(module.kernel(f"sum_{kind}"), (rows, across, 1), (_THREADS, 1, 1)), parts, per_token, sizes[0], mixed
             ),
@@ -91,11 +92,12 @@ def _require_sizes(tensors: Tensors, chosen: int) -> None:
             f"gate_up, down: {[2 * experts * width, hidden]} and {[experts * hidden, width]} are needed for {experts} "
             f"experts, got {list(gate_up.shape)} and {list(down.shape)}"
         )
-    too_many = experts > MOST_EXPERTS or not 0 < chosen <= min(experts, MOST_PER_TOKEN)
-    if hidden % HIDDEN_STEP or width % WIDTH_STEP or too_many:
+    too_many = experts > MAX_EXPERTS or not 0 < chosen <= min(experts, MAX_EXPERTS_PER_TOKEN)
+    if hidden % HIDDEN_MULTIPLE or width % WIDTH_MULTIPLE or too_many:
         raise ValueError(
-            f"experts: a hidden size in multiples of {HIDDEN_STEP}, a width in multiples of {WIDTH_STEP} and at most "
-            f"{MOST_PER_TOKEN} of {MOST_EXPERTS} experts are needed, got {hidden}, {width} and {chosen} of {experts}"
+            f"experts: a hidden size in multiples of {HIDDEN_MULTIPLE}, a width in multiples of {WIDTH_MULTIPLE} and "
+            f"at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS} experts are needed, got {hidden}, {width} and "
+            f"{chosen} of {experts}"
         )
     if {each.dtype for each in (gate_up, down, mixed, tensors["router_logits"])} != {x.dtype} or mixed.shape != x.shape:
         raise ValueError(f"mixed: {x.dtype}{list(x.shape)} is needed as x is, got {mixed.dtype}{list(mixed.shape)}")

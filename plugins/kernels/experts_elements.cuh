@@ -1,4 +1,4 @@
-// One element at a time, in float32.
+// Loads and stores of single elements, as float32.
 #pragma once
 #include "elements.cuh"
 

@@ -1,12 +1,12 @@
-// Who goes to which expert: the choices of every row, and its pairs (row, choice) in the order of the experts.
+// Routing: the choices of every row, and its pairs (row, choice) sorted by expert.
 #pragma once
 #include "elements.cuh"
 
-constexpr int MOST_EXPERTS = 512, PER_LANE = MOST_EXPERTS / 32;
+constexpr int MAX_EXPERTS = 512, PER_LANE = MAX_EXPERTS / 32;
 constexpr int ITEM_ROWS = 32;  // pairs of one expert that a block multiplies at a time
 
-// A warp's row: the experts of its largest logits, the first of equal ones, and what each counts for. A NaN is chosen
-// last and makes all weights of its row NaN, which keeps it in that row.
+// One row per warp: the experts of its largest logits, the first of equal ones, and their weights. A NaN is chosen last
+// and makes all weights of its row NaN, so it stays in that row.
 template <class T>
 __device__ void choose(
     const typename T::Element* logits, int experts, int per_token, bool normalized, int* ids, float* weights
@@ -32,7 +32,7 @@ __device__ void choose(
     odd = __any_sync(~0u, odd);
     int mine = 0;
     for (int slot = 0; slot < per_token; ++slot) {
-        u32 best = 0, at = ~0u;  // in an order of unsigned integers, in which nothing is 0
+        u32 best = 0, at = ~0u;  // as unsigned integers in the order of the logits; none is 0
 #pragma unroll
         for (int j = 0; j < PER_LANE; ++j) {
             if (32 * j >= experts) break;
@@ -61,12 +61,12 @@ __device__ void choose(
     }
 }
 
-// Block e's part: the pairs of expert e in their order and the place of each, ``ends``[e], and its items {expert, first
+// Part of block e: the pairs of expert e in order and the place of each, ``ends``[e], and its items {expert, first
 // place, pairs}.
 __device__ void place(
     const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count
 ) {
-    __shared__ int counts[MOST_EXPERTS], before[2], of_warp[32];
+    __shared__ int counts[MAX_EXPERTS], before[2], of_warp[32];
     int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();

@@ -1,13 +1,13 @@
-// Products of a few rows with 16 outputs of stored weights, each of which is read once and never waited for alone.
+// Matmuls of a few rows with 16 outputs of stored weights. Each weight is read once, and loads overlap.
 #pragma once
 #include "elements.cuh"
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int RING = 4;  // chunks of weights that are on their way to a warp at a time
+constexpr int RING = 4;  // chunks of weights being copied for a warp at a time
 
-// What a warp has of 16 outputs and 8 rows: thread 4 * g + t outputs g and g + 8 of rows 2 * t and 2 * t + 1, as the
-// tensor cores leave it. It reads outputs g and g + 8 and row g, 16 bytes at a time, which are other inputs than the
-// fragments say: sums know no order, and weights and rows are taken alike.
+// A warp's sums for 16 outputs and 8 rows: thread 4 * g + t has outputs g and g + 8 of rows 2 * t and 2 * t + 1, as
+// tensor cores leave them. It reads outputs g and g + 8 and row g, 16 bytes at a time, which are other inputs than the
+// fragments specify: the order of a sum's terms does not matter, and weights and rows are permuted alike.
 template <class T>
 struct Sums {
     using Input = uint4;
@@ -17,8 +17,8 @@ struct Sums {
         return row != nullptr && k < length ? __ldg(row + k) : make_uint4(0, 0, 0, 0);
     }
     __device__ __forceinline__ void add(uint4 upper, uint4 lower, Input x) {
-        T::product(at, {upper.x, lower.x, upper.y, lower.y}, x.x, x.y);
-        T::product(at, {upper.z, lower.z, upper.w, lower.w}, x.z, x.w);
+        T::mma(at, {upper.x, lower.x, upper.y, lower.y}, x.x, x.y);
+        T::mma(at, {upper.z, lower.z, upper.w, lower.w}, x.z, x.w);
     }
     __device__ __forceinline__ void finish() {}
 };
@@ -62,15 +62,15 @@ struct Sums<Fp32> {
     }
 };
 
-// Two outputs' rows of a weight, in vectors of 16 bytes; null where there are none.
+// Rows of a weight for two outputs, in vectors of 16 bytes; null if they do not exist.
 struct Pair {
     const uint4 *upper, *lower;
 };
 
-// A thread's weights of all units of its block, one behind the other, on their way to shared memory that it alone
-// reads: so nothing is waited for between units, and no thread waits for another. ``expert_of`` gives the expert of a
-// unit, which is read a unit ahead, and ``find`` their Pair. A chunk is 8 vectors of either output, of which a thread
-// takes 2; chunk c of part p of SPLIT stands at c * SPLIT + p.
+// A thread's weights of all units of its block, one after another, being copied to shared memory that it alone reads.
+// So nothing waits between units, and no thread waits for another. ``expert_of`` gives the expert of a unit, read one
+// unit ahead, and ``find`` its Pair. A chunk is 8 vectors of either output, 2 per thread; chunk c of part p of SPLIT is
+// at c * SPLIT + p.
 template <int SPLIT, class ExpertOf, class Find>
 struct Weights {
     ExpertOf expert_of;
@@ -112,7 +112,7 @@ struct Weights {
         asm volatile("cp.async.commit_group;" ::: "memory");
         slot = (slot + 1) % RING;
     }
-    // Wait for the oldest chunk that was ordered; its slot is the one behind the newest.
+    // Wait for the oldest ordered chunk; its slot is the one after the newest.
     __device__ __forceinline__ const uint4* oldest() {
         asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
         return ring + (slot + 1) % RING * 4 * THREADS + threadIdx.x;
@@ -125,8 +125,8 @@ struct Weights {
     }
 };
 
-// ``sums`` of 8 * TILES rows, of which ``tiles`` tiles are there, over the warp's part of a unit's inputs. Rows are
-// null where there are none.
+// ``sums`` of 8 * TILES rows (``tiles`` tiles exist) over the warp's part of a unit's inputs. Rows are null if
+// they do not exist.
 template <class T, int TILES, class Weights>
 __device__ __forceinline__ void multiply(
     Weights& weights, const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]
@@ -145,8 +145,8 @@ __device__ __forceinline__ void multiply(
             if (tile >= tiles) break;
             load(x[tile], tile, chunk);
         }
-        Input behind[2];  // of the first tile, which mostly is the only one
-        load(behind, 0, chunk + 1);
+        Input ahead[2];  // of the first tile, often the only one
+        load(ahead, 0, chunk + 1);
         const uint4* found = weights.oldest();
         uint4 upper[2] = {found[0], found[THREADS]}, lower[2] = {found[2 * THREADS], found[3 * THREADS]};
 #pragma unroll
@@ -156,8 +156,8 @@ __device__ __forceinline__ void multiply(
             sums[tile].add(upper[1], lower[1], x[tile][1]);
         }
         weights.order();
-        x[0][0] = behind[0];
-        x[0][1] = behind[1];
+        x[0][0] = ahead[0];
+        x[0][1] = ahead[1];
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) sums[tile].finish();

@@ -1,8 +1,8 @@
-// What stands between products in float8, a block per row: rounding to float8 with a scale per row, behind a gated
-// activation (some blocks per row) or a residual norm where one stands in front of it. Results of products come without
-// their scales, which are applied as they are read. Widths are multiples of 8.
+// Kernels between float8 matmuls, a block per row: quantization to float8 with a scale per row, after a gated
+// activation (several blocks per row), after a residual norm, or alone. Matmul results come without their scales; these
+// kernels apply them when they read. Widths are multiples of 8.
 
-#include "float8_product.cuh"
+#include "float8_matmul.cuh"
 #include "variants.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -19,8 +19,8 @@ __device__ void quantize_tokens(
     });
 }
 
-// A row by the blocks of a cluster, which are one block where there are many rows. A thread keeps the first SWEEPS times
-// eight of its activated values, and finds further ones twice.
+// A row by the blocks of a cluster; one block if there are many rows. A thread keeps its first SWEEPS times eight
+// activated values, and computes further ones twice.
 template <class T, int SWEEPS>
 __device__ void quantized_swiglu(
     const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,
@@ -84,7 +84,7 @@ __device__ void quantized_swiglu(
 
 template <class T>
 __device__ void quantized_norm(
-    const typename T::Element* skip, const typename T::Element* product, const float* scales,
+    const typename T::Element* skip, const typename T::Element* update, const float* scales,
     const float* weight_scales, const typename T::Element* weight, const float* given, int width, float epsilon,
     u8* quantized, float* made, typename T::Element* sum
 ) {
@@ -100,9 +100,9 @@ __device__ void quantized_norm(
     wait_for_previous();
 
     float scale = scales[row], squares = 0, largest = 0;
-    // The sum, stored, times the norm's weight: how large the largest becomes follows from it and from the norm.
+    // The stored sum, times the norm's weight. The row's largest value follows from it and from the norm.
     auto weighted = [&](int i) {
-        Eight x = scaled8<T>(packed8<T>(product + at + i), scale, each), before = load8<T>(skip + at + i);
+        Eight x = scaled8<T>(packed8<T>(update + at + i), scale, each), before = load8<T>(skip + at + i);
         round_to<T>(x);
 #pragma unroll
         for (int j = 0; j < 8; ++j) x.at[j] += before.at[j];
@@ -141,10 +141,9 @@ __device__ void quantized_norm(
     if (threadIdx.x == 0) made[row] = to.scale;
 }
 
-// What a product gives, times its scales, in place: for readers that know no scales. The blocks of a row stand side by
-// side.
+// Apply the scales of a matmul in place, for readers without scales. The blocks of a row are neighbours.
 template <class T>
-__device__ void scale_product(const float* scales, const float* weight_scales, int width, typename T::Element* x) {
+__device__ void scale_matmul(const float* scales, const float* weight_scales, int width, typename T::Element* x) {
     int elements = 8 * blockDim.x, across = (width + elements - 1) / elements;
     i64 row = blockIdx.x / across;
     int i = blockIdx.x % across * elements + 8 * threadIdx.x;
@@ -160,10 +159,10 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
         quantized_swiglu<T, SWEEPS>(gate_up, scales, weight_scales, given, width, quantized, made);                   \
     }
 #define FEW_ROWS(NAME, T, ROWS)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 2) few_rows_##ROWS##_##NAME(                        \
+    extern "C" __global__ void __launch_bounds__(MATMUL_THREADS, 2) few_rows_##ROWS##_##NAME(                         \
         const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,  \
-        int inner, T::Element* product) {                                                                             \
-        few_rows<T, ROWS / 8>(quantized, scales, weight, weight_scales, rows, width, inner, product);                 \
+        int inner, T::Element* out) {                                                                                 \
+        few_rows<T, ROWS / 8>(quantized, scales, weight, weight_scales, rows, width, inner, out);                     \
     }
 #define KERNELS(NAME, T)                                                                                              \
     extern "C" __global__ void __launch_bounds__(512) quantize_tokens_##NAME(                                         \
@@ -176,15 +175,15 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
     FEW_ROWS(NAME, T, 8)                                                                                              \
     FEW_ROWS(NAME, T, 16)                                                                                             \
     extern "C" __global__ void __launch_bounds__(512) quantized_norm_##NAME(                                          \
-        const T::Element* skip, const T::Element* product, const float* scales, const float* weight_scales,           \
+        const T::Element* skip, const T::Element* update, const float* scales, const float* weight_scales,            \
         const T::Element* weight, const float* given, int width, float epsilon, u8* quantized, float* made,           \
         T::Element* sum) {                                                                                            \
         quantized_norm<T>(                                                                                            \
-            skip, product, scales, weight_scales, weight, given, width, epsilon, quantized, made, sum);               \
+            skip, update, scales, weight_scales, weight, given, width, epsilon, quantized, made, sum);                \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) scale_product_##NAME(                                           \
-        const float* scales, const float* weight_scales, int width, T::Element* product) {                            \
-        scale_product<T>(scales, weight_scales, width, product);                                                      \
+    extern "C" __global__ void __launch_bounds__(256) scale_matmul_##NAME(                                            \
+        const float* scales, const float* weight_scales, int width, T::Element* out) {                                \
+        scale_matmul<T>(scales, weight_scales, width, out);                                                           \
     }
 
 IF_BF16(KERNELS(bf16, Bf16))

@@ -1,16 +1,16 @@
-// float8_e4m3fn: eight values at a time, and rows that are rounded to it with a scale each.
+// float8_e4m3fn: eight values at a time, and quantization of rows with a scale each.
 #pragma once
 #include "elements.cuh"
 #include "float8_reduce.cuh"
 
 #define LARGEST_FLOAT8 448.0f
-#define LEAST_SCALE 0x1p-100f  // in place of the scale of a row of zeros
+#define MIN_SCALE 0x1p-100f  // replaces the scale of a row of zeros
 
 struct Eight {
     float at[8];
 };
 
-// Two values, the first in the lower byte; what is too large becomes the largest. GPUs of compute capability 8.9 have it.
+// Two values, the first in the lower byte; values that are too large become the largest. Needs compute capability 8.9.
 __device__ __forceinline__ u32 float8_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 890
     u16 bits;
@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 float8_pair(float low, float high) {
 #endif
 }
 
-// Eight values as they lie in memory.
+// Eight values as stored.
 template <class T>
 struct alignas(16) Packed {
     uint4 bits[sizeof(typename T::Element) / 2];
@@ -79,10 +79,10 @@ __device__ __forceinline__ float rounded(float x) {
     else return x;
 }
 
-// Eight results of a product, each times the row's scale and its own.
+// Eight results of a matmul, each times the row's scale and its own.
 template <class T>
-__device__ __forceinline__ Eight scaled8(const Packed<T>& product, float scale, const Eight& each) {
-    Eight x = unpack8<T>(product);
+__device__ __forceinline__ Eight scaled8(const Packed<T>& packed, float scale, const Eight& each) {
+    Eight x = unpack8<T>(packed);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x.at[i] *= scale * each.at[i];
     return x;
@@ -93,18 +93,18 @@ __device__ __forceinline__ void enlarge(float& largest, const Eight& x) {
     for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x.at[i]));
 }
 
-// What a row is divided by: a scale that was given, or one that was found in the row.
+// The divisor of a row: a given scale, or one computed from the row.
 struct Divisor {
     float scale;
     bool given;
 };
 
 __device__ __forceinline__ Divisor divisor(float largest, const float* given) {
-    return {given ? *given : fmaxf(largest / LARGEST_FLOAT8, LEAST_SCALE), given != nullptr};
+    return {given ? *given : fmaxf(largest / LARGEST_FLOAT8, MIN_SCALE), given != nullptr};
 }
 
-// A found scale leaves no quotient above 448. Then the rounded reciprocal and one correction give the correctly rounded
-// quotient (Markstein, IBM J. Res. Dev. 34, 1990), in a third of the instructions. A given scale's may overflow.
+// A computed scale leaves no quotient above 448. The rounded reciprocal and one correction then give the correctly
+// rounded quotient (Markstein, IBM J. Res. Dev. 34, 1990), in a third of the instructions. A given scale may overflow.
 __device__ __forceinline__ void store_float8(u8* to, Eight x, const Divisor& by) {
     float reciprocal = __frcp_rn(by.scale);
     if (by.given) {
@@ -121,8 +121,8 @@ __device__ __forceinline__ void store_float8(u8* to, Eight x, const Divisor& by)
     *reinterpret_cast<uint2*>(to) = make_uint2(pair(0) | pair(2) << 16, pair(4) | pair(6) << 16);
 }
 
-// Round a row to float8 with one scale, by all threads of a block. value(i) gives the eight values from i on: for each
-// thread the first are asked for once, further ones twice.
+// Quantize a row with one scale, by all threads of a block. value(i) gives the eight values from i on: each thread
+// calls it once for its first values and twice for further ones.
 template <class Value>
 __device__ __forceinline__ void quantize_row(int width, const float* given, u8* quantized, float* scale, Value value) {
     int stride = 8 * blockDim.x, first = 8 * threadIdx.x;

@@ -1,11 +1,11 @@
-// Reductions over the threads that share a row, with one barrier each: every warp reads what all of them left. A
-// maximum is one of numbers that are not negative.
+// Reductions over the threads that share a row, with one barrier each: every warp reads the values of all warps. A
+// maximum is one of non-negative numbers.
 #pragma once
 #include "intrinsics.cuh"
 
 constexpr int MOST_WARPS = 32, MOST_BLOCKS = 8;
 
-// Of numbers that are not negative, whose bits have their order.
+// For non-negative numbers, whose bits have the same order.
 __device__ __forceinline__ u32 warp_max(u32 bits) {
     u32 largest;
     asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(bits));
@@ -38,8 +38,8 @@ __device__ __forceinline__ void row_sum_and_max(float& sum, float& largest) {
     largest = __uint_as_float(warp_max(there ? largests[lane] : 0));
 }
 
-// Rows that several blocks share: those of a cluster, which GPUs of compute capability 9.0 have. Elsewhere a row has one
-// block.
+// Rows that several blocks share: the blocks of a cluster, available from compute capability 9.0. Elsewhere a row has
+// one block.
 __device__ __forceinline__ int block_rank() {
 #if __CUDA_ARCH__ >= 900
     u32 rank;
@@ -60,7 +60,7 @@ __device__ __forceinline__ int blocks_of_row() {
 #endif
 }
 
-// Say that this block has begun: from then on others may write into its shared memory.
+// Announce that this block has begun: from then on others may write into its shared memory.
 __device__ __forceinline__ void blocks_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -70,7 +70,7 @@ __device__ __forceinline__ void blocks_begin() {
 // The largest value of a row's blocks.
 __device__ __forceinline__ float blocks_max(float value) {
 #if __CUDA_ARCH__ >= 900
-    __shared__ u32 of_warp[MOST_BLOCKS * MOST_WARPS / 2];  // of all blocks, which have at most 512 threads each
+    __shared__ u32 of_warp[MOST_BLOCKS * MOST_WARPS / 2];  // of all blocks, at most 512 threads each
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, blocks = blocks_of_row();
     u32 largest = warp_max(__float_as_uint(value));
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all blocks have begun

@@ -1,13 +1,13 @@
-// Weights in 4 bits, in the order of plugins/reference/int4.py: a word holds eight inputs of one output, of which pair
-// i (inputs 2i and 2i + 1) are nibbles i and i + 4.
+// 4-bit weights in the order of plugins/operators/int4_layout.py: a word holds eight inputs of one output; pair i
+// (inputs 2i and 2i + 1) is in nibbles i and i + 4.
 #pragma once
 #include "elements.cuh"
 #include "intrinsics.cuh"
 
 constexpr int INT4_CHUNK = 128;  // inputs of an output that lie together: four groups, in 64 bytes
 
-// Two nibbles become two numbers as the last bits of one that counts in ones, BASE + nibble, and lose BASE and a middle
-// by one exact sum.
+// Two nibbles become two numbers: as the last bits of BASE, whose last place is 1, they give BASE + nibble. One exact
+// sum then subtracts BASE and the zero point.
 __device__ __forceinline__ u32 raised(u32 word, int i, u32 base) {
     u32 numbers;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(numbers) : "r"(word >> (4 * i)), "r"(0x000f000fu), "r"(base));
@@ -58,7 +58,7 @@ __device__ __forceinline__ int scales_of_output(int inner, int shift) {
     return (((groups + (1 << shift) - 1) >> shift) + 3) & ~3;
 }
 
-// Of the four that were read those of the chunk's four groups.
+// Select, from the four scales read, those of the chunk's four groups.
 __device__ __forceinline__ uint2 scales_of_groups(uint2 four, int chunk, int shift) {
     u32 first = shift == 0 ? 0x3210u : shift == 1 ? 0x1010u + 0x4444u * (chunk % 2) : 0x1010u + 0x2222u * (chunk % 4);
     u32 second = shift == 0 ? 0x7654u : shift == 1 ? first + 0x2222u : first;

@@ -1,8 +1,8 @@
-// Weights in 4 bits as numbers, for products of so many rows that reading them is a small part.
+// Dequantized 4-bit weights, for matmuls of so many rows that reading the weight is a small part of the work.
 #pragma once
 #include "int4.cuh"
 
-// A thread takes the 16 bytes that lie together: eight inputs of each of four groups of 32.
+// A thread takes 16 bytes: eight inputs of each of four groups of 32.
 template <class T>
 __device__ void int4_weights(
     const u8* weight, const u16* scales, const u8* zeros, int width, int inner, int shift, u16* numbers

@@ -1,4 +1,4 @@
-// The instructions that CUDA C++ without headers has no name for. NVRTC gets no include path, so nothing is included.
+// Instructions that CUDA C++ has no name for without headers. NVRTC gets no include path, so nothing is included.
 #pragma once
 
 typedef unsigned char u8;
@@ -10,7 +10,7 @@ typedef long long i64;
 #define ALL_LANES 0xffffffffu
 #define INFINITE __int_as_float(0x7f800000)
 
-// Approximations, to about 22 bits. What decides a draw is evaluated precisely; these say what need not be.
+// Approximations, to about 22 bits. Values that decide a draw are evaluated precisely; these only rule tokens out.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -29,7 +29,7 @@ __device__ __forceinline__ float log2_approx(float x) {
     return y;
 }
 
-// Maxima of two packed numbers; a NaN gives way to a number.
+// Maxima of two packed numbers; a number wins over a NaN.
 __device__ __forceinline__ u32 max_bf16x2(u32 a, u32 b) {
     u32 y;
     asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
@@ -67,15 +67,15 @@ __device__ __forceinline__ float unordered(u32 key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-// Count one more, after all that this thread has written and before all that it reads from here on. Gives the count so
-// far. With __syncthreads() in front and behind, that holds for the block.
+// Increment, after all earlier writes and before all later reads of this thread. Returns the previous count. With
+// __syncthreads() before and after, that holds for the block.
 __device__ __forceinline__ u32 arrive(u32* counter) {
     u32 before;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before;
 }
 
-// What other blocks have written: past this processor's own cache.
+// Data that other blocks have written, read without this processor's own cache.
 __device__ __forceinline__ u32 load_fresh(const u32* source) {
     u32 word;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(source) : "memory");

@@ -1,9 +1,8 @@
-"""Products on the GPU in which a row's result is the same bits among any number of rows.
+"""Batch-invariant matmuls on a GPU: a row's result has the same bits for any number of rows.
 
-cuBLASLt picks an algorithm by the number of rows, and may let several blocks sum up an output's inputs, each a part of
-them. Of those that leave the sum to one block nearly all give equal bits, whatever their tiles. Nothing documents
-which, so they are tried on random rows and weights; among those of equal bits the fastest is taken, which changes no
-result.
+cuBLASLt selects an algorithm by the number of rows, and may split an output's inputs over several thread blocks
+(split-K). Nearly all algorithms without split-K give equal bits. They are not documented, so binding tries them on
+random rows and weights, and selects the fastest of those with equal bits.
 """
 
 from collections.abc import Mapping
@@ -12,47 +11,57 @@ from typing import Any
 
 import torch
 
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.plugins.kernels.cublaslt import Algorithm, Product
-from tandemrt.plugins.kernels.product_trials import MEASURED, Trials, random_like, random_rows, same_bits, workspace
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.kernels.cublaslt import Algorithm, Matmul
+from tandemrt.plugins.kernels.matmul_trials import MEASURED, Trials, random_like, random_rows, same_bits, workspace
+from tandemrt.plugins.operators.launch import Context
 
-_ROWS = 64  # of a trial, over and over
-_LADDER = (1, 8, 256)  # numbers of rows for which there must be algorithms of equal bits; any other is tried when bound
+_ROWS = 64  # rows of a trial, repeated
+_REQUIRED_COUNTS = (
+    1,
+    8,
+    256,
+)  # numbers of rows that must have algorithms of equal bits; others are tried when bound
 
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "BatchInvariantProduct":  # noqa: ARG001
-    """See plugins/launch.py."""
-    return BatchInvariantProduct(context, tensors["x"], tensors["weight"], tensors["product"])
+def launch(
+    tensors: Mapping[str, torch.Tensor],
+    attributes: Mapping[str, Any],  # noqa: ARG001
+    context: Context,
+) -> "BatchInvariantMatmul":
+    """Bind the operator; see Launcher in plugins/operators/launch.py."""
+    return BatchInvariantMatmul(context, tensors["x"], tensors["weight"], tensors["out"])
 
 
-class BatchInvariantProduct:
-    """x [..., inner] @ weight.T, weight [width, inner], into product [..., width], bound. Capturable.
+class BatchInvariantMatmul:
+    """Bound matmul x [..., inner] @ weight.T, weight [width, inner], into out [..., width]. Capturable.
 
-    Binding waits for the device where it is the first of so many rows. Raises BackendUnavailable if there are no
-    algorithms of equal bits.
+    The first bind for a number of rows waits for the device. Raises BackendUnavailable if no algorithms give equal
+    bits.
     """
 
-    def __init__(self, context: Context, x: torch.Tensor, weight: torch.Tensor, product: torch.Tensor) -> None:
+    def __init__(self, context: Context, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         width, inner = weight.shape
-        if x.shape[-1] != inner or product.shape != (*x.shape[:-1], width) or x.dtype != weight.dtype:
+        if x.shape[-1] != inner or out.shape != (*x.shape[:-1], width) or x.dtype != weight.dtype:
             raise ValueError(
-                f"x: {weight.dtype}[..., {inner}] is needed for weight {tuple(weight.shape)} and product "
-                f"{tuple(product.shape)}, got {x.dtype}{list(x.shape)}"
+                f"x: {weight.dtype}[..., {inner}] is needed for weight {tuple(weight.shape)} and out "
+                f"{tuple(out.shape)}, got {x.dtype}{list(x.shape)}"
             )
-        rows, results = x.view(-1, inner), product.view(-1, width)
-        self._product = Product(rows, weight, results, workspace(context))
-        key = (len(rows), *weight.shape, weight.dtype, product.dtype)
-        self._algorithm = context.keep(("linear", *key), lambda: _algorithm(context, len(rows), weight, product.dtype))
+        rows, results = x.view(-1, inner), out.view(-1, width)
+        self._matmul = Matmul(rows, weight, results, workspace(context))
+        key = (len(rows), *weight.shape, weight.dtype, out.dtype)
+        self._algorithm = context.get_or_create(
+            ("linear", *key), lambda: _algorithm(context, len(rows), weight, out.dtype)
+        )
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        self._product.run(self._algorithm)
+        self._matmul.run(self._algorithm)
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """``rows`` [_ROWS, inner] of random numbers, and what their products by random weights must be, [_ROWS, width].
+    """Random ``rows`` [_ROWS, inner] and their expected results for random weights, [_ROWS, width].
 
     Weights of one shape and dtype share a trial.
     """
@@ -62,8 +71,8 @@ class _Trial:
 
 
 def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.dtype) -> Algorithm:
-    """The fastest for ``count`` rows of those that give what others give for other numbers of rows."""
-    trial = context.keep(("trial", *weight.shape, weight.dtype, dtype), lambda: _trial(context, weight, dtype))
+    """Return the fastest algorithm for ``count`` rows that gives the same bits as for other numbers of rows."""
+    trial = context.get_or_create(("trial", *weight.shape, weight.dtype, dtype), lambda: _trial(context, weight, dtype))
     trials = Trials(context, trial.rows, count, random_like(weight), dtype)
     found = trials.equal(trial.wanted)
     if not found:
@@ -81,14 +90,14 @@ def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial
         if any(same_bits(found, other) for other in seen):
             continue
         seen.append(found)
-        if all(Trials(context, rows, count, drawn, dtype).equal(found) for count in _LADDER):
+        if all(Trials(context, rows, count, drawn, dtype).equal(found) for count in _REQUIRED_COUNTS):
             return _Trial(rows, found)
-    raise _unavailable(weight, f"any of {', '.join(map(str, _LADDER))} rows")
+    raise _unavailable(weight, f"any of {', '.join(map(str, _REQUIRED_COUNTS))} rows")
 
 
 def _unavailable(weight: torch.Tensor, rows: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"device: {torch.cuda.get_device_name(weight.device)} has no product of {rows} by {list(weight.shape)} in "
+        f"device: {torch.cuda.get_device_name(weight.device)} has no matmul of {rows} by {list(weight.shape)} in "
         f"{weight.dtype} whose rows have equal bits among any number of rows; build the bundle without "
         "backend.batch_invariant"
     )

@@ -9,14 +9,14 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 __device__ __forceinline__ float to_float(fp16 x) { return fp16_to_float(x.bits); }
 
-// Eight 16-bit logits, packed in pairs. `Lanes` says how a pair is read.
+// Eight 16-bit logits, packed in pairs. `Lanes` defines how to read a pair.
 template <class Lanes>
 struct Packed {
     u32 pair[4];
 
     __device__ __forceinline__ void clear() { pair[0] = pair[1] = pair[2] = pair[3] = Lanes::lowest; }
 
-    // The first `count` logits at `source`, which may be any place. Nothing else is read.
+    // The first `count` logits at `source`, at any alignment. Nothing else is read.
     __device__ __forceinline__ void load(const void* source, int count) {
         if (count >= 8 && (u64(source) & 15) == 0) {
             uint4 all = *reinterpret_cast<const uint4*>(source);
@@ -32,7 +32,7 @@ struct Packed {
         }
     }
 
-    // A nibble, times this, has bit k of the nibble at the sign of byte k.
+    // A nibble times this constant has bit k of the nibble at the sign of byte k.
     __device__ __forceinline__ void mask(u32 bits) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -48,7 +48,7 @@ struct Packed {
         return fmaxf(Lanes::low(two), Lanes::high(two));
     }
 
-    // `i` is a constant wherever loops are unrolled.
+    // `i` is a constant in unrolled loops.
     __device__ __forceinline__ float at(int i) const {
         return i & 1 ? Lanes::high(pair[i / 2]) : Lanes::low(pair[i / 2]);
     }
@@ -126,9 +126,9 @@ struct Row {
     const T* logits;
     const u8* mask;  // bit t % 8 of byte t / 8 allows token t; null allows all
     int vocab;
-    const int* ids;  // the target's, of a draft's tokens, ascending; null: the same
+    const int* ids;  // the target's ids of a draft's tokens, ascending; null: the same ids
 
-    // `mask_words` is null or that of the whole tensor, ceil(vocab / 32) words per row.
+    // `mask_words` is null or the words of the whole tensor, ceil(vocab / 32) per row.
     __device__ __forceinline__ Row(const T* tensor, const int* mask_words, i64 row, int vocab, const int* ids = nullptr)
         : logits(tensor + row * vocab),
           mask(mask_words ? reinterpret_cast<const u8*>(mask_words + row * ((vocab + 31) / 32)) : nullptr),
@@ -137,12 +137,12 @@ struct Row {
     __device__ __forceinline__ int id(int token) const { return ids ? ids[token] : token; }
     __device__ __forceinline__ int groups() const { return (vocab + 7) / 8; }
 
-    // A group whose loads are under way: nothing waits for them before take().
+    // A group whose loads are in flight: nothing waits for them before take().
     struct Incoming {
         Group raw;
         u32 allowed;
 
-        // What is masked or behind the vocabulary is -infinity.
+        // Tokens that are masked or past the vocabulary are -infinity.
         __device__ __forceinline__ Group take() const {
             Group group = raw;
             if (allowed != 0xffu) group.mask(allowed);
@@ -150,20 +150,21 @@ struct Row {
         }
     };
 
-    // Ask for tokens 8 * index to 8 * index + 7, if index < last.
+    // Load tokens 8 * index to 8 * index + 7, if index < last.
     __device__ __forceinline__ Incoming fetch(int index, int last) const {
         Incoming incoming;
         incoming.raw.clear();
         incoming.allowed = 0xffu;
         if (index >= last) return incoming;
         if (mask) incoming.allowed = mask[index];
-        incoming.raw.load(logits + 8 * index, vocab - 8 * index);  // whatever the mask says: both are under way at once
+        // independent of the mask: both loads are in flight at once
+        incoming.raw.load(logits + 8 * index, vocab - 8 * index);
         return incoming;
     }
 
     __device__ __forceinline__ Group group(int index) const { return fetch(index, index + 1).take(); }
 
-    // One logit, -infinity where it is masked.
+    // One logit, -infinity if it is masked.
     __device__ __forceinline__ float at(int token) const {
         bool allowed = !mask || (mask[token / 8] >> (token % 8) & 1);
         return allowed ? to_float(logits[token]) : -INFINITE;

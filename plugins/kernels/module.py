@@ -1,12 +1,14 @@
-"""Compiled kernels on a device: load what fits it, launch on torch's current stream."""
+"""Load compiled kernels for a device and launch them on torch's current stream."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tandemrt.engines.dtypes import KERNEL_SUFFIX
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.operators.launch import Context
 
 try:
     from cuda.bindings import driver
@@ -17,7 +19,8 @@ except ImportError as error:
     ) from error
 
 Grid = tuple[int, int, int]
-HOPPER = 90  # the architecture from which on blocks can be clusters, and kernels begin early
+Tensors = Mapping[str, torch.Tensor]  # as in plugins/operators/launch.py, on a CUDA device
+HOPPER = 90  # the first architecture with thread block clusters and programmatic dependent launch
 
 
 class KernelModule:
@@ -25,21 +28,21 @@ class KernelModule:
 
     def __init__(self, code: "ObjectCode", device: torch.device, architecture: int) -> None:
         self.device = device
-        self.architecture = architecture  # that the code was compiled for, 90 for sm_90; the device's may be higher
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.architecture = architecture  # of the code, 90 for sm_90; the device's may be higher
+        self.sm_count = torch.cuda.get_device_properties(device).multi_processor_count
         self._code = code
         self._kernels: dict[str, Any] = {}
         self._allowed: dict[str, int] = {}  # bytes of dynamic shared memory
 
     @classmethod
     def open(cls, folder: Path, name: str, device: torch.device | str = "cuda") -> "KernelModule":
-        """Load ``folder/NAME.sm_XY.cubin`` for ``device``, else let the driver translate ``folder/NAME.ptx``.
+        """Load ``folder/NAME.sm_XY.cubin`` for ``device``, or else let the driver compile ``folder/NAME.ptx``.
 
-        Raises BackendUnavailable if neither is there for the device's compute capability.
+        Raises BackendUnavailable if neither fits the device's compute capability.
         """
         device = torch.device(device)
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        torch.cuda.current_stream(device).synchronize()  # makes torch's context, which the kernels share
+        torch.cuda.current_stream(device).synchronize()  # creates torch's context, which the kernels share
         Device(device.index).set_current()
         major, minor = torch.cuda.get_device_capability(device)
         cubin = _fitting(folder, name, major, minor)
@@ -54,14 +57,24 @@ class KernelModule:
             f"there are {', '.join(offered) or 'none'}; add its compute capability to the recipe and build again"
         )
 
+    @classmethod
+    def of(cls, context: Context, name: str) -> "KernelModule":
+        """Return the kernels of ``NAME.cu`` in the context's folder, loaded once per context.
+
+        Raises BackendUnavailable if none fits the device.
+        """
+        assert context.kernels is not None
+        folder = context.kernels
+        return context.get_or_create(("module", name), lambda: cls.open(folder, name, context.device))
+
     def kernel(self, name: str, *, shared: int = 0) -> Any:
         """Return the kernel ``name``, allowed ``shared`` bytes of dynamic shared memory per block.
 
-        Raises BackendUnavailable if it was not compiled, or the device has less shared memory.
+        Raises BackendUnavailable if it was not compiled, or if the device has less shared memory.
         """
         if name not in self._kernels:
             self._kernels[name] = self._find(name)
-        if shared > self._allowed.get(name, 0):  # what others of its launches were allowed stays
+        if shared > self._allowed.get(name, 0):  # never lower the limit: other launches need theirs
             self._allow(name, shared)
         return self._kernels[name]
 
@@ -69,13 +82,13 @@ class KernelModule:
         status, _ = driver.cuLibraryGetKernel(self._code.handle, name.encode())
         if status == driver.CUresult.CUDA_ERROR_NOT_FOUND:
             raise BackendUnavailable(
-                f"no kernel {name} among those that were compiled: a bundle holds those for the dtypes and head sizes "
-                "of its own models; build it again with this version"
+                f"kernel {name} is not in the bundle, which contains kernels only for the dtypes and head sizes of its "
+                "models; build it again with this version"
             )
         return self._code.get_kernel(name)
 
     def _allow(self, name: str, shared: int) -> None:
-        # 48 KiB need no leave, but static shared memory counts towards them.
+        # Up to 48 KiB, static shared memory included, are allowed by default.
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         kernel, device = self._kernels[name].handle, driver.CUdevice(self.device.index)
         (status,) = driver.cuKernelSetAttribute(attribute, shared, kernel, device)
@@ -85,13 +98,12 @@ class KernelModule:
 
 
 class Launch:
-    """One launch, bound: kernel, grid, block and arguments are fixed, and what the arguments point at changes.
+    """One bound launch: kernel, grid, block and arguments are fixed; the contents of the tensors may change.
 
-    Arguments are tensors (their addresses are taken), None (a null pointer), and numpy scalars, whose dtype must be
-    the parameter's. ``shared``: bytes of dynamic shared memory per block. ``cluster``: so many blocks along the first
-    axis of ``grid``, which it divides, read each other's shared memory; this needs code for HOPPER or later.
-    ``early``: the kernel may begin before the one in front of it has ended, and waits for that itself where it has to
-    (early.cuh); this needs code for HOPPER or later, too.
+    Arguments are tensors (passed as addresses), None (a null pointer), and numpy scalars of the parameter's dtype.
+    ``shared``: bytes of dynamic shared memory per block. ``cluster``: the number of blocks along the first axis of
+    ``grid``, a divisor of it, that read each other's shared memory. ``early``: the kernel may begin before the previous
+    kernel has ended, and waits for it where necessary (early.cuh). Both need code for HOPPER or later.
     """
 
     def __init__(
@@ -106,13 +118,13 @@ class Launch:
     ) -> None:
         self._kernel = kernel
         self._config = LaunchConfig(
-            grid=(grid[0] // cluster, *grid[1:]),  # in clusters, where there are some
+            grid=(grid[0] // cluster, *grid[1:]),  # counted in clusters
             cluster=(cluster, 1, 1) if cluster > 1 else None,
             block=block,
             shmem_size=shared,
             programmatic_stream_serialization=early,
         )
-        self._keep = arguments  # the kernel gets bare addresses
+        self._keep = arguments  # the kernel gets addresses only
         self._arguments = tuple(_argument(argument) for argument in arguments)
 
     def run(self, stream: "Stream") -> None:
@@ -121,12 +133,12 @@ class Launch:
 
 
 def current_stream(device: torch.device) -> "Stream":
-    """Torch's current stream on ``device``, for :meth:`Launch.run`."""
+    """Return torch's current stream on ``device``, for :meth:`Launch.run`."""
     return Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
 
 
 def suffix(tensor: torch.Tensor) -> str:
-    """What ends the name of a kernel that computes in the dtype of ``tensor``. Raises ValueError if none does."""
+    """Return the name suffix of kernels that compute in the dtype of ``tensor``. Raises ValueError without one."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in KERNEL_SUFFIX:
         raise ValueError(f"dtype: one of {', '.join(KERNEL_SUFFIX)} is needed, got {dtype}")
@@ -140,7 +152,7 @@ def _argument(argument: Any) -> Any:
 
 
 def _fitting(folder: Path, name: str, major: int, minor: int) -> Path | None:
-    """A cubin runs on its own major architecture, from its own minor one upwards."""
+    """Return the cubin of the same major architecture with the highest minor one that the device supports."""
     for candidate in range(minor, -1, -1):
         path = folder / f"{name}.sm_{major}{candidate}.cubin"
         if path.is_file():

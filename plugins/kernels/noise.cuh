@@ -4,7 +4,7 @@
 
 enum Purpose { SAMPLE = 0, ACCEPT = 1, RESIDUAL = 2, DRAFT = 3 };
 
-// The lowest and the highest noise there is, rounded outwards.
+// The lowest and the highest noise, rounded outwards.
 #define NOISE_LOW (-2.87f)
 #define NOISE_HIGH 17.34f
 
@@ -13,12 +13,12 @@ enum Purpose { SAMPLE = 0, ACCEPT = 1, RESIDUAL = 2, DRAFT = 3 };
 #define PHILOX_W0 0x9E3779B9u
 #define PHILOX_W1 0xBB67AE85u
 
-// One stream of noise. Only the first counter word (token / 4) differs within a row, so half of the first two rounds
-// is the same for all of its tokens and is done here, once.
+// One stream of noise. Only the first counter word (token / 4) differs within a row, so half of the first two rounds is
+// the same for all of its tokens and is computed here, once.
 struct Noise {
     u32 key0, key1;      // of the third round
-    u32 first1;          // what the first round mixes into the third word
-    u32 second0, second1, second3;  // what the second round mixes into the first and third word; its fourth word
+    u32 first1;          // mixed into the third word by the first round
+    u32 second0, second1, second3;  // mixed into the first and third word by the second round; its fourth word
 
     __device__ __forceinline__ Noise(u64 seed, u64 position, u32 purpose) {
         u32 k0 = u32(seed), k1 = u32(seed >> 32);
@@ -68,7 +68,7 @@ struct Noise {
 // u = (n + 0.5) / 2^24 of the top 24 bits of a word.
 __device__ __forceinline__ double uniform(u32 word) { return (double(word >> 8) + 0.5) * 5.9604644775390625e-8; }
 
-// The noise as it is defined: float64 logarithms, rounded once. Rare, and long: one copy per kernel.
+// The noise by definition: float64 logarithms, rounded once. Rare, and long: one copy per kernel.
 __device__ __noinline__ float gumbel(u32 word) { return float(-log(-log(uniform(word)))); }
 
 // The same to about 3e-6, without float64. 1 - u is exact where it is small.
@@ -79,13 +79,14 @@ __device__ __forceinline__ float gumbel_approx(u32 word) {
     return -logf(exponential);
 }
 
-// A bound from below that costs two approximate logarithms: -ln u <= (1 - u) / u. In units of ln 2.
+// A lower bound that costs two approximate logarithms: -ln u <= (1 - u) / u. In units of ln 2.
 __device__ __forceinline__ float gumbel_low_log2(u32 word) {
     float above_one = __uint_as_float(0x3f800000u | (word >> 9));
     return log2_approx(above_one - 1.0f) - log2_approx(2.0f - above_one);
 }
 
-// Can the noise of `word` exceed -ln(x)? It does iff -ln u < x; and 1 - u <= -ln u, so one comparison says no to most.
+// Whether the noise of `word` can exceed -ln(x), which holds iff -ln u < x. Since 1 - u <= -ln u, one comparison
+// excludes most tokens.
 __device__ __forceinline__ bool may_exceed(u32 word, float x) {
     return __uint_as_float(0x3f800000u | (~word >> 9)) < 1.0000003f + x;
 }

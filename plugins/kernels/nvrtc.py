@@ -1,19 +1,19 @@
-"""NVRTC, the compiler of CUDA C++ as a library: a program in, a cubin and PTX out, each made once (cache.py)."""
+"""Compile CUDA C++ to cubin and PTX with NVRTC, with a disk cache (compile_cache.py)."""
 
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.plugins.kernels.compile_cache import keep, key_of, load
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.kernels.compile_cache import key_of, load, store
 
 _OPTIONS = ("--std=c++17", "--extra-device-vectorization")
 
 
 @dataclass(frozen=True)
 class Program:
-    """``headers`` are names and contents of what ``source`` may include, ``defines`` options like ``-DX=1``."""
+    """CUDA C++ source; ``headers`` maps names to contents for its includes, ``defines`` are options like ``-DX=1``."""
 
     file: str
     source: bytes
@@ -23,18 +23,18 @@ class Program:
 
 @dataclass(frozen=True)
 class Result:
-    """``cubin`` is empty for a virtual architecture; ``log`` says what each kernel needs for a real one."""
+    """Compiler output. ``cubin`` is empty for a virtual architecture; ``log`` lists the resources of each kernel."""
 
     cubin: bytes
     ptx: bytes
     log: str
 
 
-@cache  # where nothing can be kept on disk, a process that builds several bundles still compiles once
+@cache  # a process that builds several bundles compiles once even without a disk cache
 def compile_program(program: Program, target: str) -> Result:
     """Compile for ``sm_90`` (cubin and PTX) or ``compute_90`` (PTX).
 
-    Raises BackendUnavailable if NVRTC is missing or refuses the source.
+    Raises BackendUnavailable if NVRTC is missing or rejects the source.
     """
     nvrtc = _nvrtc()
     options = (f"--gpu-architecture={target}", *_OPTIONS, *program.defines)
@@ -45,7 +45,7 @@ def compile_program(program: Program, target: str) -> Result:
     if (found := load(key)) is not None and len(found) == 3:
         return Result(found[0], found[1], found[2].decode())
     result = _compile(nvrtc, program, target, options)
-    keep(key, (result.cubin, result.ptx, result.log.encode()))
+    store(key, (result.cubin, result.ptx, result.log.encode()))
     return result
 
 
@@ -65,7 +65,7 @@ def _version(nvrtc: Any) -> str:
     try:
         return version("nvidia-cuda-nvrtc")
     except PackageNotFoundError:
-        return str(nvrtc.nvrtcVersion())  # no more than 13.0
+        return str(nvrtc.nvrtcVersion())  # only 13.0, without a patch number
 
 
 def _compile(nvrtc: Any, program: Program, target: str, options: tuple[str, ...]) -> Result:
@@ -83,8 +83,8 @@ def _compile(nvrtc: Any, program: Program, target: str, options: tuple[str, ...]
 
 
 def _read(program: Any, size: Any, get: Any) -> bytes:
-    """Return what the compiler made of ``program``, by the pair of functions that give its length and its bytes."""
+    """Return an output of ``program``; ``size`` and ``get`` are NVRTC's functions for its length and its bytes."""
     _, length = size(program)
-    text = bytearray(length)  # not bytes: those of length 1 are shared by the whole process, and would be written into
+    text = bytearray(length)  # not bytes: the process shares objects of length 1, and NVRTC would write into them
     get(program, text)
     return bytes(text)

@@ -2,7 +2,7 @@
 #pragma once
 #include "intrinsics.cuh"
 
-// A token and what it is compared by. Equal keys: the smaller id wins, as argmax has it.
+// A token and its key. With equal keys the smaller id wins, as in argmax.
 struct Best {
     double key;
     int token;  // -1: none

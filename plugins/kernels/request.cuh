@@ -1,4 +1,4 @@
-// The arguments of one request, as engines/contract.py names them.
+// The arguments of one request, with the names of engines/contract/contract.py.
 #pragma once
 #include "draw.cuh"
 
@@ -29,7 +29,7 @@ struct Request {
     }
 };
 
-// The drafts of one request. No array at all: nothing was drafted.
+// The drafts of one request. Without an array nothing was drafted.
 struct Drafts {
     const i64* tokens;   // [rows - 1]
     const float* probs;  // [rows - 1, vocab] or null
@@ -41,13 +41,13 @@ struct Drafts {
           probs(all_probs ? all_probs + i64(i) * (rows - 1) * vocab : nullptr),
           length(lengths ? int(lengths[i]) : 0) {}
 
-    // A warp: its lane i gets the i-th draft, -1 behind the last.
+    // A warp: its lane i gets the i-th draft, or -1 past the last.
     __device__ __forceinline__ i64 of_lane() const {
         int lane = threadIdx.x & 31;
         return lane < length ? tokens[lane] : -1;
     }
 
-    __device__ __forceinline__ const float* law(int row, int vocab) const {
+    __device__ __forceinline__ const float* of_row(int row, int vocab) const {
         return probs ? probs + i64(row) * vocab : nullptr;
     }
 };

@@ -1,22 +1,22 @@
-// What the filters leave of a row: peak, threshold, normaliser. One block per row, but several may count its values.
-// Every sum is of integers or in a fixed order, so equal rows give equal bits.
+// Filter statistics of a row: peak, threshold, normalizer. One block per row; several may count its values. Every
+// sum is of integers or in a fixed order, so equal rows give equal bits.
 //
-// A filter is a threshold: going down from the largest score, the first one at which the tokens so far number top-k,
-// or hold top-p of the mass. It is found by a histogram of the scores, then of the scores within the bin where that
-// happens, until a bin is one score. bf16 logits have so few values that one histogram, of the values, has it all.
+// A filter is a threshold: going down from the largest score, the first one at which the tokens so far number top-k, or
+// hold top-p of the mass. A histogram of the scores finds its bin, a histogram of the scores within that bin the next,
+// until a bin is one score. bf16 logits have so few values that one histogram of the values suffices.
 #pragma once
 #include "request.cuh"
 
 #define BINS 2048
-#define BIN_WIDTH 0.015625f  // of the first histogram: it covers scores down to -32, finer than that by float bits
+#define BIN_WIDTH 0.015625f  // of the first histogram: it covers scores down to -32; further ones go by float bits
 
 // bf16 magnitudes from 2^-24 to 2^9 have a bin per value: positive, zero, negative, and one for all below -2^9.
 #define BF16_LOW (103 << 7)
 #define BF16_HIGH (136 << 7)
 #define BF16_SIGN (BF16_HIGH - BF16_LOW)
 #define BF16_BINS (2 * BF16_SIGN + 2)
-#define BF16_ODD BF16_BINS  // how many values one of those bins does not tell apart
-#define BF16_COUNTS (BF16_BINS + 2)  // all of them, a multiple of four
+#define BF16_ODD BF16_BINS  // number of values that one of those bins does not distinguish
+#define BF16_COUNTS (BF16_BINS + 2)  // all counts, a multiple of four
 
 // Masses are in units of 2^-44: a row of 2^19 equal logits fits into 64 bits, and 1e-13 of the peak counts.
 #define MASS_UNIT 17592186044416.0
@@ -36,8 +36,8 @@ __device__ __forceinline__ void clear(u32* words, int count) {
     for (int i = threadIdx.x; i < count; i += blockDim.x) words[i] = 0;
 }
 
-// Call `visit(logit)` for every finite, allowed logit of groups [first, last). `Ahead` groups of a thread are under way
-// at a time, and `visit` is laid out 8 * Ahead times if it is small, else once.
+// Call `visit(logit)` for every finite, allowed logit of groups [first, last). `Ahead` groups of a thread are in flight
+// at a time; `visit` is unrolled 8 * Ahead times if it is small, else once.
 template <int Ahead, class T, class Visit>
 __device__ __forceinline__ void each_logit(const Row<T>& row, int first, int last, Visit visit) {
 #pragma unroll 1
@@ -74,10 +74,10 @@ __device__ __forceinline__ u64 running_sum(u64 value) {
 // Where the running sum of `weight(bin)` over bins [first, last) first reaches a target.
 struct Found {
     int bin;     // last, if it never does
-    u64 before;  // the sum of the bins in front of it
+    u64 before;  // the sum of the bins before it
 };
 
-// `target(total)` says what to reach. Each warp has a run of neighbouring bins.
+// `target(total)` gives the target. Each warp has a run of neighbouring bins.
 template <class Weight, class Target>
 __device__ __forceinline__ Found first_reaching(int first, int last, Weight weight, Target target) {
     __shared__ u64 warp_sums[32];
@@ -111,7 +111,7 @@ __device__ __forceinline__ Found first_reaching(int first, int last, Weight weig
     return found;
 }
 
-// The first of `bins` with a count, `bins` if there is none.
+// The first of `bins` with a count, or `bins` if there is none.
 __device__ __forceinline__ int first_counted(const u32* counts, int bins) {
     __shared__ int first;
     if (threadIdx.x == 0) first = bins;
@@ -138,10 +138,10 @@ __device__ __forceinline__ float relative_threshold(float min_p) {
     return __int_as_float(__float_as_int(score) - 1);
 }
 
-// The score at which the running weight first reaches the target, by histograms of -score, finer and finer.
+// The score at which the running weight first reaches the target, by ever finer histograms of -score.
 template <class T, class Weight, class Target>
-__device__ __forceinline__ float select_score(const Row<T>& row, const Law& law, Histogram& histogram, Weight weight,
-                                              Target target) {
+__device__ __forceinline__ float select_score(const Row<T>& row, const Distribution& dist, Histogram& histogram,
+                                              Weight weight, Target target) {
     u32 low = 0, high = 0x7f800000u;  // float bits of -score: the range that holds the answer
     u64 passed = 0, goal = 0;
     for (int level = 0;; level++) {
@@ -151,8 +151,8 @@ __device__ __forceinline__ float select_score(const Row<T>& row, const Law& law,
         clear(histogram.high, BINS);
         __syncthreads();
         each_logit<1>(row, [&](float x) {
-            if (!law.kept(x)) return;
-            float score = law.score(x);
+            if (!dist.kept(x)) return;
+            float score = dist.score(x);
             u32 key = __float_as_uint(-score) & 0x7fffffffu;
             if (key < low || key > high) return;
             int bin = level ? int((key - low) >> shift) : int(fminf(-score * (1.0f / BIN_WIDTH), BINS - 1.0f));
@@ -168,7 +168,7 @@ __device__ __forceinline__ float select_score(const Row<T>& row, const Law& law,
             low += u32(found.bin) << shift;
             if (shift == 0) return -__uint_as_float(low);
             high = min(high, low + ((1u << shift) - 1));
-        } else {  // the bounds of the bin, a little wide; what lies outside of it has been passed or is not reached
+        } else {  // the bounds of the bin, a little wide; values outside have been passed or are not reached
             low = __float_as_uint(found.bin * BIN_WIDTH);
             high = found.bin == BINS - 1 ? high : __float_as_uint((found.bin + 1) * BIN_WIDTH) - 1;
         }
@@ -176,30 +176,31 @@ __device__ __forceinline__ float select_score(const Row<T>& row, const Law& law,
 }
 
 template <class T>
-__device__ __forceinline__ void general_stats(const Row<T>& row, const Request& request, bool normalise, Law& law,
-                                              Histogram& histogram) {
+__device__ __forceinline__ void general_stats(const Row<T>& row, const Request& request, bool normalise,
+                                              Distribution& dist, Histogram& histogram) {
     float peak = -INFINITE;
     each_logit<4>(row, [&](float x) { peak = fmaxf(peak, x); });
-    law.stats.peak = block_max(peak);
-    law.stats.threshold = -INFINITE;
-    if (law.stats.peak == -INFINITE) return;
+    dist.stats.peak = block_max(peak);
+    dist.stats.threshold = -INFINITE;
+    if (dist.stats.peak == -INFINITE) return;
     if (request.top_k > 0)
-        law.stats.threshold = select_score(
-            row, law, histogram, [](float) { return u64(1); }, [&](u64) { return u64(request.top_k); });
+        dist.stats.threshold = select_score(
+            row, dist, histogram, [](float) { return u64(1); }, [&](u64) { return u64(request.top_k); });
     if (request.top_p > 0.0f)
-        law.stats.threshold = fmaxf(law.stats.threshold, select_score(row, law, histogram, mass, [&](u64 total) {
+        dist.stats.threshold = fmaxf(dist.stats.threshold, select_score(row, dist, histogram, mass, [&](u64 total) {
                                         return goal_of(request.top_p, total);
                                     }));
-    law.stats.threshold = fmaxf(law.stats.threshold, relative_threshold(request.min_p));
+    dist.stats.threshold = fmaxf(dist.stats.threshold, relative_threshold(request.min_p));
     if (!normalise) return;
     double total = 0.0;
     each_logit<1>(row, [&](float x) {
-        if (law.kept(x)) total += double(expf(law.score(x)));
+        if (dist.kept(x)) total += double(expf(dist.score(x)));
     });
-    law.stats.total = block_sum(total);
+    dist.stats.total = block_sum(total);
 }
 
-// Count the values of groups [first, last), where `value_stats` reads counts. The block is in step afterwards.
+// Count the values of groups [first, last), in the place where `value_stats` reads counts. The block is synchronized
+// afterwards.
 template <class T>
 __device__ __forceinline__ void count_values(const Row<T>&, int, int, Histogram&) {}
 
@@ -220,90 +221,91 @@ __device__ __forceinline__ void count_values(const Row<bf16>& row, int first, in
     __syncthreads();
 }
 
-// From the counts of all of a row's values. False if it has values that the bins do not tell apart.
-__device__ __forceinline__ bool value_stats(const Row<bf16>&, const Request& request, bool normalise, Law& law,
-                                            const Histogram& histogram) {
+// From the counts of all of a row's values. Returns false if some values share a bin.
+__device__ __forceinline__ bool value_stats(const Row<bf16>&, const Request& request, bool normalise,
+                                            Distribution& dist, const Histogram& histogram) {
     const u32* counts = histogram.low;
     if (counts[BF16_ODD]) return false;
     auto logit = [](int bin) {
         int magnitude = bin < BF16_SIGN ? BF16_HIGH - 1 - bin : bin == BF16_SIGN ? 0 : bin - BF16_SIGN - 1 + BF16_LOW;
         return __uint_as_float(u32(magnitude) << 16 | (bin > BF16_SIGN ? 0x80000000u : 0u));
     };
-    const int far = BF16_BINS - 1;  // what is there must not matter
-    law.stats.threshold = -INFINITE;
-    law.stats.peak = -INFINITE;
+    const int far = BF16_BINS - 1;  // its contents must not matter
+    dist.stats.threshold = -INFINITE;
+    dist.stats.peak = -INFINITE;
     int top = first_counted(counts, BF16_BINS), end = far;  // bins [top, end) may be kept
     if (top == BF16_BINS) return true;
-    law.stats.peak = logit(top);
-    if (top == far || (counts[far] && law.score(logit(far)) > -60.0f)) return false;
+    dist.stats.peak = logit(top);
+    if (top == far || (counts[far] && dist.score(logit(far)) > -60.0f)) return false;
 
     if (request.top_k > 0) {
         Found found = first_reaching(
             top, BF16_BINS, [&](int bin) { return u64(counts[bin]); }, [&](u64) { return u64(request.top_k); });
         if (found.bin == far) return false;
         if (found.bin < far) {
-            law.stats.threshold = law.score(logit(found.bin));
+            dist.stats.threshold = dist.score(logit(found.bin));
             end = found.bin + 1;
-            while (end < far && law.score(logit(end)) >= law.stats.threshold) end++;  // other logits, the same score
+            while (end < far && dist.score(logit(end)) >= dist.stats.threshold) end++;  // other logits, the same score
         }
     }
     if (request.top_p > 0.0f) {
         Found found = first_reaching(
-            top, end, [&](int bin) { return counts[bin] ? counts[bin] * mass(law.score(logit(bin))) : 0; },
+            top, end, [&](int bin) { return counts[bin] ? counts[bin] * mass(dist.score(logit(bin))) : 0; },
             [&](u64 total) { return goal_of(request.top_p, total); });
-        law.stats.threshold = law.score(logit(found.bin));
+        dist.stats.threshold = dist.score(logit(found.bin));
     }
-    law.stats.threshold = fmaxf(law.stats.threshold, relative_threshold(request.min_p));
+    dist.stats.threshold = fmaxf(dist.stats.threshold, relative_threshold(request.min_p));
     if (!normalise) return true;
     double total = 0.0;
 #pragma unroll 1
     for (int bin = top + threadIdx.x; bin < end; bin += blockDim.x)
-        if (counts[bin] && law.score(logit(bin)) >= law.stats.threshold)
-            total += counts[bin] * exp(double(law.score(logit(bin))));
-    law.stats.total = block_sum(total);
+        if (counts[bin] && dist.score(logit(bin)) >= dist.stats.threshold)
+            total += counts[bin] * exp(double(dist.score(logit(bin))));
+    dist.stats.total = block_sum(total);
     return true;
 }
 
 template <class T>
-__device__ __forceinline__ bool value_stats(const Row<T>&, const Request&, bool, Law&, const Histogram&) {
+__device__ __forceinline__ bool value_stats(const Row<T>&, const Request&, bool, Distribution&, const Histogram&) {
     return false;
 }
 
-// The law of a row whose values were counted. `normalise`: its total is needed, by the rejection rule or because the
-// law is written out.
+// The distribution of a row whose values were counted. `normalise`: its total is needed, by the rejection rule or to
+// write the probabilities.
 template <class T>
-__device__ __forceinline__ Law row_law(const Row<T>& row, const Request& request, bool normalise,
+__device__ __forceinline__ Distribution row_distribution(const Row<T>& row, const Request& request, bool normalise,
                                        Histogram& histogram) {
-    Law law = {{1.0, -INFINITE, -INFINITE, 0, 0}, request.temperature, false};
-    law.filtered = true;  // while it is found, by its own threshold so far
-    if (!value_stats(row, request, normalise, law, histogram)) general_stats(row, request, normalise, law, histogram);
-    law.filtered = request.filtered;
-    return law;
+    Distribution dist = {{1.0, -INFINITE, -INFINITE, 0, 0}, request.temperature, false};
+    dist.filtered = true;  // during the search, by the threshold found so far
+    if (!value_stats(row, request, normalise, dist, histogram)) general_stats(row, request, normalise, dist, histogram);
+    dist.filtered = request.filtered;
+    return dist;
 }
 
-// The rejection rule: does the draft of `row` stand, and has it a law? Raised by all threads together.
+// The rejection rule: whether the draft of `row` is accepted, and whether it has a distribution. All threads call it
+// together.
 template <class T>
 __device__ __forceinline__ void judge(const Row<T>& row, const Request& request, const Drafts& drafts, int index,
-                                      Law& law) {
+                                      Distribution& dist) {
     i64 draft = drafts.tokens[index];
     bool inside = draft >= 0 && draft < row.vocab;
-    const float* proposed = drafts.law(index, row.vocab);
+    const float* proposed = drafts.of_row(index, row.vocab);
     float q = inside ? 1.0f : 0.0f;
     if (proposed && inside) {
         float own = proposed[draft];
         bool drawn = own > 0.0f;
-        // A law that rules its own draft out, or no law at all: a row of zeros.
+        // A row of zeros: no distribution, or one that excludes its own draft.
         if (!drawn) {
             bool any = false;
 #pragma unroll 1
             for (int token = threadIdx.x; token < row.vocab; token += blockDim.x) any = any || proposed[token] > 0.0f;
             drawn = __syncthreads_or(any);
         }
-        law.stats.drawn = drawn;
+        dist.stats.drawn = drawn;
         if (drawn) q = own > 0.0f ? own : 0.0f;
     }
-    if (!inside || law.stats.peak == -INFINITE) return;
+    if (!inside || dist.stats.peak == -INFINITE) return;
     u32 words[4];
     Noise(request.seed, request.position + index, ACCEPT).quad(0, words);
-    law.stats.stands = uniform(words[0]) * double(q) < double(law.probability(row.at(int(draft))));
+    dist.stats.stands = uniform(words[0]) * double(q) < double(dist.probability(row.at(int(draft))));
 }

@@ -1,7 +1,7 @@
 // swiglu: activated[r, i] = silu(gate_up[r, i]) * gate_up[r, width + i], in float32, rounded to the input's dtype once.
 //
-// One thread, eight elements: a 16-byte load of each half and one 16-byte store. Bound by memory, so nothing is staged.
-// The blocks of a row stand side by side, grid (ceil(width / 8 / threads) * rows).
+// A thread handles eight elements: a 16-byte load of each half and one 16-byte store. Memory bounds it, so nothing is
+// staged. The blocks of a row are neighbours, grid (ceil(width / 8 / threads) * rows).
 
 #include "variants.cuh"
 
@@ -32,7 +32,7 @@ struct Float16 {
 
 struct Place {
     long long row;
-    int first;  // element of it
+    int first;  // element of the row
 };
 
 __device__ __forceinline__ Place place_of(int width) {

@@ -1,4 +1,4 @@
-"""``swiglu`` on the GPU."""
+"""``swiglu`` on a GPU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.operators.launch import Context
 
 _THREADS, _PER_THREAD = 256, 8
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "SwigluLauncher":  # noqa: ARG001
-    """See plugins/launch.py."""
-    return SwigluLauncher(context.module("swiglu"), tensors["gate_up"], tensors["activated"])
+    """Bind the operator; see Launcher in plugins/operators/launch.py."""
+    return SwigluLauncher(KernelModule.of(context, "swiglu"), tensors["gate_up"], tensors["activated"])
 
 
 class SwigluLauncher:
-    """One call, bound: ``gate_up`` [..., 2 * width] and ``activated`` [..., width], contiguous, of one dtype.
+    """One bound call: ``gate_up`` [..., 2 * width] and ``activated`` [..., width], contiguous, of one dtype.
 
     Capturable: a run allocates nothing and reads nothing on the host.
     """
@@ -32,7 +32,7 @@ class SwigluLauncher:
                 f"got {gate_up.dtype}{list(gate_up.shape)}"
             )
         kernel = module.kernel(f"swiglu_{suffix(gate_up)}")
-        grid = (-(-width // (_THREADS * _PER_THREAD)) * rows, 1, 1)  # along the one axis that takes any number of rows
+        grid = (-(-width // (_THREADS * _PER_THREAD)) * rows, 1, 1)  # the first axis takes any number of rows
         self._device = gate_up.device
         self._launch = Launch(kernel, grid, (_THREADS, 1, 1), gate_up, np.int32(width), activated)
 

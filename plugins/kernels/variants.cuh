@@ -1,5 +1,5 @@
-// Which kernels to instantiate: all of them, unless the compiler is told to take SELECTED ones alone, each by a 1:
-// -DSELECTED -DBF16=1 -DHEAD_128=1 (plugins/kernels/compile.py).
+// Kernels to instantiate: all of them, unless the compiler options select some, each by a 1: -DSELECTED -DBF16=1
+// -DHEAD_128=1 (plugins/kernels/compile.py).
 #pragma once
 
 #ifndef SELECTED

@@ -1,11 +1,11 @@
-// Verification and drafting for a whole batch: row_stats where a request filters or uses the rejection rule, then
-// choose, whose last block per request also accepts. Parameters: inputs, int32 scalars, outputs.
+// Verification and drafting for a batch: row_stats if a request filters or uses the rejection rule, then choose,
+// whose last block per request also accepts. Parameters: inputs, int32 scalars, outputs.
 #include "accept.cuh"
 #include "variants.cuh"
 
 #define PARTS_PER_LANE 2  // so a row has at most 64 parts
 
-// The groups of a row that are this block's part.
+// The groups of a row that form this block's part.
 struct Span {
     int first, last;
 
@@ -16,7 +16,7 @@ struct Span {
     }
 };
 
-// What one block found in its part of a row.
+// Result of one block for its part of a row.
 struct Partial {
     Contender best;
     int empty;  // see part_winner
@@ -28,7 +28,8 @@ __device__ __forceinline__ Partial load_fresh(const Partial* from) {
     return {{sum, x, load_fresh(words + 2), int(load_fresh(words + 3))}, int(load_fresh(words + 4))};
 }
 
-// One warp: the winner of a row, from those of its parts. As settle(), but for `refused` and its two laws.
+// One warp: the winner of a row, from the winners of its parts. As block_winner(), but for `refused` and its two
+// distributions.
 __device__ __forceinline__ int winner(const Partial* partials, int parts, const Request& request, bool refused) {
     Partial mine[PARTS_PER_LANE];
     bool full = false;
@@ -67,14 +68,14 @@ __device__ __forceinline__ int winner(const Partial* partials, int parts, const 
     return best.token;
 }
 
-// Under the rejection rule: how many drafts stand, from the flags of row_stats.
+// Under the rejection rule: the number of accepted drafts, from the flags of row_stats.
 __device__ __forceinline__ int standing(const Stats* stats, int length) {
     int lane = threadIdx.x & 31;
     u32 refused = __ballot_sync(ALL_LANES, lane < length && !stats[lane].stands);
     return refused ? __ffs(refused) - 1 : length;
 }
 
-// Add the counts of this block to those of its row in global memory. The last block of a row gets the sum; it leaves
+// Add the counts of this block to those of its row in global memory. The last block of a row gets the sum and leaves
 // zeros for the next launch.
 __device__ __forceinline__ bool merge(u32* counts, u32* row_counts, u32* arrivals) {
     __shared__ bool last;
@@ -104,8 +105,8 @@ __device__ __forceinline__ bool merge(u32* counts, u32* row_counts, u32* arrival
     return true;
 }
 
-// Grid (parts, rows, batch), 1024 threads. Writes stats [batch, rows] where a request filters or is `by_rejection`, or
-// for every sampled one if `with_probs`. More than one part, of bf16 alone: `counts` [batch * rows, BF16_COUNTS] and
+// Grid (parts, rows, batch), 1024 threads. Writes stats [batch, rows] for requests that filter or are `by_rejection`,
+// or for every sampled one if `with_probs`. Only bf16 has more than one part: `counts` [batch * rows, BF16_COUNTS] and
 // `arrivals` [batch * rows] are zeros before and after.
 template <class T>
 __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, const i64* draft_tokens,
@@ -123,14 +124,14 @@ __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, c
     Span span(row.groups());
     count_values(row, span.first, span.last, histogram);
     if (gridDim.x > 1 && !merge(histogram.low, counts + place * BF16_COUNTS, arrivals + place)) return;
-    Law law = row_law(row, request, normalise, histogram);
-    if (request.by_rejection && index < drafts.length) judge(row, request, drafts, index, law);
-    if (threadIdx.x == 0) stats[place] = law.stats;
+    Distribution dist = row_distribution(row, request, normalise, histogram);
+    if (request.by_rejection && index < drafts.length) judge(row, request, drafts, index, dist);
+    if (threadIdx.x == 0) stats[place] = dist.stats;
 }
 
-// Grid (parts, rows, batch). Each block finds the winner of its part of its row; the last block of a request to end
-// looks at them all, writes what the request emits, and leaves its counter at 0 for the next launch. By then all blocks
-// have read the request's position, which `progress` may move. Without `stats` there are neither filters nor the
+// Grid (parts, rows, batch). Each block finds the winner of its part of its row. The last block of a request to end
+// reads them all, writes the emitted tokens, and leaves its counter at 0 for the next launch. By then all blocks have
+// read the request's position, which `progress` may advance. Without `stats` there are neither filters nor the
 // rejection rule. `ids`: see Row.
 template <class T>
 __device__ __forceinline__ void choose(const T* logits, const int* bitmask, const i64* draft_tokens,
@@ -140,7 +141,7 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
     int parts = gridDim.x, index = blockIdx.y, item = blockIdx.z;
     Row<T> row(logits, bitmask, i64(item) * rows + index, vocab, ids);
     Span span(row.groups());
-    auto next = row.fetch(span.first + threadIdx.x, span.last);  // under way while the request is read
+    auto next = row.fetch(span.first + threadIdx.x, span.last);  // in flight while the request is read
     Request request(sampling, item, vocab);
     Drafts drafts(draft_tokens, draft_len, draft_probs, item, rows, vocab);
     const Stats* mine = stats + i64(item) * rows;
@@ -149,10 +150,10 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
     int accepted = by_rejection ? standing(mine, drafts.length) : 0;
 
     if (by_rejection ? index == accepted : index <= drafts.length) {
-        Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, filtered};
-        if (by_rejection || filtered) law.stats = mine[index];
+        Distribution dist = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, filtered};
+        if (by_rejection || filtered) dist.stats = mine[index];
         bool refused = by_rejection && index < drafts.length, empty;
-        Contender best = part_winner(row, request, law, drafts, index, refused, target_purpose(request, drafting),
+        Contender best = part_winner(row, request, dist, drafts, index, refused, target_purpose(request, drafting),
                                      span.first, span.last, next, empty);
         if (threadIdx.x == 0) results[index * parts + blockIdx.x] = {best, empty};
     }
@@ -183,46 +184,46 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
     counters[item] = 0;
 }
 
-// Grid (parts, batch). The law each token was drawn from, float32 [batch, vocab]; one-hot where it was chosen. `ids`:
-// see Row.
+// Grid (parts, batch). The distribution of each token, float32 [batch, vocab]; one-hot for a token that was not
+// sampled. `ids`: see Row.
 template <class T>
-__device__ __forceinline__ void draft_law(const T* logits, const Sampling& sampling, const Stats* stats,
+__device__ __forceinline__ void write_draft_probs(const T* logits, const Sampling& sampling, const Stats* stats,
                                           const i64* token, const int* ids, int vocab, float* probs) {
     int item = blockIdx.y;
     Request request(sampling, item, vocab);
     Row<T> row(logits, nullptr, item, vocab, ids);
     bool drawn = request.sampled && token[item] >= 0;
-    Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
-    if (drawn) law.stats = stats[item];
+    Distribution dist = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
+    if (drawn) dist.stats = stats[item];
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab; i += gridDim.x * blockDim.x)
-        probs[i64(item) * vocab + i] = drawn ? law.probability(row.at(i)) : float(row.id(i) == token[item]);
+        probs[i64(item) * vocab + i] = drawn ? dist.probability(row.at(i)) : float(row.id(i) == token[item]);
 }
 
-#define SAMPLING_PARAMETERS                                                                                     \
-    const float *temperature, const i64 *top_k, const float *top_p, const float *min_p, const i64 *seed,         \
+#define SAMPLING_PARAMETERS                                                                                        \
+    const float *temperature, const i64 *top_k, const float *top_p, const float *min_p, const i64 *seed,           \
         const i64 *position, const i64 *rule
 #define SAMPLING Sampling{temperature, top_k, top_p, min_p, seed, position, rule}
 
-// row_stats: two blocks on a processor, where registers suffice; choose: three.
-#define KERNELS(NAME, T)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 2 ? 2 : 1) row_stats_##NAME(                \
-        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS, \
-        const float* draft_probs, int rows, int vocab, int with_probs, u32* counts, u32* arrivals,               \
-        Stats* stats) {                                                                                          \
-        row_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, with_probs,      \
-                  counts, arrivals, stats);                                                                      \
-    }                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(256, 3) choose_##NAME(                                          \
-        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS, \
-        const float* draft_probs, const Stats* stats, const int* ids, int rows, int vocab, int drafting,         \
-        Partial* partials, u32* counters, i64* length, i64* next_position, i64* newest, i64* tokens, i64* count) {                  \
-        choose(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, stats, ids, rows, vocab,          \
-               drafting, partials, counters, Progress{length, next_position, newest}, tokens, count);                      \
-    }                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(256) draft_law_##NAME(                                          \
-        const T* logits, SAMPLING_PARAMETERS, const Stats* stats, const i64* token, const int* ids, int vocab,   \
-        float* probs) {                                                                                          \
-        draft_law(logits, SAMPLING, stats, token, ids, vocab, probs);                                            \
+// row_stats: two blocks per processor, if registers suffice; choose: three.
+#define KERNELS(NAME, T)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 2 ? 2 : 1) row_stats_##NAME(                   \
+        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS,   \
+        const float* draft_probs, int rows, int vocab, int with_probs, u32* counts, u32* arrivals,                 \
+        Stats* stats) {                                                                                            \
+        row_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, with_probs,        \
+                  counts, arrivals, stats);                                                                        \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256, 3) choose_##NAME(                                            \
+        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS,   \
+        const float* draft_probs, const Stats* stats, const int* ids, int rows, int vocab, int drafting,           \
+        Partial* partials, u32* counters, i64* length, i64* next_position, i64* newest, i64* tokens, i64* count) { \
+        choose(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, stats, ids, rows, vocab,           \
+               drafting, partials, counters, Progress{length, next_position, newest}, tokens, count);              \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) draft_probs_##NAME(                                          \
+        const T* logits, SAMPLING_PARAMETERS, const Stats* stats, const i64* token, const int* ids, int vocab,     \
+        float* probs) {                                                                                            \
+        write_draft_probs(logits, SAMPLING, stats, token, ids, vocab, probs);                                      \
     }
 
 IF_BF16(KERNELS(bf16, bf16))

@@ -1,7 +1,7 @@
-"""Verification and drafting by the kernels of ``verify.cu``: bound once, run many times, also in a CUDA graph.
+"""Launches of the kernels of ``verify.cu``, for verification and drafting: bound once, run many times. Capturable.
 
-Tensors are named as in engines/contract.py and must be contiguous. Nothing is allocated by a run and nothing is read
-by the host.
+Tensors have the names of engines/contract/contract.py and must be contiguous. A run allocates nothing and reads nothing
+on the host.
 """
 
 from collections.abc import Mapping
@@ -12,32 +12,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.engines.operators import SAMPLING
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.engines.contract.operators import SAMPLING
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.operators.launch import Context
 
 _SAMPLING = tuple(binding.name for binding in SAMPLING)
 _DRAFTED = ("draft_tokens", "draft_len")
 
 _STATS_BYTES, _PARTIAL_BYTES = 24, 20
 _COUNTS = 8452  # BF16_COUNTS of stats.cuh
-_CHOOSE_THREADS, _STATS_THREADS, _LAW_THREADS = 256, 1024, 256
-_GROUP = 8  # tokens that a thread takes at a time
-_BLOCKS_AT_ONCE = 2  # of choose on one processor: a single one leaves it idle half of the time
-_BLOCK_OVERHEAD = 1.4  # what a block costs beside its part, in steps of its threads through it
-_LEAST_STATS_PARTS = 3  # fewer gain less than it costs to put their counts together
-_MOST_PARTS = 64
-_MOST_ROWS = 32
+_CHOOSE_THREADS, _STATS_THREADS, _PROBS_THREADS = 256, 1024, 256
+_GROUP = 8  # tokens that a thread processes at a time
+_BLOCKS_AT_ONCE = 2  # blocks of choose per SM: a single one leaves it idle half of the time
+_BLOCK_OVERHEAD = 1.4  # fixed cost of a block, in steps of its threads
+_MIN_STATS_PARTS = 3  # with fewer parts, summing their counts costs more than they gain
+_MAX_PARTS = 64
+_MAX_ROWS = 32
 
 
 def launch_verify(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "VerifyLaunch":
-    """See plugins/launch.py. Hints: ``filters`` as Engine.bind says, and ``advance``, the tensors of Advance.
+    """Bind the operator. Hints: ``filters`` as in Engine.bind, and ``advance``, the tensors of Advance.
 
-    A ``bitmask`` among the tensors is applied first, as by token_bitmask.
+    If ``tensors`` has a ``bitmask``, the kernels apply it first, as token_bitmask does.
     """
     advance = attributes.get("advance")
     return VerifyLaunch(
-        context.module("verify"),
+        KernelModule.of(context, "verify"),
         tensors,
         _workspace(context),
         stats=attributes.get("filters", True),
@@ -46,32 +46,32 @@ def launch_verify(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
 
 
 def launch_propose(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "ProposeLaunch":
-    """See plugins/launch.py. Hint: ``filters``, as Engine.bind says."""
+    """Bind the operator; see Launcher in plugins/operators/launch.py. Hint: ``filters``, as in Engine.bind."""
     filters = attributes.get("filters", True)
-    return ProposeLaunch(context.module("verify"), tensors, _workspace(context), stats=filters)
+    return ProposeLaunch(KernelModule.of(context, "verify"), tensors, _workspace(context), stats=filters)
 
 
 class Workspace:
-    """What the kernels hand on to one another, for at most ``batch`` requests of ``rows`` rows.
+    """Intermediate results of the kernels, for at most ``batch`` requests of ``rows`` rows.
 
-    Launches that share one must follow each other in one stream.
+    Launches that share a workspace must run one after another on one stream.
     """
 
     def __init__(self, batch: int, rows: int, device: torch.device) -> None:
         self.batch, self.rows = batch, rows
         zeros = partial(torch.zeros, device=device)
         self.stats = zeros(batch * rows, _STATS_BYTES, dtype=torch.uint8)
-        self.partials = zeros(batch * rows * _MOST_PARTS, _PARTIAL_BYTES, dtype=torch.uint8)
+        self.partials = zeros(batch * rows * _MAX_PARTS, _PARTIAL_BYTES, dtype=torch.uint8)
         self.counters = zeros(batch, dtype=torch.int32)
-        self.counts = zeros(min(batch * rows, _processors(device) // _LEAST_STATS_PARTS), _COUNTS, dtype=torch.int32)
+        self.counts = zeros(min(batch * rows, _sm_count(device) // _MIN_STATS_PARTS), _COUNTS, dtype=torch.int32)
         self.arrivals = zeros(len(self.counts), dtype=torch.int32)
 
 
 @dataclass(frozen=True)
 class Advance:
-    """Per-request state that verification moves on by what it emits, int64 (runtime/round/state.py).
+    """Per-request state that verification advances by the emitted tokens, int64 (runtime/device/slot_state.py).
 
-    ``length`` and ``position`` [batch] grow by the count, ``newest`` [batch, 2] are the two last tokens.
+    ``length`` and ``position`` [batch] grow by the count; ``newest`` [batch, 2] are the last two tokens.
     """
 
     length: torch.Tensor
@@ -80,10 +80,10 @@ class Advance:
 
 
 class VerifyLaunch:
-    """``verify_draft`` on one set of tensors: the bindings of ``contract.verify``; ``bitmask`` may be missing.
+    """``verify_draft`` on one set of tensors: the bindings of ``contract.verify``; ``bitmask`` is optional.
 
-    ``stats`` says that a request may filter, or use the rejection rule: a launch more. Without it, filters and the
-    rejection rule of the requests are not looked at, so it must be true as soon as one request has any.
+    ``stats`` adds a launch that requests with filters or the rejection rule need. Without it the kernels ignore both,
+    so it must be true as soon as one request has either.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class VerifyLaunch:
 
 
 class ProposeLaunch:
-    """``sample_draft`` on one set of tensors: the bindings of ``contract.propose``.
+    """``sample_draft`` on one set of tensors: the bindings of ``contract.propose``; ``target_ids`` is optional.
 
-    With ``draft_probs`` among them the law of each token is written too; ``target_ids`` may be missing. ``stats`` says
-    that a request may filter.
+    With ``draft_probs`` a further launch writes the distribution of each token. ``stats`` must be true if a request
+    filters.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class ProposeLaunch:
             module, inputs, None, workspace, stats or probs is not None, True, outputs, probs is not None, ids
         )
         if probs is not None:
-            kernel = module.kernel(f"draft_law_{suffix(logits)}")
-            grid = (min(_MOST_PARTS, -(-vocab // _LAW_THREADS)), batch, 1)
+            kernel = module.kernel(f"draft_probs_{suffix(logits)}")
+            grid = (min(_MAX_PARTS, -(-vocab // _PROBS_THREADS)), batch, 1)
             arguments = (logits, *sampling, workspace.stats, token, ids, np.int32(vocab), probs)
-            self._launches.append(Launch(kernel, grid, (_LAW_THREADS, 1, 1), *arguments))
+            self._launches.append(Launch(kernel, grid, (_PROBS_THREADS, 1, 1), *arguments))
 
     def run(self) -> None:
         """Enqueue the launches on torch's current stream."""
@@ -156,7 +156,7 @@ def _choice(
     with_probs: bool = False,
     target_ids: torch.Tensor | None = None,
 ) -> list[Launch]:
-    """row_stats, if ``stats``, and choose."""
+    """Bind the kernels row_stats (if ``stats``) and choose."""
     logits = inputs[0]
     assert logits is not None
     batch, rows, vocab = logits.shape
@@ -165,14 +165,14 @@ def _choice(
             f"workspace: {batch} requests of {rows} rows are needed, it has room for {workspace.batch} of "
             f"{workspace.rows}; make a larger one"
         )
-    if rows > _MOST_ROWS:
-        raise ValueError(f"logits: at most {_MOST_ROWS} rows per request are possible, got {rows}; shorten the window")
+    if rows > _MAX_ROWS:
+        raise ValueError(f"logits: at most {_MAX_ROWS} rows per request are possible, got {rows}; shorten the window")
     dtype, sizes, launches = suffix(logits), (np.int32(rows), np.int32(vocab)), []
-    processors = _processors(module.device)
+    sm_count = _sm_count(module.device)
     if stats:
         shared = (workspace.counts, workspace.arrivals)
         arguments = (*inputs, draft_probs, *sizes, np.int32(with_probs), *shared, workspace.stats)
-        grid = (stats_parts(batch * rows, vocab, processors) if dtype == "bf16" else 1, rows, batch)
+        grid = (stats_parts(batch * rows, vocab, sm_count) if dtype == "bf16" else 1, rows, batch)
         kernel = module.kernel(f"row_stats_{dtype}")
         launches.append(Launch(kernel, grid, (_STATS_THREADS, 1, 1), *arguments))
     scratch = (workspace.partials, workspace.counters)
@@ -186,34 +186,34 @@ def _choice(
         *scratch,
         *outputs,
     )
-    grid = (parts(batch * rows, vocab, processors), rows, batch)
+    grid = (parts(batch * rows, vocab, sm_count), rows, batch)
     kernel = module.kernel(f"choose_{dtype}")
     launches.append(Launch(kernel, grid, (_CHOOSE_THREADS, 1, 1), *arguments))
     return launches
 
 
-def parts(rows: int, vocab: int, processors: int) -> int:
-    """Into how many parts to cut a row for choose, so that all processors have work, and equally much."""
+def parts(rows: int, vocab: int, sm_count: int) -> int:
+    """Return the number of parts per row for the kernel choose that balances the load of all SMs."""
     steps = -(-vocab // (_GROUP * _CHOOSE_THREADS))
 
     def cost(count: int) -> float:
-        return max(_BLOCKS_AT_ONCE, -(-rows * count // processors)) * (-(-steps // count) + _BLOCK_OVERHEAD)
+        return max(_BLOCKS_AT_ONCE, -(-rows * count // sm_count)) * (-(-steps // count) + _BLOCK_OVERHEAD)
 
-    return min(range(1, min(steps, _MOST_PARTS) + 1), key=cost)
+    return min(range(1, min(steps, _MAX_PARTS) + 1), key=cost)
 
 
-def stats_parts(rows: int, vocab: int, processors: int) -> int:
-    """Into how many parts to cut a row for row_stats: one where there are rows enough."""
-    most = min(processors // rows, -(-vocab // (_GROUP * _STATS_THREADS)))
-    return most if most >= _LEAST_STATS_PARTS else 1
+def stats_parts(rows: int, vocab: int, sm_count: int) -> int:
+    """Return the number of parts per row for the kernel row_stats: one if there are enough rows."""
+    most = min(sm_count // rows, -(-vocab // (_GROUP * _STATS_THREADS)))
+    return most if most >= _MIN_STATS_PARTS else 1
 
 
 def _workspace(context: Context) -> Workspace:
     batch, rows = context.sizes["batch"], context.sizes["window+1"]
-    return context.keep("verify workspace", lambda: Workspace(batch, rows, context.device))
+    return context.get_or_create("verify workspace", lambda: Workspace(batch, rows, context.device))
 
 
-def _processors(device: torch.device) -> int:
+def _sm_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

@@ -1,8 +1,9 @@
-// verify_draft in one launch without a workspace, for runtimes that start a single kernel per operator: one block per
-// request does its rows in turn, and stops where its run ends. Slower than verify.cu, equal in every token.
+// verify_draft in one launch without a workspace, for runtimes that start a single kernel per operator. One block per
+// request handles its rows in turn, and stops where its run ends. It is slower than verify.cu and gives the same
+// tokens.
 //
-// A file that includes this one names the kernels it wants: VERIFY_DRAFT(bf16, bf16), VERIFY_DRAFT_PROBS(fp32, float).
-// Parameters are inputs in the order of the contract, int32 scalars, outputs.
+// A file that includes this one names the kernels that it needs: VERIFY_DRAFT(bf16, bf16), VERIFY_DRAFT_PROBS(fp32,
+// float). Parameters are inputs in the order of the contract, int32 scalars, outputs.
 #pragma once
 #include "accept.cuh"
 
@@ -18,17 +19,17 @@ __device__ __forceinline__ void verify_one(const T* logits, const i64* draft_tok
     int accepted = 0, token = -1;
     for (;; accepted++) {
         Row<T> row(logits, nullptr, i64(item) * rows + accepted, vocab);
-        Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
+        Distribution dist = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
         if (request.filtered || request.by_rejection) {
             count_values(row, 0, row.groups(), histogram);
-            law = row_law(row, request, request.by_rejection, histogram);
+            dist = row_distribution(row, request, request.by_rejection, histogram);
         }
         bool drafted = accepted < drafts.length, refused = request.by_rejection && drafted, empty;
-        if (refused) judge(row, request, drafts, accepted, law);
-        if (law.stats.stands) continue;
+        if (refused) judge(row, request, drafts, accepted, dist);
+        if (dist.stats.stands) continue;
         int last = row.groups();
         typename Row<T>::Incoming next = row.fetch(threadIdx.x, last);
-        token = part_winner(row, request, law, drafts, accepted, refused, SAMPLE, 0, last, next, empty).token;
+        token = part_winner(row, request, dist, drafts, accepted, refused, SAMPLE, 0, last, next, empty).token;
         if (refused || !drafted || token < 0 || token != drafts.tokens[accepted]) break;
     }
     if (threadIdx.x >= 32) return;

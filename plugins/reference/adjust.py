@@ -1,4 +1,4 @@
-"""``adjust_logits``: bias and penalties of a few tokens, by what the text holds before each row."""
+"""``adjust_logits``: apply logit biases and presence, frequency and repetition penalties."""
 
 import ml_dtypes
 import numpy as np
@@ -19,21 +19,21 @@ def adjust_logits(
 ) -> npt.NDArray:
     """Return ``logits`` [batch, rows, vocab] with the listed tokens of every request adjusted; a copy, of their dtype.
 
-    ``draft_tokens`` int64 [batch, rows - 1]: row i decides the token behind draft[:i]. Request b lists its first
-    ``entry_len[b]`` columns (0: it is left alone) of ``entry_tokens`` int32 [batch, entries], ids of the vocabulary,
-    none of them twice; ``entry_counts`` int32 says how often each is in the output already, ``entry_in_prompt``
-    int32 (0 or 1) whether it is in the prompt, ``entry_bias`` float32 what is added to it. ``presence``, ``frequency``
-    and ``repetition`` float32 [batch] are the penalties.
+    ``draft_tokens`` int64 [batch, rows - 1]: row i decides the token after draft[:i]. Request b lists its first
+    ``entry_len[b]`` columns (0: none) of ``entry_tokens`` int32 [batch, entries], distinct ids of the vocabulary. Per
+    entry, ``entry_counts`` int32 is its number in the output so far, ``entry_in_prompt`` int32 (0 or 1) whether the
+    prompt has it, and ``entry_bias`` float32 its bias. ``presence``, ``frequency`` and ``repetition`` float32 [batch]
+    are the penalties.
 
-    A listed token stands c times before row i: entry_counts, and each time among draft[:i]. In float32, in this order:
-    its bias is added; if c > 0 or it is in the prompt, a positive value is divided by ``repetition`` and another one
-    multiplied by it (Keskar et al., "CTRL", 2019); c * frequency + (c > 0) * presence is taken off. The result is held
-    within the finite numbers of the dtype of the logits and rounded to it, so that all that comes after, on whatever
-    device, sees the same value. Logits that are not finite stay as they are.
+    The count c of a listed token before row i is entry_counts plus its number in draft[:i]. These steps follow, in
+    float32: its bias is added; if c > 0 or the prompt has it, a positive value is divided by ``repetition`` and any
+    other value multiplied by it (Keskar et al., "CTRL", 2019); c * frequency + (c > 0) * presence is subtracted. The
+    result is clamped to the finite numbers of the logits' dtype and rounded to it, so that all later steps see the same
+    value on every device. Logits that are not finite stay unchanged.
     """
     largest = np.float32(ml_dtypes.finfo(logits.dtype).max)  # type: ignore[no-untyped-call]
     columns = np.arange(np.shape(entry_tokens)[1])
-    item, column = np.nonzero(columns < np.asarray(entry_len)[:, None])  # one each for every entry
+    item, column = np.nonzero(columns < np.asarray(entry_len)[:, None])  # one element per entry
     token, bias = np.asarray(entry_tokens)[item, column], np.asarray(entry_bias, np.float32)[item, column]
     in_prompt = np.asarray(entry_in_prompt)[item, column, None] > 0
     presence, frequency, repetition = (

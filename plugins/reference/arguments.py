@@ -1,4 +1,4 @@
-"""The per-request arguments that verification and drafting share, checked and brought to one vector each."""
+"""Per-request sampling parameters of verification and drafting, validated and broadcast to vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.operators.constants import Rule
 from tandemrt.plugins.reference.noise import unsigned
 
 RuleLike = Rule | str | int | Sequence[Rule | str | int] | npt.NDArray[np.integer]
@@ -15,7 +15,7 @@ RuleLike = Rule | str | int | Sequence[Rule | str | int] | npt.NDArray[np.intege
 
 @dataclass(frozen=True)
 class Sampling:
-    """Vectors of length batch. 0 switches a filter off; any 64 bits are a seed."""
+    """Sampling parameters of a batch, one vector per parameter. 0 disables a filter; a seed is any 64 bits."""
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ class Sampling:
     def of(
         cls, batch: int, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any, rule: Any
     ) -> "Sampling":
-        """Broadcast scalars over the batch, read None as 0, and refuse what has no meaning with ValueError."""
+        """Broadcast scalars over the batch and read None as 0. Raises ValueError for values out of range."""
         sampling = cls(
             temperature=_vector("temperature", temperature, batch, np.float32),
             top_k=_vector("top_k", top_k, batch, np.int64),

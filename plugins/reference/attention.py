@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.reference.float8 import FLOAT8, LARGEST
+from tandemrt.plugins.operators.float8 import FLOAT8, FLOAT8_MAX
 
 
 def window_attention(
@@ -31,21 +31,21 @@ def window_attention(
 ) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
     """Return (mixed [tokens, heads * head_dim], key_cache, value_cache); the caches are updated copies.
 
-    ``qkv`` [tokens, (heads + 2 * kv_heads) * head_dim] holds queries, keys and values, head after head: the tokens of
-    a packed call, whose places ``block_table`` int [batch, max_blocks], ``write_index`` int [batch], ``prompt_rows``
-    int [prompt_tokens], ``prompt_starts`` int [prompts + 1], ``prompt_index`` int [prompts] and ``prompt_table`` int
-    [prompts, max_blocks] say (engines/contract.py: packed). Caches [blocks, kv_heads, block_size, head_dim]. ``cosine``
-    and ``sine`` [positions, head_dim // 2] rotate the halves of a head. ``q_norm`` and ``k_norm`` [head_dim] are RMS
-    norm weights.
+    ``qkv`` [tokens, (heads + 2 * kv_heads) * head_dim] holds queries, keys and values, head after head. These are the
+    tokens of a packed call (engines/contract/contract.py: packed), placed by ``block_table`` int [batch, max_blocks],
+    ``write_index`` int [batch], ``prompt_rows`` int [prompt_tokens], ``prompt_starts`` int [prompts + 1],
+    ``prompt_index`` int [prompts] and ``prompt_table`` int [prompts, max_blocks]. Caches are [blocks, kv_heads,
+    block_size, head_dim]. ``cosine`` and ``sine`` [positions, head_dim // 2] rotate the halves of a head. ``q_norm``
+    and ``k_norm`` [head_dim] are RMS norm weights.
 
-    Token j of a row or run that has i tokens in its cache stands at position i + j, is written there, and sees the
-    positions up to its own: all of them, or the last ``sliding_window`` if that is not 0. All prompts are done before
-    windows are written. ``mixed`` of padding is 0. Computed in float64; keys and values are rounded to the dtype of
-    the cache before they are seen, the result once to that of ``qkv``.
+    Token j of a row or run with i tokens in its cache has position i + j and is written there. It sees the positions up
+    to its own: all of them, or the last ``sliding_window`` if that is not 0. All prompts are complete before windows
+    are written. ``mixed`` of padding is 0. Computed in float64; keys and values are rounded to the dtype of the cache
+    before any token sees them, the result once to the dtype of ``qkv``.
 
-    Caches in float8_e4m3fn hold keys over ``key_scale`` and values over ``value_scale``, and what is too large becomes
-    the largest of float8: the operator ``float8_window_attention``. A new token sees its own key and value as others
-    will, rounded.
+    Caches in float8_e4m3fn hold keys divided by ``key_scale`` and values divided by ``value_scale``; values that are
+    too large become the largest of float8. This is the operator ``float8_window_attention``. A new token sees its own
+    key and value rounded, as other tokens do.
     """
     key_cache, value_cache = key_cache.copy(), value_cache.copy()
     starts, index = np.asarray(prompt_starts), np.asarray(write_index)
@@ -86,13 +86,13 @@ def window_attention(
 
 
 def _stored(x: npt.NDArray, scale: float, dtype: npt.DTypeLike) -> npt.NDArray:
-    """``x`` as a cache of ``dtype`` holds it."""
+    """Return ``x`` as a cache of ``dtype`` holds it."""
     over = x / scale
-    return (np.clip(over, -LARGEST, LARGEST) if dtype == FLOAT8 else over).astype(dtype)
+    return (np.clip(over, -FLOAT8_MAX, FLOAT8_MAX) if dtype == FLOAT8 else over).astype(dtype)
 
 
 def _entries(row: npt.NDArray, positions: npt.NDArray, cache: npt.NDArray) -> tuple[npt.NDArray, npt.NDArray]:
-    """Block and offset in it of each position, by a row of the table."""
+    """Return the block and the offset in it of each position, for one row of the table."""
     block_size = cache.shape[2]
     return row[positions // block_size], positions % block_size
 

@@ -3,14 +3,14 @@
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.contract import mask_words
+from tandemrt.engines.contract.contract import mask_words
 
 
 def token_bitmask(logits: npt.ArrayLike, bitmask: npt.ArrayLike) -> np.ndarray:
     """Return ``logits`` with −inf for every token whose bit is 0.
 
-    ``logits`` floating [..., vocab]; ``bitmask`` int32 [..., ceil(vocab / 32)], where bit ``token % 32`` of word
-    ``token // 32`` allows the token. Bits past the vocabulary mean nothing. The dtype of the logits is kept.
+    ``logits`` floating [..., vocab]; ``bitmask`` int32 [..., ceil(vocab / 32)], in which bit ``token % 32`` of word
+    ``token // 32`` allows the token. Bits past the vocabulary are ignored. The result has the dtype of the logits.
     """
     values = np.asarray(logits)
     words = np.ascontiguousarray(bitmask, dtype=np.int32)

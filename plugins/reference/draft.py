@@ -1,11 +1,11 @@
-"""``sample_draft``: draw one drafted token per request, and say from which law."""
+"""``sample_draft``: draw one draft token per request, and return its distribution."""
 
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference.arguments import RuleLike, Sampling
-from tandemrt.plugins.reference.filters import filter_logits, finite_logits, law
+from tandemrt.plugins.reference.filters import filter_logits, finite_logits, probabilities
 from tandemrt.plugins.reference.noise import position_noise
 
 
@@ -21,15 +21,17 @@ def sample_draft(
     rule: RuleLike,
     target_ids: npt.ArrayLike | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return one token per request, int64 [batch], and the law it was drawn from, float32 [batch, vocab].
+    """Return one token per request, int64 [batch], and its distribution, float32 [batch, vocab].
 
-    ``logits`` floating [batch, vocab] or [batch, 1, vocab] are the draft's, for the token at index ``position``. The
-    *coupled* rule draws with the noise that the target will use there; *rejection* has a stream of its own (DRAFT),
-    because a draft that shares noise with the coin or the residual biases the text. Temperature 0 takes the largest
-    logit, and its law is one-hot. A row without any finite logit gives token −1 and a law of zeros.
+    ``logits`` floating [batch, vocab] or [batch, 1, vocab] are the draft's, for the token at index ``position``.
 
-    Of a draft that knows a part of its target's tokens ``vocab`` is that part, the law's too. ``target_ids`` integer
-    [vocab] are the target's ids of its tokens, ascending: the noise is theirs, and so is the token that is returned.
+    The coupled rule uses the noise that the target will use at this position. The rejection rule uses a stream of its
+    own (DRAFT), because noise shared with the acceptance test or the residual would bias the text. Temperature 0 takes
+    the largest logit, with a one-hot distribution. A row without finite logits gives token −1 and zero probabilities.
+
+    A draft may support only a part of its target's tokens: ``vocab`` is then the size of that part, in the distribution
+    too. ``target_ids`` integer [vocab] are the target's ids of these tokens, ascending. The noise uses these ids, and
+    the returned token is one of them.
     """
     raw = finite_logits(np.asarray(logits))
     raw = raw.reshape(raw.shape[0], 1, raw.shape[-1])
@@ -46,4 +48,4 @@ def sample_draft(
     column = np.where(sampled, drawn, np.argmax(raw[:, 0], axis=-1))
     token = np.where(np.isfinite(raw).any(axis=(1, 2)), ids[column], -1).astype(np.int64)
     one_hot = (token[:, None] == ids).astype(np.float32)
-    return token, np.where(sampled[:, None], law(scores), one_hot)
+    return token, np.where(sampled[:, None], probabilities(scores), one_hot)

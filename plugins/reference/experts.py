@@ -1,4 +1,4 @@
-"""``experts``: a mixture of experts in place of a feed-forward block."""
+"""``experts``: a mixture of experts in place of an MLP."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +15,27 @@ def experts(
     per_token: int,
     normalized: int,
 ) -> np.ndarray:
-    """Return what each token's experts give it, floating [..., hidden], of ``x`` [..., hidden].
+    """Return the mixture of the experts' outputs per token, floating [..., hidden], for ``x`` [..., hidden].
 
-    A token chooses the ``per_token`` experts of its largest ``router_logits`` [..., experts], of equal ones the first,
-    and a NaN last; each counts by its softmax over the logits of all experts, or with ``normalized`` over those that
-    were chosen. Expert e gives silu(gate) * up of its part of ``gate_up`` [experts * 2 * width, hidden], gates first,
-    times its part of ``down`` [experts * hidden, width] (Fedus et al., "Switch Transformers", 2021; Jiang et al.,
-    "Mixtral of Experts", 2024).
+    A token selects the ``per_token`` experts with the largest ``router_logits`` [..., experts]; ties go to the lower
+    index, and NaN ranks last. The weight of an expert is its softmax over the logits of all experts, or with
+    ``normalized`` over the selected ones. Expert e computes silu(gate) * up from its part of ``gate_up``
+    [experts * 2 * width, hidden], gates first, times its part of ``down`` [experts * hidden, width] (Fedus et al.,
+    "Switch Transformers", 2021; Jiang et al., "Mixtral of Experts", 2024).
 
     Computed in float64; the activation and the result are rounded to the dtype of ``x`` once each.
     """
     given, logits = np.asarray(x), np.asarray(router_logits).astype(np.float64)
     hidden, count = given.shape[-1], logits.shape[-1]
-    wide = np.asarray(gate_up).astype(np.float64).reshape(count, -1, hidden)
-    narrow = np.asarray(down).astype(np.float64).reshape(count, hidden, -1)
+    gate_up_weights = np.asarray(gate_up).astype(np.float64).reshape(count, -1, hidden)
+    down_weights = np.asarray(down).astype(np.float64).reshape(count, hidden, -1)
     rows = given.astype(np.float64).reshape(-1, hidden)
     mixed = np.zeros_like(rows)
     for row, scores, to in zip(rows, logits.reshape(-1, count), mixed, strict=True):
         chosen = np.argsort(-scores, kind="stable")[:per_token]
         powers = np.exp(scores - scores.max())
-        shares = powers / (powers[chosen] if normalized else powers).sum()
+        routing_weights = powers / (powers[chosen] if normalized else powers).sum()
         for expert in chosen:
-            activated = swiglu(wide[expert] @ row).astype(given.dtype).astype(np.float64)
-            to += shares[expert] * (narrow[expert] @ activated)
+            activated = swiglu(gate_up_weights[expert] @ row).astype(given.dtype).astype(np.float64)
+            to += routing_weights[expert] * (down_weights[expert] @ activated)
     return mixed.astype(given.dtype).reshape(given.shape)

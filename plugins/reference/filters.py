@@ -1,44 +1,45 @@
-"""Temperature, top-k, top-p and min-p: from logits to the law a token is drawn from."""
+"""Temperature, top-k, top-p and min-p: from logits to the distribution of a token."""
 
 import numpy as np
 
 from tandemrt.plugins.reference.arguments import Sampling
 
-_NEVER = np.float32(-np.inf)
+_NEG_INF = np.float32(-np.inf)
 
 
 def finite_logits(logits: np.ndarray) -> np.ndarray:
-    """Return float32 logits in which whatever is not a finite number is −inf: such a token cannot be drawn."""
+    """Return float32 logits with −inf for values that are not finite: such a token cannot be drawn."""
     values = np.asarray(logits).astype(np.float32)
-    return np.where(np.isfinite(values), values, _NEVER)
+    return np.where(np.isfinite(values), values, _NEG_INF)
 
 
 def filter_logits(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Return the scaled and filtered scores of every row, float32 [batch, rows, vocab], −inf where filtered out.
+    """Return the scaled and filtered scores of every row, float32 [batch, rows, vocab], −inf for filtered tokens.
 
-    The scores are (logit − largest logit of the row) / temperature: the shift changes no law, and a small temperature
-    cannot overflow. Then, in this order and with ties kept, so that no result depends on how a sort breaks them:
+    The scores are (logit − largest logit of the row) / temperature. The shift does not change the
+    distribution, and avoids overflow at small temperatures. The filters then apply in this order. They keep ties, so
+    that the result does not depend on the order of a sort:
 
     * top-k keeps a token iff its score reaches the k-th largest;
     * top-p keeps a token iff strictly more probable tokens hold less than ``top_p`` of the mass that top-k left;
     * min-p keeps a token iff it has at least ``min_p`` times the probability of the most probable one.
 
-    Requests with temperature 0 are scaled as by 1. Their scores mean nothing: they take the largest logit.
+    Temperature 0 scales by 1; the scores of such a greedy request are not used.
     """
     temperature = np.where(sampling.temperature > 0, sampling.temperature, np.float32(1))
     peak = np.max(logits, axis=-1, keepdims=True)
-    with np.errstate(over="ignore"):  # a score below the range of float32 is −inf, as it should be
+    with np.errstate(over="ignore"):  # a score below the range of float32 is −inf, which is correct
         scores = (logits - np.where(np.isfinite(peak), peak, np.float32(0))) / temperature[:, None, None]
     scores = _top_p(_top_k(scores, sampling.top_k), sampling.top_p)
     if not (sampling.min_p > 0).any():
         return scores
-    return np.where(np.exp(scores, dtype=np.float64) >= sampling.min_p[:, None, None], scores, _NEVER)
+    return np.where(np.exp(scores, dtype=np.float64) >= sampling.min_p[:, None, None], scores, _NEG_INF)
 
 
-def law(scores: np.ndarray) -> np.ndarray:
+def probabilities(scores: np.ndarray) -> np.ndarray:
     """Return the probabilities of scores whose largest is 0: softmax in float64, rounded to float32 once.
 
-    Equal scores give equal bits, so a draft from the very same law is always accepted. An empty row gives zeros.
+    Equal scores give equal bits, so a draft from the same distribution is always accepted. An empty row gives zeros.
     """
     weights = np.exp(scores, dtype=np.float64)
     total = weights.sum(axis=-1, keepdims=True)
@@ -49,12 +50,12 @@ def law(scores: np.ndarray) -> np.ndarray:
 def _top_k(scores: np.ndarray, top_k: np.ndarray) -> np.ndarray:
     vocab = scores.shape[-1]
     active = (top_k > 0) & (top_k < vocab)
-    if not active.any():  # a vocabulary takes long to sort
+    if not active.any():  # sorting a vocabulary is slow
         return scores
     kept = np.where(active, top_k, vocab)
     ascending = np.sort(scores, axis=-1)
     last = np.take_along_axis(ascending, np.broadcast_to(vocab - kept[:, None, None], (*scores.shape[:-1], 1)), axis=-1)
-    return np.where(scores >= last, scores, _NEVER)
+    return np.where(scores >= last, scores, _NEG_INF)
 
 
 def _top_p(scores: np.ndarray, top_p: np.ndarray) -> np.ndarray:
@@ -65,6 +66,6 @@ def _top_p(scores: np.ndarray, top_p: np.ndarray) -> np.ndarray:
     mass = np.cumsum(np.exp(descending, dtype=np.float64), axis=-1)
     before = np.concatenate((np.zeros_like(mass[..., :1]), mass[..., :-1]), axis=-1)
     inside = before < top_p.astype(np.float64)[:, None, None] * mass[..., -1:]
-    # The smallest score inside is the threshold: what ties with it has the same mass strictly above it.
+    # The smallest score inside is the threshold: tied scores have the same mass strictly above them.
     threshold = np.where(inside, descending, np.float32(np.inf)).min(axis=-1, keepdims=True)
-    return np.where(~active | (scores >= threshold), scores, _NEVER)
+    return np.where(~active | (scores >= threshold), scores, _NEG_INF)

@@ -1,13 +1,13 @@
-"""``position_noise``: Gumbel noise that is a pure function of (seed, position, purpose, token).
+"""``position_noise``: Gumbel noise as a pure function of (seed, position, purpose, token).
 
-There is no state anywhere, so neither batch, nor order, nor a restart can change a draw. The generator is Philox4x32
-with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+There is no state: a draw depends on neither batch, order nor restarts. The generator is Philox4x32 with ten
+rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.operators import Purpose
+from tandemrt.plugins.operators.constants import Purpose
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
@@ -21,16 +21,16 @@ def position_noise(
     """Return standard Gumbel noise, float32 [..., vocab]; the three keys broadcast to [...].
 
     ``seed`` is an unsigned 64-bit integer or the int64 that holds its bits; ``position`` counts tokens of prompt plus
-    output; ``purpose`` is a :class:`Purpose`. With n the top 24 bits of a Philox word, u = (n + 0.5) · 2⁻²⁴ and
-    g = −ln(−ln u). Both are evaluated in float64, because u next to 1 is no float32 (it would round to 1, and the
-    noise to infinity), and g is rounded to float32 once. It lies in [−2.86, 17.33].
+    output; ``purpose`` is a :class:`Purpose`. With n the top 24 bits of a Philox word, u = (n + 0.5) · 2⁻²⁴ and g =
+    −ln(−ln u). Both are evaluated in float64, because float32 would round a u close to 1 to 1, and the noise to
+    infinity. g is rounded to float32 once. It lies in [−2.86, 17.33].
     """
     u = _uniform(position_bits(seed, position, purpose, vocab))
     return (-np.log(-np.log(u))).astype(np.float32)
 
 
 def accept_coin(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return the uniform in (0, 1) that accepts or rejects a draft at a position: token 0 of the accept stream.
+    """Return the uniform in (0, 1) of the acceptance test at a position: token 0 of the stream ACCEPT.
 
     It has 25 significant bits, so ``coin * q`` is exact in float64 for any float32 ``q``.
     """
@@ -42,7 +42,7 @@ def position_bits(
 ) -> npt.NDArray[np.uint32]:
     """Return 32 random bits per token, uint32 [..., vocab].
 
-    Philox key = (seed low, seed high); counter = (token // 4, position low, position high, purpose); token % 4 picks
+    Philox key = (seed low, seed high); counter = (token // 4, position low, position high, purpose); token % 4 selects
     the word of the result.
     """
     key, place, purpose = np.broadcast_arrays(unsigned(seed), unsigned(position), np.asarray(purpose))
@@ -64,10 +64,10 @@ def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uin
 
 
 def unsigned(value: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """Return the 64 bits of integers as uint64; negative ones are taken as two's complement."""
+    """Return the 64 bits of integers as uint64, in two's complement for negative ones."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return value.astype(np.uint64)
-    # By way of Python integers: numpy would turn a list that mixes negative and huge values into float64.
+    # Through Python integers: numpy would turn a list that mixes negative and huge values into float64.
     exact = np.asarray(value, dtype=object)
     return np.array([int(item) & (2**64 - 1) for item in exact.ravel()], dtype=np.uint64).reshape(exact.shape)
 

@@ -1,4 +1,4 @@
-"""``swiglu``: the gated activation between the two products of a feed-forward block."""
+"""``swiglu``: the gated activation between the two matmuls of an MLP."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,6 @@ def swiglu(gate_up: npt.ArrayLike) -> np.ndarray:
     if values.shape[-1] % 2:
         raise ValueError(f"gate_up: an even last dimension is needed, got {values.shape}")
     gate, up = np.split(values.astype(np.float64), 2, axis=-1)
-    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and the result 0 as it should be
+    with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and the result is correctly 0
         activated: np.ndarray = (gate / (1 + np.exp(-gate)) * up).astype(values.dtype)
     return activated

@@ -1,23 +1,23 @@
-"""``verify_draft``: which of the drafted tokens stand, and the token that follows them.
+"""``verify_draft``: accept a prefix of each request's draft tokens and choose the token after it.
 
-Two rules, chosen per request. *Coupled* draws every row from the target with position-keyed noise and accepts while
-the draw equals the draft, so what is emitted never depends on the draft. *Rejection* is speculative sampling
+Each request uses one of two rules. *Coupled* draws every row from the target with position-keyed noise and accepts
+while the draw equals the draft, so the emitted tokens never depend on the draft. *Rejection* is speculative sampling
 (Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023).
 
-A position is decided by one of two independent pairs of draws. If it was drafted: the draft's own draw (purpose
-DRAFT), the coin (ACCEPT), the residual (RESIDUAL). If not: one draw from the target (SAMPLE). Nothing that was decided
-at earlier positions has read any of these streams at this position, so each token has the target's law given its
-prefix, in whatever windows the positions are cut. The one condition is that the window ends without looking at the
-token that would have been drafted next; a token that the mask of its own row forbids is therefore *given* to the
-rejection rule (which rejects it and draws from the residual), never cut off before it.
+Rejection uses independent random streams. A drafted position uses the draft's own draw (DRAFT), the acceptance test
+(ACCEPT) and the residual (RESIDUAL). Any other position uses one draw from the target (SAMPLE). No decision at an
+earlier position reads these streams at this position. Each token therefore has the target's distribution given its
+prefix, however the positions are split into draft windows. There is one condition: the end of the window must not
+depend on the token that would have been drafted next. The caller therefore never cuts the window before a draft token
+that the mask forbids. It passes the token on; the rejection rule rejects it and draws from the residual.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference.arguments import RuleLike, Sampling
-from tandemrt.plugins.reference.filters import filter_logits, finite_logits, law
+from tandemrt.plugins.reference.filters import filter_logits, finite_logits, probabilities
 from tandemrt.plugins.reference.noise import accept_coin, position_noise
 
 
@@ -37,16 +37,16 @@ def verify_draft(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the emitted tokens, int64 [batch, K+1] padded with −1, and their number, int64 [batch].
 
-    ``logits`` floating [batch, K+1, vocab] are final: biased, penalized and masked. ``draft_tokens`` int64 [batch, K],
-    of which the first ``draft_len`` (int64 [batch]) were drafted; rows of logits behind them are not read. The other
-    arguments are per-request vectors or scalars. Temperature 0 is greedy, whatever the rule; 0 or None switches a
-    filter off, as does ``top_p`` 1. ``position`` is the index, in prompt plus output, of the token that row 0 decides.
+    ``logits`` floating [batch, K+1, vocab] are final: biased, penalized and masked. ``draft_tokens`` is int64 [batch,
+    K]; the first ``draft_len`` (int64 [batch]) of a row were drafted, and rows of logits after them are not read. The
+    other arguments are per-request vectors or scalars. Temperature 0 is greedy under either rule. 0 or None disables a
+    filter, and so does ``top_p`` 1. ``position`` is the index, in prompt plus output, of the token that row 0 decides.
 
-    ``draft_probs`` float32 [batch, K, vocab] are the laws the drafts were really drawn from; an all-zero row, or no
-    array at all, means that the token was not drawn but chosen (one-hot). Only the rejection rule reads them.
+    ``draft_probs`` float32 [batch, K, vocab] are the distributions that the drafts were drawn from. An all-zero row, or
+    no array, means that the token was chosen without a draw (one-hot). Only the rejection rule reads them.
 
-    A token whose logit is not finite cannot be drawn. The run ends at a row without any finite logit, and nothing is
-    emitted for that row. A drafted id outside the vocabulary is never accepted. Raises ValueError for arguments out of
+    A token whose logit is not finite cannot be drawn. The accepted run ends at a row without any finite logit, and that
+    row emits nothing. A drafted id outside the vocabulary is never accepted. Raises ValueError for arguments out of
     range or of the wrong shape.
     """
     raw = finite_logits(np.asarray(logits))
@@ -67,18 +67,18 @@ def verify_draft(
     drawn = np.argmax(scores + position_noise(seeds, positions, Purpose.SAMPLE, vocab), axis=-1)
     choice = np.where(sampled[:, None], drawn, np.argmax(raw, axis=-1))
 
-    target = law(scores)
+    target = probabilities(scores)
     proposed = _proposed(draft, draft_probs, vocab)
     in_vocab = (draft >= 0) & (draft < vocab)
     p, q = (_of_token(probs, np.where(in_vocab, draft, 0)) for probs in (target[:, :window], proposed))
     coin = accept_coin(seeds, positions[:, :window])
-    stands = np.where(rejection[:, None], coin * q < p, choice[:, :window] == draft)
+    token_accepted = np.where(rejection[:, None], coin * q < p, choice[:, :window] == draft)
 
-    alive = np.isfinite(raw).any(axis=-1)
-    in_run = stands & in_vocab & alive[:, :window] & (np.arange(window) < length[:, None])
+    samplable = np.isfinite(raw).any(axis=-1)
+    in_run = token_accepted & in_vocab & samplable[:, :window] & (np.arange(window) < length[:, None])
     accepted = np.cumprod(in_run, axis=-1, dtype=np.int64).sum(axis=-1)
 
-    # The row behind the run: a bonus where everything stands, else a replacement.
+    # The row after the accepted drafts: a bonus token if all were accepted, else a replacement.
     every = np.arange(batch)
     padded = np.concatenate((proposed, np.zeros((batch, 1, vocab), np.float32)), axis=1)
     residual = np.maximum(target[every, accepted] - padded[every, accepted], 0)
@@ -91,15 +91,15 @@ def verify_draft(
     noise = position_noise(sampling.seed, sampling.position + accepted, purpose, vocab)
     final = np.where(rejection, np.argmax(final_scores + noise, axis=-1), choice[every, accepted])
 
-    count = accepted + alive[every, accepted]
+    count = accepted + samplable[every, accepted]
     tokens = np.full((batch, rows), -1, dtype=np.int64)
     tokens[:, :window] = np.where(np.arange(window) < accepted[:, None], draft, -1)
-    tokens[every, accepted] = np.where(alive[every, accepted], final, -1)
+    tokens[every, accepted] = np.where(samplable[every, accepted], final, -1)
     return tokens, count.astype(np.int64)
 
 
 def _proposed(draft: np.ndarray, draft_probs: npt.ArrayLike | None, vocab: int) -> np.ndarray:
-    # The law each draft came from. An id outside the vocabulary came from none, and its row is all zero.
+    # The distribution of each draft. The row of an id outside the vocabulary is all zero.
     one_hot: np.ndarray = np.equal(draft[..., None], np.arange(vocab)).astype(np.float32)
     if draft_probs is None:
         return one_hot

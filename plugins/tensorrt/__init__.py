@@ -1,4 +1,4 @@
-"""The operators of ``verify.onnx`` as TensorRT plugins, compiled ahead of time: an engine carries their kernels.
+"""The operators of ``verify.onnx`` as ahead-of-time TensorRT plugins: an engine contains their kernels.
 
-Call ``register.register()`` before TensorRT parses a graph.
+Call ``register.register(plugins)`` before TensorRT parses a graph.
 """

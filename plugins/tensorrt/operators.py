@@ -1,8 +1,8 @@
-"""What each plugin is: an operator, the shapes of its outputs, and the one kernel launch that computes them.
+"""TensorRT plugins: an operator, the shapes of its outputs, and the single kernel launch that computes them.
 
-Nothing here needs TensorRT. A dimension is an int, or whatever adds, multiplies and divides like one: TensorRT's
-symbolic expressions at build time. So the launch that an engine carries and the launch that a test makes on a GPU
-come from the same function.
+This module does not need TensorRT. A dimension is an int, or any value with addition, multiplication and division, such
+as TensorRT's symbolic expressions at build time. The same function therefore computes the launch of an engine and the
+launch of a test on a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.dtypes import KERNEL_SUFFIX
-from tandemrt.engines.operators import SCHEMAS, Schema
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
+from tandemrt.engines.contract.operators import SCHEMAS, Schema
 from tandemrt.plugins.kernels.compile import compile_ptx
 
 Dim = Any  # int, or a symbolic expression
 Shapes = Mapping[str, Sequence[Dim]]
 
 _TYPES = {"fp32": "float", "fp16": "fp16", "bf16": "bf16"}  # in CUDA C++
-_ARCHITECTURE = "8.0"  # the oldest that has bfloat16: a driver translates its PTX for every later GPU
+_ARCHITECTURE = "8.0"  # the first with bfloat16; the driver compiles its PTX for later GPUs
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Grid and threads of a block; ``scalars`` are the int32 arguments between input and output addresses."""
+    """Grid and threads per block; ``scalars`` are the int32 arguments between input and output addresses."""
 
     grid: tuple[Dim, Dim, Dim]
     threads: int
@@ -57,7 +57,7 @@ class Plugin:
         return f"{self.name}_{KERNEL_SUFFIX[dtype]}"
 
     def ptx(self, dtype: str) -> str:
-        """Compile that kernel and nothing else. Raises BackendUnavailable without NVRTC."""
+        """Compile only that kernel to PTX. Raises BackendUnavailable without NVRTC."""
         suffix = KERNEL_SUFFIX[dtype]
         return _ptx(f'#include "{self.header}"\n{self.name.upper()}({suffix}, {_TYPES[suffix]})\n')
 

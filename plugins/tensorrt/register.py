@@ -1,32 +1,31 @@
-"""Enter the operators into TensorRT's plugin registry, in the ahead-of-time form of ``tensorrt.plugin``.
+"""Register operators in TensorRT's plugin registry, in the ahead-of-time form of ``tensorrt.plugin``.
 
 TensorRT validates Python signatures, so each function gets the signature of its operator: a ``TensorDesc`` per input.
-There is no tuning function: one kernel per operator, linear formats, and the dtypes of the strongly typed network.
+There is no tuning function: each operator has one kernel, linear formats, and the dtypes of the strongly typed network.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
-from tandemrt.engines.dtypes import KERNEL_SUFFIX, TENSORRT
-from tandemrt.engines.operators import T
+from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX, TENSORRT
+from tandemrt.engines.contract.operators import T
 from tandemrt.engines.tensorrt.library import load
-from tandemrt.plugins import faces
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.tensorrt.operators import Plugin
 
 
-def register() -> None:
-    """Register every operator under the namespace ``tandemrt``, version "1"; a second call does nothing.
+def register(plugins: Iterable[Plugin]) -> None:
+    """Register ``plugins`` under the namespace ``tandemrt``, version "1"; a second call does nothing.
 
-    A node of ``verify.onnx`` becomes a plugin only if this came before its parser. Raises BackendUnavailable if
-    TensorRT's Python package is missing or of another major version.
+    TensorRT's parser turns a node of ``verify.onnx`` into a plugin only if the plugin is registered. Raises
+    BackendUnavailable if TensorRT's Python package is missing or of another major version.
     """
     plugin = _plugin_module()
     known = getattr(plugin.op, DOMAIN, None)
-    for operator in faces.plugins():
+    for operator in plugins:
         if operator.name not in vars(known or object):
             _register(operator, plugin)
 
@@ -41,7 +40,7 @@ def _register(operator: Plugin, plugin: Any) -> None:
 
 
 def _describe(operator: Plugin, plugin: Any) -> Callable[..., Any]:
-    """The function that says what the outputs are; TensorRT calls it while a network is defined."""
+    """Return the function that describes the outputs; TensorRT calls it while it defines a network."""
 
     def describe(*inputs: Any) -> Any:
         dtype = _checked(operator, inputs)
@@ -53,7 +52,7 @@ def _describe(operator: Plugin, plugin: Any) -> Callable[..., Any]:
 
 
 def _implement(operator: Plugin, plugin: Any) -> Callable[..., Any]:
-    """The function that gives kernel and launch; TensorRT calls it while an engine is built."""
+    """Return the function that gives kernel and launch; TensorRT calls it while it builds an engine."""
 
     def implement(*inputs_outputs_tactic: Any) -> Any:
         inputs = inputs_outputs_tactic[: len(operator.inputs)]
@@ -76,7 +75,7 @@ def _signed(function: Callable[..., Any], operator: Plugin, plugin: Any, *, retu
 
 
 def _checked(operator: Plugin, inputs: tuple[Any, ...]) -> str:
-    """Return the dtype of the logits. A kernel gets bare addresses, so a tensor of another type must not reach it."""
+    """Return the dtype of the logits. Raises ValueError for wrong types: a kernel sees only addresses."""
     names = {dtype: name for name, dtype in _dtypes().items()}
     found = {b.name: names.get(d.dtype, str(d.dtype)) for b, d in zip(operator.inputs, inputs, strict=True)}
     for binding, tensor in zip(operator.inputs, inputs, strict=True):

@@ -1,1 +1,1 @@
-"""Memory for keys and values, and how it is shared out."""
+"""Key/value caches: their memory, its allocation to slots, and the calls that use it."""

@@ -1,102 +1,101 @@
-"""Which blocks of a paged cache belong to which rows, and what they are known to hold: host bookkeeping, no tensor."""
+"""Block allocation of a paged KV cache, with prefix caching. Host bookkeeping only, no tensors."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandemrt.engines.contract import blocks_of
-from tandemrt.engines.errors import InternalError
+from tandemrt.engines.contract.contract import blocks_of
+from tandemrt.engines.validation.errors import InternalError
 
 
 @dataclass
 class _Row:
-    blocks: list[int] = field(default_factory=list)  # in the order of its text
-    named: int = 0  # of those, the first ones whose content was told
+    blocks: list[int] = field(default_factory=list)  # in the order of the text
+    registered: int = 0  # number of leading blocks whose hashes are registered
 
 
 class BlockAllocator:
-    """Hands out the physical blocks 1 to ``blocks - 1``. Rows whose texts begin alike may share their first blocks.
+    """Allocates the physical blocks 1 to ``blocks - 1`` to rows (slots). Rows with a common prefix share its blocks.
 
-    What a block holds is known by a hash once its row has told (``know``), and stays known when nobody holds the block
-    any more, until somebody else takes it. Blocks whose content nobody knows are taken first, then the one that has
-    been free for longest, the end of a text before its beginning.
+    ``register_prefix`` records the hashes of a row's blocks. A free block keeps its hash and can be found by it until
+    it is allocated again (LRU). Allocation first takes free blocks without a hash, then the block that has been free
+    for the longest time; the last blocks of a text are evicted before its first ones.
 
-    Block 0 is scratch: rows without a request write there, nobody reads it.
+    Block 0 is scratch: free slots write there, and no request reads it.
     """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self._empty = list(range(blocks - 1, 0, -1))  # free, of unknown content; the lowest one is taken first
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free, of known content, longest free first
+        self._empty = list(range(blocks - 1, 0, -1))  # free blocks without a hash, taken from the end
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free blocks with a hash, in LRU order
         self._rows: dict[int, _Row] = {}
-        self._holders = [0] * blocks  # rows that hold a block
-        self._known: dict[bytes, int] = {}  # hash -> block
+        self._ref_counts = [0] * blocks  # number of rows that hold each block
+        self._registered: dict[bytes, int] = {}  # hash -> block
         self._hashes: dict[int, bytes] = {}  # block -> hash
 
     def allocate(self, row: int, tokens: int, hashes: Sequence[bytes] = ()) -> list[int] | None:
-        """Let ``row`` hold ``tokens`` tokens in all; return the blocks that it got, behind those it has.
+        """Grow ``row`` to ``tokens`` tokens in total; return the new blocks, which follow its present ones.
 
-        None if there are too few free blocks: nothing has changed then. What the row holds already stays its own, so
-        a smaller number of tokens changes nothing. The first blocks of a row that holds nothing are those known to
-        hold what the leading ``hashes`` say (``found`` counts them); they must not exceed ``tokens``.
+        Returns None, and changes nothing, if too few blocks are free. A row never shrinks. A row without blocks first
+        gets the cached blocks of the leading ``hashes`` (``count_cached``), which must not cover more than ``tokens``.
         """
         held = self._rows.get(row, _Row())
-        shared = [] if held.blocks else [self._known[each] for each in hashes[: self.found(hashes)]]
+        shared = [] if held.blocks else [self._registered[each] for each in hashes[: self.count_cached(hashes)]]
         missing = blocks_of(tokens) - len(held.blocks) - len(shared)
-        if missing > self.available - sum(not self._holders[block] for block in shared):
+        if missing > self.available - sum(not self._ref_counts[block] for block in shared):
             return None
         for block in shared:
-            self._kept.pop(block, None)
+            self._cached.pop(block, None)
         got = shared + [self._take() for _ in range(missing)]
         for block in got:
-            self._holders[block] += 1
+            self._ref_counts[block] += 1
         held.blocks += got
-        held.named = max(held.named, len(shared))
+        held.registered = max(held.registered, len(shared))
         self._rows[row] = held
         return got
 
-    def found(self, hashes: Sequence[bytes]) -> int:
-        """How many of the leading ``hashes`` name blocks whose content is known."""
-        return next((at for at, each in enumerate(hashes) if each not in self._known), len(hashes))
+    def count_cached(self, hashes: Sequence[bytes]) -> int:
+        """How many of the leading ``hashes`` are registered."""
+        return next((at for at, each in enumerate(hashes) if each not in self._registered), len(hashes))
 
-    def know(self, row: int, hashes: Sequence[bytes]) -> None:
-        """Say what the first blocks of ``row`` hold. They must not be written again, and keep it when it leaves.
+    def register_prefix(self, row: int, hashes: Sequence[bytes]) -> None:
+        """Register the hashes of the first blocks of ``row``, which must not be written afterwards.
 
-        Where another block is known to hold the same, that one stays the one to be found.
+        A hash that is already registered keeps its block.
         """
         held = self._rows[row]
-        for at in range(held.named, len(hashes)):
+        for at in range(held.registered, len(hashes)):
             block, name = held.blocks[at], hashes[at]
-            if name not in self._known:
-                self._known[name] = block
+            if name not in self._registered:
+                self._registered[name] = block
                 self._hashes[block] = name
-        held.named = max(held.named, len(hashes))
+        held.registered = max(held.registered, len(hashes))
 
-    def held(self, row: int) -> int:
-        """How many blocks ``row`` was given and has not given back."""
+    def num_blocks(self, row: int) -> int:
+        """How many blocks ``row`` holds."""
         return len(self._rows[row].blocks) if row in self._rows else 0
 
     def free(self, row: int) -> None:
-        """Take back what ``row`` holds. Raises InternalError if it was given nothing."""
+        """Free the blocks of ``row``. Raises InternalError if it holds none."""
         if row not in self._rows:
             raise InternalError(f"blocks: row {row} holds none")
         for block in reversed(self._rows.pop(row).blocks):
-            self._holders[block] -= 1
-            if self._holders[block]:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
                 continue
             if block in self._hashes:
-                self._kept[block] = None
+                self._cached[block] = None
             else:
                 self._empty.append(block)
 
     @property
     def available(self) -> int:
-        """Blocks that belong to no row."""
-        return len(self._empty) + len(self._kept)
+        """The number of free blocks."""
+        return len(self._empty) + len(self._cached)
 
     def _take(self) -> int:
         if self._empty:
             return self._empty.pop()
-        block, _ = self._kept.popitem(last=False)
-        del self._known[self._hashes.pop(block)]
+        block, _ = self._cached.popitem(last=False)
+        del self._registered[self._hashes.pop(block)]
         return block

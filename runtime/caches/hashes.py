@@ -1,37 +1,37 @@
-"""What names the content of a block of a cache: a hash of its tokens and of all tokens before them."""
+"""Block hashes for prefix caching: each covers the tokens of its block and all tokens before it."""
 
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
-from tandemrt.engines.contract import BLOCK_SIZE
+from tandemrt.engines.contract.contract import BLOCK_SIZE
 
 
 class BlockHashes:
     """The hashes of the full blocks of one growing text, each computed once.
 
-    A hash is SHA-256 over the hash of the block before and the BLOCK_SIZE token ids, so equal hashes mean equal texts
-    up to the end of the block. The first one is chained to ``digest`` (of the bundle: other weights, other keys and
-    values) and to ``salt``: texts with different salts never share a block, and so cannot tell by their timing what
-    the other one was. None is a salt of its own, shared by all who give none.
+    A hash is SHA-256 over the previous block's hash and BLOCK_SIZE token ids, so equal hashes mean equal texts up to
+    the end of the block. The first hash is chained to ``digest`` (of the bundle, because other weights give other keys
+    and values) and to ``salt``. Texts with different salts never share a block, so timing reveals nothing about the
+    text of another salt. All requests without a salt (None) share blocks.
 
-    ``undrafted``: only the target's cache holds these blocks, because the request never drafts. They have names of
-    their own, so that no draft model goes on behind what it was not fed.
+    ``undrafted``: the request never drafts, so only the target's cache has its blocks. Their hashes differ from those
+    of other requests, so that a draft model never relies on blocks that it has not processed.
 
-    ``behind`` is how many tokens behind a block what the caches hold of it depends on: 1 where a draft head pairs a
-    token with the state of the one before. They are part of its name.
+    ``lookahead``: on how many tokens after a block its cache entries depend: 1 for draft heads, which combine the state
+    of a position with the next token. The hash covers these tokens.
     """
 
-    def __init__(self, digest: str, salt: str | None = None, behind: int = 0, *, undrafted: bool = False) -> None:
-        self.behind = behind
+    def __init__(self, digest: str, salt: str | None = None, lookahead: int = 0, *, undrafted: bool = False) -> None:
+        self.lookahead = lookahead
         salted = b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass")
         root = digest.encode() + b"\1" * undrafted + salted
         self._root = sha256(root).digest()
         self._hashes: list[bytes] = []
 
     def first(self, tokens: Sequence[int], blocks: int) -> list[bytes]:
-        """Return the hashes of the first ``blocks`` blocks of ``tokens``, the text that it was asked of before."""
+        """Return the hashes of the first ``blocks`` blocks. ``tokens`` must begin with those of earlier calls."""
         for at in range(len(self._hashes), blocks):
-            block = array("q", tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE + self.behind])
+            block = array("q", tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE + self.lookahead])
             self._hashes.append(sha256((self._hashes[-1] if at else self._root) + block.tobytes()).digest())
         return self._hashes[:blocks]

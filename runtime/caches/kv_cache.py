@@ -1,15 +1,15 @@
-"""Key/value caches: tensors allocated once, updated in place by the engine, shared out to slots."""
+"""KV caches: tensors that engines update in place, and managers that allocate their memory to slots."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of, table_width
-from tandemrt.engines.manifest import Limits
+from tandemrt.engines.bundle.manifest import Limits
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract, blocks_of, table_width
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.allocator import BlockAllocator
-from tandemrt.runtime.caches.linear import LinearCache, LinearRoom
+from tandemrt.runtime.caches.linear import LinearCache, LinearCacheManager
 from tandemrt.runtime.caches.tensors import cache_tensors
-from tandemrt.runtime.device import upload
+from tandemrt.runtime.device.streams import upload
 
 
 class Cache(Protocol):
@@ -21,62 +21,61 @@ class Cache(Protocol):
         """The bindings of a call for slots [start, start + count)."""
 
 
-class Room(Protocol):
-    """How the memory of the caches is shared out to slots."""
+class KVCacheManager(Protocol):
+    """Allocates the memory of all KV caches to slots, and finds cached prefixes."""
 
-    finds_answers: bool  # whether tokens that rounds have written are found again, too, or those of prompts alone
+    caches_outputs: bool  # whether prefix caching includes output tokens; if not, only prompt tokens
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
-        """Make sure that ``slot`` can hold ``tokens`` tokens until it leaves. None if there is too little memory.
+        """Reserve memory for ``tokens`` tokens in total in ``slot``, until ``leave``. None if memory is short.
 
-        ``hashes`` (BlockHashes) name the first blocks of the text of a slot that holds nothing yet. Returns how many
-        tokens of it are in the caches already, a multiple of BLOCK_SIZE.
+        ``hashes``: BlockHashes of the first blocks of the text, used if the slot is empty. Returns the number of tokens
+        that are cached already, a multiple of BLOCK_SIZE; 0 if the slot was not empty.
         """
 
-    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
-        """Let others find the first blocks of the text of ``slot``, of these ``hashes``.
+    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """Let other requests reuse the first blocks of ``slot``, identified by ``hashes``.
 
-        All that writes them must have been enqueued: whoever finds them reads behind it, in the order of the device's
-        work. Nothing may write them again but what they hold.
+        The work that writes these blocks must be enqueued before, so that later readers run after it on the device.
+        The blocks must not change afterwards.
         """
 
     def leave(self, slot: int) -> None:
-        """Take back what ``slot`` holds, if anything, behind all work that was enqueued for it."""
+        """Free the memory of ``slot``, if it has any. All work that uses it must be enqueued before."""
 
 
 class BlockTable:
-    """Which blocks each slot's tokens lie in: int32 [slots, max_blocks] on the device, shared by all paged caches.
+    """The block table: int32 [slots, max_blocks] on the device, shared by all paged caches.
 
-    A slot without a request has a row of zeros, the scratch block. Changes are ordered by the current stream, so a
-    block changes hands behind everything its last owner wrote, and who finds a known block reads it behind all that
-    was written to it.
+    The row of a free slot is 0, the scratch block. The current stream orders all accesses: the next owner of a block
+    writes after the last one, and readers of a shared block read after all writes to it.
     """
 
-    finds_answers = True
+    caches_outputs = True
 
     def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
         self.allocator = BlockAllocator(blocks)
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
-        """See Room.reserve."""
-        held = self.allocator.held(slot)
-        if held >= blocks_of(tokens):  # every round asks for every slot
+        """See KVCacheManager.reserve."""
+        held = self.allocator.num_blocks(slot)
+        if held >= blocks_of(tokens):  # the usual case, because every round reserves memory for every slot
             return 0
-        found = 0 if held else self.allocator.found(hashes)
+        found = 0 if held else self.allocator.count_cached(hashes)
         blocks = self.allocator.allocate(slot, tokens, hashes)
         if blocks is None:
             return None
         upload(blocks, self.device[slot, held : held + len(blocks)])
         return found * BLOCK_SIZE
 
-    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
-        """See Room.know."""
-        self.allocator.know(slot, hashes)
+    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """See KVCacheManager.register_prefix."""
+        self.allocator.register_prefix(slot, hashes)
 
     def leave(self, slot: int) -> None:
-        """See Room.leave."""
-        if not self.allocator.held(slot):
+        """See KVCacheManager.leave."""
+        if not self.allocator.num_blocks(slot):
             return
         try:
             self.device[slot].zero_()
@@ -85,22 +84,22 @@ class BlockTable:
 
 
 class PagedCache:
-    """Tensors [blocks, kv_heads, block_size, head_dim] that all slots share, by a table."""
+    """Tensors [blocks, kv_heads, block_size, head_dim] that all slots share through a block table."""
 
     def __init__(self, contract: Contract, table: BlockTable, device: torch.device) -> None:
         self.tensors = cache_tensors(contract, {"blocks": table.allocator.blocks}, device)
         self._table = table
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
-        """See Cache.rows. The call has windows of these slots and no prompts."""
+        """See Cache.rows. For a call without prompts; otherwise CallLayout.bindings replaces some of these."""
         table = self._table.device
         return {"block_table": table[start : start + count], **no_prompts(table), **self.tensors}
 
 
-def windows(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """``token_ids`` and ``score_rows`` of a call of windows ``tokens`` [batch, query], in the form of ``contract``.
+def window_bindings(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the bindings ``token_ids`` and ``score_rows`` for draft windows ``tokens`` [batch, query].
 
-    ``score_rows`` [batch, rows]: which tokens of its window a row wants logits of.
+    ``score_rows`` [batch, rows]: the tokens of each window that get logits.
     """
     if not is_paged(contract):
         return {"token_ids": tokens, "score_rows": score_rows}
@@ -110,7 +109,7 @@ def windows(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) 
 
 
 def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The bindings that say of a packed call that it has no prompts; ``table``: any block table of the cache."""
+    """The prompt bindings of a packed call without prompts; ``table``: any block table of the cache."""
     device = table.device
     return {
         "prompt_rows": torch.empty(0, dtype=torch.int32, device=device),
@@ -120,36 +119,37 @@ def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def make_room(
-    limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device, *, window: int
-) -> Room:
-    """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
+def make_cache_manager(
+    limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device, *, slack: int
+) -> KVCacheManager:
+    """Make the manager of the caches of ``contracts``, with memory for ``tokens`` tokens (None: the bundle's number).
 
-    Rounds write at most ``window`` tokens behind the newest one of a text (calls.slack).
-    ``tokens`` sizes paged caches; RuntimeOptions.require_fit refuses it where there are none.
+    ``slack``: how many positions after the newest token of a text a round may write (calls.slack). ``tokens`` applies
+    to paged caches; RuntimeOptions.require_fit rejects it for linear ones.
     """
     if not any(map(is_paged, contracts)):
-        return LinearRoom(window)
-    return BlockTable(limits.batch, table_width(limits.capacity), blocks_in_all(limits, tokens), device)
+        return LinearCacheManager(slack)
+    return BlockTable(limits.batch, table_width(limits.capacity), num_cache_blocks(limits, tokens), device)
 
 
-def blocks_in_all(limits: Limits, tokens: int | None) -> int:
-    """Blocks of the paged caches for ``tokens`` tokens (None: as many as the bundle says), scratch included."""
+def num_cache_blocks(limits: Limits, tokens: int | None) -> int:
+    """The number of blocks for ``tokens`` tokens (None: the bundle's number), including the scratch block."""
     if tokens is not None:
         return 1 + blocks_of(tokens)
     return 1 + (limits.cache_blocks or limits.batch * blocks_of(limits.capacity))
 
 
-def make_cache(contract: Contract, slots: int, room: Room, device: torch.device) -> Cache:
-    """The cache of a decoder, in the form that its contract asks for."""
+def make_cache(contract: Contract, slots: int, cache_manager: KVCacheManager, device: torch.device) -> Cache:
+    """Make the cache of a decoder, linear or paged as its contract says."""
     if not is_paged(contract):
-        assert isinstance(room, LinearRoom)
+        assert isinstance(cache_manager, LinearCacheManager)
         linear = LinearCache(contract, slots, device)
-        room.add(linear)
+        cache_manager.add(linear)
         return linear
-    assert isinstance(room, BlockTable)
-    return PagedCache(contract, room, device)
+    assert isinstance(cache_manager, BlockTable)
+    return PagedCache(contract, cache_manager, device)
 
 
 def is_paged(contract: Contract) -> bool:
+    """Whether a decoder uses a paged cache."""
     return any(binding.name == "block_table" for binding in contract.inputs)

@@ -1,8 +1,8 @@
-"""A row of full length for every slot, and what is still known of rows: texts that begin alike copy it."""
+"""Linear KV caches: one row of full length per slot. Prefix caching copies the prefix from another row."""
 
 from collections.abc import Sequence
 
-from tandemrt.engines.contract import BLOCK_SIZE, Contract
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.tensors import cache_tensors
 
@@ -18,71 +18,71 @@ class LinearCache:
         return {name: tensor[start : start + count] for name, tensor in self.tensors.items()}
 
 
-class LinearRoom:
-    """Rows, of which a slot has one to itself. What a text has in common with a known row is copied from there.
+class LinearCacheManager:
+    """Gives each slot its own row, and copies a shared prefix from the row that holds it.
 
-    A copy takes the time of reading memory where a prefill takes that of a model, and keeps the slots of running
-    requests in front, where rounds are small. A free slot is a row of rounds, which write its first ``window`` + 1
-    positions; those are set aside when a request leaves, so that its row stays known until another one takes it.
+    A copy is much faster than a prefill. With copies a request may use any slot, so running requests stay in the low
+    slots, where rounds are small. Rounds also write the first ``slack`` + 1 positions of free slots. These
+    positions are saved when a request leaves, so that its row remains a source until another request uses the slot.
 
-    What rounds wrote is not found again: a CPU computes a token alone and among others with different last bits
-    (export/model/grouped_attention.py), and a text must not depend on what was found.
+    Output tokens are not cached: on a CPU the last bits of a token's keys and values depend on how many tokens are
+    computed together (export/model/grouped_attention.py), and a text must not depend on cache hits.
     """
 
-    finds_answers = False
+    caches_outputs = False
 
-    def __init__(self, window: int) -> None:
-        self._aside = window + 1  # positions
+    def __init__(self, slack: int) -> None:
+        self._num_saved = slack + 1  # positions
         self._rows: list[torch.Tensor] = []
-        self._heads: list[torch.Tensor] = []  # of each tensor the first positions of free rows
-        self._known: dict[int, list[bytes]] = {}  # hashes of what the row of a slot holds
-        self._free: set[int] = set()  # of those, whose beginning is set aside
+        self._saved: list[torch.Tensor] = []  # per cache tensor: the saved first positions of free rows
+        self._hashes: dict[int, list[bytes]] = {}  # by slot: hashes of the blocks in its row
+        self._free: set[int] = set()  # free slots, whose first positions are saved
 
     def add(self, cache: LinearCache) -> None:
-        """Share out the rows of ``cache``, too."""
+        """Manage the rows of ``cache``, too."""
         self._rows += cache.tensors.values()
-        self._heads += [torch.zeros_like(tensor[:, :, : self._aside]) for tensor in cache.tensors.values()]
+        self._saved += [torch.zeros_like(tensor[:, :, : self._num_saved]) for tensor in cache.tensors.values()]
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:  # noqa: ARG002
-        """See Room.reserve."""
-        if slot in self._known and slot not in self._free:
+        """See KVCacheManager.reserve."""
+        if slot in self._hashes and slot not in self._free:
             return 0
         source, found = slot, 0
-        for other, known in self._known.items():
-            same = _common(known, hashes)
+        for other, held in self._hashes.items():
+            same = _num_common(held, hashes)
             if same > found:
                 source, found = other, same
-        aside = source in self._free
-        self._known[slot] = []  # until the copy is complete
+        saved = source in self._free
+        self._hashes[slot] = []  # no source for others until the copy is complete
         self._free.discard(slot)
         if found:
-            self._copy(source, slot, found * BLOCK_SIZE, aside=aside)
-        self._known[slot] = list(hashes[:found])
+            self._copy(source, slot, found * BLOCK_SIZE, saved=saved)
+        self._hashes[slot] = list(hashes[:found])
         return found * BLOCK_SIZE
 
-    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
-        """See Room.know."""
-        self._known[slot] = list(hashes)
+    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """See KVCacheManager.register_prefix."""
+        self._hashes[slot] = list(hashes)
 
     def leave(self, slot: int) -> None:
-        """See Room.leave."""
-        if slot not in self._known or slot in self._free:
+        """See KVCacheManager.leave."""
+        if slot not in self._hashes or slot in self._free:
             return
-        known, self._known[slot] = self._known[slot], []
+        hashes, self._hashes[slot] = self._hashes[slot], []
         self._free.add(slot)
-        if known:
-            for row, head in zip(self._rows, self._heads, strict=True):
-                head[slot] = row[slot, :, : self._aside]
-        self._known[slot] = known
+        if hashes:
+            for row, head in zip(self._rows, self._saved, strict=True):
+                head[slot] = row[slot, :, : self._num_saved]
+        self._hashes[slot] = hashes
 
-    def _copy(self, source: int, slot: int, tokens: int, *, aside: bool) -> None:
-        for row, head in zip(self._rows, self._heads, strict=True):
+    def _copy(self, source: int, slot: int, tokens: int, *, saved: bool) -> None:
+        for row, head in zip(self._rows, self._saved, strict=True):
             if source != slot:
                 row[slot, :, :tokens] = row[source, :, :tokens]
-            if aside:
-                row[slot, :, : self._aside] = head[source]
+            if saved:
+                row[slot, :, : self._num_saved] = head[source]
 
 
-def _common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
+def _num_common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
     """How many leading elements are equal."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

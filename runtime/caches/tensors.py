@@ -1,11 +1,11 @@
-"""The tensors of a decoder's cache."""
+"""Allocation of a decoder's cache tensors."""
 
-from tandemrt.engines.contract import Contract
+from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.tensors import torch
 
 
 def cache_tensors(contract: Contract, sizes: dict[str, int], device: torch.device) -> dict[str, torch.Tensor]:
-    """Allocate what ``contract`` changes in place, zeroed, by its names; ``sizes`` of its symbols."""
+    """Allocate zeroed tensors for the inputs that are updated in place, by name. ``sizes``: by symbol."""
     return {
         source: torch.zeros(
             contract[source].resolve(sizes), dtype=getattr(torch, contract[source].dtype), device=device

@@ -1,24 +1,26 @@
-"""Batches that mix what requests may ask of verification and drafting, awkward values included."""
+"""Random batches for verification and drafting that mix all sampling parameters and contain edge cases."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from tandemrt.engines import operators
-from tandemrt.engines.contract import mask_words
+from tandemrt.engines.contract import operators
+from tandemrt.engines.contract.contract import mask_words
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 
 Case = dict[str, np.ndarray]
 SAMPLING = tuple(binding.name for binding in operators.SAMPLING)
 
 
-def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, filters: bool = True) -> Case:
-    """Rules, temperatures, filters, seeds and masks mixed; ragged drafts, dead rows, logits that are no numbers.
+def edge_case_batch(*, vocab: int, window: int, batch: int, seed: int, dtype: str, filters: bool = True) -> Case:
+    """Return a batch with mixed rules, temperatures, filters, seeds, masks and draft lengths.
 
-    The arrays are named as inputs of verification and drafting. Logits are float32 that ``dtype`` holds exactly. Most
-    drafts are what the law itself would draw, so that runs of every length occur. ``filters`` False leaves what
-    ``Engine.bind`` calls so out of every request: top-k, top-p, min-p and the rejection rule.
+    Edge cases: NaN and infinite logits, rows that are all NaN, masks that allow nothing, draft ids outside of the
+    vocabulary. The arrays have the names of the inputs of verification and drafting. Logits are float32 values that
+    ``dtype`` represents exactly. Most drafts are sampled from the draft distribution, so that accepted runs of every
+    length occur. ``filters`` False leaves top-k, top-p, min-p and the rejection rule out of every request (see
+    ``Engine.bind``).
     """
     rng = np.random.default_rng([seed, vocab, window])
     rows = window + 1
@@ -27,7 +29,7 @@ def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, 
         logits[rng.random(logits.shape, dtype=np.float32) < share] = value
     dead = rng.random((batch, rows)) < 0.04
     logits[dead] = np.nan
-    logits = rounded(logits, dtype)
+    logits = round_to(logits, dtype)
     bitmask = rng.integers(-(2**31), 2**31, (batch, rows, mask_words(vocab))).astype(np.int32)
     bitmask[rng.random(batch) < 0.4] = -1
     bitmask[rng.random((batch, rows)) < 0.04] = 0
@@ -46,10 +48,10 @@ def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, 
     draft_probs = np.zeros((batch, window, vocab), np.float32)
     masked = token_bitmask(logits, bitmask)
     for at in range(window):
-        token, law = sample_draft(masked[:, at], **{**sampling, "position": sampling["position"] + at})
+        token, probs = sample_draft(masked[:, at], **{**sampling, "position": sampling["position"] + at})
         drawn = (rng.random(batch) < 0.8) & (token >= 0)
-        drafts[drawn, at], draft_probs[drawn, at] = token[drawn], law[drawn]
-    drafts[rng.random(drafts.shape) < 0.04] = vocab  # in no vocabulary: what a slot without a draft may hold
+        drafts[drawn, at], draft_probs[drawn, at] = token[drawn], probs[drawn]
+    drafts[rng.random(drafts.shape) < 0.04] = vocab  # outside of the vocabulary, as in a slot without a draft
     return {
         "logits": logits,
         "bitmask": bitmask,
@@ -61,21 +63,21 @@ def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, 
     }
 
 
-def rounded(logits: np.ndarray, dtype: str) -> np.ndarray:
-    """The nearest numbers that ``dtype`` (a half precision or float32) holds, as float32."""
+def round_to(logits: np.ndarray, dtype: str) -> np.ndarray:
+    """Return ``logits`` rounded to ``dtype`` (a half precision or float32), as float32."""
     import torch
 
     result: np.ndarray = torch.from_numpy(logits).to(getattr(torch, dtype)).float().numpy()
     return result
 
 
-def verified(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and counts by definition; without ``draft_probs`` every draft counts as chosen."""
+def reference_verify(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and counts by definition. Without ``draft_probs`` every draft token has probability 1."""
     given = {name: values for name, values in case.items() if name not in ("bitmask", "target_ids")}
     return verify_draft(**{**given, "logits": token_bitmask(case["logits"], case["bitmask"])})
 
 
-def drawn(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Drafted token and its law, for the first row of logits, by definition."""
-    asked = {name: case[name] for name in SAMPLING}
-    return sample_draft(case["logits"][:, :1], **asked, target_ids=case.get("target_ids"))
+def reference_draft(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the draft token and its distribution by definition, for the first row of logits."""
+    sampling = {name: case[name] for name in SAMPLING}
+    return sample_draft(case["logits"][:, :1], **sampling, target_ids=case.get("target_ids"))

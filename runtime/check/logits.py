@@ -1,92 +1,102 @@
-"""Logits of the decoder engines against the same graphs on the CPU, and against themselves on poisoned caches."""
+"""Check logits of decoder engines: against the same graph on the CPU, and with poisoned caches."""
 
 from dataclasses import dataclass, field
 
 import torch
 
-from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import is_paged
-from tandemrt.runtime.check.finding import Finding, judged
-from tandemrt.runtime.check.walk import Plan, found
+from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served
+from tandemrt.runtime.check.result import CheckResult, passed_if
+from tandemrt.runtime.device.backends.base import Engine
 
-# Largest difference of a logit, as a share of the largest logit: sums in another order, and rounding between layers.
+# Largest difference of a logit as a share of the largest logit, from other summation orders and rounding in layers.
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
-# The same where products round what they multiply: a last bit can move a value by a step of 8 bits.
-ROUNDED = 5e-2
-GARBAGE = 3e2  # far from anything a model writes, and no overflow in any dtype
+# The same if matmuls quantize their inputs: a difference in the last bit can move a value by one 8-bit step.
+QUANTIZED_TOLERANCE = 5e-2
+GARBAGE = 3e2  # much larger than real cache values, and finite in every dtype
 
 
-def check_logits(name: str, engine: Engine, expected: torch.Tensor, plan: Plan, tolerance: float) -> Finding:
-    """Compare every token the plan has scored with ``expected`` [rows, length, vocab]."""
+def check_logits(name: str, engine: Engine, expected: torch.Tensor, plan: DecodePlan, tolerance: float) -> CheckResult:
+    """Compare the logits of every token that ``plan`` scores with ``expected`` [rows, length, vocab]."""
     dtype = engine.contract["logits"].dtype
-    difference = Difference()
-    for kind, row, place, logits in found(engine, plan):
-        difference.add(kind, logits, expected[row, place])
-    return Finding(
+    difference = LogitsDifference()
+    for kind, row, position, logits in score_as_served(engine, plan):
+        difference.add(kind, logits, expected[row, position])
+    return CheckResult(
         f"logits of {name}",
         "onnxruntime-cpu, float32, all tokens in one call",
         difference.describe(tolerance),
-        judged(difference.within(tolerance)),
+        passed_if(difference.within(tolerance)),
         {"tolerance": tolerance, "dtype": dtype, **difference.numbers()},
     )
 
 
-def measure_cache(name: str, rounded: torch.Tensor, whole: torch.Tensor) -> Finding:
-    """What a cache in float8 costs: logits [rows, length, vocab] over one, against those over one in float32.
+def measure_float8_cache(name: str, quantized: torch.Tensor, unquantized: torch.Tensor) -> CheckResult:
+    """Measure the error of a float8 cache from logits [rows, length, vocab] with it and with a float32 cache.
 
-    Both are of the graph in float32, so that what the served engine rounds beside is not counted.
+    Both come from the float32 graph, so other rounding of the served engine does not count.
     """
-    difference, size = Difference(), 0.0
-    for logits, expected in zip(rounded.flatten(0, 1), whole.flatten(0, 1), strict=True):
+    difference, size = LogitsDifference(), 0.0
+    for logits, expected in zip(quantized.flatten(0, 1), unquantized.flatten(0, 1), strict=True):
         difference.add("token", logits, expected)
         size += float(expected[~expected.isneginf()].square().mean())
-    apart = (difference.squares / size) ** 0.5
-    return Finding(
+    relative = (difference.squares / size) ** 0.5
+    return CheckResult(
         f"keys and values of {name} in float8",
         "both on onnxruntime-cpu in float32: the same over a cache in float32",
-        f"logits {apart:.2%} apart (root mean square); largest logit the same in {difference.same} of "
+        f"logits {relative:.2%} apart (root mean square); largest logit the same in {difference.same} of "
         f"{difference.total}",
         "measured",
-        {"root_mean_square_relative": apart, **difference.numbers()},
+        {"root_mean_square_relative": relative, **difference.numbers()},
     )
 
 
-def check_poison(name: str, engine: Engine, plan: Plan) -> Finding:
-    """The same calls with caches that hold NaN, then finite garbage, wherever nothing was written."""
+def check_poisoned_cache(name: str, engine: Engine, plan: DecodePlan) -> CheckResult:
+    """Repeat the calls with caches full of NaN, then of finite garbage. Unwritten entries must not change logits."""
     tolerance = TOLERANCES[engine.contract["logits"].dtype]
-    clean = [logits for *_, logits in found(engine, plan)]
-    seen = {}
+    clean = [logits for *_, logits in score_as_served(engine, plan)]
+    found = {}
     for word, poison in (("NaN", float("nan")), ("finite garbage", GARBAGE)):
-        seen[word] = Difference()
-        for (kind, *_, logits), expected in zip(found(engine, plan, poison), clean, strict=True):
-            seen[word].add(kind, logits, expected)
-    # A linear cache is read by library operators, which multiply what is masked by 0; it only ever holds numbers.
+        found[word] = LogitsDifference()
+        for (kind, *_, logits), expected in zip(score_as_served(engine, plan, poison), clean, strict=True):
+            found[word].add(kind, logits, expected)
+    # Library operators read a linear cache and multiply masked entries by 0. It never contains NaN in serving.
     paged = is_paged(engine.contract)
-    holds = seen["finite garbage"].within(tolerance) and (seen["NaN"].within(tolerance) or not paged)
-    told = [f"{word}: {_told(difference, tolerance)}" for word, difference in seen.items()]
-    return Finding(
+    passed = found["finite garbage"].within(tolerance) and (found["NaN"].within(tolerance) or not paged)
+    words = [f"{word}: {_in_words(difference, tolerance)}" for word, difference in found.items()]
+    return CheckResult(
         f"poisoned cache of {name}",
         "the same engine on a clean cache",
-        "; ".join(told) + ("" if paged else " (a linear cache never holds NaN)"),
-        judged(holds),
-        {"tolerance": tolerance, "scored": len(clean), "largest_absolute": seen["finite garbage"].largest},
+        "; ".join(words) + ("" if paged else " (a linear cache never holds NaN)"),
+        passed_if(passed),
+        {"tolerance": tolerance, "scored": len(clean), "largest_absolute": found["finite garbage"].largest},
     )
 
 
 @dataclass
-class Difference:
-    """Sums up how logits depart from what was expected."""
+class LogitsDifference:
+    """Statistics of the differences between logits and expected logits.
 
-    scored: dict[str, int] = field(default_factory=dict)  # tokens, by kind of call
+    Attributes:
+        scored: number of tokens by kind of call.
+        largest: largest absolute difference.
+        squares: sum over tokens of the mean squared difference.
+        reach: largest absolute expected logit; differences are relative to it.
+        same: number of tokens with the same largest logit.
+        finite: whether all logits were finite, and -inf at the same places.
+    """
+
+    scored: dict[str, int] = field(default_factory=dict)
     largest: float = 0.0
     squares: float = 0.0
-    reach: float = 0.0  # the largest expected logit
-    same: int = 0  # tokens whose largest logit is the same one
+    reach: float = 0.0
+    same: int = 0
     finite: bool = True
 
     def add(self, kind: str, logits: torch.Tensor, expected: torch.Tensor) -> None:
+        """Add one token's logits [vocab]."""
         self.scored[kind] = self.scored.get(kind, 0) + 1
-        known = ~expected.isneginf()  # a head that drafts knows some of the target's tokens only
+        known = ~expected.isneginf()  # tokens outside of a draft head's vocabulary are -inf
         self.finite &= torch.equal(known, ~logits.isneginf())
         self.finite &= bool(logits[known].isfinite().all()) and bool(expected[known].isfinite().all())
         gap = (logits[known] - expected[known]).abs()
@@ -121,7 +131,7 @@ class Difference:
         }
 
 
-def _told(difference: Difference, tolerance: float) -> str:
+def _in_words(difference: LogitsDifference, tolerance: float) -> str:
     if difference.finite and difference.largest == 0:
         return "same bits"
     return "same within the tolerance" if difference.within(tolerance) else "other logits"

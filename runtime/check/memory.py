@@ -1,18 +1,21 @@
-"""What an opened bundle takes of the device's memory."""
+"""Measure the device memory of an opened bundle."""
 
 import mmap
 from pathlib import Path
 
 import torch
 
-from tandemrt.runtime.check.finding import Finding
-from tandemrt.runtime.round.loop import Loop
+from tandemrt.runtime.check.result import CheckResult
+from tandemrt.runtime.llm.llm import LLM
 
 _STATM = Path("/proc/self/statm")
 
 
-def used() -> dict[str, int]:
-    """Bytes in use by kind of device: of the current GPU by everybody, of the host by this process; where known."""
+def memory_in_use() -> dict[str, int]:
+    """Return bytes in use by device type: all processes on the current GPU ("cuda"), this process on the host ("cpu").
+
+    Types whose use cannot be measured are absent.
+    """
     found = {}
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
@@ -22,16 +25,17 @@ def used() -> dict[str, int]:
     return found
 
 
-def measure_memory(loop: Loop, before: dict[str, int], after: dict[str, int]) -> Finding:
-    """Report what opening took (``before`` and ``after`` as ``used`` gave them) and what of it the caches are."""
-    tensors = [tensor for cache in (loop.tandem.cache, *loop.drafter.caches) for tensor in cache.tensors.values()]
+def measure_memory(llm: LLM, before: dict[str, int], after: dict[str, int]) -> CheckResult:
+    """Report the memory that opening took, from ``memory_in_use`` before and after, and the share of the caches."""
+    loop = llm.loop
+    tensors = [tensor for cache in (loop.target.cache, *loop.drafter.caches) for tensor in cache.tensors.values()]
     numbers = {"caches": sum(tensor.nbytes for tensor in tensors)}
     result = f"caches {_megabytes(numbers['caches'])}"
-    kind = loop.clock.device.type
+    kind = loop.streams.device.type
     if kind in before:
         numbers["opened"] = after[kind] - before[kind]
-        result = f"{_megabytes(numbers['opened'])} taken by opening, of which {result}"
-    return Finding("memory", "", result, "measured", numbers)
+        result = f"{_megabytes(numbers['opened'])} taken by opening, including {result}"
+    return CheckResult("memory", "", result, "measured", numbers)
 
 
 def _megabytes(size: int) -> str:

@@ -1,97 +1,106 @@
-"""All checks of a bundle on one device, one after the other; one that breaks does not hide the others."""
+"""Run all checks of a bundle on one device. A check that raises does not stop the others."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.drafts import DRAFTS
-from tandemrt.engines.dtypes import FLOAT8
-from tandemrt.engines.errors import TandemError
-from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.check.baseline import open_baseline, open_whole_cache, rounds_to_8_bits
-from tandemrt.runtime.check.beside import check_beside
-from tandemrt.runtime.check.finding import Finding, judged
-from tandemrt.runtime.check.logits import ROUNDED, TOLERANCES, check_logits, check_poison, measure_cache
-from tandemrt.runtime.check.memory import measure_memory, used
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.contract.dtypes import FLOAT8
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import TandemError
+from tandemrt.runtime.check.compare_bundles import compare_bundles, shared_tokens
+from tandemrt.runtime.check.decoder_run import DecodePlan, is_decoder, score_at_once
+from tandemrt.runtime.check.logits import (
+    QUANTIZED_TOLERANCE,
+    TOLERANCES,
+    check_logits,
+    check_poisoned_cache,
+    measure_float8_cache,
+)
+from tandemrt.runtime.check.memory import measure_memory, memory_in_use
 from tandemrt.runtime.check.operators import check_operators
+from tandemrt.runtime.check.reference import open_reference, open_reference_unquantized_cache, quantizes_activations
 from tandemrt.runtime.check.replay import check_replay
+from tandemrt.runtime.check.result import CheckResult, passed_if
 from tandemrt.runtime.check.texts import check_texts
-from tandemrt.runtime.check.walk import Plan, expected, is_decoder
-from tandemrt.runtime.llm import LLM
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.llm.llm import LLM
 
 DEFAULTS = RuntimeOptions()
 
 
 def check_bundle(
-    path: Path, options: RuntimeOptions = DEFAULTS, *, beside: Path | None = None, text: str = ""
-) -> Iterator[Finding]:
-    """Open the bundle at ``path`` as ``options`` say and yield what every check found.
+    path: Path, options: RuntimeOptions = DEFAULTS, *, compare_with: Path | None = None, text: str = ""
+) -> Iterator[CheckResult]:
+    """Open the bundle at ``path`` with ``options`` and yield the result of every check.
 
-    With ``beside``, another bundle of the same vocabulary, also what both make of ``text``. Raises BadBundle or
-    BackendUnavailable if one cannot be opened at all.
+    ``compare_with`` is another bundle of the same vocabulary. Both score ``text``. Before the first check, raises
+    BadBundle or BackendUnavailable if a bundle cannot be opened, and BadRequest if both cannot score the text.
     """
     bundle = Bundle.open(path)
-    other = None if beside is None else Bundle.open(beside)
+    other = None if compare_with is None else Bundle.open(compare_with)
+    tokens = [] if other is None else shared_tokens(bundle, other, options, text)
     problems = bundle.problems(verify=True)
-    yield Finding(
+    yield CheckResult(
         "files",
         "digests in the manifest",
         "; ".join(problems) or f"{len(bundle.manifest.files)} files are as they were built, weights included",
-        judged(not problems),
+        passed_if(not problems),
     )
-    before = used()
+    before = memory_in_use()
     with LLM(bundle.folder, **options.given()) as llm:
-        after = used()
-        with llm.loop.clock.active():
-            yield from check_engines(bundle, llm.loop.tandem.engines, options.threads)
-        yield from guarded("texts with speculation", partial(check_texts, llm))
-        yield from guarded("memory", partial(measure_memory, llm.loop, before, after))
+        after = memory_in_use()
+        with llm.loop.streams.active():
+            yield from check_engines(bundle, llm.loop.target.engines, options.threads)
+        yield from run_check("texts with speculation", partial(check_texts, llm))
+        yield from run_check("memory", partial(measure_memory, llm, before, after))
     if other is not None:
-        yield from guarded("text beside another bundle", partial(check_beside, bundle, other, options, text))
+        yield from run_check("text with another bundle", partial(compare_bundles, bundle, other, options, tokens))
 
 
-def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | None) -> Iterator[Finding]:
-    """Check ``engines``, however they were opened, against the graphs of ``bundle`` and the definitions."""
+def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | None) -> Iterator[CheckResult]:
+    """Check opened ``engines`` against the graphs of ``bundle`` and the definitions of the operators."""
     limits = bundle.limits
-    plan = Plan.of(limits, bundle.valid_tokens)
+    plan = DecodePlan.within(limits, bundle.valid_tokens)
 
-    def decoder(name: EngineName, engine: Engine) -> Iterator[Finding]:
+    def check_decoder(name: EngineName, engine: Engine) -> Iterator[CheckResult]:
         rows, length = len(plan.tokens), len(plan.tokens[0])
         largest = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
-        wanted = expected(open_baseline(bundle, name, threads, largest), plan)
-        tolerance = ROUNDED if rounds_to_8_bits(bundle, name) else TOLERANCES[engine.contract["logits"].dtype]
-        yield check_logits(name, engine, wanted, plan, tolerance)
+        expected = score_at_once(open_reference(bundle, name, threads, largest), plan)
+        quantized = quantizes_activations(bundle, name)
+        tolerance = QUANTIZED_TOLERANCE if quantized else TOLERANCES[engine.contract["logits"].dtype]
+        yield check_logits(name, engine, expected, plan, tolerance)
         if bundle.contract(name)["past_key.0"].dtype == FLOAT8:
-            yield measure_cache(name, wanted, expected(open_whole_cache(bundle, name, threads, largest), plan))
+            unquantized = open_reference_unquantized_cache(bundle, name, threads, largest)
+            yield measure_float8_cache(name, expected, score_at_once(unquantized, plan))
 
-    # What a block gives depends on the whole of it, and its context on features: there is no text to be led along.
-    led = [
+    # A block draft predicts all tokens of a block at once, from the target's features. A fixed text cannot drive it.
+    checked = [
         name
         for name in bundle.manifest.engines
-        if not DRAFTS[bundle.draft.kind].block or name not in ("draft", "context", "markov")
+        if not DRAFT_KINDS[bundle.draft.kind].block or name not in ("draft", "context", "markov")
     ]
-    if len(led) < len(bundle.manifest.engines):
+    if len(checked) < len(bundle.manifest.engines):
         why = "a block draft is compared in the texts alone"
-        yield Finding("logits of draft", "its graph", why, "not applicable")
-    for name in led:
+        yield CheckResult("logits of draft", "its graph", why, "not applicable")
+    for name in checked:
         engine = engines[name]
         if not is_decoder(engine.contract):
             continue
-        yield from guarded(f"logits of {name}", partial(decoder, name, engine))
-        yield from guarded(f"poisoned cache of {name}", partial(check_poison, name, engine, plan))
-    yield from guarded("verification and drafting", partial(check_operators, engines, limits))
-    for name in led:
-        yield from guarded(f"graph replay of {name}", partial(check_replay, name, engines[name], limits, plan))
+        yield from run_check(f"logits of {name}", partial(check_decoder, name, engine))
+        yield from run_check(f"poisoned cache of {name}", partial(check_poisoned_cache, name, engine, plan))
+    yield from run_check("verification and drafting", partial(check_operators, engines, limits))
+    for name in checked:
+        yield from run_check(f"graph replay of {name}", partial(check_replay, name, engines[name], limits, plan))
 
 
-def guarded(check: str, findings: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
-    """Yield what ``findings`` gives; an error on the way is a finding itself."""
+def run_check(name: str, check: Callable[[], CheckResult | Iterable[CheckResult]]) -> Iterator[CheckResult]:
+    """Yield the results of ``check``. An exception becomes a failed result called ``name``."""
     try:
-        given = findings()
-        yield from [given] if isinstance(given, Finding) else given
-    except Exception as error:  # whatever an engine raises is what a check is for
+        results = check()
+        yield from [results] if isinstance(results, CheckResult) else results
+    except Exception as error:  # an engine may raise anything
         text = str(error) if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
-        yield Finding(check, "", text, "fail")
+        yield CheckResult(name, "", text, "fail")

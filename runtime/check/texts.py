@@ -1,4 +1,4 @@
-"""Texts with speculation against plain decoding, and what a round takes."""
+"""Compare texts with and without speculation, and measure the time of a round."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -7,23 +7,27 @@ from random import Random
 
 import torch
 
-from tandemrt.engines.params import SamplingParams
-from tandemrt.plugins.operators import Purpose
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.plugins.operators.constants import Purpose
 from tandemrt.plugins.reference import position_noise
-from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.check.finding import Finding, judged
+from tandemrt.runtime.check.decoder_run import DecoderRunner
 from tandemrt.runtime.check.logits import TOLERANCES
-from tandemrt.runtime.check.walk import Decoder
-from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.requests.outputs import RequestOutput
+from tandemrt.runtime.check.result import CheckResult, passed_if
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.request import RequestOutput
 
 COUNT = 20
 _PROMPT, _OUTPUT = 24, 48  # tokens, at most
 
 
 @dataclass(frozen=True)
-class Texts:
-    """All requests answered one way, and how long that took when everything was warm."""
+class GeneratedTexts:
+    """Outputs of all requests, and figures of a run after warm-up.
+
+    Attributes:
+        acceptance: tokens per request and round.
+    """
 
     outputs: list[RequestOutput]
     seconds: float
@@ -31,50 +35,54 @@ class Texts:
     acceptance: float
 
 
-def check_texts(llm: LLM) -> Iterator[Finding]:
-    """Generate every text with and without speculation; a difference comes with how near it was to a tie.
+def check_texts(llm: LLM) -> Iterator[CheckResult]:
+    """Generate every text with and without speculation, and report differences with their distance from a tie.
 
-    Even texts are greedy, odd ones seeded at temperature 0.7.
+    Even texts are greedy, odd texts are sampled with a seed at temperature 0.7.
     """
     prompts, params = _requests(llm)
-    plain = _generate(llm, prompts, params, window=0)
-    yield _milliseconds("round of plain decoding", llm, plain)
+    autoregressive = _generate(llm, prompts, params, num_draft_tokens=0)
+    yield _milliseconds("round of autoregressive decoding", llm, autoregressive)
     if llm.bundle.draft.kind == "none":
-        yield Finding("texts with speculation", "plain decoding", "the bundle drafts nothing", "not applicable")
+        yield CheckResult(
+            "texts with speculation", "autoregressive decoding", "the bundle drafts nothing", "not applicable"
+        )
         return
-    speculated = _generate(llm, prompts, params, window=None)
-    yield _milliseconds("round with speculation", llm, speculated)
-    with llm.loop.clock.active():
-        yield compared(plain, speculated, params, llm.loop.tandem.engines["target"])
+    speculative = _generate(llm, prompts, params, num_draft_tokens=None)
+    yield _milliseconds("round with speculation", llm, speculative)
+    with llm.loop.streams.active():
+        yield compare_texts(autoregressive, speculative, params, llm.loop.target.engines["target"])
 
 
-def compared(plain: Texts, speculated: Texts, params: Sequence[SamplingParams], target: Engine) -> Finding:
-    """Compare texts that should be equal; ``target`` tells how near a difference was to a tie.
+def compare_texts(
+    autoregressive: GeneratedTexts, speculative: GeneratedTexts, params: Sequence[SamplingParams], target: Engine
+) -> CheckResult:
+    """Compare texts that must be equal. ``target`` recomputes the logits at a difference, to detect a tie.
 
-    A CPU has no excuse: a window and a single token give the same bits there.
+    On a CPU ties are failures too, because calls with any number of tokens give the same bits there.
     """
     differences = []
-    for number, (a, b) in enumerate(zip(plain.outputs, speculated.outputs, strict=True)):
+    for number, (a, b) in enumerate(zip(autoregressive.outputs, speculative.outputs, strict=True)):
         if a.token_ids != b.token_ids or a.finish_reason != b.finish_reason:
-            differences.append((number, *_gap(target, a, b, params[number])))
+            differences.append((number, *_first_difference(target, a, b, params[number])))
     on_cpu = target.device.type == "cpu"
     untied = [number for number, _, gap, tie in differences if on_cpu or gap > tie]
-    errors = sum(output.finish_reason == "error" for output in (*plain.outputs, *speculated.outputs))
+    errors = sum(output.finish_reason == "error" for output in (*autoregressive.outputs, *speculative.outputs))
     count = len(params)
     result = f"{count - len(differences)} of {count} equal"
     for number, at, gap, tie in differences:
         kind = f"a tie here is below {tie:.2g}" if gap <= tie else f"no tie, which would be below {tie:.2g}"
         result += f"; text {number} differs at token {at}, where the logits are {gap:.2g} apart ({kind})"
-    return Finding(
+    return CheckResult(
         "texts with speculation",
-        "plain decoding",
-        result + (f"; {errors} ended in an error: {_first_error(plain, speculated)}" if errors else ""),
-        judged(not untied and not errors),
+        "autoregressive decoding",
+        result + (f"; {errors} ended in an error: {_first_error(autoregressive, speculative)}" if errors else ""),
+        passed_if(not untied and not errors),
         {
             "texts": count,
             "equal": count - len(differences),
             "tied": len(differences) - len(untied),
-            "acceptance_length": speculated.acceptance,
+            "acceptance_length": speculative.acceptance,
         },
     )
 
@@ -82,8 +90,8 @@ def compared(plain: Texts, speculated: Texts, params: Sequence[SamplingParams], 
 def _requests(llm: LLM) -> tuple[list[list[int]], list[SamplingParams]]:
     limits, draw = llm.bundle.limits, Random(7)
     longest = max(1, min(_PROMPT, limits.length // 2))
-    markers = llm.bundle.markers
-    control = {*(markers.start.ids if markers else ()), *llm.bundle.stop_ids}
+    delimiters = llm.bundle.reasoning
+    control = {*(delimiters.think_start.ids if delimiters else ()), *llm.bundle.stop_ids}
     tokens = [token for token in range(llm.bundle.valid_tokens) if token not in control]
     prompts = [[draw.choice(tokens) for _ in range(draw.randint(1, longest))] for _ in range(COUNT)]
     output = min(_OUTPUT, limits.length - longest)
@@ -94,34 +102,41 @@ def _requests(llm: LLM) -> tuple[list[list[int]], list[SamplingParams]]:
     return prompts, params
 
 
-def _generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], *, window: int | None) -> Texts:
-    asked = [p.model_copy(update={"window": window}) for p in params]
-    llm.generate(list(prompts), asked)  # the first calls compile, capture and allocate
+def _generate(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams], *, num_draft_tokens: int | None
+) -> GeneratedTexts:
+    params = [p.model_copy(update={"num_draft_tokens": num_draft_tokens}) for p in params]
+    llm.generate(list(prompts), params)  # warm-up: the first calls compile, capture and allocate
     before, start = llm.metrics.copy(), time.perf_counter()
-    outputs = llm.generate(list(prompts), asked)
+    outputs = llm.generate(list(prompts), params)
     seconds = time.perf_counter() - start
     metrics = llm.metrics.since(before)
-    return Texts(outputs, seconds, metrics.rounds, 1 + sum(metrics.accepted) / max(1, metrics.steps))
+    return GeneratedTexts(outputs, seconds, metrics.rounds, metrics.acceptance_length)
 
 
-def _milliseconds(check: str, llm: LLM, texts: Texts) -> Finding:
+def _milliseconds(check: str, llm: LLM, texts: GeneratedTexts) -> CheckResult:
     ms = 1e3 * texts.seconds / max(1, texts.rounds)
     result = f"{ms:.2f} ms with up to {min(COUNT, llm.bundle.limits.batch)} requests, short prompts included"
     if texts.acceptance > 1:
         result += f"; {texts.acceptance:.2f} tokens per request and round"
-    return Finding(check, "", result, "measured", {"ms": ms, "rounds": texts.rounds})
+    return CheckResult(check, "", result, "measured", {"ms": ms, "rounds": texts.rounds})
 
 
-def _gap(target: Engine, a: RequestOutput, b: RequestOutput, params: SamplingParams) -> tuple[int, float, float]:
-    """Where two texts part, how far their tokens' logits (with noise, if drawn) are apart there, and what is a tie."""
+def _first_difference(
+    target: Engine, a: RequestOutput, b: RequestOutput, params: SamplingParams
+) -> tuple[int, float, float]:
+    """Return the first position where the tokens differ, the gap between their logits there, and the gap of a tie.
+
+    The logits of sampled texts include the noise.
+    """
     pairs = zip(a.token_ids, b.token_ids, strict=False)
     at = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
-    if at is None:  # one is the beginning of the other: no tie explains that
+    if at is None:  # one is a prefix of the other, which no tie explains
         return min(len(a.token_ids), len(b.token_ids)), float("inf"), 0.0
     context = [*a.prompt_token_ids, *a.token_ids[:at]]
-    decoder, logits = Decoder(target, 1), torch.empty(0)
-    for place, token in enumerate(context):
-        logits = decoder(0, torch.tensor([[token]]), [place], torch.tensor([[0]]))[0, 0]
+    runner, logits = DecoderRunner(target, 1), torch.empty(0)
+    for position, token in enumerate(context):
+        logits = runner.run(0, torch.tensor([[token]]), [position], torch.tensor([[0]]))[0, 0]
     scores = logits
     if params.temperature > 0:
         noise = position_noise(a.seed, len(context), Purpose.SAMPLE, len(logits))
@@ -130,5 +145,5 @@ def _gap(target: Engine, a: RequestOutput, b: RequestOutput, params: SamplingPar
     return at, abs(float(scores[a.token_ids[at]] - scores[b.token_ids[at]])), tie
 
 
-def _first_error(*texts: Texts) -> str | None:
+def _first_error(*texts: GeneratedTexts) -> str | None:
     return next(output.error for each in texts for output in each.outputs if output.finish_reason == "error")

@@ -1,1 +1,1 @@
-"""The commands around a bundle that exists."""
+"""The ``tandemrt`` commands that use a bundle."""

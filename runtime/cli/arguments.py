@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and how the files that they name are read."""
+"""Arguments shared by several commands, and readers of their input files."""
 
 import json
 import os
@@ -7,38 +7,64 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest, clipped, quoted
-from tandemrt.engines.fit import require_fit
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.command_options import BUILDING
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.parameters.fit import require_fit
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 
 if TYPE_CHECKING:
     from tandemrt.runtime.requests.prompt import Prompt
 
 
 def _writable(path: Path | None) -> Path | None:
-    # Asked before the work: a report that cannot be written would be lost with it.
+    # Check before the work starts; its result would be lost.
     if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
         raise BadRequest(f"--json: must be a file that can be written, received {clipped(path)}; name another")
     return path
 
 
-BundlePath = Annotated[Path, typer.Argument(help="A bundle, as `tandemrt export build` writes it.", metavar="BUNDLE")]
+BundlePath = Annotated[Path, typer.Argument(help="Bundle folder from `tandemrt export build`.", metavar="BUNDLE")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A bundle; or a recipe, a checkpoint's folder or a name on the Hugging Face hub (OWNER/NAME), which is "
+        "built first, once, into your cache folder.",
+        metavar="MODEL",
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(min=2, help="Tokens of prompt plus output. Default: what fits.", rich_help_panel=BUILDING),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Compute in this type; int8, int4: weights in 8 or 4 bits. Default: int4 on a CPU, the checkpoint's on a "
+        "GPU.",
+        rich_help_panel=BUILDING,
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="ngram (default), none, a smaller checkpoint, or KIND:CHECKPOINT, such as eagle3:OWNER/NAME.",
+        rich_help_panel=BUILDING,
+    ),
+]
 Report = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", callback=_writable)]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
-MaxTokens = Annotated[int | None, typer.Option(help="At most so many output tokens.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0: greedy.")]
+Seed = Annotated[int | None, typer.Option(help="Seed; the same seed gives the same text.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Largest number of output tokens.")]
 Trace = Annotated[
     Path | None,
-    typer.Option(
-        help="Write at the end where each token came from: a page (.html), or a Chrome trace for Perfetto (.json)."
-    ),
+    typer.Option(help="Write where each token came from: an HTML page (.html) or a Chrome trace for Perfetto (.json)."),
 ]
 
 
 def read_json(path: Path, name: str) -> Any:
-    """Return what the JSON file holds that was given as ``name``. Raises BadRequest."""
+    """Return the content of the JSON file ``path``, given as option ``name``. Raises BadRequest."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -46,7 +72,7 @@ def read_json(path: Path, name: str) -> Any:
 
 
 def read_schema(path: Path, name: str = "--schema") -> dict[str, Any] | bool:
-    """Return the JSON schema in a file that was given as ``name``. Raises BadRequest."""
+    """Return the JSON schema in the file ``path``, given as option ``name``. Raises BadRequest."""
     schema = read_json(path, name)
     if not isinstance(schema, dict | bool):
         raise BadRequest(
@@ -56,23 +82,38 @@ def read_schema(path: Path, name: str = "--schema") -> dict[str, Any] | bool:
 
 
 def read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
-    """Return the first ``count`` prompts of a file given as --prompts, and their schemas or None. Raises BadRequest."""
+    """Return the first ``count`` prompts of the file ``path`` and their schemas (None without). Raises BadRequest."""
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()][:count]
-        given: list[Prompt] = [row["messages"] if "messages" in row else row["prompt"] for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadRequest(
-            f"--prompts: must hold one JSON object per line with `prompt` or `messages`, received {clipped(path)}: "
-            f"{quoted(error)}"
-        ) from error
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise BadRequest(f"--prompts: must be a readable file, received {clipped(path)}: {clipped(why)}") from error
+    given: list[Prompt] = []
+    schemas: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and len(given) < count:
+            row = _row(line, f"{clipped(path)} line {number}")
+            given.append(row["messages"] if "messages" in row else row["prompt"])
+            schemas.append(row.get("schema"))
     if not given:
-        raise BadRequest(f"--prompts: must hold at least one line, received {clipped(path)}")
-    return given, [row.get("schema") for row in rows]
+        raise BadRequest(f"--prompts: must hold at least one line, received {clipped(path)}, which has none")
+    return given, schemas
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    rule = "--prompts: must hold one JSON object per line with `prompt` or `messages`"
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{rule}, received {quoted(line)} in {where}: {clipped(error)}") from error
+    if not isinstance(row, dict) or not {"prompt", "messages"} & row.keys():
+        raise BadRequest(f"{rule}, received {quoted(line)} in {where}")
+    return row
 
 
 def require_bundle_fit(folder: Path, options: RuntimeOptions, *params: SamplingParams) -> None:
-    """Refuse what the manifest of the bundle in ``folder`` tells already. Raises BadBundle or BadRequest."""
+    """Check options and parameters against the manifest in ``folder``. Raises BadBundle or BadRequest."""
     bundle = Bundle.read(folder)
     options.require_fit(bundle.limits)
     for each in params:
-        require_fit(each, bundle.manifest, options.largest_window)
+        require_fit(each, bundle.manifest, options.max_draft_tokens)

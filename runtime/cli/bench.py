@@ -1,4 +1,4 @@
-"""Measure a bundle: the same requests with and without speculation, in turns, so that a noisy machine hits both."""
+"""Measure the same requests with and without speculation, alternately, so that machine noise affects both."""
 
 import statistics
 import time
@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tandemrt.engines.params import SamplingParams
-from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.metrics import VERBS, Metrics
-from tandemrt.runtime.requests.outputs import RequestOutput
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.metrics.metrics import PHASES, Metrics
 from tandemrt.runtime.requests.prompt import Prompt
+from tandemrt.runtime.requests.request import RequestOutput
 
-ROUND = tuple(verb for verb in VERBS if verb != "prefill")  # what every round does
+ROUND_PHASES = tuple(phase for phase in PHASES if phase != "prefill")  # the phases of every round
 
 
 @dataclass(frozen=True)
-class Measure:
-    """One way of running the requests, over all repeats."""
+class Measurement:
+    """Figures of all repeats, with speculation or without."""
 
     seconds: list[float]  # per repeat
     tokens: int  # per repeat
@@ -30,17 +30,12 @@ class Measure:
 
     @property
     def ms_per_round(self) -> dict[str, float]:
-        """Host milliseconds of a round, by verb."""
-        return {verb: 1e3 * self.metrics.seconds[verb] / max(1, self.metrics.rounds) for verb in ROUND}
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens kept per request and round."""
-        return 1 + sum(self.metrics.accepted) / max(1, self.metrics.steps)
+        """Host milliseconds per round, by phase."""
+        return {phase: 1e3 * self.metrics.seconds[phase] / max(1, self.metrics.rounds) for phase in ROUND_PHASES}
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """For each drafted position, the share of windows in which it was accepted."""
+        """For each position of the draft window, the share of windows in which it was accepted."""
         return [count / max(1, self.metrics.steps) for count in self.metrics.accepted]
 
     def to_json(self) -> dict[str, Any]:
@@ -50,7 +45,7 @@ class Measure:
             "tokens": self.tokens,
             "rounds": self.metrics.rounds,
             "waits": self.metrics.waits,
-            "acceptance_length": self.acceptance_length,
+            "acceptance_length": self.metrics.acceptance_length,
             "acceptance_per_position": self.acceptance_per_position,
             "ms_per_round": self.ms_per_round,
         }
@@ -58,45 +53,45 @@ class Measure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plain decoding against speculation on the same requests."""
+    """Autoregressive decoding and speculation on the same requests."""
 
-    plain: Measure
-    speculated: Measure
-    same_text: int  # requests whose tokens are equal in both
+    autoregressive: Measurement
+    speculative: Measurement
+    same_text: int  # requests with equal tokens in both
 
     @property
     def speedup(self) -> float:
-        """Median over the repeats of plain time / speculated time, each pair run one after the other."""
-        pairs = zip(self.plain.seconds, self.speculated.seconds, strict=True)
-        return statistics.median(plain / speculated for plain, speculated in pairs)
+        """Median over the repeats of time without / time with speculation. The runs of a pair are consecutive."""
+        pairs = zip(self.autoregressive.seconds, self.speculative.seconds, strict=True)
+        return statistics.median(autoregressive / speculative for autoregressive, speculative in pairs)
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "plain": self.plain.to_json(),
-            "speculated": self.speculated.to_json(),
+            "autoregressive": self.autoregressive.to_json(),
+            "speculative": self.speculative.to_json(),
             "speedup": self.speedup,
-            "requests": len(self.plain.outputs),
+            "requests": len(self.autoregressive.outputs),
             "same_text": self.same_text,
         }
 
 
-class Opener(Protocol):
-    """Opens the bundle, with speculation or without."""
+class OpenLLM(Protocol):
+    """Function that opens the bundle with speculation or without."""
 
     def __call__(self, *, speculating: bool) -> LLM: ...
 
 
 def compare(
-    open_llm: Opener,
+    open_llm: OpenLLM,
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     *,
     repeats: int,
     on_repeat: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Run ``prompts`` ``repeats`` times each way, after one warm-up. ``open_llm`` opens the bundle."""
-    with open_llm(speculating=False) as plain, open_llm(speculating=True) as speculated:
-        llms = (plain, speculated)
+    """Run ``prompts`` ``repeats`` times with and without speculation, after one warm-up run."""
+    with open_llm(speculating=False) as autoregressive, open_llm(speculating=True) as speculative:
+        llms = (autoregressive, speculative)
         for llm in llms:
             llm.generate(list(prompts), list(params))
         on_repeat()
@@ -110,7 +105,9 @@ def compare(
                 seconds[which].append(time.perf_counter() - start)
             on_repeat()
         measures = [
-            Measure(seconds[i], sum(len(o.token_ids) for o in outputs[i]), llms[i].metrics.since(starts[i]), outputs[i])
+            Measurement(
+                seconds[i], sum(len(o.token_ids) for o in outputs[i]), llms[i].metrics.since(starts[i]), outputs[i]
+            )
             for i in range(2)
         ]
     same = sum(a.token_ids == b.token_ids for a, b in zip(*outputs, strict=True))

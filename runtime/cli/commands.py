@@ -1,9 +1,9 @@
-"""The commands around a bundle that exists: run, chat, bench, calibrate, serve, doctor."""
+"""The commands that use a bundle: run, chat, bench, calibrate, check, serve, doctor."""
 
 import json
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,133 +12,87 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.chat import ChatOptions
-from tandemrt.engines.command_options import takes_options
-from tandemrt.engines.errors import BadRequest, clipped, quoted
-from tandemrt.engines.options import OpeningOptions, RuntimeOptions
-from tandemrt.engines.params import SamplingParams, StructuredOutputs
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.build_options import BuildOptions
+from tandemrt.engines.options.command_options import takes_options
+from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions
+from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.cli.arguments import (
-    BundlePath,
-    MaxTokens,
+    Draft,
+    Dtype,
+    MaxModelLen,
+    Model,
     Report,
-    Seed,
     Temperature,
-    Trace,
-    read_json,
     read_prompts,
-    read_schema,
     require_bundle_fit,
 )
 from tandemrt.runtime.cli.calibrate import calibrate
 from tandemrt.runtime.cli.chat import chat
+from tandemrt.runtime.cli.check import check
+from tandemrt.runtime.cli.run import run
 from tandemrt.runtime.cli.serve import serve
+from tandemrt.runtime.llm.on_demand import bundle_folder
 
 if TYPE_CHECKING:
     from tandemrt.runtime.cli.bench import Comparison
-    from tandemrt.runtime.llm import LLM
-    from tandemrt.runtime.requests.outputs import RequestOutput
+    from tandemrt.runtime.llm.llm import LLM
     from tandemrt.runtime.requests.prompt import Prompt
 
+SLOWER = (
+    "[yellow]Speculation does not pay here.[/] Try --num-draft-tokens 2, --adaptive-draft-tokens, prompts of your own "
+    "(--prompts), or another draft (docs/drafts.md)."
+)
+BENCH_PROMPTS = Path(__file__).with_name("bench_prompts.jsonl")
 
-# The runtime's own imports take seconds: a command loads them once nothing can be refused any more.
+# Importing the runtime takes seconds. Commands import it after they have validated their arguments.
 console = Console()
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the one application."""
+    """Add the commands to ``app``."""
     app.command()(run)
     app.command()(chat)
     app.command()(bench)
     app.command()(calibrate)
+    app.command()(check)
     app.command()(serve)
     app.command()(doctor)
 
 
-@takes_options(leave_out=("queue_limit", "profile"))  # one request waits for nobody, and no figures are shown
-def run(
-    bundle: BundlePath,
-    prompt: Annotated[str, typer.Argument(help="The user's message (with --raw: the text to continue).")],
-    schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answer must obey.")] = None,
-    budget: Annotated[
-        int | None, typer.Option(help="At most so many reasoning tokens, then the forced end; 0: none, -1: no limit.")
-    ] = None,
-    seed: Seed = None,
-    temperature: Temperature = 0.0,
-    max_tokens: MaxTokens = None,
-    rule: Annotated[Literal["coupled", "rejection"], typer.Option(help="How drafts are verified.")] = "coupled",
-    compare: Annotated[bool, typer.Option("--compare", help="Run without speculation as well, compare.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Do not use the chat template.")] = False,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="Variables of the chat template as JSON, such as '{\"enable_thinking\": false}'.")
-    ] = None,
-    tools: Annotated[Path | None, typer.Option(help="File with a JSON list of functions to call.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    trace: Trace = None,
-    *,
-    options: RuntimeOptions,
-) -> None:
-    """Answer one prompt."""
-    if compare and rule == "rejection" and temperature > 0:
-        raise BadRequest(
-            "--compare: the rejection rule keeps the law of plain decoding, not its text per seed; "
-            "use --rule coupled or --temperature 0"
-        )
-    params = SamplingParams(
-        temperature=temperature,
-        seed=seed,
-        max_tokens=max_tokens,
-        thinking_token_budget=budget,
-        structured_outputs=StructuredOutputs(json=read_schema(schema)) if schema else None,
-        rule=rule,
-    )
-    told = _chat_options(chat_template_kwargs, tools)
-    if raw and told:
-        raise BadRequest(f"--raw: must not come with what is said to a chat template, received {', '.join(told)}")
-    require_bundle_fit(bundle, options, params)
-    from tandemrt.runtime.llm import LLM
-    from tandemrt.runtime.requests.prompt import Chat
-
-    given: Prompt = prompt if raw else Chat([{"role": "user", "content": prompt}], **told)
-    with LLM(bundle, trace=trace, **options.given()) as llm:
-        output = llm.generate(given, params)
-        plain = None
-        if compare:
-            plain = llm.generate(given, params.model_copy(update={"window": 0, "seed": output.seed}))
-    same = plain is None or plain.token_ids == output.token_ids
-    if as_json:
-        print(json.dumps(_as_json(output) | ({"same_as_plain": same} if compare else {}), ensure_ascii=False))
-    else:
-        show(output)
-        if plain is not None:
-            console.print("[green]without speculation: the same text[/]" if same else "[red]without speculation:[/]")
-            if not same:
-                show(plain)
-    if not same:
-        raise typer.Exit(1)
-
-
-@takes_options(leave_out=("queue_limit", "profile"))  # the requests wait however many they are; host times are shown
+@takes_options(leave_out=("queue_limit", "profile"))  # the queue must hold all requests; host times are always measured
 def bench(
-    bundle: BundlePath,
+    model: Model,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="JSON lines with `prompt` (text) or `messages`, and optionally `schema`; default: random tokens."
+            help="JSON lines with `prompt` (text) or `messages`, and optionally `schema`; default: 16 questions."
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests, at most.")] = 16,
-    length: Annotated[int, typer.Option(min=1, help="Tokens per random prompt.")] = 64,
-    max_tokens: MaxTokens = None,
+    requests: Annotated[int, typer.Option(min=1, help="Largest number of requests.")] = 16,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Measure prompts of this many random tokens instead.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Largest number of output tokens.")] = 128,
     temperature: Temperature = 0.0,
     budget: Annotated[int | None, typer.Option(help="Thinking-token budget of every request.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Measured runs each way.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Measured runs with and without speculation.")] = 3,
     out: Report = None,
+    max_model_len: MaxModelLen = None,
+    dtype: Dtype = None,
+    draft: Draft = None,
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Measure tokens/s with and without speculation, acceptance, and the host's time per round."""
-    given, schemas = read_prompts(prompts, requests) if prompts else _random_prompts(bundle, requests, length)
+    """Measure tokens/s with and without speculation, acceptance, and host time per round."""
+    if prompts is not None and length is not None:
+        raise BadRequest(f"--length: must not come with --prompts, received {length}; drop one of them")
+    given, schemas = read_prompts(prompts or BENCH_PROMPTS, requests)
+    bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft))
+    if length is not None:
+        given, schemas = _random_prompts(bundle, requests, length)
     params = [
         SamplingParams(
             temperature=temperature,
@@ -150,22 +104,26 @@ def bench(
         for i, schema in enumerate(schemas)
     ]
     require_bundle_fit(bundle, options, *params)
+    if prompts is None and length is None:
+        given = _as_bundle_takes_them(bundle, given)
     from tandemrt.runtime.cli.bench import compare
-    from tandemrt.runtime.llm import LLM
+    from tandemrt.runtime.llm.llm import LLM
 
     def open_llm(*, speculating: bool) -> "LLM":
-        # Unless asked for: a repeat would find the prompts of the one before.
+        # Off by default: a repeat would find the prompts of the previous one in the cache.
         opening: OpeningOptions = {"prefix_caching": False, **options.given()}
         if not speculating:
-            opening["window"] = 0
+            opening["num_draft_tokens"] = 0
         return LLM(bundle, **opening)
 
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=repeats + 1)
         result = compare(open_llm, given, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
     _show_comparison(result)
-    if prompts is None:
-        console.print("[dim]prompts of random tokens: acceptance on real ones differs (--prompts)[/]", soft_wrap=True)
+    if length is not None:
+        console.print("[dim]prompts of random tokens: acceptance on real ones differs[/]", soft_wrap=True)
+    if result.speedup < 1:
+        console.print(SLOWER, soft_wrap=True)
     if out is not None:
         out.write_text(json.dumps(result.to_json(), indent=2) + "\n")
 
@@ -173,10 +131,10 @@ def bench(
 def doctor(
     what: Annotated[
         str | None,
-        typer.Argument(help="A backend, serve, triton, or a bundle: what is missing for that.", metavar="[WHAT]"),
+        typer.Argument(help="A backend, serve, triton, or a bundle: check only that.", metavar="[WHAT]"),
     ] = None,
 ) -> None:
-    """Say what this machine can build and run, and what is missing for the rest; of WHAT alone, exit code 1 if any."""
+    """Print what this machine can build and run, and what is missing. With WHAT: exit code 1 if it lacks anything."""
     from tandemrt.runtime.cli import doctor as diagnosis
 
     if what is not None:
@@ -190,68 +148,45 @@ def doctor(
     for name, value in diagnosis.machine().items():
         about.add_row(name, value)
     console.print(about, "")
+    statuses = diagnosis.backend_statuses()
     table = Table("backend", "version", "builds here", "runs here", show_edge=False)
-    for finding in diagnosis.findings():
-        table.add_row(*(escape(cell) for cell in (finding.backend, finding.version, finding.builds, finding.runs)))
-    console.print(table)
-
-
-def show(output: "RequestOutput") -> None:
-    """Print one output: reasoning dimmed, then the text, then how it came about."""
-    if output.reasoning:
-        console.print(f"[dim]{escape(output.reasoning.strip())}[/]", soft_wrap=True)
-    console.print(escape(output.text.strip()), highlight=False, soft_wrap=True)
-    facts = [f"{len(output.token_ids)} tokens", f"finish: {output.finish_reason}", f"seed: {output.seed}"]
-    if output.speculation.num_spec_steps:
-        facts.append(f"acceptance length: {output.speculation.mean_acceptance_length:.2f}")
-    if output.forced_ends:
-        facts.append("thinking budget cut in")
-    console.print(f"[dim cyan]{', '.join(facts)}[/]", soft_wrap=True)
+    for status in statuses:
+        answers = ("yes" if each.startswith("yes") else "no" for each in (status.builds, status.runs))
+        table.add_row(status.backend, escape(status.version), *answers)
+    console.print(table, "")
+    for line in (line for status in statuses for line in status.notes()):
+        console.print(escape(line), highlight=False, soft_wrap=True)  # so that a command can be copied
 
 
 def _show_comparison(result: "Comparison") -> None:
-    from tandemrt.runtime.cli.bench import ROUND
+    from tandemrt.runtime.cli.bench import ROUND_PHASES
 
-    table = Table("", "plain", "speculation", show_edge=False)
-    ways = (result.plain, result.speculated)
+    table = Table("", "autoregressive", "speculation", show_edge=False)
+    ways = (result.autoregressive, result.speculative)
     table.add_row("tokens/s", *(f"{way.tokens_per_second:.0f}" for way in ways))
     table.add_row("rounds", *(str(way.metrics.rounds) for way in ways))
     table.add_row("device-to-host waits", *(str(way.metrics.waits) for way in ways))
-    table.add_row("acceptance length", "1.00", f"{result.speculated.acceptance_length:.2f}")
-    positions = " ".join(f"{rate:.2f}" for rate in result.speculated.acceptance_per_position)
-    table.add_row("accepted at position 1..", "", positions)
-    for verb in ROUND:
-        table.add_row(f"{verb}, host ms per round", *(f"{way.ms_per_round[verb]:.3f}" for way in ways))
+    table.add_row("acceptance length", "1.00", f"{result.speculative.metrics.acceptance_length:.2f}")
+    for phase in ROUND_PHASES:
+        table.add_row(f"{phase}, host ms per round", *(f"{way.ms_per_round[phase]:.3f}" for way in ways))
     console.print(table)
-    total = len(result.plain.outputs)
-    console.print(f"speculation / plain: [bold]{result.speedup:.2f}x[/]; same text: {result.same_text} of {total}")
+    positions = " ".join(f"{rate:.2f}" for rate in result.speculative.acceptance_per_position)
+    console.print(f"accepted drafts at position 1, 2, ...: {positions}", highlight=False, soft_wrap=True)
+    total = len(result.autoregressive.outputs)
+    console.print(
+        f"speculation / autoregressive: [bold]{result.speedup:.2f}x[/]; same text: {result.same_text} of {total}",
+        soft_wrap=True,
+    )
 
 
-def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:
-    given: dict[str, Any] = {} if tools is None else {"tools": read_json(tools, "--tools")}
-    if variables is not None:
-        try:
-            given["chat_template_kwargs"] = json.loads(variables)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(
-                f"--chat-template-kwargs: must be a JSON object, received {quoted(variables)}: {clipped(error)}"
-            ) from error
-    ChatOptions(**given)  # refused before anything opens
-    return given
+def _as_bundle_takes_them(folder: Path, chats: list["Prompt"]) -> list["Prompt"]:
+    """Return the included chats, or their questions as texts if the bundle has no chat template."""
+    if read_tokenizer(Bundle.read(folder).tokenizer_dir).chat_templates:
+        return chats
+    return [chat[0]["content"] for chat in chats]  # type: ignore[index]
 
 
 def _random_prompts(bundle: Path, count: int, length: int) -> tuple["list[Prompt]", list[Any]]:
     valid = Bundle.read(bundle).valid_tokens
     draw = Random(0)
     return [[draw.randrange(valid) for _ in range(length)] for _ in range(count)], [None] * count
-
-
-def _as_json(output: "RequestOutput") -> dict[str, Any]:
-    return {
-        "text": output.text,
-        "reasoning": output.reasoning,
-        "token_ids": output.token_ids,
-        "finish_reason": output.finish_reason,
-        "seed": output.seed,
-        "speculation": output.speculation.to_json(),
-    }

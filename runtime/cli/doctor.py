@@ -1,4 +1,4 @@
-"""What this machine can build and run, and what is missing for the rest."""
+"""Find out which backends this machine can build for and run, and what is missing."""
 
 import importlib.metadata
 import os
@@ -7,51 +7,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-import torch
-
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable, BadRequest, quoted
-from tandemrt.engines.manifest import FILE_NAME
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import FILE_NAME
+from tandemrt.engines.recipe.tensorrt import ComputeCapability
 from tandemrt.engines.tensorrt.library import LIBRARIES, install, load
-from tandemrt.engines.tensorrt.recipe import ComputeCapability
-from tandemrt.plugins.kernels import cudnn_attention
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One backend on this machine. ``builds`` and ``runs`` hold "yes" or what is missing."""
+class BackendStatus:
+    """One backend on this machine. ``builds`` and ``runs`` begin with "yes", or name what is missing."""
 
     backend: str
     version: str
     builds: str
     runs: str
 
+    def notes(self) -> list[str]:
+        """Return a line for what is missing or worth knowing, one if it is the same for building and running."""
+        answers = {", to build": self.builds, ", to run": self.runs}
+        if self.builds == self.runs:
+            answers = {"": self.runs}
+        notes = {use: text.removeprefix("needs: ") for use, text in answers.items() if text != "yes"}
+        return [f"{self.backend}{use}: {text}" for use, text in notes.items()]
+
 
 def machine() -> dict[str, str]:
-    """What a report of a problem should say about the machine."""
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    """Return facts about the machine for a problem report."""
+    gpus = []
+    if _version("torch"):
+        import torch
+
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu cores": str(os.cpu_count()),
         "gpu": ", ".join(gpus) or "none that torch can use",
-        "torch": torch.__version__,
+        "torch": _version("torch") or "missing",
         "xgrammar": _version("xgrammar") or "missing",
         "transformers": _version("transformers") or "missing",
     }
 
 
-def findings() -> list[Finding]:
-    """One finding for each backend in the plan."""
+def backend_statuses() -> list[BackendStatus]:
+    """Return the status of every backend."""
     return [_onnxruntime_cpu(), _onnxruntime_cuda(), _tensorrt_rtx(), _tensorrt()]
 
 
 def missing(what: str) -> list[str]:
-    """Say, one line each, what must be installed before ``what`` runs here: a backend, an extra, or a bundle's folder.
+    """Return a line for each requirement of ``what`` (a backend, an extra or a bundle folder) that is not installed.
 
     Raises BadRequest for anything else.
     """
-    by_backend = {finding.backend: finding for finding in findings()}
+    by_backend = {status.backend: status for status in backend_statuses()}
     if what in by_backend:
         runs = by_backend[what].runs
         return [] if runs.startswith("yes") else [f"{what} {runs}"]
@@ -65,40 +74,43 @@ def missing(what: str) -> list[str]:
     return [line for backend in sorted(backends) for line in missing(backend)]
 
 
-def _onnxruntime_cpu() -> Finding:
+def _onnxruntime_cpu() -> BackendStatus:
     version = _version("onnxruntime") or _version("onnxruntime-gpu")
     works = "yes" if version else "needs: pip install 'tandemrt[cpu]'"
-    return Finding("onnxruntime-cpu", version or "-", works, works)
+    builds = works if not version or _version("torch") else "needs torch: pip install 'tandemrt[build]'"
+    return BackendStatus("onnxruntime-cpu", version or "-", builds, works)
 
 
-def _onnxruntime_cuda() -> Finding:
+def _onnxruntime_cuda() -> BackendStatus:
     version = _version("onnxruntime-gpu")
     if not version:
         runs = "needs: pip uninstall onnxruntime, pip install 'tandemrt[cuda]'"
-    elif not torch.cuda.is_available():
-        runs = "needs a CUDA GPU and a torch built for CUDA"
+    elif not _has_gpu():
+        runs = _NO_GPU
     else:
+        from tandemrt.plugins.kernels import cudnn_attention
+
         slower = cudnn_attention.unavailable()
-        runs = "yes" if slower is None else f"yes; prompts by our own attention, up to twice as slow: {slower}"
-    return Finding("onnxruntime-cuda", version or "-", _onnxruntime_cpu().builds, runs)
+        runs = "yes" if slower is None else f"yes; prefill by our own kernel, up to twice as slow: {slower}"
+    return BackendStatus("onnxruntime-cuda", version or "-", _onnxruntime_cpu().builds, runs)
 
 
-def _tensorrt_rtx() -> Finding:
+def _tensorrt_rtx() -> BackendStatus:
     version, missing = _library("tensorrt-rtx")
     if missing:
-        return Finding("tensorrt-rtx", version, missing, missing)
-    return Finding("tensorrt-rtx", version, "yes, ahead of time", _gpu() or _rtx_gpu() or _UNTRIED)
+        return BackendStatus("tensorrt-rtx", version, missing, missing)
+    return BackendStatus("tensorrt-rtx", version, "yes, ahead of time", _gpu() or _rtx_gpu() or _UNTRIED)
 
 
-def _tensorrt() -> Finding:
+def _tensorrt() -> BackendStatus:
     version, missing = _library("tensorrt")
     if missing:
-        return Finding("tensorrt", version, missing, missing)
-    return Finding("tensorrt", version, _gpu() or _UNTRIED, _gpu() or _UNTRIED)
+        return BackendStatus("tensorrt", version, missing, missing)
+    return BackendStatus("tensorrt", version, _gpu() or _UNTRIED, _gpu() or _UNTRIED)
 
 
 def _library(backend: str) -> tuple[str, str]:
-    """The version of a TensorRT module, "-" without one, and what is missing or wrong, empty when nothing is."""
+    """Return the version of a TensorRT module ("-" without one) and what is missing ("" if nothing is)."""
     try:
         return str(load(backend).__version__), ""
     except BackendUnavailable:
@@ -107,18 +119,29 @@ def _library(backend: str) -> tuple[str, str]:
 
 
 def _gpu() -> str:
-    return "" if torch.cuda.is_available() else "needs a CUDA GPU and a torch built for CUDA"
+    return "" if _has_gpu() else _NO_GPU
+
+
+def _has_gpu() -> bool:
+    if not _version("torch"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _rtx_gpu() -> str:
+    import torch
+
     found = torch.cuda.get_device_capability()
     known = get_args(ComputeCapability)
     return "" if f"{found[0]}.{found[1]}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
 
 
 _EXTRAS = {"serve": ("fastapi", "prometheus-client", "uvicorn"), "triton": ("protobuf", "tritonclient")}
-# What no machine of ours has executed (docs/tensorrt.md).
-_UNTRIED = "yes, not verified: tandemrt export check BUNDLE"
+_NO_GPU = "needs a CUDA GPU and a torch built for CUDA"
+# TensorRT has never run on our machines (docs/tensorrt.md).
+_UNTRIED = "yes, not verified: tandemrt check BUNDLE"
 _PACKAGES = {
     "tensorrt": ("tensorrt", "tensorrt-cu13"),
     "tensorrt-rtx": ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),

@@ -1,50 +1,133 @@
-"""The command that serves bundles over HTTP."""
+"""``tandemrt serve``: serve bundles over HTTP with the OpenAI API."""
 
-from contextlib import suppress
-from typing import Annotated
+import os
+from contextlib import ExitStack, suppress
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.command_options import takes_options
-from tandemrt.engines.errors import BackendUnavailable, BadRequest
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.cli.arguments import Trace
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.build_options import BuildOptions
+from tandemrt.engines.options.command_options import LIMITS, SERVER, takes_options
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
+from tandemrt.runtime.cli.arguments import Draft, Dtype, MaxModelLen, Trace
+
+KEY_VARIABLE = "TANDEMRT_API_KEY"
 
 
 @takes_options(leave_out=("profile",))
 def serve(
-    bundles: Annotated[
-        list[str], typer.Argument(help="Bundles to serve; NAME=FOLDER under another name.", metavar="BUNDLE...")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Bundles to serve, or recipes, checkpoint folders or names on the Hugging Face hub, which are built "
+            "first; NAME=MODEL sets the model name.",
+            metavar="MODEL...",
+        ),
     ],
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0: all interfaces.", rich_help_panel=SERVER)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
+    ] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="TANDEMRT_API_KEY", help="What clients must send as their key.")
+        str | None,
+        typer.Option(
+            help=f"Key that clients must send. Default: that of {KEY_VARIABLE}, else no key.",
+            rich_help_panel=SERVER,
+        ),
     ] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="The longest body of a request, in bytes.")] = 4 << 20,
+    metrics_without_key: Annotated[
+        bool, typer.Option(help="Serve /metrics to clients without the key.", rich_help_panel=SERVER)
+    ] = False,
+    max_body: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.", rich_help_panel=LIMITS)] = 4
+    << 20,
+    max_bodies: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Bytes of all request bodies at a time; default: 16 times --max-body.", rich_help_panel=LIMITS
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Open connections; default: 4096, or what the limit of open files allows.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    max_connections_per_address: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Open connections of one client address; default: a quarter of all.", rich_help_panel=LIMITS
+        ),
+    ] = None,
+    header_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds in which a connection must send the head of its request.", rich_help_panel=LIMITS
+        ),
+    ] = 30.0,
+    body_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds in which the body must follow.", rich_help_panel=LIMITS)
+    ] = 30.0,
     grace: Annotated[
-        int | None, typer.Option(min=0, help="Seconds to finish what runs when asked to stop; default: until done.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Seconds that running requests get after a stop signal; default: no limit.",
+            rich_help_panel=SERVER,
+        ),
     ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Least severe messages to print; info: one line per request.", rich_help_panel=SERVER),
+    ] = "info",
     trace: Trace = None,
+    max_model_len: MaxModelLen = None,
+    dtype: Dtype = None,
+    draft: Draft = None,
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Serve bundles to OpenAI's clients."""
+    """Serve bundles over HTTP with the OpenAI API."""
     try:
-        from tandemrt.runtime.serve.server import Door, Server, named, opened
+        from tandemrt.runtime.servers.openai.access_log import log_to_stderr
+        from tandemrt.runtime.servers.openai.addresses import bind
+        from tandemrt.runtime.servers.openai.config import ServerConfig
+        from tandemrt.runtime.servers.openai.connections import allow_connections
+        from tandemrt.runtime.servers.openai.server import Server, bundles_by_name, open_models
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"serve: needs {error.name}; pip install 'tandemrt[serve]'") from error
-    folders = named(bundles)
-    if trace is not None and len(folders) > 1:
-        raise BadRequest(f"--trace: follows one bundle, received it with {len(folders)}; serve each by itself")
-    for folder in folders.values():
-        options.require_fit(Bundle.read(folder).limits)
-    console = Console()
+    config = ServerConfig(
+        host=host,
+        port=port,
+        api_key=os.environ.get(KEY_VARIABLE) if api_key is None else api_key,
+        metrics_without_key=metrics_without_key,
+        max_body=max_body,
+        max_bodies=max_bodies,
+        max_connections=allow_connections(max_connections),
+        max_connections_per_address=max_connections_per_address,
+        header_timeout_s=header_timeout,
+        body_timeout_s=body_timeout,
+        grace_s=grace,
+    )
+    with ExitStack() as stack:
+        # The port is taken first: building and opening models takes long.
+        sockets = [stack.enter_context(each) for each in bind(config)]
+        folders = bundles_by_name(models, BuildOptions(max_model_len, dtype, draft))
+        if trace is not None and len(folders) > 1:
+            raise BadRequest(f"--trace: follows one bundle, received it with {len(folders)}; serve each by itself")
+        for folder in folders.values():
+            options.require_fit(Bundle.read(folder).limits)
+        console = Console()
 
-    def ready(address: str) -> None:
-        console.print(f"serving {', '.join(folders)} at {address}", soft_wrap=True, highlight=False)
+        def on_ready(address: str) -> None:
+            console.print(f"serving {', '.join(folders)} at {address}", soft_wrap=True, highlight=False)
 
-    with suppress(KeyboardInterrupt), opened(folders, options, trace) as models:
-        Server(models, Door(host, port, api_key, max_body, grace), ready).run()
+        log_to_stderr(log_level)
+        with suppress(KeyboardInterrupt), open_models(folders, options, trace) as opened:
+            Server(opened, config, on_ready).run(sockets)

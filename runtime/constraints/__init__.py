@@ -1,1 +1,1 @@
-"""What is allowed, token by token: one object per request, which speaks through mask rows."""
+"""Constraints: one object per request that decides which tokens are allowed and writes them as mask rows."""

@@ -1,7 +1,8 @@
-"""One object per request decides everything that is allowed, and speaks only through mask rows.
+"""The constraint of one request: mask rows for verification, and a state that advances with the emitted tokens.
 
-Thinking, budget, grammar, stop tokens, minimum and maximum length, banned and allowed tokens: docs/design.md, section
-5, gives the rules. ``fill`` writes the rows of a verification window, ``commit`` takes what verification emitted.
+It combines the thinking budget, grammar, stop tokens, minimum and maximum length, banned and allowed tokens and bad
+words (docs/design.md#constraints has the rules). ``fill_rows`` writes the rows of a draft window. ``commit`` advances
+by the tokens that verification emitted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,48 +11,52 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tandemrt.engines.contract import mask_words
-from tandemrt.engines.errors import BadRequest, InternalError
-from tandemrt.runtime.constraints import bitmask
-from tandemrt.runtime.constraints.arguments import check_lengths, check_markers, ids
+from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
-from tandemrt.runtime.constraints.bitmask import FixedRow
-from tandemrt.runtime.constraints.grammar import Grammar
-from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
-from tandemrt.runtime.constraints.phases import Phases
-from tandemrt.runtime.constraints.roles import Held, Piece, Scribe
-from tandemrt.runtime.constraints.state import Phase, Refused, State
+from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
+from tandemrt.runtime.constraints.lookahead import Lookahead, Run
+from tandemrt.runtime.constraints.mask_rows import NO_TOKENS, MaskRows
+from tandemrt.runtime.constraints.roles import RoleSpan, RoleTracker, UndecidedToken
+from tandemrt.runtime.constraints.rows import Rows
+from tandemrt.runtime.constraints.rules import Rules
 from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.constraints.transitions import Phase, State, TokenRejected, Transitions
+from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.grammars.bitmask import FixedRow
+from tandemrt.runtime.grammars.grammar import Grammar
+
+_NO_RUN = Run(0)
 
 
-class Filled(NamedTuple):
-    """What is worth verifying of a window.
+class FilledRows(NamedTuple):
+    """The tokens of a draft window to verify.
 
     Attributes:
-        tokens: drafted tokens, up to the first one that its own row refuses or that ends the request.
-        forced: which of them, by index, follow from the constraint and not from the draft.
+        tokens: drafted and fast-forward tokens, up to the first one that its own row rejects or that ends the request.
+        fast_forward: indices in ``tokens`` of the fast-forward tokens, which the constraint and not the draft chose.
     """
 
     tokens: list[int]
-    forced: list[int]
+    fast_forward: list[int]
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What a run of emitted tokens came to.
+    """The result of committing emitted tokens.
 
     Attributes:
         kept: the tokens that become text, up to and including the first one that ends the request.
-        finish: ``stop``, ``length``, ``constraint`` (nothing at all may follow), or None.
-        stop_token: the stop token that ended the request; it is in ``kept`` and in no piece.
-        pieces: tokens whose role became certain, in order. Tokens that may yet be part of a marker come with a later
-            commit; when the request finishes, all have come.
+        finish: the finish reason: ``stop``, ``length``, ``constraint`` (no token at all may follow), or None.
+        stop_token: the stop token that ended the request; it is in ``kept`` and in no span.
+        spans: tokens whose role became certain, in order. Tokens that may yet become part of a delimiter are in a later
+            commit. The commit that finishes the request contains all remaining tokens.
     """
 
     kept: list[int]
     finish: str | None = None
     stop_token: int | None = None
-    pieces: list[Piece] = field(default_factory=list)
+    spans: list[RoleSpan] = field(default_factory=list)
 
 
 class Constraint:
@@ -60,17 +65,18 @@ class Constraint:
     Args:
         vocab_size: width of the model's logits.
         stop_ids: tokens that end the answer.
-        prompt: token ids; its last marker decides the phase at the start.
+        prompt: token ids; the last delimiter in it decides the first phase.
         thinking: the rule of reasoning blocks, or None.
         grammar: a fresh grammar for the answer; this object owns it from now on.
-        min_tokens: stop tokens are forbidden before so many tokens are out.
-        max_tokens: the request ends with ``length`` after so many tokens.
-        bad_words: texts that reasoning and answer must not hold, or None. A word that begins in the prompt is none.
-        banned, allowed: token ids. Neither touches a forced end, which is emitted whole.
-        valid_tokens: ids from here on are padding of the logits and always forbidden; None: there is no padding.
+        min_tokens: stop tokens are masked out until this many tokens are emitted.
+        max_tokens: the request ends with ``length`` after this many tokens.
+        bad_words: texts that neither reasoning nor answer may contain, or None. A word that begins in the prompt does
+            not count.
+        banned, allowed: token ids. Neither affects a forced end, which is always emitted completely.
+        valid_tokens: ids from here on are padding of the logits and always masked out; None: there is no padding.
 
-    With a thinking rule, a grammar and no marker in the prompt (OPEN), the answer may begin with the start marker or
-    with what the grammar allows. Once a token fits only the marker, the rest of the marker is forced.
+    With a thinking rule, a grammar and no delimiter in the prompt (phase OPEN), the answer may begin with the start
+    delimiter or with what the grammar allows. After a token that fits only the delimiter, the rest of it must follow.
 
     Raises:
         BadRequest: an id or a length out of range.
@@ -91,23 +97,23 @@ class Constraint:
         valid_tokens: int | None = None,
         bad_words: BadWords | None = None,
     ) -> None:
-        valid = vocab_size if valid_tokens is None else valid_tokens
-        if not 0 < valid <= vocab_size:
-            raise BadRequest(f"valid_tokens: must be in 1..vocab_size ({vocab_size}), got {valid_tokens}")
-        check_lengths(min_tokens, max_tokens)
-        stops = frozenset(ids("stop_ids", stop_ids, valid))
-        choice = None if allowed is None else ids("allowed", allowed, valid)
-        if choice == []:
-            raise BadRequest("allowed: the list is empty, so nothing could be generated; leave it out or name tokens")
-        base = bitmask.base_row(vocab_size, valid, ids("banned", banned, valid), choice)
-        if thinking is not None:
-            check_markers(thinking, stops, valid)
         self._words = mask_words(vocab_size)
-        self._phases = Phases(base, stops, thinking, grammar, min_tokens, max_tokens)
-        self._state = self._phases.start(prompt)
+        self._rules = Rules(
+            vocab_size,
+            stop_ids,
+            thinking=thinking,
+            grammar=grammar,
+            min_tokens=min_tokens,
+            max_tokens=max_tokens,
+            banned=banned,
+            allowed=allowed,
+            valid_tokens=valid_tokens,
+        )
+        self._use(None if grammar is None else GrammarFeed(grammar))
+        self._state = self._transitions.start(prompt)
         self._bad_words, self._bad_node = bad_words, ROOT
-        self._held: tuple[Held, ...] = ()  # what is out and has no certain role
-        self._empty_after: tuple[int, ...] | None = None  # the draft prefix that the last fill saw nothing follow
+        self._undecided: tuple[UndecidedToken, ...] = ()
+        self._empty_after: tuple[int, ...] | None = None  # tokens before the empty row that the last `fill_rows` found
 
     @property
     def phase(self) -> Phase:
@@ -119,228 +125,259 @@ class Constraint:
 
     @property
     def has_grammar(self) -> bool:
-        return self._phases.grammar is not None
+        return self._feed is not None
 
     @property
     def reasoning_tokens(self) -> int:
-        """Reasoning tokens of the current or last block, those in the prompt included."""
+        """The number of reasoning tokens in the current or last block, including those of the prompt."""
         return self._state.spent
 
     @property
     def forced_ends(self) -> int:
-        """How often a budget forced the end of a block."""
-        return len(self._state.forced_at)
+        """How many reasoning blocks the budget ended."""
+        return len(self._state.forced_ends)
 
     def forced_ends_within(self, length: int) -> int:
-        """How many forced ends began within the first ``length`` tokens: a stop string may have cut the others off."""
-        return sum(at <= length for at in self._state.forced_at)
+        """Return how many forced ends begin in the first ``length`` tokens. A stop string may cut off later ones."""
+        return sum(start < length for start in self._state.forced_ends)
 
     @property
-    def forced_spans(self) -> list[range]:
-        """Where in the output budgets wrote their forced ends, as far as they are out."""
-        return self._phases.forced_spans(self._state)
+    def forced_end_spans(self) -> list[range]:
+        """The emitted positions of each forced end."""
+        size = len(self._rules.forced_end)
+        return [range(start, min(start + size, self._state.length)) for start in self._state.forced_ends]
 
     @property
-    def undecided(self) -> Piece:
-        """What is out and might yet become part of a marker, as what it is if it does not."""
-        scribe = Scribe(self._phases, self._held)
-        scribe.flush(self._state)
-        return scribe.pieces[0] if scribe.pieces else Piece(self._phases.plain_kind(self._state), ())
+    def undecided_span(self) -> RoleSpan:
+        """The emitted tokens that may yet become part of a delimiter, with the role that they get if they do not."""
+        tracker = RoleTracker(self._rules, self._undecided)
+        tracker.flush(self._state)
+        return tracker.spans[0] if tracker.spans else RoleSpan(self._state.default_role, ())
 
     @property
-    def stuck(self) -> bool:
-        """Whether no token at all may follow; ``commit([])`` then ends the request."""
+    def allows_nothing(self) -> bool:
+        """Whether no token at all may follow; ``commit([])`` ends the request then."""
         row = np.empty(self._words, np.int32)
-        self._phases.write_row(self._state, row)
-        self._forbid_words(self._state, self._bad_node, row)
+        self._rows.write(self._state, row)
+        self._mask_bad_words(self._state, self._bad_node, row)
         return not row.any()
 
-    def may_force(self, tokens: int) -> bool:
-        """Whether ``forced`` is worth asking once ``tokens`` more tokens are committed."""
-        return self._phases.may_force(self._state, tokens)
+    def may_fast_forward(self, tokens: int) -> bool:
+        """Return whether ``fast_forward_tokens`` may return any after ``tokens`` more tokens are committed."""
+        return self._lookahead.may_fast_forward(self._state, tokens)
 
-    def forced(self, most: int) -> list[int]:
-        """Up to ``most`` tokens that spell what must follow the committed ones; leaves no trace.
+    def fast_forward_tokens(self, limit: int) -> list[int]:
+        """Return up to ``limit`` tokens of the text that must follow the committed one. Does not change the state.
 
-        What the grammar, a marker or a forced end goes on with, whatever the model says; none where it has a choice.
-        Other tokens may spell the same, so they are drafted and verified like any others.
+        The grammar, a start delimiter or a forced end determines this text. The list ends where there is a choice.
+        Other tokens may detokenize to the same text, so these tokens are drafted and verified like any others.
         """
         found: list[int] = []
         state = self._state
         try:
-            while len(found) < most and (tokens := self._phases.forced(state)):
-                for token in tokens[: most - len(found)]:
-                    state, _ = self._phases.step(state, token)
+            while len(found) < limit and (tokens := self._lookahead.fast_forward_tokens(state)):
+                for token in tokens[: limit - len(found)]:
+                    state, _ = self._transitions.step(state, token)
                     found.append(token)
         except Exception:
-            pass  # a banned token, say, or a text that is too complex; what is wrong ``fill`` says to its request alone
+            pass  # a banned token or a text that is too complex; `fill_rows` raises the error for this request alone
         finally:
-            self._phases.undo()
+            self._undo()
         return found
 
-    def fill(
-        self, draft: Sequence[int], masks: MaskRows, first: int, *, most: int = 0, overrule: bool = False
-    ) -> Filled:
-        """Write the mask rows of a window and leave no trace.
+    def fill_rows(
+        self, draft: Sequence[int], masks: MaskRows, first: int, *, limit: int = 0, override: bool = False
+    ) -> FilledRows:
+        """Write the mask rows of a draft window. Does not change the state.
 
         Args:
             draft: drafted tokens.
-            masks: row ``first + i`` becomes the state after the committed tokens and the first i tokens of the window.
-                Rows behind a refused or an ending token are never read, and left as they are.
-            most: in a window of up to so many tokens, one that must follow takes the place of a drafted one that its
-                row refuses, and of none; what was drafted behind another token falls away with it.
-            overrule: it also takes the place of a drafted one that its row allows. Whether a token was drafted or
-                forced then follows from those in front of it alone, as the rejection rule must have it.
+            masks, first: row ``first + i`` of ``masks`` becomes the row after the committed tokens and the first i
+                tokens of the window. Rows after a rejected token or the end of the request are never read or written.
+            limit: fast-forward tokens are added up to this window length. A fast-forward token replaces a missing
+                drafted token, or one that its row rejects. The drafted tokens after it are dropped then.
+            override: a fast-forward token also replaces a different drafted token that its row allows. Then only the
+                tokens before a position decide whether it is drafted, as the rejection rule needs.
 
-        A token behind which the text would be too complex for its grammar is the last one, and its row allows nothing.
+        If the text after a token is too complex for its grammar, that token is the last one of the window, and the row
+        after it allows no token.
 
         Raises:
             BadRequest: the committed text is too complex for its grammar.
         """
         self._empty_after = None
-        state, window = self._state, Filled([], [])
+        state, window = self._state, FilledRows([], [])
         drafted, follows, node = list(map(int, draft)), list[int](), self._bad_node
-        self._phases.look_ahead(state, drafted)
+        self._lookahead.precompute_rows(state, drafted)
         try:
-            if run := self._fill_run(drafted, masks, first, overrule):
+            run, row_filled = self._fill_run(drafted, masks, first, override)
+            if run:
                 window.tokens.extend(drafted[:run])
-                state = self._phases.lengthened(state, run)
+                state = self._lookahead.after_run(state, run)
             while state.phase is not Phase.DONE:
                 at = len(window.tokens)
-                row = self._write_row(state, node, masks, first + at)
+                if row_filled:
+                    row, row_filled = FixedRow(masks.writable(first + at)), False
+                else:
+                    row = self._write_row(state, node, masks, first + at)
                 token = drafted[at] if at < len(drafted) else None
-                refused = token is None or not row.allows(token)
-                if at < most and (refused or overrule):
-                    follows = follows or self._phases.forced(state) or _single(row)
+                rejected = token is None or not row.allows(token)
+                if at < limit and (rejected or override):
+                    follows = follows or self._lookahead.fast_forward_tokens(state) or _single(row)
                     if follows and row.allows(follows[0]):
                         if token != follows[0]:
                             token, drafted = follows[0], drafted[:at]
-                        window.forced.append(at)
-                        refused = False
-                if token is None or refused:
+                        window.fast_forward.append(at)
+                        rejected = False
+                if token is None or rejected:
                     if row.empty:
                         self._empty_after = tuple(window.tokens)
                     break
                 follows = follows[1:] if follows[:1] == [token] else []
                 window.tokens.append(token)
-                state, _ = self._phases.step(state, token)
-                node = self._behind(node, token)
+                state, _ = self._transitions.step(state, token)
+                node = self._next_bad_node(node, token)
         except BadRequest:  # the text is too complex for its grammar
             if not window.tokens:
                 raise
-            # Behind a token that may never be taken: if it is, the run ends with it, and the next one begins here.
-            masks.share(first + len(window.tokens), NOTHING)
+            # Verification may not accept the last token. If it does, the next fill raises the error for the request.
+            masks.write_shared(first + len(window.tokens), NO_TOKENS)
         finally:
-            self._phases.undo()
+            self._undo()
         return window
 
     def commit(self, tokens: Sequence[int]) -> Commit:
-        """Advance by emitted tokens; those behind the one that ends the request are dropped.
+        """Advance by emitted tokens. Drop those after the token that ends the request.
 
-        An empty run on a state that nothing may follow ends the request with ``constraint``.
+        If no token may follow the state, an empty list ends the request with the finish reason ``constraint``.
 
         Raises:
-            InternalError: a token that its own row forbids. Nothing has changed then.
+            InternalError: a token is masked out by its own row. The state is unchanged then.
         """
         emitted = list(map(int, tokens))
         if (run := self._commit_run(emitted)) is not None:
             return run
-        self._phases.undo()
-        state, scribe = self._state, Scribe(self._phases, self._held)
+        self._undo()
+        state, tracker = self._state, RoleTracker(self._rules, self._undecided)
         kept: list[int] = []
         node = self._bad_node
         for token in emitted:
             if state.finish:
                 break
             try:
-                if self._completes_word(state, node, token):
-                    raise Refused
-                after, told = self._phases.step(state, token)
-            except Refused:
-                self._phases.undo()
+                if self._completes_bad_word(state, node, token):
+                    raise TokenRejected
+                after, updates = self._transitions.step(state, token)
+            except TokenRejected:
+                self._undo()
                 raise InternalError(
                     f"tokens: a mask row must allow every committed token; token {token} at index {len(kept)} is "
-                    f"forbidden in phase {state.phase.value}. Verification must apply the rows that fill wrote"
+                    f"forbidden in phase {state.phase.value}. Verification must apply the rows that fill_rows wrote"
                 ) from None
-            scribe.write(token, after, told)
+            tracker.add(token, after, updates)
             kept.append(token)
-            state, node = after, self._behind(node, token)
-        self._phases.keep()
+            state, node = after, self._next_bad_node(node, token)
+        self._keep()
         if state.finish is None and self._is_empty_after(kept):
-            scribe.flush(state)
+            tracker.flush(state)
             state = state._replace(phase=Phase.DONE, finish="constraint")
-        self._state, self._held, self._empty_after = state, tuple(scribe.held), None
+        self._state, self._undecided, self._empty_after = state, tuple(tracker.undecided), None
         self._bad_node = node
-        return Commit(kept, state.finish, state.stop_token, scribe.pieces)
+        return Commit(kept, state.finish, state.stop_token, tracker.spans)
 
     def fork(self) -> "Constraint":
-        """An independent constraint in the same state."""
+        """Return an independent constraint in the same state."""
         copy = object.__new__(Constraint)
         copy.__dict__.update(self.__dict__)
-        copy._phases = self._phases.fork()
+        copy._use(None if self._feed is None else self._feed.fork())
         return copy
 
-    def _fill_run(self, draft: Sequence[int], masks: MaskRows, first: int, overrule: bool) -> int:
-        """Write the rows of the drafted tokens that do nothing but lengthen the text; how many.
+    def _use(self, feed: GrammarFeed | None) -> None:
+        self._feed = feed
+        self._transitions = Transitions(self._rules, feed)
+        self._rows = Rows(self._rules, feed, self._transitions)
+        self._lookahead = Lookahead(self._rules, feed)
 
-        The grammar has been fed them, if it sees them, and none is one that forced tokens take the place of.
+    def _keep(self) -> None:
+        if self._feed is not None:
+            self._feed.keep()
+
+    def _undo(self) -> None:
+        if self._feed is not None:
+            self._feed.undo()
+
+    def _fill_run(self, draft: Sequence[int], masks: MaskRows, first: int, override: bool) -> Run:
+        """Write the rows of the run at the start of the draft (see Run) and feed it to the grammar.
+
+        The run is empty if a fast-forward token may replace a drafted token that its row allows.
         """
-        if not self._runs:
-            return 0
-        if plain := self._phases.plain_run(self._state, draft):
-            shared = self._phases.shared_row(self._state)
-            assert shared is not None
-            if overrule and shared.only is not None:
-                return 0
-            masks.share(first, shared.words, plain)
-            return plain
-        return 0 if overrule else self._phases.answer_run(self._state, draft, lambda at: masks.own(first + at))
+        if not self._can_run:
+            return _NO_RUN
+        shared = self._rows.shared(self._state)
+        if shared is None:
+            return (
+                _NO_RUN
+                if override
+                else self._lookahead.grammar_run(self._state, draft, lambda at: masks.writable(first + at))
+            )
+        count = self._lookahead.ordinary_run(self._state, draft)
+        if not count or (override and shared.only is not None):
+            return _NO_RUN
+        masks.write_shared(first, shared.words, count)
+        return Run(count)
 
     def _commit_run(self, tokens: list[int]) -> Commit | None:
-        """What ``tokens`` came to, if they do nothing but lengthen the text; else a grammar may have been fed some."""
-        if not self._runs or not tokens or self._empty_after == tuple(tokens):
+        """Commit ``tokens`` at once if all of them are one run (see Run); otherwise return None.
+
+        The grammar may have been fed some of them then; the caller takes these back.
+        """
+        if not self._can_run or not tokens or self._empty_after == tuple(tokens):
             return None
-        state, phases = self._state, self._phases
-        if (phases.plain_run(state, tokens) or phases.answer_run(state, tokens)) < len(tokens):
+        state, lookahead = self._state, self._lookahead
+        if self._rows.shared(state) is None:
+            count = lookahead.grammar_run(state, tokens).length
+        else:
+            count = lookahead.ordinary_run(state, tokens)
+        if count < len(tokens):
             return None
-        phases.keep()
-        self._state, self._empty_after = phases.lengthened(state, len(tokens)), None
-        return Commit(tokens, pieces=[Piece(phases.plain_kind(state), tuple(tokens))])
+        self._keep()
+        self._state, self._empty_after = lookahead.after_run(state, count), None
+        return Commit(tokens, spans=[RoleSpan(state.default_role, tuple(tokens))])
 
     @property
-    def _runs(self) -> bool:
-        """Whether runs of tokens may be taken at once: nothing is held for a marker or looked through for words."""
-        return not self._held and self._bad_words is None
+    def _can_run(self) -> bool:
+        """Whether several tokens may be taken at once: no token is undecided, and there are no bad words."""
+        return not self._undecided and self._bad_words is None
 
     def _write_row(self, state: State, node: int, masks: MaskRows, index: int) -> FixedRow:
-        """Let row ``index`` of ``masks`` be that of ``state``, and return it."""
-        shared = self._phases.shared_row(state) if self._bad_words is None else None
+        """Write the row of ``state`` to row ``index`` of ``masks``, and return it."""
+        shared = self._rows.shared(state) if self._bad_words is None else None
         if shared is not None:
-            masks.share(index, shared.words)
+            masks.write_shared(index, shared.words)
             return shared
-        row = masks.own(index)
-        self._phases.write_row(state, row)
-        self._forbid_words(state, node, row)
+        row = masks.writable(index)
+        self._rows.write(state, row)
+        self._mask_bad_words(state, node, row)
         return FixedRow(row)
 
-    def _forbid_words(self, state: State, node: int, row: np.ndarray) -> None:
-        if self._bad_words is not None and not self._phases.committed(state):
+    def _mask_bad_words(self, state: State, node: int, row: np.ndarray) -> None:
+        if self._bad_words is not None and self._rows.bad_words_apply(state):
             row &= self._bad_words.allowed(node)
 
-    def _completes_word(self, state: State, node: int, token: int) -> bool:
-        if self._bad_words is None or self._phases.committed(state):
+    def _completes_bad_word(self, state: State, node: int, token: int) -> bool:
+        if self._bad_words is None or not self._rows.bad_words_apply(state):
             return False
         return not bitmask.allows(self._bad_words.allowed(node), token)
 
-    def _behind(self, node: int, token: int) -> int:
+    def _next_bad_node(self, node: int, token: int) -> int:
         return node if self._bad_words is None else self._bad_words.step(node, token)
 
     def _is_empty_after(self, kept: list[int]) -> bool:
         if self._empty_after is not None:
             return self._empty_after == tuple(kept)
-        return not kept and self.stuck
+        return not kept and self.allows_nothing
 
 
 def _single(row: FixedRow) -> list[int]:
-    """The token of a row that allows no other one."""
+    """Return the only token that ``row`` allows, as a list, or an empty list if it allows another number of tokens."""
     return [] if row.only is None else [row.only]

@@ -1,88 +1,98 @@
-"""Which role every token of a text has: reasoning, marker or answer, once that is certain."""
+"""Assign a role to every token of a text: reasoning, delimiter or answer, as soon as the role is certain."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandemrt.runtime.constraints.phases import Phases
-from tandemrt.runtime.constraints.state import Kind, State, Told
+from tandemrt.runtime.constraints.rules import Rules
+from tandemrt.runtime.constraints.transitions import Role, RoleUpdate, State
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Tokens whose role has become certain.
+class RoleSpan:
+    """Consecutive tokens with one certain role.
 
-    A token of which parts have different roles comes as tokens that spell the parts; ``inner`` are the indices of those
-    that are not the first of one, so that all others count the tokens that were emitted.
+    A delimiter may begin or end inside an emitted token. Such a token is replaced by tokens for its parts. ``inner``
+    holds the indices of all parts but the first, so ``emitted`` counts a split token once.
     """
 
-    kind: Kind
+    role: Role
     tokens: tuple[int, ...]
     inner: frozenset[int] = frozenset()
 
     @property
     def emitted(self) -> int:
-        """How many emitted tokens begin here."""
+        """The number of emitted tokens that begin in the span."""
         return len(self.tokens) - len(self.inner)
 
 
-class Held(NamedTuple):
-    """A token that is out and whose role is not certain."""
+class UndecidedToken(NamedTuple):
+    """An emitted token, or a part of one, whose role is not certain yet."""
 
-    token: int  # of the text, or one that spells part of such a one
-    inner: bool  # spells a part that is not the first
+    token: int
+    inner: bool  # a part of a split token, but not its first part
 
 
-class Scribe:
-    """Gives every token its role as soon as the role is certain."""
+class RoleTracker:
+    """Assign roles to emitted tokens. ``undecided`` holds the tokens that have no certain role yet."""
 
-    def __init__(self, phases: Phases, held: tuple[Held, ...]) -> None:
-        self._phases = phases
-        self.held = list(held)
-        self._told: list[tuple[Kind, list[Held]]] = []
+    def __init__(self, rules: Rules, undecided: tuple[UndecidedToken, ...]) -> None:
+        self._rules = rules
+        self.undecided = list(undecided)
+        self._decided: list[tuple[Role, list[UndecidedToken]]] = []
 
     @property
-    def pieces(self) -> list[Piece]:
+    def spans(self) -> list[RoleSpan]:
+        """The tokens whose role this tracker decided, in order."""
         return [
-            Piece(kind, tuple(each.token for each in told), frozenset(at for at, each in enumerate(told) if each.inner))
-            for kind, told in self._told
+            RoleSpan(
+                role,
+                tuple(each.token for each in tokens),
+                frozenset(index for index, each in enumerate(tokens) if each.inner),
+            )
+            for role, tokens in self._decided
         ]
 
-    def write(self, token: int, after: State, told: Iterable[Told]) -> None:
+    def add(self, token: int, after: State, updates: Iterable[RoleUpdate]) -> None:
+        """Add ``token``, which led to the state ``after``, and apply the roles that it decides."""
         if after.stop_token is None:
-            self.held.append(Held(token, False))
-        for kind, left, cuts in told:
-            if left == 0:
-                self._release(kind, len(self.held))
+            self.undecided.append(UndecidedToken(token, False))
+        for role, undecided, splits in updates:
+            if undecided == 0:
+                self._decide(role, len(self.undecided))
             else:
-                self._release(kind, self._until(left, cuts))
+                self._decide(role, self._count_before(undecided, splits))
 
     def flush(self, state: State) -> None:
-        self._release(self._phases.plain_kind(state), len(self.held))
+        """Give all undecided tokens the default role, because the text ends and no delimiter can be completed."""
+        self._decide(state.default_role, len(self.undecided))
 
-    def _until(self, left: int, cuts: bool) -> int:
-        """How many of those held lie before the last ``left`` symbols; one that lies in part before them is cut."""
-        sizes = [len(self._phases.symbols(held.token)) for held in self.held]
-        size, count = sum(sizes) - left, 0  # below 0 where a marker began in the prompt
+    def _count_before(self, undecided: int, splits: bool) -> int:
+        """Return how many undecided tokens end before the last ``undecided`` symbols.
+
+        ``splits``: a token that begins before these symbols and ends inside them is split, and its first parts count.
+        """
+        sizes = [len(self._rules.symbols(each.token)) for each in self.undecided]
+        size, count = sum(sizes) - undecided, 0  # below 0 if the delimiter began in the prompt
         while size > 0 and size >= sizes[count]:
             size -= sizes[count]
             count += 1
-        if size <= 0 or not cuts:
+        if size <= 0 or not splits:
             return count
-        return count + self._cut(count, size)
+        return count + self._split(count, size)
 
-    def _release(self, kind: Kind, count: int) -> None:
+    def _decide(self, role: Role, count: int) -> None:
         if not count:
             return
-        if not self._told or self._told[-1][0] != kind:
-            self._told.append((kind, []))
-        self._told[-1][1].extend(self.held[:count])
-        del self.held[:count]
+        if not self._decided or self._decided[-1][0] != role:
+            self._decided.append((role, []))
+        self._decided[-1][1].extend(self.undecided[:count])
+        del self.undecided[:count]
 
-    def _cut(self, index: int, size: int) -> int:
-        """Replace a token by those that spell its first ``size`` symbols, as many as are returned, and the others."""
-        symbols, inner = self._phases.symbols(self.held[index].token), self.held[index].inner
-        first = self._phases.spell(symbols[:size])
-        parts = first + self._phases.spell(symbols[size:])
-        self.held[index : index + 1] = [Held(part, inner or at > 0) for at, part in enumerate(parts)]
+    def _split(self, index: int, size: int) -> int:
+        """Split a token after its first ``size`` symbols. Return the number of tokens that make up these symbols."""
+        symbols, inner = self._rules.symbols(self.undecided[index].token), self.undecided[index].inner
+        first = self._rules.tokens_of(symbols[:size])
+        parts = first + self._rules.tokens_of(symbols[size:])
+        self.undecided[index : index + 1] = [UndecidedToken(part, inner or at > 0) for at, part in enumerate(parts)]
         return len(first)

@@ -1,159 +1,110 @@
-"""The rule of a reasoning block: what opens it, what closes it, how long it may be, how it is closed by force."""
+"""The rule of reasoning blocks: their delimiters, their token budget, and the forced end of a spent budget."""
 
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from tandemrt.engines.errors import BadRequest, quoted
-from tandemrt.engines.vocabulary import Vocabulary
-from tandemrt.runtime.constraints import markers
-from tandemrt.runtime.constraints.markers import ROOT, Marker, MarkerMatcher
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.runtime.constraints import delimiters
+from tandemrt.runtime.constraints.delimiters import Delimiter, DelimiterMatcher
 
 
 @dataclass(frozen=True)
 class ThinkingRule:
-    """Markers, each as token ids that spell it, and a budget.
+    """Reasoning delimiters, each as token ids, and a budget.
 
-    A marker is what its ids spell: it is found wherever that stands, whatever tokens spell it there. A control token
-    is spelled by itself alone.
+    A delimiter matches the text of its ids, also if the output has this text in other tokens. A control token matches
+    only itself.
 
     Args:
-        start: opens a block.
-        ends: each closes a block.
-        forced_end: what is emitted, whole, when the budget is spent. It may hold a phrase before and after the marker
-            and must contain one of ``ends``.
-        implicit_ends: each closes a block and is itself content, such as a tool-call opener.
+        think_start: opens a block.
+        think_ends: each closes a block.
+        forced_end: the tokens that are emitted when the budget is spent, always completely. They must contain one of
+            ``think_ends`` and may include text before and after it.
+        implicit_ends: each closes a block and is part of the answer, such as a tool-call opener.
         budget: reasoning tokens allowed in one block. 0 closes it at once, None and -1 set no limit.
-        vocabulary: what ids spell.
+        vocabulary: the text of each id.
+
+    Attributes:
+        forced_delimiter: the place of the first end delimiter in ``forced_end``, counted in symbols.
 
     Raises:
-        BadRequest: an empty or contradictory marker, a forced end without an end marker, any other budget.
+        BadRequest: an empty or contradictory delimiter, a forced end without an end delimiter, any other budget.
     """
 
-    start: Marker
-    ends: tuple[Marker, ...]
-    forced_end: Marker
-    implicit_ends: tuple[Marker, ...] = ()
+    think_start: Delimiter
+    think_ends: tuple[Delimiter, ...]
+    forced_end: Delimiter
+    implicit_ends: tuple[Delimiter, ...] = ()
     budget: int | None = None
     vocabulary: Vocabulary = field(kw_only=True, repr=False)
+    forced_delimiter: range = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         width = len(self.vocabulary.tokens)
         fields = {
-            "start": _marker("start", self.start, width),
-            "ends": _markers("ends", self.ends, width),
-            "forced_end": _marker("forced_end", self.forced_end, width),
-            "implicit_ends": _markers("implicit_ends", self.implicit_ends, width),
+            "think_start": _delimiter("think_start", self.think_start, width),
+            "think_ends": _delimiters("think_ends", self.think_ends, width),
+            "forced_end": _delimiter("forced_end", self.forced_end, width),
+            "implicit_ends": _delimiters("implicit_ends", self.implicit_ends, width),
             "budget": _budget(self.budget),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-        if not self.ends:
-            raise BadRequest("ends: at least one end marker is needed, got none")
-        ends = {self.vocabulary.spelled(end): end for end in self.ends}
+        if not self.think_ends:
+            raise BadRequest("think_ends: must hold at least one end delimiter, got none; name one")
+        ends = {self.vocabulary.symbols_of(end): end for end in self.think_ends}
         for implicit in self.implicit_ends:
-            if both := ends.get(self.vocabulary.spelled(implicit)):
-                raise BadRequest(f"implicit_ends: {list(both)} is also one of ends; a marker is content or it is not")
-        _find_end(self)
+            if both := ends.get(self.vocabulary.symbols_of(implicit)):
+                raise BadRequest(
+                    f"implicit_ends: {list(both)} is also one of think_ends; remove it from one of the two"
+                )
+        object.__setattr__(self, "forced_delimiter", _find_end(self))
 
-    @property
-    def matcher(self) -> MarkerMatcher:
-        spelled = self.vocabulary.spelled
-        ends, implicit_ends = (tuple(map(spelled, each)) for each in (self.ends, self.implicit_ends))
-        return markers.matcher(self.vocabulary, spelled(self.start), ends, implicit_ends)
-
-    @property
-    def forced_marker(self) -> range:
-        """Where in what ``forced_end`` spells its first end marker stands."""
-        return _find_end(self)
-
-
-@dataclass(frozen=True)
-class PromptReading:
-    """What a prompt leaves behind: is a block open (None: no marker at all), and how far into what."""
-
-    block_open: bool | None
-    node: int  # of the rule's matcher, so that a marker may straddle prompt and output
-    spent: int  # reasoning tokens of the block that is open
-    tail: tuple[int, ...] = ()  # symbols of the last of them, as far as they may be part of an end marker
-
-
-def read_prompt(rule: ThinkingRule, prompt: Iterable[int]) -> PromptReading:
-    """Find the phase a prompt ends in: its last marker wins.
-
-    A start marker inside an open block begins that block anew, for a prompt may quote a marker without closing it.
-    An implicit end counts only inside a block: outside, it is ordinary content (a template that describes tools), in
-    which an end marker counts as anywhere else. The token that holds the end of a start marker is no reasoning token.
-    """
-    matcher, symbols_of = rule.matcher, rule.vocabulary.symbols
-    nodes, plain = matcher.nodes, matcher.plain
-    block_open: bool | None = None
-    node, spent = ROOT, 0
-    tail: tuple[int, ...] = ()
-    for token in prompt:
-        if node == ROOT and (token in plain or matcher.is_plain(token)):
-            spent, tail = spent + 1, ()
-            continue
-        within, symbols = block_open, symbols_of(token)
-        for symbol in symbols:
-            node = nodes[node].next.get(symbol, ROOT)
-            here = nodes[node]
-            if here.closes if block_open else here.ends and not here.opens:
-                block_open, within, node = False, False, ROOT
-            elif here.opens:
-                block_open, within, node, spent, tail = True, False, ROOT, 0, ()
-        if within:
-            spent, tail = spent + 1, reaching((*tail, len(symbols)), nodes[node].close_prefix)
-    return PromptReading(block_open, node, spent if block_open else 0, tail if block_open else ())
-
-
-def reaching(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The last of ``lengths``, as many as it takes to reach ``size`` symbols back."""
-    if size == 0:
-        return ()
-    reached, count = 0, 0
-    while reached < size and count < len(lengths):
-        count += 1
-        reached += lengths[-count]
-    return lengths[-count:]
+    @cached_property
+    def matcher(self) -> DelimiterMatcher:
+        symbols = self.vocabulary.symbols_of
+        ends, implicit_ends = (tuple(map(symbols, each)) for each in (self.think_ends, self.implicit_ends))
+        return delimiters.matcher(self.vocabulary, symbols(self.think_start), ends, implicit_ends)
 
 
 def _find_end(rule: ThinkingRule) -> range:
-    spelled = rule.vocabulary.spelled
-    forced_end = spelled(rule.forced_end)
+    symbols = rule.vocabulary.symbols_of
+    forced_end = symbols(rule.forced_end)
     found = [
         range(begin, begin + len(end))
-        for end in map(spelled, rule.ends)
+        for end in map(symbols, rule.think_ends)
         for begin in range(len(forced_end) - len(end) + 1)
         if forced_end[begin : begin + len(end)] == end
     ]
     if not found:
         raise BadRequest(
-            f"forced_end: must contain one of ends {[list(end) for end in rule.ends]}, or the block would never close; "
-            f"got {quoted(list(rule.forced_end))}. Append an end marker"
+            f"forced_end: must contain one of think_ends {[list(end) for end in rule.think_ends]}, or the block would "
+            f"never close; got {quoted(list(rule.forced_end))}. Append an end delimiter"
         )
     return min(found, key=lambda place: (place.stop, place.start))
 
 
-def _markers(name: str, value: Any, width: int) -> tuple[Marker, ...]:
+def _delimiters(name: str, value: Any, width: int) -> tuple[Delimiter, ...]:
     try:
         items = list(value)
     except TypeError:
         items = [value]
-    return tuple(_marker(f"{name}[{index}]", item, width) for index, item in enumerate(items))
+    return tuple(_delimiter(f"{name}[{index}]", item, width) for index, item in enumerate(items))
 
 
-def _marker(name: str, value: Any, width: int) -> Marker:
+def _delimiter(name: str, value: Any, width: int) -> Delimiter:
     try:
-        marker = tuple(_integer(token) for token in value)
+        delimiter = tuple(_integer(token) for token in value)
     except TypeError:
-        raise BadRequest(f"{name}: a marker is a sequence of token ids, got {quoted(value)}") from None
-    if not marker or min(marker) < 0:
-        raise BadRequest(f"{name}: a marker is a non-empty sequence of token ids >= 0, got {quoted(value)}")
-    if max(marker) >= width:
-        raise BadRequest(f"{name}: token ids must be in 0..{width - 1}, got {quoted(list(marker))}")
-    return marker
+        raise BadRequest(f"{name}: must be a sequence of token ids, got {quoted(value)}") from None
+    if not delimiter or min(delimiter) < 0:
+        raise BadRequest(f"{name}: must be a non-empty sequence of token ids >= 0, got {quoted(value)}")
+    if max(delimiter) >= width:
+        raise BadRequest(f"{name}: token ids must be in 0..{width - 1}, got {quoted(list(delimiter))}")
+    return delimiter
 
 
 def _budget(value: Any) -> int | None:
@@ -171,5 +122,5 @@ def _budget(value: Any) -> int | None:
 
 def _integer(value: Any) -> int:
     if isinstance(value, bool):
-        raise TypeError("a truth value is not a number here")
+        raise TypeError("a bool is not accepted as an integer")
     return operator.index(value)

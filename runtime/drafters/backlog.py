@@ -1,44 +1,43 @@
-"""How much of its texts a draft was not fed yet, where rounds that draft nothing may leave it for later."""
+"""Count the emitted tokens that a draft has not processed yet."""
 
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.requests.running import RunningRequest
 
 
 class Backlog:
-    """Tokens that rounds have emitted and that are in no cache of the draft: at most ``room`` of any slot.
+    """Counts emitted tokens that the draft has not processed yet, at most ``room`` per slot.
 
-    A run of the draft costs the same for one token as for a few, so rounds without drafts share one.
+    A run of the draft takes as long for one token as for a few, so rounds without drafts share one run.
     """
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._most = 1  # tokens that any slot may have
-        self._left = 0  # of these, those that the host may know of: a round has left them for later
-        self._fed = True
+        self._most = 1  # upper bound of the tokens in any slot
+        self._deferred = 0  # how many of them a round has deferred, so that the host may have committed them
+        self._processed = True
 
-    def may_wait(self, this: Round) -> bool:
-        """``this`` round drafts nothing: whether it leaves what there is for later. Else it must be fed.
+    def defer(self, this: Round) -> bool:
+        """Return whether ``this`` round, which drafts nothing, defers the backlog; if not, it must process it.
 
-        A round with a window, whose tokens are forced, leaves nothing: behind what waits, drafters put one token a
-        round.
+        A round with fast-forward tokens defers nothing, because drafters can append only one token per round.
         """
-        self._fed = this.window > 0 or self._most >= self._room
-        self._left = 0 if self._fed else self._most
-        return not self._fed
+        self._processed = this.window > 0 or self._most >= self._room
+        self._deferred = 0 if self._processed else self._most
+        return not self._processed
 
-    def feed(self) -> None:
-        """All that there is is fed."""
-        self._fed, self._left = True, 0
+    def mark_processed(self) -> None:
+        """Mark the backlog as processed."""
+        self._processed, self._deferred = True, 0
 
     def join(self) -> None:
-        """A slot has a token from a prompt."""
+        """Count the last prompt token of a request that joins."""
         self._most = max(1, self._most)
 
     def emitted(self, this: Round) -> bool:
-        """``this`` round has emitted tokens. Whether they are all there is, or stand behind what it left."""
-        self._most = this.window + 1 + (0 if self._fed else self._most)
-        return self._fed
+        """Count the tokens of ``this`` round. Return whether they replace the backlog; if not, append them."""
+        self._most = this.window + 1 + (0 if self._processed else self._most)
+        return self._processed
 
-    def held(self, running: Running) -> int:
-        """How many tokens of a text the draft's caches hold at least, prefill aside."""
-        return max(running.prefill_end, len(running.tokens) - 1 - self._left)
+    def cached_tokens(self, running: RunningRequest) -> int:
+        """See Drafter.cached_tokens."""
+        return max(running.prefill_end, len(running.tokens) - 1 - self._deferred)

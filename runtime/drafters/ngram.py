@@ -1,4 +1,4 @@
-"""Drafts by lookup: what followed the last time the newest tokens stood in the request's own text.
+"""Drafts by lookup in the request's own text: the tokens after the latest earlier occurrence of the newest ones.
 
 Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 """
@@ -6,26 +6,25 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 from collections.abc import Sequence
 from itertools import cycle, islice
 
-from tandemrt.runtime.drafters.base import Unmoved
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import RoundBuffers, write_drafts
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.device.buffers import RoundBuffers, write_drafts
+from tandemrt.runtime.requests.round import NullHooks, Round
+from tandemrt.runtime.requests.running import RunningRequest
 
 
-class NgramDrafter(Unmoved):
-    """Looks on the host, after the commit; costs no engine. Rows without a match draft nothing."""
+class NgramDrafter(NullHooks):
+    """Looks up drafts on the host, after the commit. Rows without a match have no drafts."""
 
-    ahead = False
+    drafts_before_commit = False
     caches = ()
 
     def __init__(self, buffers: RoundBuffers, *, window: int, shortest: int, longest: int) -> None:
         self.window = window
-        self.reach: int | None = None
+        self.max_length: int | None = None
         self._buffers = buffers
         self._sizes = range(longest, shortest - 1, -1)
         self._indexes: dict[int, NgramIndex] = {}
 
-    def join(self, running: Running) -> None:
+    def join(self, running: RunningRequest) -> None:
         """See SlotListener.join."""
         self._indexes[running.slot] = NgramIndex(running.tokens, self._sizes)
 
@@ -33,12 +32,12 @@ class NgramDrafter(Unmoved):
         """See SlotListener.leave."""
         self._indexes.pop(slot, None)
 
-    def held(self, running: Running) -> int:
-        """See Drafter.held."""
+    def cached_tokens(self, running: RunningRequest) -> int:
+        """See Drafter.cached_tokens."""
         return len(running.tokens)
 
-    def needed(self, this: Round) -> int:
-        """See Drafter.needed. Without a match nothing is drafted, and the round costs what plain decoding costs."""
+    def window_needed(self, this: Round) -> int:
+        """See Drafter.window_needed. 0 without a match: the round then costs one token."""
         return max(map(len, self._lookups(this).values()), default=0)
 
     def propose(self, this: Round) -> None:
@@ -46,29 +45,29 @@ class NgramDrafter(Unmoved):
         write_drafts(self._buffers.draft_tokens, this.batch, this.window, self._lookups(this))
 
     def _lookups(self, this: Round) -> dict[int, list[int]]:
-        """What is forced and what is found behind it, by slot."""
+        """Return the fast-forward tokens of each slot, continued by lookup."""
         found = {}
         for slot, running in this.rows.items():
-            forced = list(this.forced.get(slot, ()))
-            count = max(0, this.most(running) - len(forced))
-            found[slot] = forced + self._indexes[slot].lookup(count, forced)
+            fast_forward = list(this.fast_forward.get(slot, ()))
+            count = max(0, this.max_drafted(running) - len(fast_forward))
+            found[slot] = fast_forward + self._indexes[slot].lookup(count, fast_forward)
         return found
 
 
 class NgramIndex:
-    """Where each n-gram of a growing text ended last; costs the same per token however long the text is."""
+    """The latest end of each n-gram in a growing text. The time per token does not depend on the text's length."""
 
     def __init__(self, tokens: Sequence[int], sizes: Sequence[int]) -> None:
-        self._tokens = tokens  # the request's own list: it grows between calls
+        self._tokens = tokens  # the request's own list, which grows between calls
         self._sizes = sizes  # longest first
         self._ends: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # ends [0, indexed) are in the index
+        self._indexed = 0  # n-grams that end before this position are in the index
 
     def lookup(self, count: int, following: Sequence[int] = ()) -> list[int]:
-        """Return ``count`` tokens as they followed the latest earlier place of the longest matching suffix, if any.
+        """Return ``count`` tokens that followed the latest earlier occurrence of the longest suffix; [] without one.
 
-        The suffix is that of the text and ``following``. Where the place reaches the end of the text, it goes on from
-        its own beginning: a text that repeats itself repeats itself further.
+        The suffix is that of the text plus ``following``. If the text ends too early, the tokens repeat from the start
+        of the match, so that a periodic text continues its period.
         """
         newest = len(self._tokens)
         for end in range(self._indexed, newest):

@@ -1,21 +1,20 @@
-"""No drafting: a round decides one token, and what a constraint forces in front of it."""
+"""The drafter of bundles that draft nothing: a round decides one token, and the fast-forward tokens before it."""
 
-from tandemrt.runtime.drafters.base import Unmoved
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.requests.round import NullHooks, Round
+from tandemrt.runtime.requests.running import RunningRequest
 
 
-class NoDrafter(Unmoved):
-    """Stands where nobody drafts."""
+class NoDrafter(NullHooks):
+    """Drafts nothing."""
 
-    ahead = True
+    drafts_before_commit = True
     window = 0
-    reach: int | None = None
+    max_length: int | None = None
     caches = ()
 
-    def held(self, running: Running) -> int:
-        """See Drafter.held."""
-        return len(running.tokens)
-
     def propose(self, this: Round) -> None:
-        """See Drafter.propose. Never asked: the window is 0."""
+        """See Drafter.propose. Never called: the window is 0."""
+
+    def cached_tokens(self, running: RunningRequest) -> int:
+        """See Drafter.cached_tokens."""
+        return len(running.tokens)

@@ -1,180 +1,224 @@
-"""What drafters share whose head is fed pairs: a token, and the target's state of the token before it."""
+"""EAGLE-3, MTP and P-EAGLE: drafts from a head that reads hidden states of the target.
 
-from abc import abstractmethod
+EAGLE-3 and MTP run once per drafted token, P-EAGLE once per round.
+
+"EAGLE-3" (arXiv 2503.01840), "P-EAGLE" (arXiv 2602.01469).
+"""
+
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from typing import Protocol
 
-from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
+from tandemrt.engines.contract.calls import NO_PROMPTS, Packed, repacked
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, prompt_rows
-from tandemrt.runtime.device import upload
+from tandemrt.runtime.caches.call_layout import MAX_PACKED_CALLS
+from tandemrt.runtime.caches.prompt_calls import packed_prefill_call
+from tandemrt.runtime.device.backends.base import Call, prompt_rows
+from tandemrt.runtime.device.buffers import Buffer
+from tandemrt.runtime.device.prompt_plan import Chunk
+from tandemrt.runtime.device.round_shape import RoundShape
+from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.drafters.backlog import Backlog
-from tandemrt.runtime.drafters.drawing import DrawingDrafter
+from tandemrt.runtime.drafters.mask_tokens import MaskTokens
+from tandemrt.runtime.drafters.pair_store import PairStore
 from tandemrt.runtime.drafters.resources import DraftResources
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import Buffer
-from tandemrt.runtime.round.planner import Chunk
-from tandemrt.runtime.round.prompt_calls import MOST_PACKED, prompts_call
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.drafters.sampling import Sampler, StepSampler, WindowSampler
+from tandemrt.runtime.requests.round import NullHooks, Round
+from tandemrt.runtime.requests.running import RunningRequest
 
 
-class PairDrafter(DrawingDrafter):
-    """Keeps the pairs that are in no cache yet, and feeds those of prompts.
+class Head(Protocol):
+    """Runs a draft head over the pairs of a PairStore."""
 
-    Token j + 1 of a text goes with the target's state of token j, at place j of the head's cache. Verification makes as
-    many pairs certain as it emits tokens; they are fed when the next round begins (``_feed``), or when several rounds
-    that draft nothing have made as many as a window makes, because no more states are kept. So the cache holds what the
-    target's states make of a text, and nothing else is read. A text of one token has no pair yet: nothing sensible is
-    drafted behind it.
+    def run(self, shape: RoundShape, step: int) -> None:
+        """Write the logits of ``step``. Step 0 processes all pairs that are not in the cache yet."""
 
-    Over a paged cache, prompts are fed behind the target's call of the round, which gives their states; one that ends
-    in a round is drafted for from the next one on.
+    def made(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
+        """The bindings of the hidden states that the head outputs, if any."""
 
-    Its engine "fuse" makes states of features. The prompts of its resources are its own. ``query``: the most tokens per
-    row of a run; ``chunk``: the most prompt tokens of a call over a linear cache; ``kept``: pairs that are fed again
-    in front of those that a round has made certain.
+
+class PairDrafter(NullHooks):
+    """Processes the pairs (token, target state) that are not in the cache yet, and drafts after them.
+
+    Each token that verification emits completes a pair. The next round processes the new pairs; rounds without drafts
+    defer them, up to one window, because no more states are kept. So the cache depends only on the target's states. A
+    text of one token has no pair yet; its first drafts are arbitrary.
+
+    Over a paged cache, prompts are processed after the target's call of the round, which computes their states. Drafts
+    for a request start in the round after the end of its prompt.
+
+    ``max_length`` is None, because a bundle's texts are no longer than its head's positions.
     """
 
-    def __init__(self, resources: DraftResources, *, query: int, chunk: int, kept: int = 0) -> None:
-        super().__init__(resources)
-        self.late = resources.runs is not None
-        device, dtype, slots, window = self._device, self._dtype, resources.slots, resources.window
-        self._hidden = int(self._engines["draft"].contract["states"].shape[-1])
-        self._features = int(self._engines["fuse"].contract["features"].shape[-1])
-        self._most_pairs = window + 1 + kept
-        self._backlog = Backlog(self._most_pairs)
-        # Pairs of each slot, `_counts` of them behind `length` - `_counts`; behind them stands -1 as a token.
-        self._pair_tokens = torch.zeros(slots, query, dtype=torch.int64, device=device).fill_(-1)
-        self._pair_states = torch.zeros(slots, self._most_pairs, self._hidden, dtype=dtype, device=device)
-        self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._has_pairs = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._slot_ids = torch.arange(slots, device=device)
-        self._first_index = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._first_tokens = Buffer((slots, query), torch.int64, device)
-        self._first_states = Buffer((slots, query, self._hidden), dtype, device)
-        features = self._buffers.features
-        assert features is not None
-        self._fused = Buffer((max(features.device.numel() // self._features, chunk), self._hidden), dtype, device)
-        self._chunk_tokens = Buffer((chunk,), torch.int64, device)
-        self._following = Buffer((slots,), torch.int64, device)
-        self._fuse_call = lru_cache(MOST_PACKED)(self._bind_fuse)
-        self._prompts_call = lru_cache(MOST_PACKED)(self._bind_prompts)
+    drafts_before_commit = True
+    max_length: int | None = None
 
-    @abstractmethod
-    def _feed(self, batch: int, window: int) -> None:
-        """Run the head over the pairs that are in no cache yet; ``window`` tokens are drafted behind them."""
-
-    def _made(self, *shape: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
-        """The bindings of what the head makes beside logits, for ``shape`` [batch, rows]."""
-        return {}
+    def __init__(self, draft: DraftResources, pairs: PairStore, head: Head, sampler: Sampler, *, chunk: int) -> None:
+        """
+        Args:
+            draft: its layout is the head's own.
+            chunk: the most prompt tokens of a call over a linear cache.
+        """
+        self.window = draft.window
+        self.reads_prompts_late = draft.layout.packed
+        self.caches = (draft.cache,)
+        self._draft = draft
+        self._pairs = pairs
+        self._head = head
+        self._sampler = sampler
+        self._backlog = Backlog(pairs.most)
+        self._chunk_tokens = Buffer((chunk,), torch.int64, draft.device)
+        self._following = Buffer((draft.slots,), torch.int64, draft.device)
+        self._prompts_call = lru_cache(MAX_PACKED_CALLS)(self._bind_prompts)
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
-        self._pair_tokens[slot] = -1
-        self._counts[slot] = 0
-
-    def held(self, running: Running) -> int:
-        """See Drafter.held."""
-        return self._backlog.held(running)
+        self._pairs.clear(slot)
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
-        """See Drafter.prefill. Token by token behind the one that it is paired with."""
-        (slots, count), head = tokens.shape, self._engines["draft"]
-        features = self._buffers.prompt_features
-        assert features is not None
+        """See Drafter.prefill. Each state is paired with the next token."""
+        (slots, count), draft = tokens.shape, self._draft
         last = self._following.view(slots)
-        upload([behind[0] for behind in following], last)
+        upload([after[0] for after in following], last)
         shifted = self._chunk_tokens.view(slots, count)
         shifted[:, : count - 1] = tokens[:, 1:]
         shifted[:, count - 1] = last
-        states = self._fused.view(slots, count, self._hidden)
-        self._engines["fuse"].bind(
-            {
-                "features": features.view(slots * count, self._features),
-                "states": self._fused.view(slots * count, self._hidden),
-            }
-        ).run()
-        rows = prompt_rows(head)
-        head.bind(
+        states, rows = self._pairs.fuse_prompts(slots, count), prompt_rows(draft.engine)
+        draft.engine.bind(
             {
                 "token_ids": shifted,
                 "states": states,
-                "write_index": self._state.view("length", slot + slots)[slot:],
-                "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=head.device),
-                "logits": self._logits.view(slots, rows, self._width),
-                **self._made(slots, rows),
-                **self._cache.rows(slot, slots),
+                "write_index": draft.state.view("length", slot + slots)[slot:],
+                "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=draft.device),
+                "logits": self._sampler.logits.view(slots, rows, draft.width),
+                **self._head.made(slots, rows),
+                **draft.cache.rows(slot, slots),
             }
         ).run()
-        # The newest pair decides the first drafted token, so it is fed once more.
-        self._pair_tokens[slot : slot + slots] = -1
-        self._pair_tokens[slot : slot + slots, 0] = last
-        self._pair_states[slot : slot + slots, 0] = states[:, count - 1]
-        self._counts[slot : slot + slots] = 1
+        # The first drafted token is sampled after the newest pair, so that pair is processed once more.
+        self._pairs.replace(slot, last, states[:, count - 1])
         self._backlog.join()
 
+    def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
+        """See Drafter.write_prompts. Each state is paired with the next token."""
+        self._draft.layout.write(chunks, texts, sizes, ahead=1)
+
     def skip(self, this: Round) -> None:
-        """See Drafter.skip. The pairs of its rows are fed where no more may wait."""
-        if this.batch and not self._backlog.may_wait(this):
-            self._run(("feed", this.batch), lambda: self._feed(this.batch, 0), [])
+        """See Drafter.skip. The pairs are processed when the backlog is full."""
+        if this.batch and not self._backlog.defer(this):
+            shape, draft = RoundShape(this.batch, 0), self._draft
+            draft.graphs.run(("feed", shape), lambda: self._head.run(shape, 0), outputs=[], capturable=draft.capturable)
 
-    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
-        """See Drafter.reads. Token by token behind the one that it is paired with."""
-        assert self._runs is not None
-        self._runs.write(chunks, texts, sizes, ahead=1)
+    def propose(self, this: Round) -> Buffer | None:
+        """See Drafter.propose."""
+        shape = this.shape.without_prompts
+        self._backlog.mark_processed()
+        return self._sampler.propose(this, shape, lambda: self._sampler.sample(shape, partial(self._head.run, shape)))
 
-    def scored(self, this: Round) -> None:
-        """See Drafter.scored. States are made of all features, those of prompts are fed."""
-        tokens, prompts = this.windows if this.batch else 0, this.prompts
-        self._fuse_call(tokens + prompts.prompt_tokens).run()
+    def after_target(self, this: Round) -> None:
+        """See Drafter.after_target. Compute the states of all tokens, and process those of prompts."""
+        tokens, prompts = this.window_tokens if this.batch else 0, this.prompts
+        self._pairs.fuse(tokens + prompts.prompt_tokens)
         if prompts != NO_PROMPTS:
-            sizes = beside(0, prompts)
-            call = self._prompts_call(tokens, sizes)
-            self._graphs.run_with_prompts(
-                ("draft", tokens, sizes), call.run, call, tokens=sizes.prompt_tokens, capturable=self._capturable
-            )
+            sizes = repacked(0, prompts)
+            self._draft.run_prompts(("draft", tokens, sizes), self._prompts_call(tokens, sizes), sizes)
 
-    def verified(self, this: Round) -> None:
-        """See Drafter.verified. What was emitted is paired with the states that the target computed for the window."""
-        batch, query, counts = this.batch, this.window + 1, self._counts[: this.batch]
-        states, tokens = self._fused.view(batch, query, self._hidden), self._buffers.tokens.view(batch, query)
-        if self._backlog.emitted(this):
-            self._pair_states[:batch, :query] = states
-            self._pair_tokens[:batch, :query] = tokens
-            self._pair_tokens[:batch, query:] = -1
-            counts.copy_(self._buffers.count.view(batch))
+    def after_verify(self, this: Round) -> None:
+        """See Drafter.after_verify."""
+        self._pairs.add_emitted(this.batch, this.window + 1, replace=self._backlog.emitted(this))
+
+    def cached_tokens(self, running: RunningRequest) -> int:
+        """See Drafter.cached_tokens."""
+        return self._backlog.cached_tokens(running)
+
+    def _bind_prompts(self, before: int, prompts: Packed) -> Call:
+        """Bind the call of a round's prompts, whose states follow those of ``before`` other tokens."""
+        draft, pairs = self._draft, self._pairs
+        states = pairs.fused.view(before + prompts.prompt_tokens, pairs.hidden)[before:]
+        others = {"states": states, **self._head.made(1, 1)}
+        return packed_prefill_call(draft.engine, draft.cache, draft.layout, prompts, self._sampler.logits, others)
+
+
+class StepHead:
+    """EAGLE-3, and MTP with one layer: runs the head once per drafted token.
+
+    The first run processes the pairs. Each later step pairs the drafted token with the state that the head itself
+    computed, at positions that the next round overwrites.
+    """
+
+    def __init__(self, draft: DraftResources, pairs: PairStore, sampler: StepSampler) -> None:
+        self._draft = draft
+        self._pairs = pairs
+        self._sampler = sampler
+        self._score_rows = Buffer((draft.slots,), torch.int64, draft.device)
+        self._before_rows = cache(lambda batch, query: draft.layout.row_starts(batch, query) - 1)
+        own = (draft.slots, 1, pairs.hidden)
+        self._own_states = [Buffer(own, draft.dtype, draft.device) for _ in range(2)]  # of even and odd steps
+        self._first_call = cache(self._bind_first)
+        self._step_call = cache(self._bind_step)
+
+    def run(self, shape: RoundShape, step: int) -> None:
+        """See Head.run."""
+        batch, pairs = shape.batch, self._pairs
+        if step:
+            self._step_call(batch, step).run()
             return
-        one_behind = (self._slot_ids[:batch], counts)  # a round that others wait behind emits a token at most
-        self._pair_states[one_behind] = states[:, 0]
-        self._pair_tokens[one_behind] = tokens[:, 0]
-        counts.add_(self._buffers.count.view(batch))
+        query, counts = pairs.most, pairs.counts[:batch]
+        pairs.write_first(batch, query)
+        rows = self._score_rows.view(batch, 1)
+        torch.clamp(counts[:, None], min=1, out=rows)
+        torch.add(rows, self._before_rows(batch, query), out=rows)
+        torch.clamp(pairs.tokens[:batch, :query], min=0, out=pairs.first_tokens.view(batch, query))
+        self._first_call(batch, query).run()
 
-    def _begin_first(self, batch: int, query: int) -> None:
-        """Say where the pairs of [0, batch) begin, and their states in the first run, ``query`` wide.
+    def made(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
+        """See Head.made."""
+        return {"next_states": self._own_states[0].view(batch, rows, self._pairs.hidden)}
 
-        A slot without any writes behind its text, with states of zeros: free slots share a scratch block, so all of
-        them must write the same (SlotState.leave).
-        """
-        counts, pairs = self._counts[:batch], self._most_pairs
-        torch.sub(self._state.view("length", batch), counts, out=self._first_index[:batch])
-        torch.clamp(counts, max=1, out=self._has_pairs[:batch])
-        states = self._first_states.view(batch, query, self._hidden)[:, :pairs]
-        torch.mul(self._pair_states[:batch], self._has_pairs[:batch, None, None], out=states)
+    def _bind_first(self, batch: int, query: int) -> Call:
+        pairs = self._pairs
+        tokens, rows = pairs.first_tokens.view(batch, query), self._score_rows.view(batch, 1)
+        others = {"states": pairs.shaped(pairs.first_states, tokens), **self.made(batch, 1)}
+        return self._draft.bind(tokens, rows, pairs.first_index[:batch], self._sampler.logits, others)
 
-    def _fed(self, states: Buffer, tokens: torch.Tensor) -> torch.Tensor:
-        """The states that ``tokens`` [batch, query] are fed with, in the form of the cache."""
-        return states.view(*(tokens.shape if self._runs is None else (tokens.numel(),)), self._hidden)
+    def _bind_step(self, batch: int, step: int) -> Call:
+        given, made = self._own_states[(step - 1) % 2], self._own_states[step % 2]
+        tokens, index = self._sampler.tokens[step - 1, :batch, None], self._sampler.index[step, :batch]
+        others = {
+            "states": self._pairs.shaped(given, tokens),
+            "next_states": made.view(batch, 1, self._pairs.hidden),
+        }
+        return self._draft.bind(tokens, self._draft.layout.row_starts(batch, 1), index, self._sampler.logits, others)
 
-    def _bind_fuse(self, tokens: int) -> Call:
-        features = self._buffers.features
-        assert features is not None
-        return self._engines["fuse"].bind(
-            {"features": features.view(tokens, self._features), "states": self._fused.view(tokens, self._hidden)}
-        )
 
-    def _bind_prompts(self, behind: int, prompts: Packed) -> Call:
-        """The call of a round's prompts, whose states stand behind those of ``behind`` tokens of windows."""
-        assert self._runs is not None
-        states = self._fused.view(behind + prompts.prompt_tokens, self._hidden)[behind:]
-        others = {"states": states, **self._made(1, 1)}
-        return prompts_call(self._engines["draft"], self._cache, self._runs, prompts, self._logits, others)
+class ParallelHead:
+    """P-EAGLE: runs the head once per round, over the pairs and ``window`` - 1 mask tokens with a learned state.
+
+    The last pair and each mask predict one token. The next round overwrites the cache entries of mask tokens.
+    """
+
+    def __init__(self, draft: DraftResources, pairs: PairStore, sampler: WindowSampler, *, mask_token: int) -> None:
+        self._draft = draft
+        self._pairs = pairs
+        self._sampler = sampler
+        self._masks = MaskTokens(draft, mask_token)
+        self._call = cache(self._bind)
+
+    def run(self, shape: RoundShape, step: int) -> None:  # noqa: ARG002
+        """See Head.run. A row without pairs has masks only."""
+        batch, scored, pairs = shape.batch, max(1, shape.window), self._pairs
+        query = pairs.most + scored - 1
+        pairs.write_first(batch, query)
+        self._masks.write(pairs.first_tokens.view(batch, query), pairs.tokens[:batch, :query])
+        self._masks.score_from_last(pairs.counts[:batch], scored, query)
+        self._call(batch, scored, query).run()
+
+    def made(self, batch: int, rows: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """See Head.made."""
+        return {}
+
+    def _bind(self, batch: int, scored: int, query: int) -> Call:
+        pairs = self._pairs
+        tokens, rows = pairs.first_tokens.view(batch, query), self._masks.score_rows.view(batch, scored)
+        others = {"states": pairs.shaped(pairs.first_states, tokens)}
+        return self._draft.bind(tokens, rows, pairs.first_index[:batch], self._sampler.logits, others)

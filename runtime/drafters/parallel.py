@@ -1,148 +1,138 @@
-"""Drafts from a model that foresees a whole window in one run, behind mask tokens: PARD.
+"""PARD: drafts from a model that predicts a whole window in one run, at mask tokens.
 
 An, Bai et al., "PARD" (arXiv 2504.18583).
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
 
-from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
+from tandemrt.engines.contract.calls import NO_PROMPTS, Packed, repacked
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call
-from tandemrt.runtime.device import upload
-from tandemrt.runtime.drafters.at_once import AtOnceDrafter, write_masked
+from tandemrt.runtime.caches.call_layout import cache_calls
+from tandemrt.runtime.caches.prompt_calls import linear_prefill_call, packed_prefill_call
+from tandemrt.runtime.device.backends.base import Call
+from tandemrt.runtime.device.buffers import Buffer
+from tandemrt.runtime.device.prompt_plan import Chunk
+from tandemrt.runtime.device.round_shape import RoundShape
+from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.drafters.backlog import Backlog
+from tandemrt.runtime.drafters.mask_tokens import MaskTokens
 from tandemrt.runtime.drafters.resources import DraftResources
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import Buffer
-from tandemrt.runtime.round.planner import Chunk
-from tandemrt.runtime.round.prompt_calls import MOST_PACKED, prefill_call, prompts_call
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.drafters.sampling import WindowSampler
+from tandemrt.runtime.requests.round import NullHooks, Round
+from tandemrt.runtime.requests.running import RunningRequest
 
 
-class ParallelDrafter(AtOnceDrafter):
-    """Runs the draft model once a round, over the tokens that the last round emitted and ``window`` - 1 mask tokens.
+class ParallelDrafter(NullHooks):
+    """Runs the draft model once per round, over the tokens that the last round emitted and ``window`` - 1 mask tokens.
 
-    The last token and every mask behind it foresee one token each, which are drawn at once. What masks have written
-    into the cache is written again by the next round: of drafted tokens that were accepted no state is kept.
-
-    Rounds that draft nothing leave what they emit for later, as much as a window may emit. Over a paged cache, a
-    round's prompts ride along.
-
-    ``mask_token`` is what the model was trained with; ``reach``: see Drafter.
+    The next round overwrites the cache entries of the mask tokens. Rounds without drafts defer their tokens, up to one
+    window. Over a paged cache, the call also has the prompts of the round.
     """
 
-    def __init__(self, resources: DraftResources, *, mask_token: int, reach: int) -> None:
-        super().__init__(resources, reach=reach)
-        device, slots, window = self._device, resources.slots, resources.window
-        self._mask = mask_token
-        # Tokens of each slot that are in no cache yet, and -1 behind them: `_counts` of them up to `length`.
-        self._line = torch.zeros(slots, 2 * window, dtype=torch.int64, device=device).fill_(-1)
+    drafts_before_commit = True
+
+    def __init__(self, draft: DraftResources, sampler: WindowSampler, *, mask_token: int, max_length: int) -> None:
+        self.window = draft.window
+        self.max_length: int | None = max_length
+        self.caches = (draft.cache,)
+        self._draft = draft
+        self._sampler = sampler
+        self._masks = MaskTokens(draft, mask_token)
+        device, slots, window = draft.device, draft.slots, draft.window
+        # `_counts` tokens of each slot that are not in the cache yet, the last at position `length`; -1 after them.
+        self._new_tokens = torch.zeros(slots, 2 * window, dtype=torch.int64, device=device).fill_(-1)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
         self._backlog = Backlog(window + 1)
         self._slot_ids = torch.arange(slots, device=device)
         self._index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._token_ids = Buffer((slots, 2 * window), torch.int64, device)
-        self._run_call = cache(self._bind_run)
-        self._packed_call = lru_cache(MOST_PACKED)(self._bind_packed)
+        self._call = cache_calls(self._bind)
 
-    def join(self, running: Running) -> None:
-        """See SlotListener.join. Whatever is prefilled, the last token is fed by the first round."""
-        self._expect([running.slot], [running.tokens[-1]])
+    def join(self, running: RunningRequest) -> None:
+        """See SlotListener.join. The first round processes the last token, whether or not the slot is prefilled."""
+        self._start([running.slot], [running.tokens[-1]])
 
     def leave(self, slot: int) -> None:
-        """See SlotListener.leave. A free slot is as one that a round has emitted nothing for: see SlotState.leave."""
-        self._line[slot] = -1
+        """See SlotListener.leave."""
+        self._new_tokens[slot] = -1
         self._counts[slot] = 0
-
-    def held(self, running: Running) -> int:
-        """See Drafter.held."""
-        return self._backlog.held(running)
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
         """See Drafter.prefill."""
-        length = self._state.view("length", slot + len(tokens))[slot:]
-        prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()
-        self._expect(range(slot, slot + len(tokens)), [behind[0] for behind in following])
+        length = self._draft.state.view("length", slot + len(tokens))[slot:]
+        linear_prefill_call(self._draft.engine, self._draft.cache, slot, tokens, length, self._sampler.logits).run()
+        self._start(range(slot, slot + len(tokens)), [after[0] for after in following])
 
-    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002
-        """See Drafter.reads."""
-        self._expect([chunk.slot for chunk in chunks], [texts[chunk.slot][chunk.end] for chunk in chunks])
+    def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002
+        """See Drafter.write_prompts. The target's prompts are also the draft's."""
+        self._start([chunk.slot for chunk in chunks], [texts[chunk.slot][chunk.end] for chunk in chunks])
 
     def skip(self, this: Round) -> None:
-        """See Drafter.skip. What its rows have is fed with prompts, or where no more may wait."""
-        batch, prompts = this.batch, this.prompts
-        if prompts != NO_PROMPTS:
-            self._backlog.feed()
-            self._graphs.run_eagerly(lambda: self._feed(batch, 0, prompts), "prompts")
-        elif batch and not self._backlog.may_wait(this):
-            self._run(("feed", batch), lambda: self._feed(batch, 0, prompts), [])
+        """See Drafter.skip. The backlog is processed with prompts, or when it is full."""
+        shape = RoundShape(this.batch, 0, prompts=this.prompts)
+        if shape.prompts != NO_PROMPTS:
+            self._backlog.mark_processed()
+            self._draft.graphs.run_eagerly(lambda: self._run(shape), "prompts")
+        elif shape.batch and not self._backlog.defer(this):
+            graphs = self._draft.graphs
+            graphs.run(("feed", shape), lambda: self._run(shape), outputs=[], capturable=self._draft.capturable)
 
     def propose(self, this: Round) -> Buffer | None:
-        """See Drafter.propose. One run of the draft model and one draw."""
-        batch, window, filters, prompts = this.batch, this.window, this.filters, this.prompts
-        draft_probs, outputs = self._proposal(this)
-        self._backlog.feed()
+        """See Drafter.propose. One run of the model and one sampling call."""
+        shape = this.shape
+        self._backlog.mark_processed()
+        return self._sampler.propose(this, shape, lambda: self._sampler.sample(shape, lambda _step: self._run(shape)))
 
-        def work() -> None:
-            self._feed(batch, window, prompts)
-            self._draw(batch, window, keep_probs=draft_probs is not None, filters=filters)
-
-        if prompts != NO_PROMPTS:
-            self._graphs.run_eagerly(work, "prompts")
-        else:
-            self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
-        return draft_probs
-
-    def verified(self, this: Round) -> None:
-        """See Drafter.verified."""
+    def after_verify(self, this: Round) -> None:
+        """See Drafter.after_verify."""
         batch, query, counts = this.batch, this.window + 1, self._counts[: this.batch]
-        tokens = self._buffers.tokens.view(batch, query)
+        tokens = self._draft.buffers.tokens.view(batch, query)
         if self._backlog.emitted(this):
-            self._line[:batch, :query] = tokens
-            self._line[:batch, query:] = -1
-            counts.copy_(self._buffers.count.view(batch))
+            self._new_tokens[:batch, :query] = tokens
+            self._new_tokens[:batch, query:] = -1
+            counts.copy_(self._draft.buffers.count.view(batch))
             return
-        self._line[self._slot_ids[:batch], counts] = tokens[:, 0]  # it emits a token at most
-        counts.add_(self._buffers.count.view(batch))
+        self._new_tokens[self._slot_ids[:batch], counts] = tokens[:, 0]  # the round emits at most one token
+        counts.add_(self._draft.buffers.count.view(batch))
 
-    def _expect(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """The token that the next round feeds is the only one of these slots."""
+    def cached_tokens(self, running: RunningRequest) -> int:
+        """See Drafter.cached_tokens."""
+        return self._backlog.cached_tokens(running)
+
+    def _start(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """Set the only new token of each of ``slots``."""
         for slot, token in zip(slots, tokens, strict=True):
-            self._line[slot] = -1
-            upload([token], self._line[slot, :1])
+            self._new_tokens[slot] = -1
+            upload([token], self._new_tokens[slot, :1])
             self._counts[slot] = 1
         self._backlog.join()
 
-    def _feed(self, batch: int, window: int, prompts: Packed) -> None:
-        """Run the model over what is in no cache yet, masks behind it. A slot without any has masks alone."""
+    def _run(self, shape: RoundShape) -> None:
+        """Run the model over new tokens and masks. A row without new tokens has masks only."""
+        batch, prompts = shape.batch, shape.prompts
+        draft = self._draft
         if not batch:
-            assert self._runs is not None
-            alone = beside(0, prompts)
-            prompts_call(self._engines["draft"], self._cache, self._runs, alone, self._logits).run()
+            packed_prefill_call(
+                draft.engine, draft.cache, draft.layout, repacked(0, prompts), self._sampler.logits
+            ).run()
             return
-        query, counts = self.window + 1 + max(0, window - 1), self._counts[:batch]
-        line = self._line[:batch, :query]
-        ids = self._token_ids.view(batch, query)
-        write_masked(ids, line, self._mask)
+        scored, query = self._rows_and_tokens(shape.window)
+        counts = self._counts[:batch]
+        shape = RoundShape(batch, shape.window, prompts=repacked(batch * query, prompts))
+        ids = draft.layout.windows(self._token_ids.view(batch, query), shape.prompts)
+        self._masks.write(ids, self._new_tokens[:batch, :query])
         index = self._index[:batch]
-        torch.add(self._state.view("length", batch), counts * -1, out=index)
+        torch.sub(draft.state.view("length", batch), counts, out=index)
         torch.add(index, 1, out=index)
-        scored = max(1, window)  # a paged decoder scores at least one row, whether anybody reads it
-        self._score_from(counts, scored, query)
-        if prompts == NO_PROMPTS:
-            self._run_call(batch, scored, query).run()
-            return
-        assert self._runs is not None
-        sizes = beside(batch * query, prompts)
-        self._runs.windows(batch, query, sizes).copy_(ids)
-        self._packed_call(batch, scored, query, sizes).run()
+        self._masks.score_from_last(counts, scored, query)
+        self._call(shape).run()
 
-    def _bind_run(self, batch: int, scored: int, query: int) -> Call:
-        rows = self._score_rows.view(batch, scored)
-        return self._bind_windows(self._token_ids.view(batch, query), rows, self._index[:batch])
+    def _rows_and_tokens(self, window: int) -> tuple[int, int]:
+        """Scored rows (at least one, which a paged decoder needs) and tokens, per row of the call."""
+        return max(1, window), self.window + 1 + max(0, window - 1)
 
-    def _bind_packed(self, batch: int, scored: int, query: int, prompts: Packed) -> Call:
-        assert self._runs is not None
-        tokens, rows = self._runs.token_ids(batch * query, prompts), self._score_rows.view(batch, scored)
-        return self._bind_windows(tokens, rows, self._index[:batch], self._runs.bindings(prompts))
+    def _bind(self, shape: RoundShape) -> Call:
+        batch = shape.batch
+        scored, query = self._rows_and_tokens(shape.window)
+        tokens, rows = self._token_ids.view(batch, query), self._masks.score_rows.view(batch, scored)
+        return self._draft.bind(tokens, rows, self._index[:batch], self._sampler.logits, prompts=shape.prompts)

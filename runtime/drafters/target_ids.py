@@ -1,21 +1,22 @@
-"""The tokens of a draft that knows a part of its target's vocabulary, by the target's ids."""
+"""The target's ids of a draft's tokens, for drafts with a reduced vocabulary."""
 
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadBundle, clipped
-from tandemrt.engines.manifest import TARGET_IDS
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.draft import FeatureEntry
+from tandemrt.engines.bundle.manifest import TARGET_IDS
+from tandemrt.engines.validation.errors import BadBundle, clipped
 
 TargetIds = npt.NDArray[np.int32]
 
 
 def read_target_ids(bundle: Bundle) -> TargetIds | None:
-    """The target's id of each token that the draft's logits are of, ascending; None if they are of all.
+    """Return the target's id of each draft logit, int32 [width], ascending; None if the vocabularies are equal.
 
-    Raises BadBundle for a file that says something else.
+    Raises BadBundle for a file that holds anything else.
     """
-    count = bundle.draft.vocab
+    count = bundle.draft.vocab if isinstance(bundle.draft, FeatureEntry) else None
     if count is None:
         return None
     path, rule = bundle.folder / TARGET_IDS, f"int32 [{count}], ids below {bundle.vocab}, ascending"

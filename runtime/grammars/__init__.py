@@ -1,1 +1,1 @@
-"""Structured outputs: from a schema, an expression or a grammar to what masks tokens."""
+"""Structured outputs: compile a schema, regular expression, grammar or structural tag, and mask tokens with it."""

@@ -1,78 +1,58 @@
-"""From sources to grammars: which engine compiles what, behind one protocol."""
+"""The protocol of a grammar matcher: the state of one text in a compiled grammar."""
 
-import json
-from collections.abc import Iterable
-from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from typing import Protocol
 
-from tandemrt.engines.errors import BadRequest, InternalError, clipped
-from tandemrt.engines.vocabulary import Vocabulary
-from tandemrt.runtime.constraints.grammar import Grammar
-
-if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.by_xgrammar import XGrammarCompiler
-    from tandemrt.runtime.grammars.guidance_compiler import GuidanceCompiler
+import numpy as np
 
 
-class CompiledGrammar(Protocol):
-    """A grammar ready to start. Share it between requests and threads."""
+class Grammar(Protocol):
+    """A matcher of the tokens of one text. It terminates when it accepts one of ``stop_ids``."""
 
     @property
-    def size_bytes(self) -> int:
-        """About how much memory it holds."""
+    def stop_ids(self) -> Set[int]: ...
 
-    def matcher(self, stop_ids: Iterable[int] | None = None) -> Grammar:
-        """Start from the beginning. ``stop_ids`` end the text, where it is complete and nowhere else; None: those of
-        the compiler."""
+    def fill_row(self, row: np.ndarray) -> None:
+        """Write the mask of allowed next tokens to an int32[words] row. Must not be called after termination."""
 
+    def precompute_rows(self, tokens: Sequence[int]) -> None:
+        """Compute the rows after each of ``tokens`` in one call, if that is faster. Changes no result."""
 
-class GrammarCompiler:
-    """Compiles sources for one vocabulary; each engine is made when it is first needed."""
+    def accept(self, token: int) -> bool:
+        """Advance by one token; False leaves the state unchanged."""
 
-    def __init__(self, vocabulary: Vocabulary, stop_ids: Iterable[int]) -> None:
-        self._vocabulary = vocabulary
-        self._stop_ids = tuple(stop_ids)
-        self._making = Lock()
-        self._guidance: GuidanceCompiler | None = None
-        self._xgrammar: XGrammarCompiler | None = None
+    def rollback(self, count: int) -> None:
+        """Take back the last ``count`` accepted tokens. The stop token counts as one."""
 
-    def compile(self, kind: str, source: str, *, any_whitespace: bool = True) -> CompiledGrammar:
-        """Compile a ``json`` schema, a ``regex``, an EBNF ``grammar`` or a ``structural_tag``.
+    def fork(self) -> "Grammar":
+        """Return an independent matcher in the same state."""
 
-        Each in the form that this package writes.
+    def is_terminated(self) -> bool:
+        """Return whether the text is complete and ended by a stop token."""
 
-        Raises:
-            BadRequest: the engine does not take it.
+    def fast_forward_tokens(self) -> list[int]:
+        """Return tokens of the text that must come next (fast-forward tokens); empty if there is a choice.
+
+        A row may also allow other tokens of the same text, so the result is good for drafts, not as a mask.
         """
-        try:
-            match kind:
-                case "json":
-                    return self._by_llguidance().compile_json(json.loads(source), any_whitespace=any_whitespace)
-                case "regex":
-                    return self._by_llguidance().compile_regex(source)
-                case "grammar":
-                    return self._by_xgrammar().compile(source)
-                case "structural_tag":
-                    from tandemrt.runtime.grammars.structural_tag import read
 
-                    return self._by_llguidance().compile_tags(read({"format": json.loads(source)}))
-                case _:
-                    raise InternalError(f"kind: must be json, regex, grammar or structural_tag, got {kind!r}")
-        except ValueError as error:
-            raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
 
-    def _by_llguidance(self) -> "GuidanceCompiler":
-        from tandemrt.runtime.grammars.guidance_compiler import GuidanceCompiler
+def accepts(grammar: Grammar, tokens: Sequence[int]) -> bool:
+    """Return whether ``grammar`` accepts all of ``tokens``. Its state stays the same."""
+    with temporarily_accepted(grammar, tokens) as accepted:
+        return accepted == len(tokens)
 
-        with self._making:
-            if self._guidance is None:
-                self._guidance = GuidanceCompiler(self._vocabulary, self._stop_ids)
-            return self._guidance
 
-    def _by_xgrammar(self) -> "XGrammarCompiler":
-        from tandemrt.runtime.grammars.by_xgrammar import XGrammarCompiler
-
-        with self._making:
-            if self._xgrammar is None:
-                self._xgrammar = XGrammarCompiler(self._vocabulary, self._stop_ids)
-            return self._xgrammar
+@contextmanager
+def temporarily_accepted(grammar: Grammar, tokens: Sequence[int]) -> Iterator[int]:
+    """Accept the longest possible prefix of ``tokens``, yield its length, and roll back on exit."""
+    accepted = 0
+    try:
+        for token in tokens:
+            if not grammar.accept(token):
+                break
+            accepted += 1
+        yield accepted
+    finally:
+        grammar.rollback(accepted)

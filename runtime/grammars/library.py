@@ -1,7 +1,6 @@
-"""The library of grammars: compiled off the loop, once each, within a time and a size."""
+"""Compile the grammars of requests outside of the engine loop, each source once, with limits of time and size."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
@@ -9,82 +8,58 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
-from tandemrt.engines.errors import BadRequest, Closed
-from tandemrt.engines.params import StructuredOutputs
-from tandemrt.engines.vocabulary import Vocabulary
-from tandemrt.runtime import leaving
-from tandemrt.runtime.constraints.grammar import Grammar
-from tandemrt.runtime.fair import FairExecutor
-from tandemrt.runtime.grammars.engine import Engine
-from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
-from tandemrt.runtime.grammars.output import OutputCheck
-from tandemrt.runtime.grammars.readings import Readings
-from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.validation.errors import BadRequest, Closed
+from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.grammars.engine_choice import Engine
+from tandemrt.runtime.grammars.grammar import Grammar
+from tandemrt.runtime.grammars.grammar_cache import GrammarCache
+from tandemrt.runtime.grammars.output_check import OutputCheck
+from tandemrt.runtime.grammars.source_cache import ReadSource, SourceCache
+from tandemrt.runtime.workers import shutdown
+from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.fair import FairExecutor
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.workers.threads import start
 
 if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.structured import Source
+    from tandemrt.runtime.grammars.sources import Source
 
 
-class GrammarCache:
-    """Compiled grammars, the least recently used leave first. May be shared by libraries of several vocabularies."""
-
-    def __init__(self, limit_bytes: int = 256 << 20) -> None:
-        self._limit = limit_bytes
-        self._entries: OrderedDict[tuple[Any, ...], tuple[CompiledGrammar, int]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: tuple[Any, ...]) -> CompiledGrammar | None:
-        with self._lock:
-            if key not in self._entries:
-                return None
-            self._entries.move_to_end(key)
-            return self._entries[key][0]
-
-    def put(self, key: tuple[Any, ...], grammar: CompiledGrammar, size: int) -> None:
-        """Keep ``grammar``, unless it alone is larger than the limit."""
-        with self._lock:
-            if key in self._entries or size > self._limit:
-                return
-            self._entries[key] = grammar, size
-            self._bytes += size
-            while self._bytes > self._limit:
-                _, (_, freed) = self._entries.popitem(last=False)
-                self._bytes -= freed
+MAX_WAITING = 64  # compilations of one client; one more would wait for long, and so would other users of its address
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A grammar ready to start, and the check of the finished text that ``validate_output`` asked for."""
+    """A compiled grammar, and the check of the finished text if the request sets ``validate_output``."""
 
     grammar: CompiledGrammar
     engine: Engine
     check: OutputCheck | None = None
 
     def matcher(self, stop_ids: Iterable[int] | None = None) -> Grammar:
-        """A fresh matcher; ``stop_ids`` end the text where it is complete (None: the library's)."""
+        """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the library."""
         return self.grammar.matcher(stop_ids)
 
 
 class GrammarLibrary:
-    """Compiles the grammars of requests for one vocabulary, off the loop.
+    """Compile the grammars of requests for one vocabulary, outside of the engine loop.
 
-    A compilation cannot be cancelled. One that outlives the patience of every request that waits for it goes on alone
-    and its result is kept; ``workers`` bounds how many run at once. Waiting for a worker is not compiling: nobody's
-    slow grammar uses up another's time. No failure is remembered.
+    A compilation waits for a worker only while a request waits for it, so the queue of requests bounds them. A running
+    one cannot be cancelled: after all its requests have timed out, it continues and its result is cached. The timeout
+    starts when the compilation starts, not while it waits for a worker. Failures are not cached.
 
     Args:
-        vocabulary: what every id of the logits spells.
-        stop_ids: end the text where it is complete.
-        timeout_s: how long a request waits for its grammar from where the compiler has begun with it.
-        max_source_bytes: larger sources are refused.
-        workers: compilations at once.
-        cache: None for one of its own.
-        processes: where a schema is read that is not quick to read, and an EBNF grammar is tried; None: here, and not.
-        slowest_row_s: of the processor's time, that a row may take where a grammar is tried.
+        vocabulary: the text of every id of the logits.
+        stop_ids: tokens that end a complete text.
+        timeout_s: how long a request waits for its grammar after the compilation has begun, in seconds.
+        max_source_bytes: larger sources are rejected.
+        workers: concurrent compilations.
+        cache: a cache to share with other libraries; None creates one.
+        processes: worker processes that convert slow schemas and try EBNF grammars (ebnf_trial.py). None: schemas are
+            converted in this thread, and EBNF grammars are not tried.
+        slowest_row_s: an EBNF grammar is rejected if one of its rows takes more CPU seconds than this.
     """
 
     def __init__(
@@ -107,115 +82,177 @@ class GrammarLibrary:
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
         self._processes = processes
-        self._readings = Readings(max_source_bytes)
+        self._sources = SourceCache(max_source_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
-        self._pool = FairExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
-        self._asked: WeakKeyDictionary[Future[Compiled], Future[CompiledGrammar]] = WeakKeyDictionary()
+        self._pool = FairExecutor(
+            workers, "grammar", most_waiting=MAX_WAITING, initializer=_join_at_exit, initargs=(WeakMethod(self.close),)
+        )
+        self._compiled_of: WeakKeyDictionary[Future[Compiled], Future[CompiledGrammar]] = WeakKeyDictionary()
         self._closed = False
 
-    def compile(self, structured: StructuredOutputs, client: str = "") -> "Future[Compiled]":
-        """Return a future of the compiled grammar; it fails with BadRequest when compiling takes ``timeout_s``.
+    def read(
+        self, structured: StructuredOutputs, client: Client = UNNAMED, deadline: float | None = None
+    ) -> ReadSource:
+        """Return the source that ``compile`` takes, and the check of the finished text.
 
-        It cannot be cancelled; see ``abandon``. ``client``: whose it is; nobody's grammars take up all workers.
+        ``deadline`` (in seconds of ``time.monotonic``) limits the wait for a worker process that converts a schema.
 
         Raises:
-            BadRequest: at once, for what needs no compiler: an invalid schema, a keyword that cannot be enforced, a
-                source that is too large.
+            BadRequest: an error that needs no compiler: an invalid schema, an unsupported keyword, or a source that is
+                too large.
         """
-        source, check = self._readings.read(
-            structured, None if self._processes is None else partial(self._read, client)
-        )
+        in_worker = None if self._processes is None else partial(self._read_in_process, client, deadline)
+        source, check = self._sources.read(structured, in_worker)
         size = len(source.text.encode())
         if size > self._max_source_bytes:
             raise BadRequest(
                 f"structured_outputs.{source.kind}: must be at most {self._max_source_bytes} bytes, got {size}"
             )
+        return source, check
+
+    def compile(self, read: ReadSource, client: Client = UNNAMED) -> "Future[Compiled]":
+        """Return a future of the compiled grammar; it fails with BadRequest if compiling takes ``timeout_s``.
+
+        The future cannot be cancelled; see ``abandon``. Workers are shared fairly between clients. Raises Closed, and
+        QueueFull if ``MAX_WAITING`` compilations of the client wait for one.
+        """
+        source, check = read
         result: Future[Compiled] = Future()
         result.set_running_or_notify_cancel()
         compiled = self._grammar(source, client)
 
-        def hand_over(grammar: "Future[CompiledGrammar]") -> None:
+        def pass_on(grammar: "Future[CompiledGrammar]") -> None:
             failure = CancelledError() if grammar.cancelled() else grammar.exception()
             if failure is None:
                 result.set_result(Compiled(grammar.result(), source.engine, check))
             else:
                 result.set_exception(failure)
 
-        self._asked[result] = compiled
-        compiled.add_done_callback(hand_over)
+        self._compiled_of[result] = compiled
+        compiled.add_done_callback(pass_on)
         return result
 
     def abandon(self, result: "Future[Compiled]") -> None:
-        """Nobody waits for ``result`` any more: what nobody waits for is not begun."""
-        self._asked[result].cancel()
+        """Stop waiting for ``result``. Its compilation leaves the queue if no other request waits for it.
+
+        A compilation that has begun continues, because it cannot be interrupted.
+        """
+        compiled = self._compiled_of.get(result)
+        if compiled is not None:
+            compiled.cancel()
+
+    @property
+    def waiting(self) -> int:
+        """Number of compilations that wait for a worker."""
+        return len(self._pool)
 
     def close(self) -> None:
-        """Take no more requests and begin no compilation; who waits for one that has not begun is told so."""
+        """Reject new requests and start no more compilations; the futures of those not started fail with Closed."""
         with self._lock:
             self._closed = True
-            stranded = [source for source, compilation in self._waiting.items() if not compilation.begun]
-            futures = [future for source in stranded for future in self._waiting.pop(source).futures]
+            stranded = [compilation for compilation in self._waiting.values() if not compilation.begun]
+            futures = [future for compilation in stranded for future in compilation.futures]
+            for compilation in stranded:
+                del self._waiting[compilation.source]
+                compilation.futures = []  # the shutdown below fails the task, whose callback would fail these again
         self._pool.shutdown(wait=False)
         for future in futures:
-            _settle(future, None, Closed("this runtime was closed; open the bundle again"))
+            _finish(future, None, Closed("this runtime was closed; open the bundle again"))
 
-    def _read(self, client: str, *work: Any) -> tuple[str, str]:
+    def _read_in_process(self, client: Client, deadline: float | None, *work: Any) -> tuple[str, str]:
         assert self._processes is not None
         what = "structured_outputs.json: reading the schema"
-        text, dialect = self._processes.submit(client, what, self._timeout_s, *work).result()
+        text, dialect = self._processes.run(client, what, self._timeout_s, deadline, *work)
         return text, dialect
 
-    def _grammar(self, source: "Source", client: str) -> "Future[CompiledGrammar]":
+    def _grammar(self, source: "Source", client: Client) -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()
+        compilation = submitted = None
         with self._lock:
             if self._closed:
                 raise Closed("this runtime was closed; open the bundle again")
             known = self._cache.get(self._key(source))
             if known is None:
-                if source not in self._waiting:
-                    self._pool.submit(client, self._compile, source, client)
-                    self._waiting[source] = _Compilation()
-                self._waiting[source].futures.append(future)
-                if self._waiting[source].begun:
-                    self._limit(source, future)
+                compilation = self._waiting.get(source)
+                if compilation is None:
+                    compilation = submitted = _Compilation(source)
+                    compilation.task = self._pool.submit(client, self._compile, compilation, client)
+                    self._waiting[source] = compilation
+                if compilation.begun:
+                    self._start_timeout(source, future)
+                compilation.futures.append(future)
+        # Without the lock, because callbacks of futures that are done run here.
         if known is not None:
             future.set_result(known)
+        elif compilation is not None:
+            future.add_done_callback(self._leave(compilation))
+        if submitted is not None:
+            submitted.task.add_done_callback(partial(self._on_refused, submitted))
         return future
 
-    def _limit(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
-        """From here on the compiler works for ``future``, and its time runs."""
-        timer = threading.Timer(min(self._timeout_s, threading.TIMEOUT_MAX), self._give_up, [source, future])
+    def _leave(self, compilation: "_Compilation") -> "Callable[[Future[CompiledGrammar]], None]":
+        """Return a callback for a future of ``compilation``: if it is cancelled as the last one, the task is, too."""
+
+        def leave(future: "Future[CompiledGrammar]") -> None:
+            if not future.cancelled():
+                return
+            with self._lock:
+                if future in compilation.futures:
+                    compilation.futures.remove(future)
+                needless = not compilation.futures and not compilation.begun
+                if needless and self._waiting.get(compilation.source) is compilation:
+                    del self._waiting[compilation.source]
+            if needless:
+                compilation.task.cancel()
+
+        return leave
+
+    def _on_refused(self, compilation: "_Compilation", task: "Future[None]") -> None:
+        """Fail the futures of a compilation whose thread could not start."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is None:
+            return
+        with self._lock:
+            if self._waiting.get(compilation.source) is compilation:
+                del self._waiting[compilation.source]
+            futures, compilation.futures = compilation.futures, []
+        for future in futures:
+            _finish(future, None, failure)
+
+    def _start_timeout(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
+        """Start the timeout of ``future``, because its compilation has begun. Raises InternalError without a thread."""
+        timer = threading.Timer(min(self._timeout_s, threading.TIMEOUT_MAX), self._time_out, [source, future])
         timer.daemon = True
-        timer.start()
+        start(timer, "structured_outputs")
         future.add_done_callback(lambda _: timer.cancel())
 
-    def _give_up(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
+    def _time_out(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
         with self._lock:
             compilation = self._waiting.get(source)
             if compilation is None or future not in compilation.futures:
                 return
             compilation.futures.remove(future)
+            compilation.timed_out = True
         rule = f"structured_outputs.{source.kind}: compiling took longer than {self._timeout_s} s; simplify it (long "
-        rule += "bounded strings and repetitions are the slow ones) or raise the limit"
-        _settle(future, None, BadRequest(rule))
+        rule += "bounded strings and repetitions are slow) or raise the limit"
+        _finish(future, None, BadRequest(rule))
 
-    def _compile(self, source: "Source", client: str) -> None:
-        """Compile for all who wait for ``source``. Whatever is raised is theirs."""
+    def _compile(self, compilation: "_Compilation", client: Client) -> None:
+        """Compile a source for all futures that wait for it. They get the exception if it fails."""
+        source = compilation.source
         with self._lock:
-            compilation = self._waiting.get(source)
-            if compilation is None:  # closed meanwhile
+            if self._waiting.get(source) is not compilation:  # abandoned, or the library was closed
                 return
-            if all(future.done() for future in compilation.futures):  # the next request for it begins it again
-                del self._waiting[source]
-                return
-            compilation.begun, patient = True, list(compilation.futures)
+            compilation.begun, waiting = True, list(compilation.futures)
         grammar, failure = None, None
         try:
-            for future in patient:
-                self._limit(source, future)
+            for future in waiting:
+                self._start_timeout(source, future)
             if source.engine == "xgrammar" and self._processes is not None:
-                self._try(source.text, client, self._processes)
+                self._try_ebnf(source.text, client, self._processes)
+                if self._abandoned(compilation):
+                    return
             grammar = self._compiler.compile(source.kind, source.text, any_whitespace=source.any_whitespace)
             self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
         except BaseException as error:
@@ -223,14 +260,22 @@ class GrammarLibrary:
         with self._lock:
             del self._waiting[source]
         for future in compilation.futures:
-            _settle(future, grammar, failure)
+            _finish(future, grammar, failure)
 
-    def _try(self, grammar: str, client: str, processes: ProcessPool) -> None:
-        """Raise BadRequest for a grammar that has too much work in it; see trial.py."""
-        from tandemrt.runtime.grammars.trial import tried
+    def _abandoned(self, compilation: "_Compilation") -> bool:
+        """Return whether all requests have left. A grammar that was too slow is still compiled: it may come again."""
+        with self._lock:
+            abandoned = not compilation.futures and not compilation.timed_out
+            if abandoned:
+                del self._waiting[compilation.source]
+            return abandoned
+
+    def _try_ebnf(self, grammar: str, client: Client, processes: ProcessPool) -> None:
+        """Raise BadRequest for a grammar that is too ambiguous; see ebnf_trial.py."""
+        from tandemrt.runtime.grammars.ebnf_trial import try_grammar
 
         work = (self._vocabulary.tokens, self._stop_ids, grammar, self._slowest_row_s)
-        processes.submit(client, "structured_outputs.grammar: trying it", self._timeout_s, tried, *work).result()
+        processes.submit(client, "structured_outputs.grammar: trying it", self._timeout_s, try_grammar, *work).result()
 
     def _key(self, source: "Source") -> tuple[Any, ...]:
         return self._vocabulary.digest, self._stop_ids, source
@@ -238,14 +283,17 @@ class GrammarLibrary:
 
 @dataclass(eq=False)
 class _Compilation:
-    """Who waits for a source, and whether the compiler works on it."""
+    """A source that is compiled, the futures that wait for it, and the task of the pool that compiles it."""
 
+    source: "Source"
     futures: "list[Future[CompiledGrammar]]" = field(default_factory=list)
     begun: bool = False
+    timed_out: bool = False  # whether a request waited for it too long
+    task: "Future[None]" = field(default_factory=Future)
 
 
-def _settle(future: "Future[CompiledGrammar]", grammar: CompiledGrammar | None, failure: BaseException | None) -> None:
-    """Tell ``future``, unless whoever waited for it has given up."""
+def _finish(future: "Future[CompiledGrammar]", grammar: CompiledGrammar | None, failure: BaseException | None) -> None:
+    """Set the result or the exception of ``future``, unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     if grammar is not None:
@@ -254,11 +302,11 @@ def _settle(future: "Future[CompiledGrammar]", grammar: CompiledGrammar | None, 
         future.set_exception(failure)
 
 
-def _wait_for(close: "WeakMethod[Callable[[], None]]") -> None:
-    """In each thread of the pool: the interpreter ends behind what it compiles."""
+def _join_at_exit(close: "WeakMethod[Callable[[], None]]") -> None:
+    """Initialize a thread of the pool: the interpreter waits for its running compilation before it exits."""
 
     def stop() -> None:
         if (bound := close()) is not None:
             bound()
 
-    leaving.wait_for(threading.current_thread(), stop)
+    shutdown.join_at_exit(threading.current_thread(), stop)

@@ -1,35 +1,35 @@
-"""Structural tags in the forms that xgrammar reads: text in which tags begin, each with content that is held.
+"""Structural tags in xgrammar's two formats: free text, with tags whose content is constrained.
 
-What could not be held to the letter is refused: a lexer takes the longest text that fits, so where a part ends must not
-depend on what comes behind it.
+A structural tag that llguidance cannot enforce exactly is rejected. Its lexer takes the longest match, so the end of a
+part must not depend on the text that follows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, StrictBool, TypeAdapter, ValidationError
 
-from tandemrt.engines.errors import BadRequest, quoted
-from tandemrt.engines.validation import Section, explain, refuse
-from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.pattern_parts import Unreadable
+from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.engines.validation.records import Section, explain, reject
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 
-NUMBER = "0123456789.eE+-"  # what may go on with a number
-_ENDS_ITSELF = ("object", "array", "string", "boolean", "null")
+NUMBER = "0123456789.eE+-"  # characters that may continue a number
+_SELF_DELIMITING = ("object", "array", "string", "boolean", "null")
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
-def _readable(pattern: str) -> str:
+def _supported_pattern(pattern: str) -> str:
     try:
-        patterns.full(pattern)
-    except Unreadable as reason:
-        raise refuse(f"{reason} cannot be enforced; rewrite it without, got {quoted(pattern)}") from None
+        patterns.fullmatch_expression(pattern)
+    except UnsupportedPattern as reason:
+        raise reject(f"{reason} cannot be enforced; rewrite the pattern without it, got {quoted(pattern)}") from None
     return pattern
 
 
 class Part(Section):
-    """A part of the text. Lists of JSON stand for tuples."""
+    """Base class of the formats. JSON lists are accepted as tuples."""
 
     model_config = ConfigDict(strict=False)
 
@@ -40,20 +40,25 @@ class ConstString(Part):
 
 
 class JsonSchema(Part):
-    """JSON in one layout."""
+    """A JSON value, in one layout.
+
+    With ``flexible_whitespace``, nothing, a space, or a line break and at most 32 spaces are between two of its parts.
+    A model may use the layout that it knows, and cannot write white space without end.
+    """
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] | StrictBool
+    flexible_whitespace: StrictBool = False
     style: Literal["json"] = "json"
 
 
 class Regex(Part):
     type: Literal["regex"]
-    pattern: Annotated[Text, AfterValidator(_readable)]
+    pattern: Annotated[Text, AfterValidator(_supported_pattern)]
 
 
 class AnyText(Part):
-    """Text without ``excludes``; in a tag it ends where the tag does first."""
+    """Any text that contains none of ``excludes``; inside a tag, it stops at the first ``end`` of the tag."""
 
     type: Literal["any_text"]
     excludes: tuple[Text, ...] = ()
@@ -70,7 +75,7 @@ class Or(Part):
 
 
 class Tag(Part):
-    """``end``: one of several texts, "" for none."""
+    """``end`` is one text or several alternatives, "" for none."""
 
     type: Literal["tag"] = "tag"
     begin: Text
@@ -79,13 +84,13 @@ class Tag(Part):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The texts of which one ends it; none if it needs none."""
+        """The alternative end texts; empty if the tag has no end."""
         found = (self.end,) if isinstance(self.end, str) else self.end
         return () if found == ("",) else found
 
 
 class TriggeredTags(Part):
-    """Free text; where it writes one of ``triggers``, one of the ``tags`` that begin with it follows."""
+    """Free text; after one of ``triggers``, one of the ``tags`` that begin with it must follow."""
 
     type: Literal["triggered_tags"]
     triggers: Annotated[tuple[Text, ...], Field(min_length=1)]
@@ -114,14 +119,14 @@ _KINDS = [kind.model_fields["type"].annotation.__args__[0] for kind in Part.__su
 
 
 def read(given: Any) -> Format:
-    """Read the value of ``structural_tag``, in the new form or the old one. Raises BadRequest."""
+    """Parse a ``structural_tag``: the new format (``format``) or the old one (``structures``). Raises BadRequest."""
     if not isinstance(given, dict) or given.get("type", "structural_tag") != "structural_tag":
-        raise _refusal(f"must be an object of type structural_tag, got {quoted(given)}")
+        raise _error(f"must be an object of type structural_tag, got {quoted(given)}")
     if ("format" in given) == ("structures" in given):
-        raise _refusal("must have format, or structures and triggers, and not both")
+        raise _error("must have format, or structures and triggers, and not both")
     known = {"type", "format"} if "format" in given else {"type", "structures", "triggers"}
     if unknown := set(given) - known:
-        raise _refusal(f"{quoted(min(unknown))} is no key of it; leave it out")
+        raise _error(f"{quoted(min(unknown))} is not a known key; leave it out")
     try:
         found = _FORMATS.validate_python(given["format"] if "format" in given else _from_structures(given))
     except ValidationError as error:
@@ -132,7 +137,7 @@ def read(given: Any) -> Format:
 
 
 def with_schemas(part: Any, change: Callable[[Any], Any]) -> Any:
-    """A format as plain values, each JSON schema in it changed."""
+    """Return a format as plain JSON values, with ``change`` applied to each JSON schema in it."""
     if isinstance(part, Part):
         part = part.model_dump()
     if isinstance(part, list | tuple):
@@ -147,7 +152,7 @@ def with_schemas(part: Any, change: Callable[[Any], Any]) -> Any:
 def _from_structures(given: dict[str, Any]) -> dict[str, Any]:
     structures = given["structures"]
     if not isinstance(structures, list | tuple) or not all(isinstance(each, dict) for each in structures):
-        raise _refusal(f"structures must be a list of objects with begin, schema and end, got {quoted(structures)}")
+        raise _error(f"structures must be a list of objects with begin, schema and end, got {quoted(structures)}")
     tags = [
         {**each, "content": {"type": "json_schema", "json_schema": each.get("schema")}, "schema": None}
         for each in structures
@@ -158,26 +163,30 @@ def _from_structures(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(part: Part, ends: Sequence[str]) -> None:
-    """Raise BadRequest where the end of a part would depend on what follows; ``ends``: the texts that follow ``part``
-    as the content of a tag."""
+    """Raise BadRequest if the end of a part would depend on the text that follows it.
+
+    ``ends``: the alternative ends of the tag whose content ``part`` is; empty if there is none.
+    """
     match part:
         case SequenceOf(elements=elements):
-            for before, behind in pairwise(elements):
-                _check_followed(before, _begins(behind))
+            for before, after in pairwise(elements):
+                _check_followed(before, _begins(after))
             for element in elements[:-1]:
                 _check(element, ())
             _check(elements[-1], ends)
         case Or(elements=elements):
             if any(_begins(element) is None for element in elements):
-                raise _refusal("each element of or must begin with a text of its own, a const_string or a tag")
+                raise _error("each element of an or must begin with a fixed text: a const_string or a tag")
             _check_apart([begin for element in elements for begin in _begins(element) or ()])
             for element in elements:
                 _check(element, ends)
         case Tag(content=content):
             if _ends_with(content) == "tags":
-                raise _refusal(f"tags must not stand at the end of a tag ({quoted(part.begin)}); let them stand last")
+                raise _error(
+                    f"tags must not be the last part of a tag ({quoted(part.begin)}); put them at the end of the format"
+                )
             if "" in part.ends:
-                raise _refusal(f"end must not be empty beside others, got {quoted(part.end)}")
+                raise _error(f"end must not contain an empty text, got {quoted(part.end)}; remove it")
             if part.ends and _ends_with(content) == "number":
                 _check_followed(content, part.ends)
             _check(content, part.ends)
@@ -194,31 +203,37 @@ def _check(part: Part, ends: Sequence[str]) -> None:
 def _check_triggers(part: TriggeredTags) -> None:
     for tag in part.tags:
         if not tag.begin.startswith(part.triggers):
-            raise _refusal(f"the begin of a tag must begin with a trigger, got {quoted(tag.begin)}")
+            raise _error(f"the begin of a tag must begin with a trigger, got {quoted(tag.begin)}")
     for trigger in part.triggers:
-        if held := next((each for each in part.triggers if each in trigger[1:]), None):
-            raise _refusal(f"a trigger must not hold another one, got {quoted(trigger)} with {quoted(held)} in it")
+        if inner := next((each for each in part.triggers if each in trigger[1:]), None):
+            raise _error(f"a trigger must not contain another one, got {quoted(trigger)} with {quoted(inner)} in it")
 
 
-def _check_followed(part: Part, begins: Iterable[str] | None) -> None:
+def _check_followed(part: Part, begins: Sequence[str] | None) -> None:
+    if isinstance(part, TagsWithSeparator) and part.at_least_one and begins is not None:
+        if any(begin.startswith(part.separator) or part.separator.startswith(begin) for begin in begins):
+            raise _error(f"the text after tags must differ from their separator, got {quoted(part.separator)} for both")
+        for tag in part.tags:
+            _check_followed(tag, begins)
+        return
     end = _ends_with(part)
     if end in ("open", "tags"):
-        raise _refusal("any_text, regex and tags must stand last, or any_text and regex in a tag with an end")
+        raise _error("any_text, regex and tags must come last; any_text and regex may also be in a tag with an end")
     if end == "number" and (begins is None or any(begin[0] in NUMBER for begin in begins)):
-        raise _refusal(f"what follows a number must not go on with one ({NUMBER}); give the schema a type or an end")
+        raise _error(f"text after a number must not begin with one of {NUMBER}; give the schema a type or an end")
 
 
 def _check_apart(begins: Sequence[str]) -> None:
     for begin, longer in pairwise(sorted(set(begins))):
         if longer.startswith(begin):
-            raise _refusal(
-                f"no begin may be the beginning of another one, got {quoted(begin)} and {quoted(longer)}; close the "
+            raise _error(
+                f"no begin may be a prefix of another one, got {quoted(begin)} and {quoted(longer)}; end the "
                 "shorter one with a quote or a bracket"
             )
 
 
 def _begins(part: Part) -> list[str] | None:
-    """The texts of which ``part`` begins with one; None if there is more to it."""
+    """Return the alternative texts that ``part`` begins with, or None if they are not a fixed list."""
     match part:
         case ConstString(value=value):
             return [value]
@@ -232,10 +247,10 @@ def _begins(part: Part) -> list[str] | None:
 
 
 def _ends_with(part: Part) -> Literal["text", "number", "open", "tags"]:
-    """What it ends with: a text that ends by itself, a number, which may go on, free text, or tags that may go on."""
+    """Classify how ``part`` ends: "text" is definite, "number" may continue, "open" is free text, "tags" may repeat."""
     match part:
         case JsonSchema(json_schema=schema):
-            ends = isinstance(schema, dict) and schema.get("type") in _ENDS_ITSELF
+            ends = isinstance(schema, dict) and schema.get("type") in _SELF_DELIMITING
             return "text" if ends else "number"
         case Regex() | AnyText():
             return "open"
@@ -251,11 +266,11 @@ def _ends_with(part: Part) -> Literal["text", "number", "open", "tags"]:
 
 
 def tags_of(part: TriggeredTags) -> Iterator[tuple[str, list[Tag]]]:
-    """The tags by the trigger that is complete first in their begin."""
+    """Yield each trigger with its tags. A tag belongs to the shortest trigger that its ``begin`` starts with."""
     first = {tag.begin: min(filter(tag.begin.startswith, part.triggers), key=len) for tag in part.tags}
     for trigger in dict.fromkeys(first.values()):
         yield trigger, [tag for tag in part.tags if first[tag.begin] == trigger]
 
 
-def _refusal(text: str) -> BadRequest:
+def _error(text: str) -> BadRequest:
     return BadRequest(f"structured_outputs.structural_tag: {text}")

@@ -1,13 +1,13 @@
-"""The grammar of a structural tag, as llguidance reads it: rules over lexemes, of which it takes the longest.
+"""Write the llguidance (Lark) grammar of a structural tag.
 
-A control token is no text: where a tag begins or ends with the text of one, the token stands beside that text.
+A control token has no text. If the begin or end of a tag contains the name of a control token, the grammar allows the
+token as an alternative to the name.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.structural_tag import (
     AnyText,
     ConstString,
@@ -22,6 +22,7 @@ from tandemrt.runtime.grammars.structural_tag import (
     tags_of,
 )
 
+FLEXIBLE = r" |\n {0,32}"  # white space of JsonSchema.flexible_whitespace
 _ANY = r"(.|\n)"
 
 
@@ -29,38 +30,40 @@ class TagGrammar:
     """Writes one grammar.
 
     Args:
-        control: the ids of control tokens by their texts.
-        schema_rule: writes the rule of a JSON schema.
+        control: ids of control tokens by name.
+        schema_rule: returns the rule of a JSON schema, with the expression ``whitespace`` between its parts, or in one
+            layout if that is None.
     """
 
-    def __init__(self, control: Mapping[str, int], schema_rule: Callable[[Any], str]) -> None:
+    def __init__(self, control: Mapping[str, int], schema_rule: Callable[..., str]) -> None:
         self._control = control
         self._schema_rule = schema_rule
         self._lines: list[str] = []
-        self.lexemes: list[str] = []  # the definitions of those that must fit some text
+        self.lexemes: list[str] = []  # definitions to check: each must match at least one text
 
     def write(self, part: Format) -> str:
-        """Return the rules. Raises ValueError for a trigger with a control token in it that is not its beginning."""
+        """Return the rules. Raises ValueError for a trigger that has a control token, but not at its beginning."""
         start = self._part(part, ())
         return "\n".join([f"start: {start}", *self._lines])
 
     def _part(self, part: Format, ends: Sequence[str]) -> str:
-        """An expression for ``part`` and, as the content of a tag, one of the ``ends`` behind it."""
+        """Return an expression for ``part``, followed by one of ``ends`` if it is the content of a tag."""
         match part:
             case AnyText(excludes=excludes):
                 return self._free(f"/{_ANY}*/", excludes, ends)
             case Regex(pattern=pattern):
-                return self._free(f"/{patterns.full(pattern)}/", (), ends)
+                return self._free(f"/{patterns.fullmatch_expression(pattern)}/", (), ends)
             case SequenceOf(elements=elements):
                 return " ".join([*(self._part(each, ()) for each in elements[:-1]), self._part(elements[-1], ends)])
             case Or(elements=elements):
                 return _either(self._part(each, ends) for each in elements)
             case ConstString(value=value):
-                return self._before(self._text(value), ends)
+                return self._then(self._text(value), ends)
             case JsonSchema(json_schema=schema):
-                return self._before(self._named("rule", self._schema_rule(schema)), ends)
+                rule = self._schema_rule(schema, whitespace=FLEXIBLE if part.flexible_whitespace else None)
+                return self._then(self._named("rule", rule), ends)
             case Tag(begin=begin):
-                return self._before(f"{self._text(begin)} {self._part(part.content, part.ends)}", ends)
+                return self._then(f"{self._text(begin)} {self._part(part.content, part.ends)}", ends)
             case TriggeredTags():
                 return self._triggered(part)
             case TagsWithSeparator(tags=tags):
@@ -85,7 +88,7 @@ class TagGrammar:
             tagged.append(f"{self._named('HEAD', head)} {body}")
             control, *rest = self._split(trigger)
             if isinstance(control, int):
-                tagged.append(f"{free}? {_token(control)} {self._spelled(rest)} {body}")
+                tagged.append(f"{free}? {_token(control)} {self._with_tokens(rest)} {body}")
             elif rest:
                 raise ValueError(f"a control token must be the beginning of a trigger, got {trigger!r}")
         tag = f"({' | '.join(tagged)})"
@@ -99,7 +102,7 @@ class TagGrammar:
         return f"{tag}* {free}?"
 
     def _free(self, expression: str, excludes: Sequence[str], ends: Sequence[str]) -> str:
-        """Text that ends where the first of ``ends`` does; without any, where it will."""
+        """Return an expression for text up to the first of ``ends``, or of any length if there are none."""
         if not ends:
             return self._named("TEXT", f"{expression}{_and_without(excludes)}")
         one = f"({'|'.join(map(patterns.literal, ends))})"
@@ -107,32 +110,32 @@ class TagGrammar:
         ways = [self._named("TEXT", closed)]
         text = f"{expression}{_and_without([*excludes, *ends])}"
         ways += [
-            f"{self._named('TEXT', text)} {self._spelled(self._split(end))}"
+            f"{self._named('TEXT', text)} {self._with_tokens(self._split(end))}"
             for end in ends
             if isinstance(self._split(end)[0], int)
         ]
         return _either(ways)
 
-    def _before(self, expression: str, ends: Sequence[str]) -> str:
+    def _then(self, expression: str, ends: Sequence[str]) -> str:
         return f"{expression} {_either(map(self._text, ends))}" if ends else expression
 
     def _text(self, text: str) -> str:
-        """An expression for ``text``, in either spelling."""
+        """Return an expression for ``text``, as text or with its control tokens."""
         parts = self._split(text)
         plain = _quoted(text)
-        return plain if all(isinstance(part, str) for part in parts) else _either([plain, self._spelled(parts)])
+        return plain if all(isinstance(part, str) for part in parts) else _either([plain, self._with_tokens(parts)])
 
-    def _spelled(self, parts: Iterable[str | int]) -> str:
+    def _with_tokens(self, parts: Iterable[str | int]) -> str:
         return " ".join(_quoted(part) if isinstance(part, str) else _token(part) for part in parts)
 
     def _split(self, text: str) -> list[str | int]:
-        """``text`` as control tokens and what stands between them."""
+        """Split ``text`` into the ids of control tokens and the texts between them."""
         found = [(text.find(name), -len(name), token) for name, token in self._control.items() if name in text]
         if not found:
             return [text]
         at, length, token = min(found)
-        before, behind = text[:at], text[at - length :]
-        return [*([before] if before else []), token, *(self._split(behind) if behind else [])]
+        before, after = text[:at], text[at - length :]
+        return [*([before] if before else []), token, *(self._split(after) if after else [])]
 
     def _named(self, kind: str, expression: str) -> str:
         name = f"{kind}_{len(self._lines)}" if kind.islower() else f"{kind}{len(self._lines)}"
@@ -143,7 +146,7 @@ class TagGrammar:
 
 
 def _first(words: Sequence[str]) -> str:
-    """Text that ends where one of ``words`` is complete for the first time."""
+    """Return an expression for text up to the end of the first occurrence of one of ``words``."""
     one = f"({'|'.join(map(patterns.literal, words))})"
     return f"/{_ANY}*{one}/ & ~/{_ANY}*{one}{_ANY}+/"
 

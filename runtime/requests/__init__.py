@@ -1,1 +1,1 @@
-"""Requests, from what a caller asks to what comes back."""
+"""Requests: their state from admission to the end, their text, and their place in the queue and in slots."""

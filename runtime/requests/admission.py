@@ -1,41 +1,48 @@
-"""From what a caller asked to a request that can run, or to a refusal that says why not."""
+"""Admission: check a request and prepare everything it needs before the queue."""
 
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import BLOCK_SIZE
-from tandemrt.engines.errors import BadBundle, BadRequest, quoted
-from tandemrt.engines.fit import require_fit
-from tandemrt.engines.generation_config import recommended
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.engines.params import SamplingParams
-from tandemrt.engines.tokenizer import Tokenizer
-from tandemrt.engines.vocabulary import Vocabulary
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.parameters.fit import require_fit
+from tandemrt.engines.parameters.generation_config import recommended
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.engines.text.tokenizer import Tokenizer
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.validation.errors import BadBundle, BadRequest, ContextLengthExceeded, quoted
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
-from tandemrt.runtime.grammars.output import OutputCheck
-from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.runtime.grammars.output_check import OutputCheck
+from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
-from tandemrt.runtime.requests.request import Listener, Request
-from tandemrt.runtime.requests.scoring import PromptScores, Replay
-from tandemrt.runtime.requests.share import GrammarShare
-from tandemrt.runtime.requests.text import Transcript
-from tandemrt.runtime.requests.waiting import Enforcement, Waiting
+from tandemrt.runtime.requests.prompt_logprobs import PromptLogprobsCollector, scoring_request
+from tandemrt.runtime.requests.request import OutputListener, Request
+from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
+from tandemrt.runtime.requests.text import TextStream
+from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 
-MOST_LISTED = 1 << 18  # ids that are banned and allowed, of all outputs of a request
-MOST_PROMPT_LOGPROBS = 1 << 16  # values, of all outputs: they are told at once, by whoever tells everybody
+MAX_LISTED = 1 << 18  # banned and allowed token ids, all outputs of a request together
+MAX_LOGPROBS = 1 << 18  # values, all outputs of a request with several: tokens times listed logprobs
+MAX_PROMPT_LOGPROBS = 1 << 16  # values, all outputs together: the engine loop passes them to the listener in one call
 
 
 class Admission:
-    """Knows the bundle's limits, markers and vocabulary, and holds every request against them."""
+    """Turns prompts and sampling parameters into queued requests, within the limits of the bundle and the options.
+
+    ``num_draft_tokens``: the largest number of draft tokens per round.
+    """
 
     def __init__(
         self,
@@ -44,21 +51,21 @@ class Admission:
         vocabulary: Vocabulary,
         options: RuntimeOptions,
         *,
-        window: int,
+        num_draft_tokens: int,
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._defaults = recommended(bundle.tokenizer_dir) if options.generation_config else {}
-        self._window = window
+        self._num_draft_tokens = num_draft_tokens
         self._digest = bundle.manifest.digest if options.prefix_caching else None
-        self._require_rules()
+        self._thinking = self._thinking_rule()
         self._processes = ProcessPool()
         self._prompts = PromptReader(
             tokenizer,
             valid_tokens=bundle.valid_tokens,
             limit=bundle.limits.length - 1,
-            most_bytes=options.prompt_bytes(bundle.limits),
+            max_bytes=options.prompt_bytes(bundle.limits),
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
         )
@@ -72,171 +79,162 @@ class Admission:
         )
         self._options = options
 
-    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> list[Waiting]:
-        """Return requests ready for the queue, one for each output; their grammar may still be compiling.
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool, client: Client) -> list[int]:
+        """Return the token ids of a prompt. Raises BadRequest."""
+        return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens, client=client)
 
-        They have one ``listener``, which tells them apart by StreamOutput.index. Raises BadRequest.
+    def admit(
+        self, prompt: Prompt, params: SamplingParams, listener: OutputListener, *, client: Client = UNNAMED
+    ) -> list[QueuedRequest]:
+        """Return requests for the queue: one per output, and one more if prompt logprobs must be computed.
+
+        All outputs share one ``listener``; StreamOutput.index tells them apart. A grammar compiles once the requests
+        have a place in the queue (QueuedRequest.prepare). Raises BadRequest.
         """
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
-        called = time.monotonic()
+        arrival_time = time.monotonic()
         params = params.checked()
         limits = self._bundle.limits
-        ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s, client)
+        deadline = None if params.timeout_s is None else arrival_time + params.timeout_s
+        ids = self._prompts.read(prompt, deadline, client)
         room = limits.length - len(ids)
         defaults = dict(self._defaults)
-        if "max_tokens" in defaults:  # what was recommended for any prompt
+        if "max_tokens" in defaults:  # a recommendation for prompts of any length
             defaults["max_tokens"] = min(room, defaults["max_tokens"])
         params = params.over(defaults) if defaults else params
         if params.max_tokens is not None and params.max_tokens > room:
-            raise BadRequest(
+            raise ContextLengthExceeded(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
                 f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
             )
-        require_fit(params, self._bundle.manifest, self._window)
+        require_fit(params, self._bundle.manifest, self._num_draft_tokens)
         if params.rule == "synthetic" and not self._options.synthetic_rule:
             raise BadRequest(
-                "rule: synthetic accepts drafts whatever the target says, which is for benchmarks and is switched off "
-                "here; open the bundle with synthetic_rule"
+                "rule: synthetic accepts drafts regardless of the target, for benchmarks, and is disabled here; "
+                "open the bundle with synthetic_rule"
             )
         scored = params.prompt_logprobs is not None and len(ids) > 1
         if params.n + scored > (most := self._options.queue_limit + limits.batch):
             raise BadRequest(
                 f"n: slots ({limits.batch}) and queue must hold all outputs of a prompt, {most - scored} in all"
-                f"{' beside the pass for prompt_logprobs' if scored else ''}, received {params.n}; ask for fewer or "
+                f"{' plus one request for prompt_logprobs' if scored else ''}, received {params.n}; ask for fewer or "
                 "raise queue_limit"
             )
-        self._require_size(params, len(ids))
         max_tokens = room if params.max_tokens is None else params.max_tokens
+        self._require_size(params, len(ids), max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        scores = None if params.prompt_logprobs is None else PromptScores(listener, pending=scored)
+        collector = None if params.prompt_logprobs is None else PromptLogprobsCollector(listener, pending=scored)
         requests = [
             Request(
                 ids,
                 params,
                 seed=(seed + index) % 2**64,
                 max_tokens=max_tokens,
-                window=self._window if params.window is None else params.window,
+                num_draft_tokens=self._num_draft_tokens if params.num_draft_tokens is None else params.num_draft_tokens,
                 draft_temperature=self._draft_temperature(params),
                 client=client,
-                listener=listener if scores is None else scores.listen,
-                called=called,
+                listener=listener if collector is None else collector.on_output,
+                arrival_time=arrival_time,
                 index=index,
             )
             for index in range(params.n)
         ]
-        enforcements = self._enforcements(ids, params, max_tokens, client)
-        queued = [
-            self._waiting(request, requests[0], enforcement)
-            for request, enforcement in zip(requests, enforcements, strict=True)
-        ]
-        if scores is not None:
-            scores.requests = requests
-            queued += [self._scoring(requests[0], scores, called)] if scored else []
-        requests[0].others = [waiting.request for waiting in queued[1:]]
+        constraints, prepare = self._constraints(ids, params, max_tokens, client, deadline)
+        queued = [self._queued(request, requests[0], each) for request, each in zip(requests, constraints, strict=True)]
+        queued[0] = replace(queued[0], prepare=prepare)
+        if collector is not None:
+            collector.requests = requests
+        if collector is not None and scored:
+            scoring = scoring_request(
+                requests[0],
+                collector,
+                vocab=self._bundle.vocab,
+                valid_tokens=self._bundle.valid_tokens,
+                tokenizer=self._tokenizer.backend,
+                arrival_time=arrival_time,
+            )
+            queued.append(scoring)
+        requests[0].others = [each.request for each in queued[1:]]
         return queued
 
     def close(self) -> None:
-        """Let the compiler's threads end, and the processes."""
+        """Stop the compiler's threads and the worker processes."""
         self._grammars.close()
         self._processes.close()
 
-    def _require_size(self, params: SamplingParams, prompt_tokens: int) -> None:
-        """Raise BadRequest where several outputs multiply what one request may ask for."""
+    def _require_size(self, params: SamplingParams, prompt_tokens: int, max_tokens: int) -> None:
+        """Raise BadRequest if all outputs of the request together are too large."""
         listed = params.n * (len(params.banned_token_ids or ()) + len(params.allowed_token_ids or ()))
-        if params.n > 1 and listed > MOST_LISTED:
+        if params.n > 1 and listed > MAX_LISTED:
             raise BadRequest(
-                f"n: outputs times banned_token_ids and allowed_token_ids must be at most {MOST_LISTED}, received "
+                f"n: outputs times banned_token_ids and allowed_token_ids must be at most {MAX_LISTED}, received "
                 f"{listed}; ask for fewer outputs at a time"
             )
-        told = 0 if params.prompt_logprobs is None else params.n * prompt_tokens * (params.prompt_logprobs + 1)
-        if told > MOST_PROMPT_LOGPROBS:
+        values = 0 if params.logprobs is None else params.n * max_tokens * (params.logprobs + 1)
+        if params.n > 1 and values > MAX_LOGPROBS:
             raise BadRequest(
-                f"prompt_logprobs: outputs times prompt tokens times logprobs must be at most {MOST_PROMPT_LOGPROBS}, "
-                f"received {told}; ask for fewer of them, or for a shorter prompt"
+                f"n: outputs times max_tokens times logprobs + 1 must be at most {MAX_LOGPROBS}, received {params.n} x "
+                f"{max_tokens} x {(params.logprobs or 0) + 1} = {values}; ask for fewer of them"
+            )
+        values = 0 if params.prompt_logprobs is None else params.n * prompt_tokens * (params.prompt_logprobs + 1)
+        if values > MAX_PROMPT_LOGPROBS:
+            raise BadRequest(
+                f"prompt_logprobs: outputs times prompt tokens times logprobs must be at most {MAX_PROMPT_LOGPROBS}, "
+                f"received {values}; ask for fewer of them, or for a shorter prompt"
             )
 
-    def _waiting(self, request: Request, first: Request, enforcement: "Future[Enforcement]") -> Waiting:
+    def _queued(self, request: Request, first: Request, constraints: "Future[RequestConstraints]") -> QueuedRequest:
         params = request.params
-        hashes = self._hashes(request.prompt, params.cache_salt, request.window)
-        # Only what others can find is worth waiting for.
-        shares = hashes is not None and len(request.prompt) - 1 - hashes.behind >= BLOCK_SIZE
-        return Waiting(
+        hashes = self._hashes(request.prompt, params.cache_salt, request.num_draft_tokens)
+        # Other outputs wait for the first one's prefill only if they can reuse a block of it.
+        reusable = hashes is not None and len(request.prompt) - 1 - hashes.lookahead >= BLOCK_SIZE
+        return QueuedRequest(
             request,
-            enforcement,
-            Transcript(
+            constraints,
+            TextStream(
                 self._tokenizer.backend,
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
                 skip_special=params.skip_special_tokens,
             ),
-            Penalties.of(request.prompt, params),
+            Penalties(request.prompt, params) if params.adjusts_logits else None,
             hashes,
-            leader=first if shares and request is not first else None,
+            leader=first if reusable and request is not first else None,
         )
-
-    def _scoring(self, first: Request, scores: PromptScores, called: float) -> Waiting:
-        """The pass over the prompt of ``first``, of two tokens or more (see scoring.py)."""
-        asked, prompt = first.params, first.prompt
-        params = SamplingParams(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            min_p=asked.min_p,
-            logprobs=asked.prompt_logprobs,
-            logprobs_law=asked.logprobs_law,
-            priority=asked.priority,
-            timeout_s=asked.timeout_s,
-        )
-        request = Request(
-            prompt[:1],
-            params,
-            seed=first.seed,
-            max_tokens=len(prompt) - 1,
-            window=first.window,
-            draft_temperature=0.0,
-            client=first.client,
-            listener=lambda item: scores.hear(request, item),
-            called=called,
-            scores=True,
-        )
-        replayed = Constraint(
-            self._bundle.vocab,
-            (),
-            prompt=prompt[:1],
-            grammar=Replay(prompt[1:]),
-            max_tokens=len(prompt) - 1,
-            valid_tokens=self._bundle.valid_tokens,
-        )
-        ready: Future[Enforcement] = Future()
-        ready.set_result(Enforcement(replayed))
-        return Waiting(request, ready, Transcript(self._tokenizer.backend), None)
 
     def _draft_temperature(self, params: SamplingParams) -> float:
-        draft, scale = self._bundle.draft, params.draft_temperature_scale
+        draft, scale = self._bundle.draft.default_sampling, params.draft_temperature_scale
         below = draft.greedy_below if params.draft_greedy_below is None else params.draft_greedy_below
         if (params.draft_sampling or draft.sampling) == "greedy" or params.temperature < below:
             return 0.0
         return params.temperature * (draft.temperature_scale if scale is None else scale)
 
-    def _hashes(self, ids: list[int], salt: str | None, window: int) -> BlockHashes | None:
+    def _hashes(self, ids: list[int], salt: str | None, num_draft_tokens: int) -> BlockHashes | None:
         if self._digest is None:
             return None
         kind = self._bundle.draft.kind
-        undrafted = kind == "model" and window == 0 < self._window
-        hashes = BlockHashes(self._digest, salt, behind=self._bundle.draft.behind, undrafted=undrafted)
-        hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
+        undrafted = kind == "model" and num_draft_tokens == 0 < self._num_draft_tokens
+        hashes = BlockHashes(self._digest, salt, lookahead=self._bundle.draft.lookahead, undrafted=undrafted)
+        hashes.first(
+            ids, max(0, len(ids) - hashes.lookahead) // BLOCK_SIZE
+        )  # computed here to save the engine loop the work
         return hashes
 
-    def _enforcements(
-        self, ids: list[int], params: SamplingParams, max_tokens: int, client: str
-    ) -> "list[Future[Enforcement]]":
-        """What each of the outputs must obey; what takes long, words and grammar, is worked out once for all."""
-        thinking = self._thinking(params)
+    def _constraints(
+        self, ids: list[int], params: SamplingParams, max_tokens: int, client: Client, deadline: float | None
+    ) -> "tuple[list[Future[RequestConstraints]], Callable[[], None]]":
+        """Return the constraints of every output, and a function that starts to compile their grammar.
+
+        The outputs share bad words and the compiled grammar.
+        """
+        thinking, budget = self._thinking, params.thinking_token_budget
+        if thinking is not None and budget is not None:
+            thinking = replace(thinking, budget=budget)
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
-        spelled = [word.encode() for word in params.bad_words]
-        words = BadWords(spelled, self._vocabulary, self._bundle.vocab) if spelled else None
+        encoded = [word.encode() for word in params.bad_words]
+        words = BadWords(encoded, self._vocabulary, self._bundle.vocab) if encoded else None
 
         def constraint(grammar: Grammar | None) -> Constraint:
             return Constraint(
@@ -253,59 +251,66 @@ class Admission:
                 bad_words=words,
             )
 
-        outputs: list[Future[Enforcement]] = [Future() for _ in range(params.n)]
-        plain = constraint(None)  # refuses at once what does not depend on a grammar
+        outputs: list[Future[RequestConstraints]] = [Future() for _ in range(params.n)]
+        plain = constraint(None)  # raises now for invalid parameters, before the grammar compiles
         if params.structured_outputs is None:
             for index, ready in enumerate(outputs):
-                ready.set_result(Enforcement(constraint(None) if index else plain))
-            return outputs
+                ready.set_result(RequestConstraints(constraint(None) if index else plain))
+            return outputs, lambda: None
+        source = self._grammars.read(params.structured_outputs, client, deadline)
 
-        def start(compiled: "Future[Compiled]") -> None:
+        def deliver(compiled: "Future[Compiled]") -> None:
             for ready in outputs:
                 if not ready.set_running_or_notify_cancel():
                     continue
                 try:
-                    # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
+                    # A grammar ends with a stop token; with ignore_eos it still may once it is complete.
                     grammar = compiled.result()
-                    check = None if grammar.check is None else partial(self._check, client, grammar.check)
-                    share = GrammarShare(self._options.fill_timeout_s)
-                    ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
-                except BaseException as error:  # whoever waits must hear of any
+                    validate = None if grammar.check is None else partial(self._validate, client, grammar.check)
+                    limit = GrammarTimeLimit(self._options.fill_timeout_s)
+                    ready.set_result(RequestConstraints(constraint(grammar.matcher(stop_ids or None)), validate, limit))
+                except BaseException as error:  # the future must become done in any case
                     ready.set_exception(error)
 
-        def abandoned(_: "Future[Enforcement]") -> None:
-            if all(ready.cancelled() for ready in outputs):
-                self._grammars.abandon(compiled)
+        def prepare() -> None:
+            try:
+                compiled = self._grammars.compile(source, client)
+            except BaseException as error:  # the requests are queued: they end with it
+                compiled = Future()
+                compiled.set_exception(error)
 
-        compiled = self._grammars.compile(params.structured_outputs, client)
-        for ready in outputs:
-            ready.add_done_callback(abandoned)
-        compiled.add_done_callback(start)
-        return outputs
+            def abandon(_: "Future[RequestConstraints]") -> None:
+                if all(ready.cancelled() for ready in outputs):
+                    self._grammars.abandon(compiled)
 
-    def _check(self, client: str, check: OutputCheck, text: str) -> "Future[str | None]":
+            for ready in outputs:
+                ready.add_done_callback(abandon)
+            compiled.add_done_callback(deliver)
+
+        return outputs, prepare
+
+    def _validate(self, client: Client, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
         return self._processes.submit(client, what, self._options.grammar_timeout_s, check, text)
 
-    def _require_rules(self) -> None:
-        """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""
-        try:
-            thinking = self._thinking(SamplingParams())
-            Constraint(
-                self._bundle.vocab, self._bundle.stop_ids, thinking=thinking, valid_tokens=self._bundle.valid_tokens
-            )
-        except BadRequest as error:
-            raise BadBundle(f"bundle {self._bundle.name!r}: markers and stop tokens disagree: {error}") from error
+    def _thinking_rule(self) -> ThinkingRule | None:
+        """Return the rule of the bundle's reasoning blocks without a budget; None: a bundle without delimiters.
 
-    def _thinking(self, params: SamplingParams) -> ThinkingRule | None:
-        markers = self._bundle.markers
-        if markers is None:
-            return None
-        return ThinkingRule(
-            markers.start.ids,
-            tuple(end.ids for end in markers.ends),
-            markers.forced_end.ids,
-            implicit_ends=tuple(end.ids for end in markers.implicit_ends),
-            budget=params.thinking_token_budget,
-            vocabulary=self._vocabulary,
-        )
+        Raises BadBundle if the delimiters contradict each other or the stop tokens.
+        """
+        delimiters, bundle, rule = self._bundle.reasoning, self._bundle, None
+        try:
+            if delimiters is not None:
+                rule = ThinkingRule(
+                    delimiters.think_start.ids,
+                    tuple(end.ids for end in delimiters.think_ends),
+                    delimiters.forced_end.ids,
+                    implicit_ends=tuple(end.ids for end in delimiters.implicit_ends),
+                    vocabulary=self._vocabulary,
+                )
+            Constraint(bundle.vocab, bundle.stop_ids, thinking=rule, valid_tokens=bundle.valid_tokens)
+        except BadRequest as error:
+            raise BadBundle(
+                f"bundle {bundle.name!r}: reasoning delimiters and stop tokens disagree: {error}"
+            ) from error
+        return rule

@@ -1,4 +1,4 @@
-"""How likely the tokens of an output were, and what else was likely, under the law that each was drawn from."""
+"""Log-probabilities of emitted tokens and of the likeliest alternatives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.plugins.reference.arguments import Sampling
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits
 
-_BLOCK = 128  # values of which the largest is looked for first
+_BLOCK = 128  # values per partial maximum in the search for the largest ones
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One token of an output.
+    """The logprob of one output token.
 
     Attributes:
-        token: its id.
-        logprob: the natural logarithm of its probability; -inf if the law does not hold it (that of raw logits may
-            not hold what was written).
-        top: the likeliest tokens and theirs, the likeliest first; fewer where the law holds fewer.
+        token: the token's id.
+        logprob: natural logarithm of the token's probability; -inf if the distribution excludes the token, which is
+            possible for the distribution of raw logits.
+        top: the likeliest tokens and their logprobs, in descending order; fewer if fewer tokens are possible.
     """
 
     token: int
@@ -29,7 +29,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON has no infinity: what cannot be is as unlikely as OpenAI has it, -9999."""
+        """Return JSON values. JSON has no infinity, so -inf becomes -9999, as in the OpenAI API."""
         top = [{"token": token, "logprob": logprob} for token, logprob in self.top]
         return {"token": self.token, "logprob": max(-9999.0, self.logprob), "top": top}
 
@@ -37,14 +37,15 @@ class TokenLogprobs:
 def token_logprobs(
     logits: np.ndarray, masks: np.ndarray | None, tokens: Sequence[int], params: SamplingParams
 ) -> list[TokenLogprobs]:
-    """Say of ``tokens`` how likely they were by the rows that decided them.
+    """Return the logprobs of ``tokens``, each under the distribution of its row.
 
-    ``logits`` floating [rows, vocab] are biased and penalized, or raw where ``params`` ask for that law; ``masks``
-    int32 [rows, words] say what was allowed (None: everything). The law of temperature 0 is that of temperature 1,
-    without filters.
+    Args:
+        logits: floating [rows, vocab]: with biases and penalties, or raw, as ``params.logprobs_mode`` asks.
+        masks: int32 [rows, words], the allowed tokens; None: all.
+        params: "processed" applies masks, temperature and filters. Temperature 0 counts as 1, without filters.
     """
     rows = finite_logits(logits[: len(tokens)])
-    if params.logprobs_law == "sampled":
+    if params.logprobs_mode == "processed":
         if masks is not None:
             bits = np.unpackbits(masks[: len(tokens)].view(np.uint8), axis=1, bitorder="little")[:, : rows.shape[1]]
             rows = np.where(bits, rows, np.float32(-np.inf))
@@ -60,10 +61,10 @@ def token_logprobs(
                 rule="coupled",
             )
             rows = filter_logits(rows[:, None], sampling)[:, 0]
-    return [_of(row, token, params.logprobs or 0) for row, token in zip(rows, tokens, strict=True)]
+    return [_one_token(row, token, params.logprobs or 0) for row, token in zip(rows, tokens, strict=True)]
 
 
-def _of(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
+def _one_token(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
     values = row.astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())
@@ -73,12 +74,12 @@ def _of(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
 
 
 def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
-    """The ids of the ``count`` largest, the largest first, of equal ones the lower id."""
+    """Return the ids of the ``count`` largest values in descending order; among equal values, lower ids first."""
     if not count:
         return np.empty(0, np.int64)
     count = min(count, len(values))
     blocks = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK).max(axis=1)
-    # So many blocks hold a value that is as large, so those asked for are: a vocabulary is not sorted for a few of it.
+    # ``count`` blocks hold a value of at least ``least``, so the largest values do too. This saves sorting all values.
     least = np.partition(blocks, -count)[-count] if len(blocks) >= count else -np.inf
     found = np.flatnonzero(values >= least)
     return found[np.argsort(-values[found], kind="stable")][:count]

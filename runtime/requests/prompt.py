@@ -1,28 +1,29 @@
-"""What may be given as a prompt, and the token ids it comes to, within sizes and a time."""
+"""Prompts: turn a text, token ids or chat messages into token ids, within size and time limits."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.chat import ChatOptions
-from tandemrt.engines.chat_template import ChatTemplate, rendered
-from tandemrt.engines.control_tokens import texts
-from tandemrt.engines.errors import BadRequest, clipped, quoted
-from tandemrt.engines.sizes import exceeds
-from tandemrt.engines.tokenizer import Tokenizer, reopened
-from tandemrt.runtime.processes.pool import ProcessPool
-from tandemrt.runtime.requests.messages import Message, before_the_end, joined, to_be_continued
+from tandemrt.engines.text.chat import ChatOptions
+from tandemrt.engines.text.chat_template import ChatTemplate, rendered
+from tandemrt.engines.text.control_tokens import MARKS, texts
+from tandemrt.engines.text.tokenizer import Tokenizer, reopened
+from tandemrt.engines.validation.errors import BadRequest, ContextLengthExceeded, clipped, quoted
+from tandemrt.engines.validation.sizes import exceeds
+from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 
-CHAT_FACTOR = 4  # how much larger than a text messages may be: templates leave things out, old reasoning above all
-QUICK_BYTES = 256 << 10  # of a text that becomes tokens here; a second of work at worst
+Message = Mapping[str, Any]
+CHAT_FACTOR = 4  # messages may be this much larger than a text, since templates drop parts such as old reasoning
+QUICK_BYTES = 256 << 10  # longer texts, and all of a tokenizer that is not quick, are tokenized in a worker process
+_END_MARK = MARKS[-2] * 2  # marks the end of the last message for continue_final_message
 
-InProcess = Callable[..., Any]  # what it is, a function and its arguments; returns its result
+InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
 
 
 class Chat(ChatOptions):
-    """Chat messages, objects with role and content, and how they become a prompt. Raises BadRequest."""
+    """Chat messages, objects with role and content, and the options of their chat template. Raises BadRequest."""
 
     messages: Any
 
@@ -34,7 +35,7 @@ Prompt = str | Sequence[int] | Sequence[Message] | Chat
 
 
 def is_batch(prompts: Any) -> bool:
-    """Whether ``prompts`` is a list of prompts: not a text, not token ids, not the messages of one chat."""
+    """Return whether ``prompts`` is a list of prompts, as opposed to a text, token ids or messages of one chat."""
     return (
         isinstance(prompts, Sequence)
         and len(prompts) > 0
@@ -44,15 +45,15 @@ def is_batch(prompts: Any) -> bool:
 
 
 class PromptReader:
-    """Turns prompts into token ids: a text is encoded, chat messages go through the tokenizer's template.
+    """Turns prompts into token ids. Chat messages go through the tokenizer's chat template first.
 
     Args:
-        valid_tokens: ids are below it.
-        limit: of a prompt, in tokens.
-        most_bytes: of a text; a chat may have ``CHAT_FACTOR`` times as many characters in all of its values. Checked
-            before anything is done with it.
-        processes: where a template is rendered that is not quick, and where a long text becomes tokens.
-        timeout_s: for each of these.
+        valid_tokens: token ids must be below it.
+        limit: largest number of tokens of a prompt.
+        max_bytes: largest number of bytes of a text. The values of a chat may have ``CHAT_FACTOR`` times as many
+            characters together. Both are checked before any other work.
+        processes: worker processes that render slow templates and tokenize long texts.
+        timeout_s: time limit of each such task.
     """
 
     def __init__(
@@ -61,23 +62,24 @@ class PromptReader:
         *,
         valid_tokens: int,
         limit: int,
-        most_bytes: int,
+        max_bytes: int,
         processes: ProcessPool,
         timeout_s: float,
     ) -> None:
         self._tokenizer = tokenizer
         self._valid_tokens = valid_tokens
         self._limit = limit
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._processes = processes
         self._timeout_s = timeout_s
 
-    def read(self, prompt: Prompt, deadline: float | None = None, client: str = "") -> list[int]:
-        """Return the prompt's token ids. ``deadline``: in seconds of ``time.monotonic``; ``client``: whose it is.
+    def read(self, prompt: Prompt, deadline: float | None = None, client: Client = UNNAMED) -> list[int]:
+        """Return the prompt's token ids.
 
-        Raises BadRequest for an empty prompt, one that is too large or takes too long, and ids out of range.
+        ``deadline`` is in seconds of ``time.monotonic``; ``client`` shares the worker processes fairly. Raises
+        BadRequest for an empty prompt, one that is too large or takes too long, and token ids out of range.
         """
-        ids = self._encode(prompt, partial(self._in_process, client, deadline))
+        ids = self._encode(prompt, partial(self._in_worker, client, deadline))
         if not ids:
             raise BadRequest(f"prompt: must hold at least one token, received {quoted(prompt)}")
         if len(ids) > self._limit:
@@ -87,14 +89,21 @@ class PromptReader:
             raise BadRequest(f"prompt: token ids must be in 0..{self._valid_tokens - 1}, received {quoted(outside)}")
         return ids
 
-    def _encode(self, prompt: Prompt, in_process: InProcess) -> list[int]:
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True, client: Client = UNNAMED) -> list[int]:
+        """Return the token ids of a prompt with any number of tokens, otherwise as ``read``.
+
+        ``add_special_tokens``: whether a text gets its begin and end tokens.
+        """
+        return self._encode(prompt, partial(self._in_worker, client, None), add_special_tokens)
+
+    def _encode(self, prompt: Prompt, in_worker: InWorker, add_special_tokens: bool = True) -> list[int]:
         if isinstance(prompt, str):
-            return self._encode_text(prompt, in_process)
+            return self._encode_text(prompt, in_worker, add_special_tokens=add_special_tokens)
         if isinstance(prompt, Chat):
-            return self._encode_chat(prompt, in_process)
+            return self._encode_chat(prompt, in_worker)
         if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
             if prompt and isinstance(prompt[0], Mapping):
-                return self._encode_chat(Chat(prompt), in_process)  # type: ignore[arg-type]
+                return self._encode_chat(Chat(prompt), in_worker)  # type: ignore[arg-type]
             if len(prompt) > self._limit:
                 raise self._too_long(len(prompt))
             if all(issubclass(kind, int) and kind is not bool for kind in set(map(type, prompt))):
@@ -103,11 +112,11 @@ class PromptReader:
             f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"
         )
 
-    def _encode_chat(self, chat: Chat, in_process: InProcess) -> list[int]:
+    def _encode_chat(self, chat: Chat, in_worker: InWorker) -> list[int]:
         tools, variables = chat.tools, chat.chat_template_kwargs
-        if exceeds((chat.messages, tools, variables), CHAT_FACTOR * self._most_bytes):
-            raise BadRequest(
-                f"prompt: messages and tools must hold at most {CHAT_FACTOR * self._most_bytes} characters, "
+        if exceeds((chat.messages, tools, variables), CHAT_FACTOR * self._max_bytes):
+            raise ContextLengthExceeded(
+                f"prompt: messages and tools must hold at most {CHAT_FACTOR * self._max_bytes} characters, "
                 f"{CHAT_FACTOR} times max_prompt_bytes, received {quoted(chat.messages)}; shorten them"
             )
         messages = list(chat.messages)
@@ -119,67 +128,66 @@ class PromptReader:
                 f"send a text instead (tandemrt run: --raw), received {quoted(messages)}"
             )
         template = self._tokenizer.chat_template(messages, tools, variables)
-        messages = joined(messages)
+        messages = join_text_parts(messages)
         for each in texts([messages, tools, variables]):
             _require_utf8(each)
         control = self._tokenizer.control_text
         mark = None if chat.allow_control_tokens else control.mark_for(messages, tools, variables)
         if mark is not None:
-            # An answer that is sent back may hold the tags that the model wrote itself: templates look for them.
+            # Templates look for the tags that the model itself wrote into its earlier answers.
             messages = [control.mark(each, mark, tags=each.get("role") == "assistant") for each in messages]
             tools, variables = control.mark(tools, mark), control.mark(variables, mark)
         if chat.continue_final_message:
-            messages = to_be_continued(messages)
-        text = self._render(template, messages, in_process, tools=tools, variables=variables, chat=chat)
+            messages = mark_end_of_last(messages)
+        text = self._render(template, messages, in_worker, tools=tools, variables=variables, chat=chat)
         if chat.continue_final_message:
-            text = before_the_end(text, messages)
-        return self._encode_text(text, in_process, add_special_tokens=False, mark=mark)
+            text = cut_at_end_mark(text, messages)
+        return self._encode_text(text, in_worker, add_special_tokens=False, mark=mark)
 
     def _render(
-        self, template: ChatTemplate, messages: list[Message], in_process: InProcess, *, chat: Chat, **told: Any
+        self, template: ChatTemplate, messages: list[Message], in_worker: InWorker, *, chat: Chat, **inputs: Any
     ) -> str:
         try:
-            values = template.values(messages, add_generation_prompt=chat.generation_prompt, **told)
+            values = template.values(messages, add_generation_prompt=chat.generation_prompt, **inputs)
             text = template.render_quickly(values)
-        except Exception as error:  # templates raise whatever their author wrote
-            raise _refused(error, messages) from error
+        except Exception as error:  # a template may raise any exception
+            raise _template_error(error, messages) from error
         if text is None:
-            text, problem = in_process("the chat template", _render, template.source, values)
+            text, problem = in_worker("the chat template", _render, template.source, values)
             if problem is not None:
-                raise _refused(problem, messages)
+                raise _template_error(problem, messages)
         return text
 
     def _encode_text(
-        self, text: str, in_process: InProcess, *, add_special_tokens: bool = True, mark: str | None = None
+        self, text: str, in_worker: InWorker, *, add_special_tokens: bool = True, mark: str | None = None
     ) -> list[int]:
-        """``mark``: what breaks control tokens that are text (engines/control_tokens.py)."""
-        if len(text) <= self._most_bytes:
+        """Tokenize. ``mark`` splits control tokens that occur as text (engines/text/control_tokens.py)."""
+        if len(text) <= self._max_bytes:
             _require_utf8(text)
-        size = len(text) if len(text) > self._most_bytes else len(text.encode())
-        if size > self._most_bytes:
-            raise BadRequest(
-                f"prompt: at most {self._most_bytes} bytes of text may become tokens (max_prompt_bytes), received at "
+        size = len(text) if len(text) > self._max_bytes else len(text.encode())
+        if size > self._max_bytes:
+            raise ContextLengthExceeded(
+                f"prompt: at most {self._max_bytes} bytes of text may become tokens (max_prompt_bytes), received at "
                 f"least {size} that begin {quoted(text)}; shorten it"
             )
         tokenizer = self._tokenizer
-        if size <= QUICK_BYTES or tokenizer.folder is None:
+        if tokenizer.folder is None or (size <= QUICK_BYTES and tokenizer.quick):
             return _tokens(tokenizer, text, add_special_tokens, mark)
         arguments = (tokenizer.folder, tokenizer.writers, text, add_special_tokens, mark)
-        ids: list[int] = in_process("making tokens of the text", _tokens_there, *arguments)
+        ids: list[int] = in_worker("tokenizing the text", _tokens_in_worker, *arguments)
         return ids
 
-    def _in_process(self, client: str, deadline: float | None, what: str, *work: Any) -> Any:
-        left = self._timeout_s if deadline is None else min(self._timeout_s, deadline - time.monotonic())
-        return self._processes.submit(client, f"prompt: {what}", max(left, 0.0), *work).result()
+    def _in_worker(self, client: Client, deadline: float | None, what: str, *work: Any) -> Any:
+        return self._processes.run(client, f"prompt: {what}", self._timeout_s, deadline, *work)
 
-    def _too_long(self, received: int) -> BadRequest:
-        return BadRequest(
+    def _too_long(self, received: int) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
             f"prompt: at most {self._limit} tokens leave room for an output, received {received}; "
             "shorten it or build the bundle with a larger limits.length"
         )
 
 
-def _refused(problem: Exception | str, messages: list[Any]) -> BadRequest:
+def _template_error(problem: Exception | str, messages: list[Any]) -> BadRequest:
     if isinstance(problem, BadRequest):
         return problem
     return BadRequest(
@@ -188,7 +196,7 @@ def _refused(problem: Exception | str, messages: list[Any]) -> BadRequest:
 
 
 def _render(source: str, values: Mapping[str, Any]) -> list[str | None]:
-    """In a process: the text, or what the template raised."""
+    """Render in a worker process: return the text and None, or None and the message of the template's exception."""
     try:
         return [rendered(source, values), None]
     except (MemoryError, BadRequest):
@@ -197,10 +205,10 @@ def _render(source: str, values: Mapping[str, Any]) -> list[str | None]:
         return [None, str(error)]
 
 
-def _tokens_there(
+def _tokens_in_worker(
     folder: Path, writers: Sequence[str], text: str, add_special_tokens: bool, mark: str | None
 ) -> list[int]:
-    """In a process."""
+    """Tokenize in a worker process."""
     return _tokens(reopened(folder, tuple(writers)), text, add_special_tokens, mark)
 
 
@@ -215,6 +223,51 @@ def _require_utf8(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRequest(
-            f"prompt: must be text that UTF-8 can spell, received {text[error.start]!r} at character {error.start}; "
+            f"prompt: must be text that UTF-8 can encode, received {text[error.start]!r} at character {error.start}; "
             "join or drop lone surrogates"
         ) from None
+
+
+def join_text_parts(messages: Sequence[Message], place: str = "messages") -> list[Message]:
+    """Join the text parts of every message into one text. Raises BadRequest for a part that is not text.
+
+    Most templates print a list of parts as a Python literal, or drop it.
+    """
+    return [_message(f"{place}.{at}.content", message) for at, message in enumerate(messages)]
+
+
+def mark_end_of_last(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with an end mark after the last one's text. Raises BadRequest if it has no text."""
+    message = messages[-1]
+    content = message.get("content")
+    if not isinstance(content, str) or not content:
+        raise BadRequest(
+            f"continue_final_message: the last message must have a text to continue, received {quoted(content)}; "
+            "leave it out, or send the beginning of the answer as the last message"
+        )
+    return [*messages[:-1], {**message, "content": f"{content}{_END_MARK} "}]
+
+
+def cut_at_end_mark(text: str, messages: Sequence[Message]) -> str:
+    """Return a prompt of marked messages up to the mark. Raises BadRequest if the template dropped the message."""
+    text, found, following = text.rpartition(_END_MARK)
+    if not found:
+        raise BadRequest(
+            f"continue_final_message: the chat template leaves out the last message, received {quoted(messages[-1])}; "
+            "leave it out"
+        )
+    return text if following.startswith(" ") else text.rstrip()  # strip if the template stripped the mark's space
+
+
+def _message(place: str, message: Message) -> Message:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    if not isinstance(content, list | tuple):
+        raise BadRequest(f"{place}: must be a text or a list of parts, received {quoted(content)}")
+    for at, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise BadRequest(
+                f"{place}.{at}: must be a part of type text, received {quoted(part)}; this model supports text only"
+            )
+    return {**message, "content": "".join(part["text"] for part in content)}

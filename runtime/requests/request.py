@@ -1,45 +1,66 @@
-"""What a caller asked for and holds on to: it may be cancelled, and it ends once."""
+"""A request from the caller's side: what it asks for, how it ends, and its outputs."""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
-from tandemrt.engines.errors import named
-from tandemrt.engines.params import SamplingParams
-from tandemrt.plugins.operators import Rule
-from tandemrt.runtime.grammars.engine import engine_of
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.engines.validation.errors import named
+from tandemrt.plugins.operators.constants import Rule
+from tandemrt.runtime.device.slot_state import SlotParams
+from tandemrt.runtime.grammars.engine_choice import choose_engine
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
-from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
-
-if TYPE_CHECKING:
-    from tandemrt.runtime.trace.trace import Trace
+from tandemrt.runtime.requests.text import TextDelta
+from tandemrt.runtime.requests.trace import RequestTrace
+from tandemrt.runtime.workers.clients import UNNAMED, Client
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[StreamOutput], None]
+OutputListener = Callable[["StreamOutput"], None]
 
 
 @dataclass(frozen=True)
-class SlotParams:
-    """How one request samples, as the operators take it (engines/contract.py)."""
+class Finish:
+    """Why a request ends.
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int  # bits of an unsigned 64-bit integer, as a signed one
-    rule: int
-    draft_temperature: float  # what the draft model draws with; 0 where it drafts greedily
+    Attributes:
+        reason: RequestOutput.finish_reason.
+        failure: the exception that ended the request, or None.
+        stop_reason: RequestOutput.stop_reason.
+        error: RequestOutput.error. None: the kind and the message of ``failure``, if there is one.
+    """
+
+    reason: str
+    failure: BaseException | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+    @property
+    def message(self) -> str | None:
+        """``error``, or else the kind and the message of ``failure``."""
+        return named(self.failure) if self.error is None and self.failure is not None else self.error
 
 
 class Request:
-    """The same object from admission to the end, through the queue (Waiting) and a slot (Running).
+    """A request of a caller, from admission to its end.
 
-    ``cancel`` may be called from any thread. ``end`` and ``tell`` are called by the loop's alone: the first sets the
-    output, the second lets the listener know. What the loop counts and holds is in order in between, so a listener
-    may look at it or send the next request.
+    QueuedRequest and RunningRequest refer to this object while the request is in the queue and in a slot. ``cancel``
+    may be called from any thread; ``finish`` and ``notify`` are called by the engine loop's thread only. ``finish``
+    sets the output and ``notify`` passes it to the listener. The loop frees the slot and updates the metrics between
+    the two, so that a listener may read them or submit the next request.
+
+    Args:
+        prompt: token ids.
+        num_draft_tokens: largest number of draft tokens per round.
+        draft_temperature: temperature of the draft model; 0: greedy. None: the temperature of ``params``.
+        client: who sent it, for FairQueue.
+        listener: called with every StreamOutput, in the engine loop's thread.
+        arrival_time: when the caller sent the request, in seconds of ``time.monotonic``; its timeout starts then. None:
+            now.
+        index: which output of the prompt it is.
+        scores_prompt: whether the output replays another request's prompt for ``prompt_logprobs``.
     """
 
     def __init__(
@@ -49,44 +70,44 @@ class Request:
         *,
         seed: int,
         max_tokens: int,
-        window: int,
+        num_draft_tokens: int,
         draft_temperature: float | None = None,
-        client: str = "",
-        listener: Listener,
-        called: float | None = None,
+        client: Client = UNNAMED,
+        listener: OutputListener,
+        arrival_time: float | None = None,
         index: int = 0,
-        scores: bool = False,
+        scores_prompt: bool = False,
     ) -> None:
         self.prompt = list(prompt)
         self.params = params
         self.seed = seed
         self.max_tokens = max_tokens
-        self.window = window
+        self.num_draft_tokens = num_draft_tokens
         self.draft_temperature = params.temperature if draft_temperature is None else draft_temperature
-        self.client = client  # whose it is, for fair turns; "": nobody said
-        self.trace: Trace | None = None  # what its rounds did, where somebody follows it
-        self.index = index  # of the prompt's outputs
-        self.scores = scores  # whether its output is what another one's prompt was, to be scored
-        self.others: Sequence[Request] = ()  # of the first: what else was queued for its prompt
-        self.prompt_known = False  # whether others find of its prompt in the caches what they ever will
-        self.synthetic = params.synthetic_acceptance_length  # what verification is told is no rule of its own
+        self.client = client
+        self.trace: RequestTrace | None = None  # None: the request is not traced
+        self.index = index
+        self.scores_prompt = scores_prompt
+        self.others: Sequence[Request] = ()  # only on the first output of a prompt: the prompt's other requests
+        self.prompt_cached = False  # whether the caches hold all of the prompt that other requests can reuse
+        self.synthetic = params.synthetic_acceptance_length  # an argument of verification, which has no such rule
         self.rule = Rule.REJECTION if params.rule == "rejection" else Rule.COUPLED
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
-        self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
-        asked = params.structured_outputs
-        self.grammar_engine = None if asked is None else engine_of(asked)
+        self.filters = params.temperature > 0 and filters  # the ``filters`` of Engine.bind
+        structured = params.structured_outputs
+        self.grammar_engine = None if structured is None else choose_engine(structured)
         self.submitted = time.monotonic()
-        called = self.submitted if called is None else called  # the time that a prompt takes to read counts as well
-        self.deadline = called + params.timeout_s if params.timeout_s is not None else None
-        self.output: RequestOutput | None = None  # None until the request has finished, and so is `failure`
+        arrival_time = self.submitted if arrival_time is None else arrival_time
+        self.deadline = arrival_time + params.timeout_s if params.timeout_s is not None else None
+        self.output: RequestOutput | None = None  # None until the request has finished
         self.failure: BaseException | None = None
         self._listener = listener
-        self._told = False  # of its end
+        self._end_notified = False
         self._cancelled = False
 
     @property
-    def length(self) -> int:
-        """Tokens that the text may have in all, the prompt included."""
+    def max_length(self) -> int:
+        """Most tokens of prompt and output together."""
         return len(self.prompt) + self.max_tokens
 
     @property
@@ -103,71 +124,200 @@ class Request:
         own = self.draft_temperature
         return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule), own)
 
-    def new_speculation(self) -> Speculation:
-        """A record in which nothing is counted yet."""
-        return Speculation(self.window, synthetic=self.synthetic is not None)
+    def new_speculation(self) -> "Speculation":
+        """Return a record that has counted nothing yet."""
+        return Speculation(self.num_draft_tokens, synthetic=self.synthetic is not None)
 
     def cancel(self) -> None:
-        """Ask the loop to end this request; noticed within a round. Safe from any thread."""
+        """Ask the engine loop to end the request, which it does within a round. Safe from any thread."""
         self._cancelled = True
 
-    def interrupted(self, now: float) -> str | None:
-        """The finish reason of a request that must not go on at ``now`` (seconds of ``time.monotonic``), or None."""
+    def interrupted(self, now: float) -> Finish | None:
+        """Return how the request must end at ``now`` (seconds of ``time.monotonic``), or None if it may go on."""
         if self._cancelled:
-            return "cancelled"
-        return "timeout" if self.deadline is not None and now >= self.deadline else None
+            return Finish("cancelled")
+        return Finish("timeout") if self.deadline is not None and now >= self.deadline else None
 
-    def end(
-        self,
-        reason: str,
-        *,
-        text: str = "",
-        reasoning: str = "",
-        reasoning_tokens: int = 0,
-        token_ids: Sequence[int] = (),
-        stop_reason: str | int | None = None,
-        speculation: Speculation | None = None,
-        forced_ends: int = 0,
-        num_cached_tokens: int = 0,
-        logprobs: list[TokenLogprobs] | None = None,
-        error: str | None = None,
-        failure: BaseException | None = None,
-    ) -> None:
-        """The request has finished, as RequestOutput says; without a text if it never had a slot.
-
-        ``failure`` is what ``error`` says, its kind first, unless that is given. The first end is the one that counts.
-        """
-        if self.finished:
-            return
-        self.failure = failure
-        self.output = RequestOutput(
-            text=text,
-            reasoning=reasoning,
-            reasoning_tokens=reasoning_tokens,
-            token_ids=list(token_ids),
+    def empty_output(self, finish: Finish) -> "RequestOutput":
+        """Return the output of a request that ends without text."""
+        return RequestOutput(
+            text="",
+            reasoning="",
+            token_ids=[],
             prompt_token_ids=self.prompt,
-            finish_reason=reason,
-            stop_reason=stop_reason,
+            finish_reason=finish.reason,
+            stop_reason=finish.stop_reason,
             seed=self.seed,
-            speculation=self.new_speculation() if speculation is None else speculation,
-            forced_ends=forced_ends,
-            num_cached_tokens=num_cached_tokens,
-            error=named(failure) if error is None and failure is not None else error,
+            speculation=self.new_speculation(),
+            error=finish.message,
             grammar_engine=self.grammar_engine,
-            logprobs=logprobs,
             index=self.index,
         )
 
-    def tell(self, item: StreamOutput) -> None:
-        """Hand ``item`` to the listener, the end of the request once and nothing behind it.
-
-        A listener that raises, be it SystemExit, harms nobody else: its request is cancelled.
-        """
-        if self._told:
+    def finish(self, finish: Finish, output: "RequestOutput | None" = None) -> None:
+        """Set the output (None: without text) and the failure. Only the first call has an effect."""
+        if self.finished:
             return
-        self._told = item.output is not None
+        self.failure = finish.failure
+        self.output = self.empty_output(finish) if output is None else output
+
+    def notify(self, item: "StreamOutput") -> None:
+        """Pass ``item`` to the listener: the end of the request once, and nothing after it.
+
+        If the listener raises anything, SystemExit included, the request is cancelled. Other requests go on.
+        """
+        if self._end_notified:
+            return
+        self._end_notified = item.output is not None
         try:
             self._listener(item)
         except BaseException:
             log.exception("the listener of a request failed; the request is cancelled")
             self.cancel()
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The output of a finished request.
+
+    Attributes:
+        finish_reason: "stop" (a stop token, a stop string, or the end of the grammar), "length" (``max_tokens`` or the
+            engine's length), "constraint" (no token was allowed any more, or the finished text failed the validation
+            that ``validate_output`` asked for; ``error`` has the problem), "cancelled", "timeout" or "error".
+        stop_reason: the stop string or stop token that ended the text.
+        reasoning_tokens: number of reasoning tokens in ``token_ids``, without delimiters.
+        forced_ends: number of times that a thinking budget ended the reasoning.
+        num_cached_tokens: prompt tokens that the caches held when the request joined a slot.
+        error: kind and message of the failure ("BadRequest: ...").
+        grammar_engine: the grammar library that constrained a structured output.
+        logprobs: of ``token_ids``; None if the request asked for none.
+        prompt_logprobs: of ``prompt_token_ids[1:]``; None if the request asked for none.
+        index: which output of the prompt this is.
+        others: only on the first output of a prompt: the other outputs, if ``n`` asked for several.
+    """
+
+    text: str
+    reasoning: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    seed: int
+    speculation: "Speculation"
+    reasoning_tokens: int = 0
+    forced_ends: int = 0
+    num_cached_tokens: int = 0
+    error: str | None = None
+    grammar_engine: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    index: int = 0
+    others: "tuple[RequestOutput, ...]" = ()
+
+    @property
+    def outputs(self) -> "tuple[RequestOutput, ...]":
+        """All outputs of the prompt, by index."""
+        return (self, *self.others)
+
+
+@dataclass(frozen=True)
+class StreamOutput:
+    """A part of a stream: text and tokens that became final.
+
+    Attributes:
+        output: the whole output; set on the last part of each output only.
+        logprobs: of ``token_ids``; None if the request asked for none.
+        index: which output of the prompt this part belongs to.
+    """
+
+    delta: TextDelta
+    token_ids: list[int]
+    output: RequestOutput | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    index: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.delta.text
+
+    @property
+    def reasoning(self) -> str:
+        return self.delta.reasoning
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.output.finish_reason if self.output else None
+
+
+@dataclass
+class Speculation:
+    """Speculation statistics of one request, with the field names that load generators read.
+
+    Attributes:
+        num_spec_tokens: largest number of draft tokens per step.
+        num_spec_steps: number of verified draft windows.
+        num_draft_tokens: drafted tokens that were verified.
+        num_accepted_draft_tokens: drafted tokens that were accepted and stayed in the output.
+        acceptance_histogram: element n counts the steps that accepted n drafted tokens. The token that verification
+            adds is not counted.
+        synthetic: whether acceptance was synthetic, independent of the target.
+    """
+
+    num_spec_tokens: int
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    synthetic: bool = False
+
+    def __post_init__(self) -> None:
+        self.acceptance_histogram = self.acceptance_histogram or [0] * (self.num_spec_tokens + 1)
+
+    @classmethod
+    def total(cls, records: "Sequence[Speculation]") -> "Speculation":
+        """Return the sum over the outputs of one prompt."""
+        return cls(
+            records[0].num_spec_tokens,
+            num_spec_steps=sum(each.num_spec_steps for each in records),
+            num_draft_tokens=sum(each.num_draft_tokens for each in records),
+            num_accepted_draft_tokens=sum(each.num_accepted_draft_tokens for each in records),
+            acceptance_histogram=[
+                sum(counts) for counts in zip(*(each.acceptance_histogram for each in records), strict=True)
+            ],
+            synthetic=records[0].synthetic,
+        )
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per step: 1 + accepted / steps."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    def record(self, *, drafted: int, kept: int, emitted: int) -> int:
+        """Count one step and return the number of drafted tokens that were accepted.
+
+        ``drafted`` tokens were verified, verification emitted ``emitted`` tokens, and ``kept`` of those stay in the
+        output. Tokens cut off by the end of the request do not count as accepted, so that 1 + accepted / steps is the
+        number of tokens per step.
+        """
+        accepted = max(0, min(kept, emitted) - 1)
+        self.num_spec_steps += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+        self.acceptance_histogram[accepted] += 1
+        return accepted
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_histogram": self.acceptance_histogram,
+            "num_spec_steps": self.num_spec_steps,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
+            "num_spec_tokens": self.num_spec_tokens,
+            **({"synthetic": True} if self.synthetic else {}),
+        }

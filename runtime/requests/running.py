@@ -1,68 +1,84 @@
-"""A request in a slot: its text so far, what it is held to, and how it ends."""
+"""A request in the engine: in a slot with its tokens and text so far, and in the queue before that."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tandemrt.runtime.constraints.roles import Piece
+from tandemrt.runtime.caches.hashes import BlockHashes
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.roles import RoleSpan
+from tandemrt.runtime.device.slot_state import SlotParams
+from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
-from tandemrt.runtime.requests.outputs import StreamOutput
-from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.waiting import Waiting
-from tandemrt.runtime.round.adaptive import Acceptance
+from tandemrt.runtime.requests.penalties import Penalties
+from tandemrt.runtime.requests.request import Finish, Request, StreamOutput
+from tandemrt.runtime.requests.text import TextStream
 
 
-class Running:
-    """State of a request from the moment it joins ``slot``, also while it has none again. Used by the loop's thread.
+class RunningRequest:
+    """State of a request from its first slot to its end, used by the engine loop's thread only.
 
-    ``tokens`` holds prompt and output; ``prefilled`` counts those in the caches, ``cached`` of them found there. All
-    but the last token that a request comes with are prefilled: the last one is the first token a round feeds, so the
-    first output token is decided by the same code as every other.
+    A preempted request keeps this object while it waits for another slot.
 
-    Raises what kept ``waiting.enforcement`` from being made; a request that waits for it must not run.
+    Attributes:
+        tokens: prompt and output.
+        prefilled: number of tokens in the caches.
+        cached: number of tokens that the caches held when the request joined its slot.
+        prefill_end: number of tokens to prefill: all but the last one. The first round processes the last one, so that
+            the same code samples the first output token and all others.
+        preemptions: number of preemptions.
+        registered_blocks: number of blocks that other requests can reuse, see Slots.register_prefix.
+        reasoning_ends_mid_round: number of rounds whose tokens contain both the end of reasoning and answer text.
+        counted_tokens: number of output tokens in the metrics.
+        last_token_time: arrival of the newest token, in seconds of ``time.monotonic``; None before the first one.
+
+    Raises the exception of ``queued.constraints``, which must be done.
     """
 
-    def __init__(self, waiting: Waiting, slot: int, cached: int = 0) -> None:
-        self.request: Request = waiting.request
-        self.constraint, self._check, self.share = waiting.enforcement.result()
-        self.penalties = waiting.penalties
-        self.hashes = waiting.hashes
+    def __init__(self, queued: "QueuedRequest", slot: int, cached: int = 0) -> None:
+        self.request: Request = queued.request
+        self.constraint, self._validate, self.grammar_time = queued.constraints.result()
+        self.penalties = queued.penalties
+        self.hashes = queued.hashes
         self.tokens = list(self.request.prompt)
-        self.preemptions = 0  # how often it had to give its slot back
-        self._waiting = waiting
+        self.preemptions = 0
+        self._queued = queued
         self._cached_prompt = cached
-        self.sit(slot, cached)
+        self.assign_slot(slot, cached)
         self.speculation = self.request.new_speculation()
-        self.acceptance = Acceptance()
-        self._logprobs: list[TokenLogprobs] = []  # of the output's tokens, if the request asks for them
-        self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
-        self.counted = 0  # output tokens that the metrics know
-        self.newest: float | None = None  # when the newest token came, in seconds of time.monotonic
-        self._transcript = waiting.transcript
-        self._windows: deque[_Window] = deque()  # those with tokens that are not certain
-        self._told = 0  # output tokens the listener knows
-        self._verdict: Future[str | None] | None = None  # on the finished text, while it is checked
+        self._logprobs: list[TokenLogprobs] = []  # of the output, if the request asks for them
+        self.reasoning_ends_mid_round = 0
+        self.counted_tokens = 0
+        self.last_token_time: float | None = None
+        self._text = queued.text_stream
+        self._verified: deque[_VerifiedDraft] = deque()  # drafts with tokens that are not final yet
+        self._notified = 0  # output tokens passed to the listener
+        self._validation: Future[str | None] | None = None
         self._stop_reason: str | int | None = None
 
-    def preempt(self) -> Waiting:
-        """Return what waits for another slot. The text goes on there as if nothing had happened."""
+    def preempt(self) -> "QueuedRequest":
+        """Return the request for the queue. Its text continues unchanged in the next slot."""
         self.preemptions += 1
-        return replace(self._waiting, preempted=self)
+        return replace(self._queued, preempted=self)
 
-    def sit(self, slot: int, cached: int) -> None:
-        """Sit in ``slot`` with all tokens so far, of which the caches hold the first ``cached``."""
+    def assign_slot(self, slot: int, cached: int) -> None:
+        """Start over in ``slot`` with all tokens so far; the caches hold the first ``cached`` of them."""
         self.slot = slot
         self.cached = cached
         self.prefilled = cached
         self.prefill_end = len(self.tokens) - 1
-        self.known = 0  # blocks that others can find in the caches, see Slots.know
+        self.registered_blocks = 0
+
+    def slot_params(self) -> SlotParams:
+        """See SlotOccupant."""
+        return self.request.slot_params()
 
     @property
     def prefilling(self) -> bool:
-        """Whether prompt tokens are missing in the caches, so that no round decides anything yet."""
+        """Whether the caches lack prompt tokens, so that rounds emit no tokens yet."""
         return self.prefilled < self.prefill_end
 
     @property
@@ -74,176 +90,245 @@ class Running:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def certain(self) -> int:
-        """Output tokens that nothing takes back any more; a stop string may yet cut off those whose role is open."""
-        return self.output_length if self.finished else self._transcript.tokens
+    def final_length(self) -> int:
+        """Number of output tokens that stay. A stop string may still remove tokens whose role is undecided."""
+        return self.output_length if self.finished else self._text.tokens
 
     @property
     def remaining(self) -> int:
-        """Output tokens that may still come."""
-        return self.request.length - len(self.tokens)
+        """Largest number of output tokens that may follow."""
+        return self.request.max_length - len(self.tokens)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing comes any more. The request has ended then, or its text is being checked."""
-        return self.request.finished or self._verdict is not None
+        """Whether the text is complete: the request has finished, or its text is being validated."""
+        return self.request.finished or self._validation is not None
 
     @property
-    def verdict(self) -> "Future[str | None] | None":
-        """What becomes of the request whose finished text is being checked, off the loop; see ``judge``."""
-        return None if self.request.finished else self._verdict
+    def validation(self) -> "Future[str | None] | None":
+        """The pending validation of the finished text: the problem found, or None. See ``finish_validated``."""
+        return None if self.request.finished else self._validation
 
     @property
     def forced_ends(self) -> int:
-        """How often a thinking budget closed the reasoning."""
+        """Number of times that a thinking budget ended the reasoning."""
         return self.constraint.forced_ends_within(self.output_length)
 
-    def forced(self, most: int) -> list[int]:
-        """See Constraint.forced."""
-        with nullcontext() if self.share is None else self.share.between():
-            return self.constraint.forced(most)
+    def fast_forward_tokens(self, most: int) -> list[int]:
+        """See Constraint.fast_forward_tokens."""
+        with nullcontext() if self.grammar_time is None else self.grammar_time.shared_work():
+            return self.constraint.fast_forward_tokens(most)
 
     def commit(self, emitted: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprobs] = ()) -> list[int]:
-        """Take in what verification emitted for this request, ``drafted`` drafted tokens verified. May finish it.
+        """Append the tokens that verification emitted; this may finish the request.
 
-        ``logprobs``: those of the emitted tokens, if the request asks for them.
+        Args:
+            drafted: number of drafted tokens that were verified.
+            logprobs: those of ``emitted``, if the request asks for them.
 
-        Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
+        Returns:
+            For each verified draft whose tokens became final, the number of drafted tokens accepted.
         """
         commit = self.constraint.commit(emitted)
         if self.request.trace is not None:
-            self.request.trace.commit(emitted, self.constraint.forced_spans)
+            self.request.trace.record_commit(emitted, self.constraint.forced_end_spans)
         if drafted:
             begin = self.output_length
-            self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
+            self._verified.append(_VerifiedDraft(begin, begin + len(commit.kept), drafted, len(emitted)))
         self.tokens += commit.kept
         self._logprobs += logprobs[: len(commit.kept)]
         finish = commit.finish
         stop_reason: str | int | None = commit.stop_token
-        kinds = []  # what a stop string cuts off was never there
-        for piece in commit.pieces:
-            kinds.append(piece.kind)
-            if self._add(piece):
-                finish, stop_reason = "stop", self._transcript.stopped_by
-                del self.tokens[len(self.request.prompt) + self._transcript.tokens :]
+        roles = []  # without spans that a stop string removes
+        for span in commit.spans:
+            roles.append(span.role)
+            if self._add(span):
+                finish, stop_reason = "stop", self._text.stopped_by
+                del self.tokens[len(self.request.prompt) + self._text.tokens :]
                 break
-        self.boundaries_inside += "answer" in kinds[1:] and kinds[0] != "answer"
+        self.reasoning_ends_mid_round += "answer" in roles[1:] and roles[0] != "answer"
         if finish is not None:
             return self._conclude(finish, stop_reason)
-        return self._record(self._transcript.tokens)
+        return self._record(self._text.tokens)
 
-    def finish(
-        self,
-        reason: str,
-        failure: BaseException | None = None,
-        *,
-        stop_reason: str | int | None = None,
-        error: str | None = None,
-    ) -> list[int]:
-        """End the request from outside of its text, which is kept so far. Nothing happens if it has finished.
+    def finish(self, finish: Finish) -> list[int]:
+        """End the request and keep its text so far. Does nothing if it has finished. Raises nothing.
 
-        ``stop_reason`` and ``error`` are those of RequestOutput; ``failure`` stands for an error where there is none.
-        Returns what ``commit`` does. A text that cannot be spelled ends where its spelling failed, with "error".
-        Raises nothing.
+        If detokenizing fails, the request ends with "error" and the text up to there. Returns the same as ``commit``.
         """
         if self.request.finished:
             return []
         try:
-            held = self.constraint.undecided
-            if held.tokens and not self.finished and failure is None:  # what might have become a marker never will
-                self._add(held)
-            self._transcript.finish()
+            undecided = self.constraint.undecided_span
+            if undecided.tokens and not self.finished and finish.failure is None:  # an incomplete delimiter is text
+                self._add(undecided)
+            self._text.finish()
         except BaseException as raised:
-            reason, failure = "error", failure or raised
+            finish = replace(finish, reason="error", failure=finish.failure or raised)
         try:
-            return self._end(reason, stop_reason, error=error, failure=failure)
-        except BaseException as raised:  # whatever is broken, a request ends
-            text, reasoning, failure = self._transcript.text, self._transcript.reasoning, failure or raised
-            self.request.end("error", text=text, reasoning=reasoning, token_ids=self.output_ids, failure=failure)
+            return self._end(finish)
+        except BaseException as raised:  # a request must end, whatever fails
+            finish = Finish("error", finish.failure or raised)
+            output = replace(
+                self.request.empty_output(finish),
+                text=self._text.text,
+                reasoning=self._text.reasoning,
+                token_ids=self.output_ids,
+            )
+            self.request.finish(finish, output)
             return []
 
-    def judge(self) -> None:
-        """End the request by the verdict on its text, which has come. Raises nothing."""
-        assert self._verdict is not None
+    def finish_validated(self) -> None:
+        """End the request with the result of its validation, which must be done. Raises nothing."""
+        assert self._validation is not None
         try:
-            problem = self._verdict.result()
-        except BaseException as failure:  # nobody knows whether the text is valid
-            self.finish("error", failure)
+            problem = self._validation.result()
+        except BaseException as failure:  # the text may be valid or not
+            self.finish(Finish("error", failure))
             return
         if problem is None:
-            self.finish("stop", stop_reason=self._stop_reason)
+            self.finish(Finish("stop", stop_reason=self._stop_reason))
         else:
-            self.finish("constraint", error=f"structured_outputs: the finished text is not valid: {problem}")
+            self.finish(Finish("constraint", error=f"structured_outputs: the finished text is not valid: {problem}"))
 
-    def tell(self) -> None:
-        """Tell the listener what is new: tokens and text that are certain, and the output of a finished request."""
+    def notify(self) -> None:
+        """Pass new final tokens and text to the listener, and the output once the request has finished."""
         request = self.request
         begin = len(request.prompt)
-        tokens = self.tokens[begin + self._told : begin + self.certain]
-        self._told += len(tokens)
+        tokens = self.tokens[begin + self._notified : begin + self.final_length]
+        self._notified += len(tokens)
         if tokens or request.finished:
-            told = self.logprobs(self._told - len(tokens), self._told)
-            request.tell(StreamOutput(self._transcript.take(), tokens, request.output, told, request.index))
+            logprobs = self.logprobs(self._notified - len(tokens), self._notified)
+            request.notify(StreamOutput(self._text.take(), tokens, request.output, logprobs, request.index))
 
     def logprobs(self, begin: int, end: int) -> list[TokenLogprobs] | None:
-        """Those of output tokens [begin, end); None if the request asks for none."""
+        """Return the logprobs of output tokens [begin, end); None if the request asks for none."""
         return None if self.request.params.logprobs is None else self._logprobs[begin:end]
 
-    def _add(self, piece: Piece) -> bool:
-        """Add tokens whose role is certain to the text. True when a stop string ended it."""
+    def _add(self, span: RoleSpan) -> bool:
+        """Add tokens whose role was decided to the text; return whether a stop string ended it."""
         if self.request.trace is not None:
-            self.request.trace.know(piece)
-        return self._transcript.add(piece.kind, piece.tokens, piece.inner)
+            self.request.trace.add_roles(span)
+        return self._text.add(span.role, span.tokens, span.inner)
 
     def _conclude(self, reason: str, stop_reason: str | int | None) -> list[int]:
-        """End the request where its own text ends, or have the text checked first."""
-        self._transcript.finish()
-        if reason != "stop" or self._check is None:
-            return self._end(reason, stop_reason)
+        """End the request at the end of its text, or start to validate the text first."""
+        self._text.finish()
+        if reason != "stop" or self._validate is None:
+            return self._end(Finish(reason, stop_reason=stop_reason))
         self._stop_reason = stop_reason
-        self._verdict = self._check(self._transcript.text)
+        self._validation = self._validate(self._text.text)
         return self._record(self.output_length, last=True)
 
-    def _end(
-        self,
-        reason: str,
-        stop_reason: str | int | None = None,
-        *,
-        error: str | None = None,
-        failure: BaseException | None = None,
-    ) -> list[int]:
+    def _end(self, finish: Finish) -> list[int]:
         accepted = self._record(self.output_length, last=True)
-        self.request.end(
-            reason,
-            text=self._transcript.text,
-            reasoning=self._transcript.reasoning,
-            reasoning_tokens=self._transcript.reasoning_tokens,
+        output = replace(
+            self.request.empty_output(finish),
+            text=self._text.text,
+            reasoning=self._text.reasoning,
+            reasoning_tokens=self._text.reasoning_tokens,
             token_ids=self.output_ids,
-            stop_reason=stop_reason,
             speculation=self.speculation,
             forced_ends=self.forced_ends,
             num_cached_tokens=self._cached_prompt,
             logprobs=self.logprobs(0, self.output_length),
-            error=error,
-            failure=failure,
         )
+        self.request.finish(finish, output)
         return accepted
 
-    def _record(self, certain: int, *, last: bool = False) -> list[int]:
-        """Record the windows that end within the first ``certain`` output tokens; the ``last`` time, all there are."""
+    def _record(self, final: int, *, last: bool = False) -> list[int]:
+        """Record the drafts that end within the first ``final`` output tokens; with ``last``, all of them."""
         accepted = []
-        while self._windows and (last or self._windows[0].end <= certain):
-            window = self._windows.popleft()
-            kept = min(window.end, certain) - window.begin
-            if kept > 0 or window.end == window.begin:
-                accepted.append(self.speculation.record(drafted=window.drafted, kept=kept, emitted=window.emitted))
+        while self._verified and (last or self._verified[0].end <= final):
+            draft = self._verified.popleft()
+            kept = min(draft.end, final) - draft.begin
+            if kept > 0 or draft.end == draft.begin:
+                accepted.append(self.speculation.record(drafted=draft.drafted, kept=kept, emitted=draft.emitted))
         return accepted
 
 
-class _Window(NamedTuple):
-    """A verified window: where its tokens stand in the output, [begin, end), and its counts."""
+class _VerifiedDraft(NamedTuple):
+    """A verified draft window: its output tokens [begin, end) and its counts."""
 
     begin: int
     end: int
     drafted: int
     emitted: int
+
+
+class RequestConstraints(NamedTuple):
+    """The constraints on a request's output.
+
+    Attributes:
+        constraint: decides the allowed tokens of every step.
+        validate: starts to validate a finished text off the loop; None: no validation. The future's result is the
+            problem found, or None.
+        grammar_time: the time limit of the grammar; None without a grammar.
+    """
+
+    constraint: Constraint
+    validate: "Callable[[str], Future[str | None]] | None" = None
+    grammar_time: GrammarTimeLimit | None = None
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class QueuedRequest:
+    """A request that waits for its constraints, for a slot and for cache memory.
+
+    Admission creates the empty ``text_stream``, ``penalties`` and ``hashes``, which saves the engine loop that work.
+
+    Attributes:
+        constraints: not done while a grammar compiles.
+        hashes: names of the prompt's blocks; None if prefix caching is off.
+        preempted: the running state of a preempted request; None for a request that never had a slot.
+        prepare: starts the work that creates ``constraints`` for all outputs of the prompt. The scheduler calls it on
+            the first output, once the queue has a place for them, so that refused requests cause no work.
+        leader: the first output of the same prompt. The others wait until its prompt is in the caches, and reuse it.
+    """
+
+    request: Request
+    constraints: "Future[RequestConstraints]"
+    text_stream: TextStream
+    penalties: Penalties | None
+    hashes: BlockHashes | None = None
+    preempted: RunningRequest | None = None
+    leader: Request | None = None
+    prepare: Callable[[], None] = _nothing
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens of the request when it joins a slot. The first round processes the last, prefill the others."""
+        return self.request.prompt if self.preempted is None else self.preempted.tokens
+
+    @property
+    def ready(self) -> bool:
+        """Whether the request waits only for a slot and cache memory."""
+        return self.constraints_ready and not self.waits_for_leader
+
+    @property
+    def constraints_ready(self) -> bool:
+        return self.constraints.done() and self.constraints.exception() is None
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Whether the leader's prompt is not in the caches yet."""
+        return self.leader is not None and not (self.leader.prompt_cached or self.leader.finished)
+
+    def dropped(self, now: float) -> "DroppedRequest | None":
+        """Return why the request must leave the queue at ``now`` (seconds of ``time.monotonic``), or None."""
+        finish = self.request.interrupted(now)
+        failure = self.constraints.exception() if self.constraints.done() else None
+        if finish is None and failure is None:
+            return None
+        return DroppedRequest(self, Finish("error" if finish is None else finish.reason, failure))
+
+
+class DroppedRequest(NamedTuple):
+    """A request that leaves the queue without a slot."""
+
+    queued: QueuedRequest
+    finish: Finish

@@ -1,258 +1,321 @@
-"""Who runs next: a bounded queue in front of the slots, with fair turns for clients."""
+"""Scheduler: a bounded queue of requests for the slots, fair to clients."""
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
-from tandemrt.engines.errors import Closed, InternalError, QueueFull, named
-from tandemrt.runtime.requests.checks import Checks
-from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.requests.slots import Slots
-from tandemrt.runtime.requests.turns import Turns, to_displace
-from tandemrt.runtime.requests.waiting import Dropped, Waiting
+from tandemrt.engines.validation.errors import Closed, InternalError, QueueFull, named
+from tandemrt.runtime.requests.request import Finish, Request
+from tandemrt.runtime.requests.running import DroppedRequest, QueuedRequest, RunningRequest
+from tandemrt.runtime.requests.slots import PendingValidations, Slots
+from tandemrt.runtime.workers.clients import Client, ServiceOrder
 
 
-class Admitted(NamedTuple):
-    """Requests that joined a slot, and the one behind them that could not, if there is one."""
+class AdmittedRequests(NamedTuple):
+    """Requests that joined a slot, and the one after them whose join raised, if any."""
 
-    joined: list[Running]
-    failed: tuple[Waiting, BaseException] | None
+    joined: list[RunningRequest]
+    failed: tuple[QueuedRequest, BaseException] | None
 
 
 class Scheduler:
-    """The queue. It hears who joins a slot and who leaves, as all do that keep something per slot (SlotListener).
+    """The request queue. As a SlotListener it also tracks the requests in slots.
 
-    ``submit``, ``wake`` and ``close`` are called from any thread, everything else from the loop's.
+    ``submit``, ``wake`` and ``close`` may be called from any thread, everything else from the engine loop's only.
+
+    Attributes:
+        validations: requests that left their slots and wait for their text to be validated.
     """
 
     def __init__(self, slots: int, queue_limit: int) -> None:
         self.queue_limit = queue_limit
         self._slots = slots
-        self._taken: dict[int, Request] = {}  # the requests in slots
-        self._preempted: list[Waiting] = []  # gave their slots back, and are next; the oldest first
-        self._waiting: list[Waiting] = []
-        self._line: list[Sequence[Waiting]] = []  # who wants to be let into the queue, first come, first served
-        self._called: list[Waiting] = []  # of those that wait, who is joining a slot right now
-        self._displaced: list[Dropped] = []  # had to leave a full queue, and do not know it yet
-        self.checks = Checks(self.wake)  # who left a slot and has not ended
-        self._turns = Turns()
+        self._in_slots: dict[int, Request] = {}
+        self._preempted: list[QueuedRequest] = []  # the oldest first; they go before the others
+        self._waiting: list[QueuedRequest] = []
+        self._submissions: list[Sequence[QueuedRequest]] = []  # calls of ``submit`` that wait for queue room, in order
+        self._joining: list[QueuedRequest] = []  # waiting requests that are joining a slot right now
+        self._displaced: list[DroppedRequest] = []  # left a full queue, and were not notified yet
+        self.validations = PendingValidations(self.wake)
+        self._fair_queue = FairQueue()
         self._changed = threading.Condition()
         self._closed = False
-        self._death: BaseException | None = None  # what ended the loop
-        self._no_room = False  # the last time that requests were to join, one of them found no room
+        self._loop_error: BaseException | None = None  # ended the engine loop
+        self._out_of_memory = False  # whether the last ``admit`` met a request with too little cache memory
 
-    def submit(self, *waiting: Waiting, block: bool) -> None:
-        """Queue requests for one prompt, all of them or none. With too little room in the queue: wait for it if
-        ``block``, behind those who did so before, else raise QueueFull. So those who ask for little do not keep one who
-        asks for much waiting for ever.
+    def submit(self, *requests: QueuedRequest, block: bool) -> None:
+        """Queue all requests of one prompt, or none.
 
-        Instead of raising, for each that is too many the newest request of the client with the most waiting leaves,
-        with QueueFull as its failure, if that client has more waiting than the one of the new requests then has. Nobody
-        leaves for room that others wait for.
+        If the queue is full and ``block`` is set, wait for room in order of arrival, so that small submissions do not
+        starve a large one. If it is full and ``block`` is not set, displace requests: for each request that is too many
+        the newest request of the client with the most waiting requests leaves the queue with QueueFull, if that client
+        has more waiting requests than the submitting client then has. Else raise QueueFull. No request is displaced for
+        room that earlier submissions wait for.
 
-        Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
-        Those that were preempted do not count either: they have been let in before.
+        Requests that free slots can take in the next round do not count as waiting, unless a request lacked cache
+        memory in the last round. Preempted requests do not count either, since they were queued before.
 
-        Whoever is cancelled or out of time waits no longer for room. Raises Closed once the scheduler is closed and
-        InternalError once the loop has died, also for those who wait for room.
+        A request that is cancelled or overdue stops waiting for room. Requests that get a place start to compile their
+        grammar; others never do.
+
+        Raises:
+            QueueFull: see above.
+            Closed: the scheduler is closed.
+            InternalError: the engine loop has ended with an error, also while this call waits.
         """
-        request = waiting[0].request
+        request = requests[0].request
         with self._changed:
-            self._line.append(waiting)
+            self._submissions.append(requests)
             try:
-                while self._closed or self._too_many(waiting):
-                    if self._death is not None:
-                        raise InternalError(f"the loop has ended ({named(self._death)}); open the bundle again")
+                while self._closed or self._too_many(requests):
+                    if self._loop_error is not None:
+                        raise InternalError(f"the loop has ended ({named(self._loop_error)}); open the bundle again")
                     if self._closed:
                         raise Closed("this runtime was closed; open the bundle again")
                     if request.interrupted(time.monotonic()):
-                        break  # needs no room: it leaves the queue at once, and is told why
+                        break  # needs no room: the next ``drop_queued`` returns it
                     if not block:
-                        self._displace(waiting)
+                        self._displace(requests)
                         break
                     self._changed.wait(_seconds_until(request.deadline))
-                self._waiting += waiting
+                self._waiting += requests
             finally:
-                self._line.remove(waiting)
+                self._submissions.remove(requests)
                 self._changed.notify_all()
-        for each in waiting:
-            each.enforcement.add_done_callback(lambda _: self.wake())
+        for each in requests:
+            each.constraints.add_done_callback(lambda _: self.wake())
+        requests[0].prepare()
 
     def wake(self) -> None:
-        """Let the loop look again: a grammar is compiled, a request cancelled."""
+        """Let ``wait_for_work`` check again, for example after a grammar compiled or a request was cancelled."""
         with self._changed:
             self._changed.notify_all()
 
-    def admit(self, slots: Slots) -> Admitted:
-        """Let ready requests join free slots, in turns; one whose grammar is compiling keeps nobody waiting.
+    def admit(self, slots: Slots) -> AdmittedRequests:
+        """Let ready requests join free slots, in fair order; a request whose grammar compiles delays no other.
 
-        Those that were preempted come first: they had their turn. If there is no room for one, it and all behind it
-        wait: who needs much would else wait for ever behind those who need little. One that cannot join at all leaves
-        the queue, so that it is not tried for ever. A slot stays free for one whose turn it is, while what leads it
-        puts their prompt into the caches: those behind it might else keep the slots for as long as their texts take.
+        Preempted requests go first. If a request lacks cache memory, it and all after it wait, so that small requests
+        do not starve a large one. If the join of a request raises, the request leaves the queue. A request that waits
+        only for its leader's prefill keeps a slot free; requests after it could otherwise hold all slots for long.
         """
-        joined: list[Running] = []
-        failed, no_room = None, False
+        joined: list[RunningRequest] = []
+        failed, out_of_memory = None, False
         with self._changed:
-            begun = [*self._taken.values(), *(waiting.request for waiting in self._preempted)]
-            leading = {*begun, *(waiting.request for waiting in self._waiting if waiting.ready)}
-            due = [each for each in self._waiting if each.ready or (each.enforced and each.leader in leading)]
-            turns = islice(chain(self._preempted, self._turns.order(due, begun)), slots.free)
-            self._called = [waiting for waiting in turns if waiting.ready]
-        for waiting in self._called:
+            begun = [*self._in_slots.values(), *(each.request for each in self._preempted)]
+            leading = {*begun, *(each.request for each in self._waiting if each.ready)}
+            due = [each for each in self._waiting if each.ready or (each.constraints_ready and each.leader in leading)]
+            ordered = islice(chain(self._preempted, self._fair_queue.order(due, begun)), slots.free)
+            self._joining = [each for each in ordered if each.ready]
+        for queued in self._joining:
             try:
-                running = slots.join(waiting)  # takes it out of the queue, see join
-            except BaseException as error:  # it is this request's, whatever it is
-                failed = waiting, error
+                running = slots.join(queued)  # removes it from the queue, see ``join``
+            except BaseException as error:  # fails this request alone
+                failed = queued, error
                 break
             if running is None:
-                no_room = True
+                out_of_memory = True
                 break
             joined.append(running)
         with self._changed:
-            self._called, self._no_room = [], no_room
+            self._joining, self._out_of_memory = [], out_of_memory
             if failed is not None:
                 self._remove(failed[0].request)
             self._changed.notify_all()
-        return Admitted(joined, failed)
+        return AdmittedRequests(joined, failed)
 
-    def preempt(self, waiting: Waiting) -> None:
-        """Let one go on before all others that wait: it gives its slot back, younger ones have done so before."""
+    def preempt(self, queued: QueuedRequest) -> None:
+        """Queue a preempted request before all others; requests that were preempted earlier are younger."""
         with self._changed:
-            self._preempted.insert(0, waiting)
+            self._preempted.insert(0, queued)
 
-    def drop_waiting(self, now: float) -> list[Dropped]:
-        """Take those out of the queue that were cancelled, are overdue, or whose constraint could not be made.
-
-        With them come those that another client's request displaced.
-        """
+    def drop_queued(self, now: float) -> list[DroppedRequest]:
+        """Remove and return the requests that were cancelled, are overdue at ``now``, were displaced, or whose
+        constraints could not be created."""
         with self._changed:
             displaced, self._displaced = self._displaced, []
-            found = [(waiting, waiting.dropped(now)) for waiting in (*self._preempted, *self._waiting)]
-            gone = [waiting for waiting, dropped in found if dropped is not None]
-            self._preempted = [waiting for waiting in self._preempted if waiting not in gone]
-            self._waiting = [waiting for waiting in self._waiting if waiting not in gone]
+            found = [dropped for each in (*self._preempted, *self._waiting) if (dropped := each.dropped(now))]
+            gone = {dropped.queued for dropped in found}
+            self._preempted = [each for each in self._preempted if each not in gone]
+            self._waiting = [each for each in self._waiting if each not in gone]
             self._changed.notify_all()
-        for waiting, dropped in found:
-            if dropped is not None:
-                waiting.enforcement.cancel()  # a grammar that nobody waits for is not begun
-        return displaced + [dropped for _, dropped in found if dropped is not None]
+        for dropped in (*displaced, *found):
+            dropped.queued.constraints.cancel()  # a grammar that no request needs is not compiled
+        return displaced + found
 
     def close(self) -> None:
-        """Take no more requests and cancel those in slots, in the queue and being checked."""
+        """Accept no more requests, and cancel those in slots, in the queue and being validated."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            checked = [running.request for running in self.checks]
-            queued = (waiting.request for waiting in (*self._preempted, *self._waiting))
-            for request in (*queued, *self._taken.values(), *checked):
+            validated = [running.request for running in self.validations]
+            queued = (each.request for each in (*self._preempted, *self._waiting))
+            for request in (*queued, *self._in_slots.values(), *validated):
                 request.cancel()
 
-    def die(self, error: BaseException) -> list[Waiting]:
-        """Take no more requests, because of ``error``, and give up the queue.
+    def die(self, error: BaseException) -> list[QueuedRequest]:
+        """Accept no more requests because ``error`` ended the engine loop, and empty the queue.
 
-        Returns who was in it, and who had to leave it and was not told yet.
+        Returns the requests of the queue and those that were displaced and not returned by ``drop_queued`` yet.
         """
         with self._changed:
-            self._closed, self._death = True, error
-            displaced = [each.waiting for each in self._displaced]
+            self._closed, self._loop_error = True, error
+            displaced = [each.queued for each in self._displaced]
             queued = [*self._preempted, *self._waiting, *displaced]
             self._preempted, self._waiting, self._displaced = [], [], []
             self._changed.notify_all()
+        for each in queued:
+            each.constraints.cancel()
         return queued
 
-    def join(self, running: Running) -> None:
+    def join(self, running: RunningRequest) -> None:
         """See SlotListener.join."""
         with self._changed:
-            self._taken[running.slot] = running.request
+            self._in_slots[running.slot] = running.request
             if not running.preemptions:
-                self._turns.take(running.request)
+                self._fair_queue.mark_served(running.request)
             self._remove(running.request)
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
         with self._changed:
-            self._taken.pop(slot, None)
+            self._in_slots.pop(slot, None)
 
     @property
     def closed(self) -> bool:
-        """Whether no request is taken any more: it was closed, or the loop has died."""
+        """Whether no request is accepted any more: ``close`` was called, or the engine loop ended with an error."""
         return self._closed
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue, those included that had to give their slots back."""
+        """Number of requests in the queue, preempted ones included."""
         return len(self._preempted) + len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Requests in slots."""
-        return len(self._taken)
+        """Number of requests in slots."""
+        return len(self._in_slots)
 
     def wait_for_work(self) -> bool:
-        """Block until a slot is taken, or a request without one can move or must leave. False once all work is done.
+        """Block until a slot is taken, or a request without a slot can join one or must end.
 
-        All work is done when the scheduler is closed and nobody is left in slots and queue, or being checked.
+        Returns False when the scheduler is closed and no request is in a slot, in the queue or being validated.
         """
         with self._changed:
-            while not self._taken:
+            while not self._in_slots:
                 now = time.monotonic()
                 if self._closed or self._displaced or self._preempted:
-                    return bool(self._preempted or self._waiting or self._displaced or self.checks)
-                if self.checks.over(now):
+                    return bool(self._preempted or self._waiting or self._displaced or self.validations)
+                if self.validations.done(now):
                     return True
-                if any(each.enforcement.done() or each.request.interrupted(now) for each in self._waiting):
+                if any(each.constraints.done() or each.request.interrupted(now) for each in self._waiting):
                     return True
-                deadlines = [each.request.deadline for each in (*self._waiting, *self.checks)]
+                deadlines = [each.request.deadline for each in (*self._waiting, *self.validations)]
                 earliest = min((each for each in deadlines if each is not None), default=None)
                 self._changed.wait(_seconds_until(earliest))
             return True
 
-    def _joining(self) -> int:
-        return 0 if self._no_room or self._preempted else self._slots - len(self._taken)
+    def _num_can_join(self) -> int:
+        return 0 if self._out_of_memory or self._preempted else self._slots - len(self._in_slots)
 
-    def _ahead(self, newcomers: Sequence[Waiting]) -> int:
-        return sum(map(len, takewhile(lambda each: each is not newcomers, self._line)))
+    def _num_submitted_before(self, newcomers: Sequence[QueuedRequest]) -> int:
+        return sum(map(len, takewhile(lambda each: each is not newcomers, self._submissions)))
 
-    def _too_many(self, newcomers: Sequence[Waiting], *, alone: bool = False) -> int:
-        """How many of ``newcomers``, who stand in the line, the queue has no room for: behind those in front of them,
-        or if these did not come in (``alone``)."""
-        ahead = 0 if alone else self._ahead(newcomers)
-        return max(0, len(self._waiting) - self._joining() + ahead + len(newcomers) - self.queue_limit)
+    def _too_many(self, newcomers: Sequence[QueuedRequest], *, alone: bool = False) -> int:
+        """Return for how many of ``newcomers`` the queue has no room: after earlier submissions, or ``alone``."""
+        ahead = 0 if alone else self._num_submitted_before(newcomers)
+        return max(0, len(self._waiting) - self._num_can_join() + ahead + len(newcomers) - self.queue_limit)
 
-    def _displace(self, newcomers: Sequence[Waiting]) -> None:
-        """Make room in a full queue. Raises QueueFull if the ``newcomers`` have to leave, and nobody has left then."""
+    def _displace(self, newcomers: Sequence[QueuedRequest]) -> None:
+        """Make room in a full queue. Raises QueueFull if that is not possible; no request has left then."""
         newcomer, count, too_many = newcomers[0].request, len(newcomers), self._too_many(newcomers, alone=True)
         if too_many < min(count, self._too_many(newcomers)):
             raise QueueFull(
-                f"queue_limit: at most {self.queue_limit} requests may wait, and {self._ahead(newcomers)} that came "
-                "before this one want what room there is; send this one again later or raise queue_limit"
+                f"queue_limit: at most {self.queue_limit} requests may wait, and "
+                f"{self._num_submitted_before(newcomers)} earlier ones wait for room; send this one again later "
+                "or raise queue_limit"
             )
         full = QueueFull(
             f"queue_limit: at most {self.queue_limit} requests may wait and as many do"
             + (f", or would with {count} more" if count > 1 else "")
             + "; send this one again later or raise queue_limit"
         )
-        left = [waiting for waiting in self._waiting if waiting not in self._called]
-        displaced: list[Waiting] = []
+        left = [each for each in self._waiting if each not in self._joining]
+        displaced: list[QueuedRequest] = []
         for _ in range(too_many):
-            found = to_displace(left, newcomer, count)
+            found = pick_displaced(left, newcomer, count)
             if found is None:
                 raise full
             displaced.append(found)
             left.remove(found)
         for each in displaced:
             self._remove(each.request)
-            self._displaced.append(Dropped(each, "error", full))
+            self._displaced.append(DroppedRequest(each, Finish("error", full)))
 
     def _remove(self, request: Request) -> None:
-        self._preempted = [waiting for waiting in self._preempted if waiting.request is not request]
-        self._waiting = [waiting for waiting in self._waiting if waiting.request is not request]
+        self._preempted = [each for each in self._preempted if each.request is not request]
+        self._waiting = [each for each in self._waiting if each.request is not request]
+
+
+class FairQueue:
+    """Picks the next request so that every client gets an equal share of the slots.
+
+    ServiceOrder picks the client: the one with the fewest requests in slots, and among equals the one that was served
+    longest ago. Among one client's requests the oldest is next. With a single client, or unnamed ones, the order is
+    first come, first served. The outputs of one prompt are that many requests. Each waits at most until the one before
+    it ends and every other client that waited then has been served once.
+
+    This holds among requests of equal priority. Requests with a lower priority number come first.
+    """
+
+    def __init__(self) -> None:
+        self._order = ServiceOrder()
+
+    def order(self, waiting: Iterable[QueuedRequest], running: Iterable[Request]) -> Iterator[QueuedRequest]:
+        """Yield ``waiting`` in the order in which they are served, as if each yielded request joined ``running``.
+
+        Remembers the clients, but counts no request as served; ``mark_served`` does. The work is lazy, per request.
+        """
+        queues: dict[tuple[int, Client], deque[QueuedRequest]] = {}
+        for each in waiting:
+            queues.setdefault((each.request.params.priority, each.request.client), deque()).append(each)
+        turns = self._order.turns((client for _, client in queues), [request.client for request in running])
+        while queues:
+            _, client = queue = min(queues, key=lambda key: (key[0], *turns.key(key[1])))
+            turns.serve(client)
+            yield queues[queue].popleft()
+            if not queues[queue]:
+                del queues[queue]
+
+    def mark_served(self, request: Request) -> None:
+        """Count ``request`` as served: it joined a slot."""
+        self._order.mark_served(request.client)
+
+
+def pick_displaced(waiting: Sequence[QueuedRequest], newcomer: Request, count: int = 1) -> QueuedRequest | None:
+    """Pick the request that a full queue gives up for ``count`` requests like ``newcomer``.
+
+    It is the newest request of the name with the most waiting requests, or else of the newcomer's name, and there of
+    the user with the most (longest queue drop, McKenney 1990). None if no other name, and no user of the newcomer's
+    name, has more waiting requests than the newcomer's would have.
+    """
+    counts = Counter(level for each in waiting for level in each.request.client.levels)
+    name, own = newcomer.client.levels
+    most = max((level for level in counts if len(level) == 1), key=counts.__getitem__, default=name)
+    if counts[most] <= counts[name] + count:
+        most = name
+    top = max((counts[level] for level in counts if len(level) == 2 and level[0] == most[0]), default=0)
+    if most == name and top <= counts[own] + count:
+        return None
+    return next(
+        each
+        for each in reversed(waiting)
+        if each.request.client.name == most[0] and counts[each.request.client.levels[1]] == top
+    )
 
 
 def _seconds_until(deadline: float | None) -> float | None:
-    """How long to wait for ``deadline``, in seconds; None: for ever."""
+    """Return the seconds to wait for ``deadline``; None: no limit."""
     return None if deadline is None else max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))

@@ -1,120 +1,164 @@
-"""Who sits where: requests join slots and leave them here and nowhere else.
+"""Slots: the only place where requests join and leave slots; listeners are notified.
 
-All who keep something per slot hear it, so nobody asks whether a slot still belongs to the request that it knew.
+Listeners keep state per slot. They need not check whether a slot still belongs to the same request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
-from tandemrt.engines.calls import capacity
-from tandemrt.engines.contract import BLOCK_SIZE
-from tandemrt.engines.errors import InternalError
-from tandemrt.runtime.caches.kv_cache import Room
+from tandemrt.engines.contract.calls import capacity
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.runtime.caches.kv_cache import KVCacheManager
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.requests.waiting import Waiting
+from tandemrt.runtime.requests.running import QueuedRequest, RunningRequest
 
 
 class SlotListener(Protocol):
-    """Keeps something per slot. Between ``join`` and ``leave`` a slot is one request's."""
+    """Keeps state per slot. A slot belongs to one request from ``join`` to ``leave``."""
 
-    def join(self, running: Running) -> None:
-        """``running`` sits in its slot from now on. If this raises it does not, and all hear that it left."""
+    def join(self, running: RunningRequest) -> None:
+        """``running`` joins its slot. If this raises, the join is undone and all listeners get ``leave``."""
 
     def leave(self, slot: int) -> None:
-        """Forget who sat in ``slot``; nothing happens if it is nobody that is known here."""
+        """Drop the state of ``slot``. Does nothing if the listener has no state of it."""
 
 
 class Slots:
     """``count`` slots. Iterating gives the requests in them, in the order in which they joined.
 
-    ``room`` is asked first whether a request can join, and with the ``listeners``, in this order, hears who joins and
-    leaves. ``window``: the most tokens that a round drafts; ``slack``: how many it may write behind the newest one
-    (calls.slack), None: no more than these.
+    ``cache_manager`` reserves memory for a request before the ``listeners`` get ``join``, in their order.
+    ``num_draft_tokens`` is the largest number of draft tokens per round. ``slack`` is the largest number of tokens that
+    a round may write after the newest one (calls.slack); None: ``num_draft_tokens``.
 
-    A request holds memory for what it has and for what its next rounds may write, and ``grow``s with its text. Those
-    in slots and those that were preempted stand in one order, that in which they came; only the youngest gives its
-    memory back, so the oldest always comes to its end.
+    A request holds memory for its tokens and for those that its next rounds may write; ``grow`` extends it. Requests
+    in slots and preempted ones are ordered by arrival. Only the youngest is preempted, so the oldest always finishes.
 
-    Only the loop's thread may let requests join and leave; any thread may look who is there.
+    Only the engine loop's thread may let requests join and leave; any thread may iterate.
     """
 
     def __init__(
-        self, count: int, room: Room, listeners: Sequence[SlotListener], *, window: int, slack: int | None = None
+        self,
+        count: int,
+        cache_manager: KVCacheManager,
+        listeners: Sequence[SlotListener],
+        *,
+        num_draft_tokens: int,
+        slack: int | None = None,
     ) -> None:
         self.count = count
-        self._room = room
+        self._cache_manager = cache_manager
         self._listeners = tuple(listeners)
-        self._window = window
-        self._slack = window if slack is None else slack
-        self._running: dict[int, Running] = {}  # in the order in which they joined
+        self._num_draft_tokens = num_draft_tokens
+        self._slack = num_draft_tokens if slack is None else slack
+        self._running: dict[int, RunningRequest] = {}  # in the order in which they joined
 
-    def join(self, waiting: Waiting) -> Running | None:
-        """Give the first free slot to a request. None if it must wait for room in the caches.
+    def join(self, queued: QueuedRequest) -> RunningRequest | None:
+        """Give a request the first free slot. Returns None if the caches have too little memory.
 
-        A request joins whole or not at all: if anybody raises, nobody holds anything of it, and the error passes on.
+        If a listener raises, the join is undone everywhere and the exception passes on.
         """
         slot = next((slot for slot in range(self.count) if slot not in self._running), None)
         if slot is None:
             raise InternalError(f"slots: all {self.count} are taken; a request must leave before another one joins")
-        tokens, request = waiting.tokens, waiting.request
-        # A round feeds the last token, and must not write a block that others read. A draft head needs the target's
-        # state of the one before, which only a prefill gives.
-        named = waiting.hashes
-        hashes = named.first(tokens, max(0, len(tokens) - 1 - named.behind) // BLOCK_SIZE) if named else ()
+        tokens, request = queued.tokens, queued.request
+        # The first round writes into the last token's block, so that block must not be shared. A draft head also needs
+        # the target's states of the preceding tokens, which only a prefill computes.
+        blocks = queued.hashes
+        hashes = blocks.first(tokens, max(0, len(tokens) - 1 - blocks.lookahead) // BLOCK_SIZE) if blocks else ()
         with ExitStack() as undo:
-            undo.callback(self._room.leave, slot)
-            cached = self._room.reserve(slot, self._needed(len(tokens), request), hashes)
+            undo.callback(self._cache_manager.leave, slot)
+            cached = self._cache_manager.reserve(slot, self._needed(len(tokens), request), hashes)
             if cached is None:
                 return None
-            running = waiting.preempted
+            running = queued.preempted
             if running is None:
-                running = Running(waiting, slot, cached)
+                running = RunningRequest(queued, slot, cached)
             else:
-                running.sit(slot, cached)
+                running.assign_slot(slot, cached)
             for listener in self._listeners:
-                undo.callback(listener.leave, slot)  # first: one that raises half-way may hold half
+                undo.callback(listener.leave, slot)  # before join: one that raises may hold partial state
                 listener.join(running)
             self._running[slot] = running
             undo.pop_all()
         return running
 
-    def grow(self, running: Running) -> bool:
-        """Make sure that ``running`` has memory for its next round; False if there is too little."""
-        return self._room.reserve(running.slot, self._needed(len(running.tokens), running.request)) is not None
+    def grow(self, running: RunningRequest) -> bool:
+        """Reserve memory for the next round of ``running``; return False if there is too little."""
+        return self._cache_manager.reserve(running.slot, self._needed(len(running.tokens), running.request)) is not None
 
-    def know(self, running: Running, tokens: int) -> None:
-        """Let others find the first ``tokens`` tokens of a text in the caches, in whole blocks; see Room.know."""
-        blocks = (tokens if self._room.finds_answers else min(tokens, running.prefill_end)) // BLOCK_SIZE
-        if running.hashes is not None and blocks > running.known:
-            self._room.know(running.slot, running.hashes.first(running.tokens, blocks))
-            running.known = blocks
-        running.request.prompt_known |= not running.prefilling
+    def register_prefix(self, running: RunningRequest, tokens: int) -> None:
+        """Let other requests reuse the whole blocks among the first ``tokens`` tokens of ``running``."""
+        blocks = (tokens if self._cache_manager.caches_outputs else min(tokens, running.prefill_end)) // BLOCK_SIZE
+        if running.hashes is not None and blocks > running.registered_blocks:
+            self._cache_manager.register_prefix(running.slot, running.hashes.first(running.tokens, blocks))
+            running.registered_blocks = blocks
+        running.request.prompt_cached |= not running.prefilling
 
     def leave(self, slot: int) -> None:
-        """Free ``slot``: all hear it, also behind one who raises, whose error then passes on."""
+        """Free ``slot``. All listeners get ``leave``, even if one raises; the exception then passes on."""
         del self._running[slot]
-        with ExitStack() as everybody:  # who is added last hears first
+        with ExitStack() as stack:  # callbacks run in reverse order
             for listener in reversed(self._listeners):
-                everybody.callback(listener.leave, slot)
-            everybody.callback(self._room.leave, slot)
+                stack.callback(listener.leave, slot)
+            stack.callback(self._cache_manager.leave, slot)
 
     @property
     def free(self) -> int:
-        """Slots that nobody sits in."""
+        """Number of free slots."""
         return self.count - len(self._running)
 
-    def _needed(self, length: int, request: Request) -> int:
-        """Tokens of memory for a text of ``length`` tokens and all that may be enqueued before the host knows more.
-
-        That is a round which is not committed, and the one behind it.
-        """
-        return capacity(min(length + self._window + 1, request.length), self._slack)
-
     def __len__(self) -> int:
-        """Requests in slots."""
+        """Number of requests in slots."""
         return len(self._running)
 
-    def __iter__(self) -> Iterator[Running]:
+    def __iter__(self) -> Iterator[RunningRequest]:
         return iter(list(self._running.values()))
+
+    def _needed(self, length: int, request: Request) -> int:
+        """Return the tokens of memory for a text of ``length`` tokens and the rounds enqueued before the next commit.
+
+        These are one uncommitted round and the one after it.
+        """
+        return capacity(min(length + self._num_draft_tokens + 1, request.max_length), self._slack)
+
+
+class PendingValidations:
+    """Requests that left their slots and wait until their finished text has been validated off the loop.
+
+    Only the engine loop's thread adds and takes requests; any thread may iterate. ``changed`` is called, in any thread,
+    when a validation is done.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._pending: list[RunningRequest] = []
+
+    def add(self, running: RunningRequest) -> None:
+        assert running.validation is not None
+        self._pending = [*self._pending, running]
+        running.validation.add_done_callback(lambda _: self._changed())
+
+    def done(self, now: float) -> list[RunningRequest]:
+        """Return the requests whose validation is done, and those that must end at ``now`` without it."""
+        return [running for running in self._pending if _done(running, now)]
+
+    def take(self, now: float) -> list[RunningRequest]:
+        """Remove and return those that are ``done``. Validations that have not started are cancelled."""
+        taken = self.done(now)
+        self._pending = [running for running in self._pending if running not in taken]
+        for running in taken:
+            if running.validation is not None:
+                running.validation.cancel()
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __iter__(self) -> Iterator[RunningRequest]:
+        return iter(self._pending)
+
+
+def _done(running: RunningRequest, now: float) -> bool:
+    return running.validation is None or running.validation.done() or running.request.interrupted(now) is not None

@@ -1,65 +1,138 @@
-"""From committed tokens to text: incremental, never half a character, never text that a stop string may still take."""
+"""Detokenize a request incrementally: whole characters only, and never text that a stop string may still remove."""
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer, decoders
 
-from tandemrt.runtime.requests.stops import ROOT, StopMatcher
+ROOT = 0
 
 
 @dataclass(frozen=True)
-class Delta:
-    """Text that became certain since the last delta."""
+class TextDelta:
+    """Text that became final since the last delta."""
 
     reasoning: str = ""
     text: str = ""
 
 
-class Section:
-    """One stretch of output (reasoning or answer) being detokenized.
+class StopMatcher:
+    """Find the first stop string that a growing text completes; of several completed at once, the longest.
 
-    ``text`` is everything decoded so far; ``released`` counts the characters of it that can no longer change: what
-    may turn out to be the beginning of a stop string is held back.
+    An Aho-Corasick automaton over characters. Every failure link followed undoes one earlier step forward, so a
+    character costs one or two steps on average, whatever the number of stop strings. A node stands for the longest
+    suffix of the text that is a prefix of a stop string. The matcher is immutable once built. Reasoning delimiters are
+    matched over tokens instead (runtime/constraints/delimiters.py).
+    """
 
-    Tokens are decoded in groups that end with a whole character, behind the group before them, because decoders join
-    what they are given (spaces, bytes). tokenizers' DecodeStream does the same, but raises where a decoder takes back
-    a character: byte fallback spells a run of byte tokens anew once it turns out not to be UTF-8.
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [ROOT]  # failure links
+        self.depth = [0]  # characters of the node's prefix
+        self.found: list[str | None] = [None]  # the longest stop string that ends at the node
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is any stop string."""
+        return len(self.found) > 1
+
+    def step(self, node: int, character: str) -> int:
+        """Return the node that follows ``node`` after ``character``."""
+        while character not in self._next[node]:
+            if node == ROOT:
+                return ROOT
+            node = self._shorter[node]
+        return self._next[node][character]
+
+    def _insert(self, stop: str) -> None:
+        node = ROOT
+        for character in stop:
+            if character not in self._next[node]:
+                self._next[node][character] = len(self._next)
+                self._next.append({})
+                self._shorter.append(ROOT)
+                self.depth.append(self.depth[node] + 1)
+                self.found.append(None)
+            node = self._next[node][character]
+        self.found[node] = stop
+
+    def _link(self) -> None:
+        """Set the failure links breadth first, so that shorter prefixes are linked before longer ones."""
+        pending = deque(self._next[ROOT].values())
+        while pending:
+            node = pending.popleft()
+            for character, child in self._next[node].items():
+                self._shorter[child] = self.step(self._shorter[node], character)
+                self.found[child] = self.found[child] or self.found[self._shorter[child]]
+                pending.append(child)
+
+
+class Detokenizer:
+    """Detokenize one sequence of tokens incrementally.
+
+    Attributes:
+        text: everything decoded so far.
+        released: number of characters of ``text`` that are final. The rest may be the beginning of a stop string.
+        stopped_by: the stop string that ended the text, or None.
+
+    Tokens are decoded in groups that end with a whole character. Each group is decoded together with the group before
+    it, because decoders join their input (spaces, bytes). tokenizers' DecodeStream does the same, but raises if a
+    decoder changes earlier characters: byte fallback replaces the text of a run of byte tokens once the run turns out
+    not to be UTF-8.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: StopMatcher, *, skip_special: bool = True) -> None:
         self.text = ""
         self.released = 0
         self.stopped_by: str | None = None
-        self._taken = 0  # characters that ``take`` has given
+        self._taken = 0  # characters that ``take`` has returned
         self._tokenizer = tokenizer
-        self._spells_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._skip_special = skip_special
         self._stops = stops
-        self._node = ROOT  # of the end of the text
-        self._context: list[int] = []  # the last group that gave text
-        self._spelled = ""  # what it decodes to alone
-        self._group: list[int] = []  # tokens behind it
+        self._node = ROOT  # of the matcher, at the end of the text
+        self._context: list[int] = []  # the last group that added text
+        self._context_text = ""  # the context, decoded alone
+        self._group: list[int] = []  # tokens that follow the context
 
     def push(self, token_ids: Sequence[int], *, include_stop: bool) -> int:
-        """Add tokens, up to the one that completes a stop string, and say how many were added.
+        """Add tokens up to the one that completes a stop string, and return the number of tokens added.
 
-        On the first stop string found, cut the text there and set ``stopped_by``.
+        The first stop string cuts the text and sets ``stopped_by``. The text keeps the stop string if ``include_stop``.
         """
-        if self._push_whole(token_ids):
+        if self._push_all(token_ids):
             return len(token_ids)
         for count, token_id in enumerate(token_ids, 1):
             self._group.append(token_id)
-            self._extend(self._decode_group(half=False), include_stop=include_stop)
+            self._extend(self._decode_group(partial=False), include_stop=include_stop)
             if self.stopped_by is not None:
                 return count
         return len(token_ids)
 
-    def _push_whole(self, token_ids: Sequence[int]) -> bool:
-        """Add tokens that are decoded at once, where that makes no difference: the decoder spells bytes, which need
-        nothing in front of them, they end with a whole character, and no stop string is completed in them.
+    def finish(self) -> None:
+        """Release all text, the bytes of an incomplete character (as U+FFFD) included."""
+        if self.stopped_by is None and self._group:
+            self.text += self._decode_group(partial=True)
+        self.released = len(self.text)
+        self._node = ROOT
+
+    def take(self) -> str:
+        """Return the text that was released since the last call."""
+        new = self.text[self._taken : self.released]
+        self._taken = max(self._taken, self.released)
+        return new
+
+    def _push_all(self, token_ids: Sequence[int]) -> bool:
+        """Decode all tokens in one call if that gives the same text; return whether it does.
+
+        It does if the decoder maps tokens to bytes without regard to context, the tokens end with a whole character,
+        and they complete no stop string.
         """
-        if not self._spells_bytes:
+        if not self._byte_level:
             return False
         text, node = self._decode([*self._group, *token_ids]), self._node
         if not text or text.endswith("\ufffd"):
@@ -71,52 +144,44 @@ class Section:
         self._node = node
         self.text += text
         self.released = len(self.text) - self._stops.depth[node]
-        self._context, self._group, self._spelled = [], [], ""
+        self._context, self._group, self._context_text = [], [], ""
         return True
 
-    def finish(self) -> None:
-        """Release what was held back, the bytes of an incomplete character (as U+FFFD) included."""
-        if self.stopped_by is None and self._group:
-            self.text += self._decode_group(half=True)
-        self.released = len(self.text)
-        self._node = ROOT
-
-    def take(self) -> str:
-        """What was released since the last call."""
-        new = self.text[self._taken : self.released]
-        self._taken = max(self._taken, self.released)
-        return new
-
-    def _decode_group(self, *, half: bool) -> str:
-        """What the group adds to the text; nothing while it ends in half a character, unless ``half``."""
+    def _decode_group(self, *, partial: bool) -> str:
+        """Return the text that the group adds: none while it ends in a partial character, unless ``partial``."""
         text = self._decode(self._context + self._group)
-        if text.endswith("\ufffd") and not half:
+        if text.endswith("\ufffd") and not partial:
             return ""
-        taken_back = not text.startswith(self._spelled)
-        added = self._decode(self._group) if taken_back else text[len(self._spelled) :]
+        context_changed = not text.startswith(self._context_text)
+        added = self._decode(self._group) if context_changed else text[len(self._context_text) :]
         if added:
             self._context, self._group = self._group, []
-            self._spelled = self._decode(self._context)
+            self._context_text = self._decode(self._context)
         return added
 
     def _decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special))
 
-    def _extend(self, piece: str, *, include_stop: bool) -> None:
+    def _extend(self, added: str, *, include_stop: bool) -> None:
         begin = len(self.text)
-        self.text += piece
-        for end, character in enumerate(piece, start=begin + 1):
+        self.text += added
+        for end, character in enumerate(added, start=begin + 1):
             self._node = self._stops.step(self._node, character)
             self.stopped_by = self._stops.found[self._node]
-            if self.stopped_by is not None:  # the one completed first, so that no tokenization matters
+            if self.stopped_by is not None:  # the first completed one, so that tokenization does not matter
                 self.text = self.text[: end if include_stop else end - len(self.stopped_by)]
                 self.released = len(self.text)
                 return
         self.released = len(self.text) - self._stops.depth[self._node]
 
 
-class Transcript:
-    """The text of one request, split into reasoning and answer."""
+class TextStream:
+    """The text of one request, split into reasoning and answer.
+
+    Attributes:
+        tokens: number of tokens added, reasoning delimiters included.
+        reasoning_tokens: number of those that are reasoning.
+    """
 
     def __init__(
         self,
@@ -127,48 +192,49 @@ class Transcript:
         skip_special: bool = True,
     ) -> None:
         matcher = StopMatcher(stops)
-        self._sections = {
-            kind: Section(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
+        self._detokenizers = {
+            kind: Detokenizer(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
         }
         self._include_stop = include_stop
-        self.tokens = 0  # tokens that were added, markers included
-        self.reasoning_tokens = 0  # of those, reasoning
+        self.tokens = 0
+        self.reasoning_tokens = 0
 
     @property
     def text(self) -> str:
-        return self._sections["answer"].text
+        return self._detokenizers["answer"].text
 
     @property
     def reasoning(self) -> str:
-        return self._sections["reasoning"].text
+        return self._detokenizers["reasoning"].text
 
     @property
     def stopped_by(self) -> str | None:
         """The stop string that ended the text, or None."""
-        return next((s.stopped_by for s in self._sections.values() if s.stopped_by is not None), None)
+        return next((d.stopped_by for d in self._detokenizers.values() if d.stopped_by is not None), None)
 
     def add(self, kind: str, token_ids: Sequence[int], inner: Collection[int] = ()) -> bool:
-        """Add tokens of one kind (reasoning, marker, answer). True when a stop string ended the text at that token.
+        """Add tokens of one role: reasoning, answer or delimiter. Return whether the text has ended.
 
-        Those at the indices ``inner`` spell the rest of a token that is counted already. Tokens behind the one that
-        completed the stop string are not counted in ``tokens``. The other kind's text ends here: nothing of it is held
-        back any longer, and a stop string does not straddle the gap.
+        ``inner`` holds the indices of tokens that continue a token counted before. Tokens after a completed stop string
+        are not counted. Text of the other kind is finished: all of it is released, and a stop string does not continue
+        across the change of kind.
         """
-        for other in self._sections:
+        for other in self._detokenizers:
             if other != kind:
-                self._sections[other].finish()
-        section, count = self._sections.get(kind), len(token_ids)  # markers belong to neither text
-        if section is not None:
-            count = section.push(token_ids, include_stop=self._include_stop)
+                self._detokenizers[other].finish()
+        detokenizer, count = self._detokenizers.get(kind), len(token_ids)  # delimiters belong to neither text
+        if detokenizer is not None:
+            count = detokenizer.push(token_ids, include_stop=self._include_stop)
         counted = count - sum(index < count for index in inner)
         self.tokens += counted
         self.reasoning_tokens += counted if kind == "reasoning" else 0
-        return section is not None and section.stopped_by is not None
+        return detokenizer is not None and detokenizer.stopped_by is not None
 
     def finish(self) -> None:
-        for section in self._sections.values():
-            section.finish()
+        """Release all text."""
+        for detokenizer in self._detokenizers.values():
+            detokenizer.finish()
 
-    def take(self) -> Delta:
-        """What was released since the last call."""
-        return Delta(self._sections["reasoning"].take(), self._sections["answer"].take())
+    def take(self) -> TextDelta:
+        """Return the text that was released since the last call."""
+        return TextDelta(self._detokenizers["reasoning"].take(), self._detokenizers["answer"].take())

@@ -1,1 +1,1 @@
-"""Traces: where each token of a text came from, as a page to look at and as a timeline for Perfetto."""
+"""Traces: the origin of every token of a text, as an HTML page or as a timeline for Perfetto."""

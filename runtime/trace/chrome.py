@@ -1,4 +1,4 @@
-"""A recorder as a Chrome trace, which Perfetto opens: the host's steps, and the rounds of every request."""
+"""Chrome trace of a recorder, for Perfetto: the host's steps and the rounds of every request."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ _HOST, _REQUESTS = 1, 2  # process ids
 
 
 def chrome_trace(recorder: Recorder, tokenizer: Tokenizer, bundle: str) -> dict[str, Any]:
-    """Return the object of a Chrome trace. Times are microseconds, from the first step on."""
+    """Return the JSON object of a Chrome trace. Times are in microseconds since the first step."""
     steps = recorder.steps()
     begin = steps[0].start if steps else 0.0
     events = [_name(_HOST, "process_name", "host"), _name(_HOST, "thread_name", "rounds")]
     for step in steps:
         for span in step.spans:
-            events.append(_complete(span.verb, 1e6 * (span.start - begin), 1e6 * (span.end - span.start), _HOST, 0))
+            events.append(_complete(span.phase, 1e6 * (span.start - begin), 1e6 * (span.end - span.start), _HOST, 0))
             events[-1]["args"] = {"step": step.number}
     events.append(_name(_REQUESTS, "process_name", f"requests of {bundle}"))
     for number, request in enumerate(page_data(recorder, tokenizer, bundle)["requests"]):

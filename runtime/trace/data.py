@@ -1,4 +1,4 @@
-"""What a page shows of a recorder, as JSON: requests, their tokens and rounds, and the time that steps took."""
+"""JSON data of the trace page: requests with their tokens, rounds and times."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.trace import TracedRound
 from tandemrt.runtime.trace.recorder import Recorder, Step, step_at
-from tandemrt.runtime.trace.trace import TracedRound
 
-MOST_PROMPT = 20_000  # characters of a prompt
+MAX_PROMPT = 20_000  # characters shown of a prompt
 
 
 def page_data(recorder: Recorder, tokenizer: Tokenizer, bundle: str) -> dict[str, Any]:
-    """Return what the page of a bundle's recorder shows. Times are milliseconds, from the first step on."""
+    """Return the data of the page. Times are in milliseconds since the first step."""
     steps = recorder.steps()
     return {"bundle": bundle, "requests": [_request(each, tokenizer, steps) for each in recorder.finished]}
 
 
-def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return each token's part of the text, special tokens included; "" for all but the last part of a character."""
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token, special tokens included; "" for tokens that end within a character."""
     texts: list[str] = []
-    context: list[int] = []  # the last tokens that gave text: what follows is spelled behind them
+    context: list[int] = []  # the last tokens that added text; decoders join it with the next ones
     group: list[int] = []
     for at, token in enumerate(ids, start=1):
         group.append(token)
@@ -46,14 +46,14 @@ def _request(request: Request, tokenizer: Tokenizer, steps: Sequence[Step]) -> d
     assert output is not None
     assert trace is not None
     tokens = list(trace.tokens(0, len(output.token_ids)))
-    texts = spelled(tokenizer, output.token_ids)
+    texts = token_texts(tokenizer, output.token_ids)
     prompt = _decode(tokenizer, request.prompt)
     begin, rounds = 0, []
     for each in trace.rounds:
         rounds.append(_round(each, tokenizer, step_at(steps, each.filled), steps, len(tokens) - begin))
         begin += len(each.emitted)
     return {
-        "prompt": prompt if len(prompt) <= MOST_PROMPT else prompt[:MOST_PROMPT] + "…",
+        "prompt": prompt if len(prompt) <= MAX_PROMPT else prompt[:MAX_PROMPT] + "…",
         "prompt_tokens": len(request.prompt),
         "cached_tokens": output.num_cached_tokens,
         "finish_reason": output.finish_reason,
@@ -72,35 +72,35 @@ def _request(request: Request, tokenizer: Tokenizer, steps: Sequence[Step]) -> d
 
 
 def _round(
-    traced: TracedRound, tokenizer: Tokenizer, step: Step | None, steps: Sequence[Step], room: int
+    traced: TracedRound, tokenizer: Tokenizer, step: Step | None, steps: Sequence[Step], remaining: int
 ) -> dict[str, Any]:
-    """One round of a request whose output goes on for ``room`` tokens from its first one on."""
-    verbs: dict[str, float] = {}
+    """Return one round. ``remaining``: number of output tokens from the round's first one on."""
+    phases: dict[str, float] = {}
     for span in step.spans if step else ():
-        verbs[span.verb] = verbs.get(span.verb, 0.0) + 1e3 * (span.end - span.start)
+        phases[span.phase] = phases.get(span.phase, 0.0) + 1e3 * (span.end - span.start)
     return {
         "step": None if step is None else step.number,
         "start": None if step is None else 1e3 * (step.start - steps[0].start),
         "ms": None if step is None else 1e3 * (step.end - step.start),
-        "verbs": verbs,
+        "phases": phases,
         "drafted": [
-            {"id": token, "text": _decode(tokenizer, [token]), "fate": _fate(traced, at, room)}
+            {"id": token, "text": _decode(tokenizer, [token]), "fate": _fate(traced, at, remaining)}
             for at, token in enumerate(traced.drafted)
         ],
         "passed": traced.passed,
         "accepted": traced.accepted,
         "emitted": len(traced.emitted),
-        "kept": max(0, min(room, len(traced.emitted))),
+        "kept": max(0, min(remaining, len(traced.emitted))),
         "allowed": traced.allowed,
     }
 
 
-def _fate(traced: TracedRound, at: int, room: int) -> str:
-    """What became of the drafted token at ``at``."""
-    if at < min(traced.accepted, room):
-        return "kept"
-    if room < len(traced.emitted):
-        return "behind the end"
+def _fate(traced: TracedRound, at: int, remaining: int) -> str:
+    """Return the outcome of the drafted token at ``at``."""
+    if at < min(traced.accepted, remaining):
+        return "accepted"
+    if remaining < len(traced.emitted):
+        return "after the end"
     if at > traced.accepted:
-        return "behind it"
-    return "refused by the target" if at < traced.passed else "refused by the mask"
+        return "after a rejected draft"
+    return "rejected by the target" if at < traced.passed else "rejected by the mask"

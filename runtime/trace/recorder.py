@@ -1,4 +1,4 @@
-"""Keeps what a trace shows: the newest requests, and when the host did what."""
+"""Recorder of traces: the newest requests, and the times of the host's work."""
 
 from bisect import bisect_right
 from collections import deque
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.trace.trace import Trace
+from tandemrt.runtime.requests.trace import RequestTrace
 
-MOST_REQUESTS = 100
-MOST_SPANS = 100_000  # about 15,000 rounds
+MAX_REQUESTS = 100
+MAX_SPANS = 100_000  # about 15,000 rounds
 
 
 @dataclass(frozen=True)
 class Span:
-    """The host worked on a verb of a round, in seconds of ``time.perf_counter``."""
+    """Host work on one phase of a step. Times are in seconds of ``time.perf_counter``."""
 
-    verb: str
+    phase: str
     start: float
     end: float
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the loop did for one round, the commit of the round before included. ``number`` counts from 0."""
+    """The host's work on one round, including the commit of the round before. ``number`` counts from 0."""
 
     number: int
     spans: Sequence[Span]
@@ -39,43 +39,43 @@ class Step:
 
 
 class Recorder:
-    """Follows the requests of one LLM: the newest ``MOST_REQUESTS`` of them and ``MOST_SPANS`` spans are kept.
+    """Keeps the newest ``MAX_REQUESTS`` requests and ``MAX_SPANS`` spans of one LLM.
 
-    Requests may be followed from any thread; the rest is for when no round runs.
+    ``follow`` may be called from any thread. The other methods must not be called while a round runs, except ``span``.
     """
 
     def __init__(self) -> None:
-        self._requests: deque[Request] = deque(maxlen=MOST_REQUESTS)
-        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
+        self._requests: deque[Request] = deque(maxlen=MAX_REQUESTS)
+        self._spans: deque[Span] = deque(maxlen=MAX_SPANS)
 
     def follow(self, request: Request) -> None:
-        """Keep a trace of ``request``, which has not been queued yet."""
-        request.trace = Trace()
+        """Trace ``request``, which must not be queued yet."""
+        request.trace = RequestTrace()
         self._requests.append(request)
 
-    def span(self, verb: str, start: float, end: float) -> None:
-        """See Metrics.listener. Called by the loop's thread."""
-        self._spans.append(Span(verb, start, end))
+    def span(self, phase: str, start: float, end: float) -> None:
+        """The listener of Metrics, called by the engine loop's thread."""
+        self._spans.append(Span(phase, start, end))
 
-    def forget(self) -> None:
-        """Begin anew."""
+    def clear(self) -> None:
+        """Drop all requests and spans."""
         self._requests.clear()
         self._spans.clear()
 
     @property
     def finished(self) -> list[Request]:
-        """The requests that have finished, in the order in which they came."""
+        """The finished requests, in order of arrival."""
         return [request for request in self._requests if request.finished]
 
     def steps(self) -> list[Step]:
-        """The spans by step. Each begins with its prompts; what is left of one whose beginning is lost is left out."""
+        """Return the spans grouped by step. A step starts with a prefill span; earlier spans are left out."""
         spans = list(self._spans)
-        begins = [at for at, span in enumerate(spans) if span.verb == "prefill"]
+        begins = [at for at, span in enumerate(spans) if span.phase == "prefill"]
         ends = pairwise([*begins, len(spans)])
         return [Step(number, spans[begin:end]) for number, (begin, end) in enumerate(ends)]
 
 
 def step_at(steps: Sequence[Step], seconds: float) -> Step | None:
-    """The step in which something happened; None if it is no longer known."""
+    """Return the step that was running at ``seconds``; None before the first one."""
     at = bisect_right(steps, seconds, key=lambda step: step.start) - 1
     return steps[at] if at >= 0 else None

@@ -1,14 +1,15 @@
-"""The command line: one application, commands from the folders that own them."""
+"""The `tandemrt` command line. The export and runtime packages add their commands to one application."""
 
 import sys
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from tandemrt.engines.errors import TandemError
-from tandemrt.export import commands as export
-from tandemrt.runtime.check import command as check
+from tandemrt import __version__
+from tandemrt.engines.validation.errors import TandemError
+from tandemrt.export.cli import commands as export
 from tandemrt.runtime.cli import commands as runtime
 
 app = typer.Typer(
@@ -16,17 +17,42 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 export.register(app)
-check.register(export.export)  # it stands with the other commands on bundles, but it needs the runtime
 runtime.register(app)
 
 
+EXTRAS = {"torch": "build", "onnxruntime": "cpu"}  # packages that some commands need, and the extra that brings them
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"tandemrt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
-    """Run the command line. What TandemRT refuses is printed as one message; the exit code is 2."""
+    """Run the command line. Prints a TandemError, or what to install, as one message and exits with code 2."""
     try:
         app()
     except TandemError as error:
-        console = Console(stderr=True)
-        console.print(Text(f"{type(error).__name__}: {error}", style="red"), soft_wrap=True)
-        sys.exit(2)
+        _fail(f"{type(error).__name__}: {error}")
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        _fail(f"BackendUnavailable: this needs {error.name}: pip install 'tandemrt[{EXTRAS[error.name]}]'")
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
+    sys.exit(2)

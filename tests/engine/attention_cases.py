@@ -1,13 +1,13 @@
-"""Calls of ``window_attention`` with ragged rows and runs, for comparing its faces."""
+"""Inputs for ``window_attention`` with ragged rows and runs, to compare its implementations."""
 
 import ml_dtypes
 import numpy as np
 
-from tandemrt.engines.operators import SCHEMAS
+from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.reference import window_attention
-from tandemrt.plugins.reference.float8 import FLOAT8
 
-# A third of a number of float8 is never half way between two others.
+# A third of a float8 number is never halfway between two others.
 SCALES = {"key_scale": 0.75, "value_scale": 0.75 / 32}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NAMES = tuple(binding.name for binding in SCHEMAS["window_attention"].inputs)
@@ -30,11 +30,11 @@ def case(
     cached=None,
     seed=0,
 ):
-    """Tensors by name: rows that have cached ``lengths`` tokens each, in blocks of any order.
+    """Tensors by name: rows with ``lengths`` cached tokens each, in blocks of random order.
 
-    Behind their windows stand ``runs`` of prompts, (tokens in the cache, new ones) each, and ``padding`` tokens.
-    Caches are of dtype ``cached``, if not of that of the rest. Every entry that no row has written is NaN. Block 0 is
-    scratch; a row of length 0 has all its blocks there.
+    ``runs`` of prompts, (cached tokens, new tokens) each, follow the draft windows, then ``padding`` tokens.
+    Caches have dtype ``cached``, by default that of the other tensors. Every unwritten cache entry is NaN. Block 0 is
+    scratch; all blocks of a row of length 0 are there.
     """
     rng = np.random.default_rng([seed, query, head_dim])
     batch, earlier = len(lengths), [*lengths, *(length for length, _ in runs)]
@@ -77,8 +77,8 @@ def case(
 def case_in_float8(*args, dtype, **how):
     """As ``case``, over caches in float8, for ``attributes`` with SCALES.
 
-    Keys and values of new tokens are numbers of float8, turned by right angles, so that without norms every face rounds
-    the same numbers. Some values are too large for their scale.
+    New keys and values are float8 numbers, rotated by right angles, so that without norms every implementation rounds
+    the same numbers. Some values exceed their scale.
     """
     tensors = case(*args, dtype=dtype, cached=FLOAT8, **how)
     tensors["qkv"] = tensors["qkv"].astype(FLOAT8).astype(dtype)
@@ -101,14 +101,14 @@ def attributes(*, heads=4, kv_heads=2, head_dim=64, sliding_window=0, **scales):
 
 
 def expected(tensors, given):
-    """What the definition says: mixed and both caches."""
+    """The reference result: mixed and both caches."""
     return window_attention(*(tensors[name] for name in NAMES), **given)
 
 
 def assert_close(found, wanted, tensors, tolerance, *, cleared=0):
-    """Results of live rows and runs are near; the caches too, and what no token was written to has not changed.
+    """Check live rows and runs, and that cache entries without a new token have not changed.
 
-    Behind a run, up to the next multiple of ``cleared`` positions, it may have become 0.
+    Entries after a run, up to the next multiple of ``cleared`` positions, may have become 0.
     """
     live = tensors["block_table"].any(axis=1)
     windows = len(wanted[0]) - len(tensors["prompt_rows"])
@@ -117,26 +117,26 @@ def assert_close(found, wanted, tensors, tolerance, *, cleared=0):
     for mine, theirs, name in zip(found[1:], wanted[1:], ("key_cache", "value_cache"), strict=True):
         mine, theirs, before = (_wide(cache)[1:] for cache in (mine, theirs, tensors[name]))
         untouched = ~((theirs != before) & ~np.isnan(theirs))
-        excused = untouched & _behind_runs(tensors, cleared)[1:, None, :, None] & (mine == 0)
+        excused = untouched & _after_runs(tensors, cleared)[1:, None, :, None] & (mine == 0)
         mine = np.where(excused, before, mine)
         np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
         np.testing.assert_array_equal(mine[untouched], before[untouched])
 
 
-def _behind_runs(tensors, tile):
-    """The entries [blocks, block_size] behind runs, up to the next multiple of ``tile`` positions."""
+def _after_runs(tensors, tile):
+    """The entries [blocks, block_size] after runs, up to the next multiple of ``tile`` positions."""
     table, size = tensors["prompt_table"], tensors["key_cache"].shape[2]
-    behind = np.zeros((len(tensors["key_cache"]), size), dtype=bool)
+    unwritten = np.zeros((len(tensors["key_cache"]), size), dtype=bool)
     counts = np.diff(tensors["prompt_starts"])
     for run, end in enumerate(tensors["prompt_index"] + counts):
         if counts[run] and tile:
             positions = np.arange(end, min(-(-end // tile) * tile, table.shape[1] * size))
-            behind[table[run, positions // size], positions % size] = True
-    return behind
+            unwritten[table[run, positions // size], positions % size] = True
+    return unwritten
 
 
 def tolerance(dtype):
-    """Of a sum of numbers near one, each rounded a few times on its way: two units in the last place."""
+    """Two units in the last place: a sum of numbers near one, each rounded a few times."""
     return 2e-5 if dtype == np.float32 else 2 * float(ml_dtypes.finfo(dtype).eps)
 
 

@@ -8,22 +8,24 @@ import onnx_ir as ir
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from tandemrt.engines.contract import Contract, table_width
-from tandemrt.engines.decoder import Piece
-from tandemrt.export.model.builder import save_model
+from tandemrt.engines.contract.contract import Contract, table_width
+from tandemrt.engines.contract.decoder import Subgraph
+from tandemrt.export.graph.builder import save_model
+from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.cut import cut
-from tandemrt.export.passes.products import fuse_transposed_products
+from tandemrt.export.passes.graph_pass import Pipeline
+from tandemrt.export.passes.pipelines import PIPELINES
+from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.launch import Context
-from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.backends.constants import read_constants
-from tandemrt.runtime.backends.executor import Executor
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.backends.pieces import open_piece
-from tandemrt.runtime.caches.kv_cache import no_prompts, windows
+from tandemrt.plugins.operators.launch import Context
+from tandemrt.runtime.caches.kv_cache import no_prompts, window_bindings
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.device.backends.constants import read_constants
+from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.subgraphs import open_subgraph
 from tools.families.cases import FAMILIES
 
 CPU = torch.device("cpu")
@@ -111,6 +113,17 @@ def expected_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tens
         return model(torch.tensor([list(tokens)])).logits[0].float()
 
 
+def fused(model: ir.Model, lowering: Lowering) -> ir.Model:
+    """Run the passes of ``lowering`` on ``model`` in place and return it.
+
+    A paged graph keeps its plain matmuls, because onnxruntime on a CPU has FusedMatMul in float32 alone; ``open_steps``
+    fuses them.
+    """
+    passes = [each for each in PIPELINES[lowering].passes if lowering != "paged" or each is not fuse_transposed_matmuls]
+    Pipeline(tuple(passes))(model)
+    return model
+
+
 def open_steps(
     model: ir.Model,
     contract: Contract,
@@ -120,16 +133,16 @@ def open_steps(
     kernels: Path | None = None,
     tokens: int = 256,
 ) -> Executor:
-    """``model`` cut into pieces in ``folder``, and its steps on ``device``, for calls of at most ``tokens`` tokens."""
-    fuse_transposed_products(model)
-    pieces, decoder = cut(model)
-    for file, piece in pieces.items():
-        save_model(piece, folder / file)
+    """Cut ``model`` into subgraphs in ``folder`` and open its steps for calls of at most ``tokens`` tokens."""
+    fuse_transposed_matmuls(model)
+    subgraphs, decoder = cut(model)
+    for file, subgraph in subgraphs.items():
+        save_model(subgraph, folder / file)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     opened = {
-        step.file: open_piece(folder / step.file, decoder.contract_of(step, contract), device, stream, threads=1)
+        step.file: open_subgraph(folder / step.file, decoder.contract_of(step, contract), device, stream, threads=1)
         for step in decoder.steps
-        if isinstance(step, Piece)
+        if isinstance(step, Subgraph)
     }
     on_device = read_constants(folder / decoder.constants.file, device) if decoder.constants else {}
     largest = [{"batch": 1, "rows": tokens, "tokens": tokens}]
@@ -137,12 +150,12 @@ def open_steps(
 
 
 class Decoder:
-    """A decoder on onnxruntime with its caches; whatever nobody wrote into the caches is poison."""
+    """A decoder on onnxruntime with its caches. Cache entries that no call wrote are NaN."""
 
     def __init__(
         self,
         folder: Path,
-        attention: Lowering,
+        lowering: Lowering,
         batch: int,
         dtype: str = "float32",
         capacity: int = CAPACITY,
@@ -152,11 +165,11 @@ class Decoder:
     ) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
-        self.path = folder / f"{attention}-{dtype}.onnx"
+        self.path = folder / f"{lowering}-{dtype}.onnx"
         how = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype}
-        model = build_decoder(spec, checkpoint, **how, attention=attention)
+        model = fused(build_decoder(spec, checkpoint, **how, lowering=lowering), lowering)
         save_model(model, self.path)
-        self.paged = attention == "paged"
+        self.paged = lowering == "paged"
         self.contract = spec.contract(**how, cache="paged" if self.paged else "linear")
         self.device = device
         if open_engine is None:
@@ -164,11 +177,11 @@ class Decoder:
         else:
             self.engine = open_engine(model, self.contract)
         self.dtype = getattr(torch, dtype)
-        # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
+        # A float16 key of 3e4 would overflow in the matmul with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
         poison = dict.fromkeys(poison, 400) if kv_dtype else poison
         per_row = table_width(capacity)
-        # Rows own blocks in no order; block 0 belongs to nobody.
+        # Rows own blocks in random order. No row owns block 0.
         order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
         self.table = order.reshape(batch, per_row)
         self.caches = {
@@ -186,7 +199,7 @@ class Decoder:
         """A bound call and the tensor that its logits will be written into."""
         vocab = int(self.contract["logits"].shape[2])
         logits = torch.full((*rows.shape, vocab), float("nan"), dtype=self.dtype, device=self.device)
-        named = windows(self.contract, tokens, rows) | {"write_index": torch.tensor(index)}
+        named = window_bindings(self.contract, tokens, rows) | {"write_index": torch.tensor(index)}
         if self.paged:
             named |= {"block_table": self.table} | no_prompts(self.table)
         on_device = {name: tensor.to(self.device) for name, tensor in named.items()}

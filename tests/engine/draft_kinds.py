@@ -1,6 +1,4 @@
-"""The kinds of draft that are told the same stories (test_drafts.py): random checkpoints, and what each drafts by its
-definition over what transformers computes of a text.
-"""
+"""The draft kinds of test_drafts.py: random checkpoints, and the drafts of their references."""
 
 import json
 import shutil
@@ -20,9 +18,9 @@ from tests.eagle3 import Head
 from tests.makers import VOCAB, tiny_checkpoint
 from tests.mtp import MtpLayer, drafted, several
 
-LAYERS, HIDDEN, MASK = 3, 32, 319  # the mask is an id that spells nothing
+LAYERS, HIDDEN, MASK = 3, 32, 319  # the mask is an id without text
 SIZES: Mapping[str, Any] = {"layers": LAYERS, "seed": 1, "head_dim": 32}
-# They know two tokens only. Where a bias makes the target choose among them, many a draft is accepted.
+# The drafts have two tokens only. A bias makes the target choose between them, so many drafts are accepted.
 EAGLE3 = Head(
     vocab=VOCAB, hidden=HIDDEN, target_layers=LAYERS, draft_vocab=2, head_dim=32, features=(2, 1), own_embedding=False
 )
@@ -44,18 +42,22 @@ DSPARK = DSparkHead(
 
 
 class Drafts(Protocol):
-    """What is drafted greedily behind a text."""
+    """The greedy drafts after a text."""
 
     def drafts(self, text: Sequence[int], window: int) -> list[int]: ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """``save`` writes the checkpoint beside that of the target and says what is drafted by its definition.
+    """A draft kind under test.
 
-    ``known``: tokens that it mostly drafts. ``late``: what it reads of a prompt comes out of the round that the prompt
-    ends in, over a paged cache. ``least``: tokens of a text behind which it drafts something. ``behind``: tokens behind
-    a block of the cache that it depends on. ``with_target``: the checkpoint is also the target's.
+    Attributes:
+        save: writes the checkpoint next to the target's and returns the drafts of its reference.
+        known: tokens that it drafts most.
+        late: over a paged cache, it processes a prompt after the round in which the prompt ends.
+        least: tokens of a text after which it drafts.
+        lookahead: tokens after a block of the cache that the block depends on.
+        with_target: the checkpoint is also the target's.
     """
 
     save: Callable[[Path, "Target"], Drafts]
@@ -63,7 +65,7 @@ class Kind:
     known: Callable[[Path], Sequence[int]] = lambda _folder: ()
     late: bool = True
     least: int = 1
-    behind: int = 0
+    lookahead: int = 0
     with_target: bool = False
 
 
@@ -122,7 +124,7 @@ class PEagleDrafts:
 
 
 class MtpDrafts:
-    """The layers stand behind those of their target, in one checkpoint; the last drafts what is further on."""
+    """The layers follow those of their target in one checkpoint; the last one drafts all further tokens."""
 
     def __init__(self, folder: Path, target: Target) -> None:
         shutil.copytree(target.folder, folder)
@@ -165,10 +167,21 @@ class DSparkDrafts:
 
     @torch.no_grad()
     def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        return self._head(text).chain(text[-1], window, lambda logits: int(self._ids[logits.argmax()]))[1]
+
+    @torch.no_grad()
+    def probs(self, text: Sequence[int], drafts: Sequence[int]) -> torch.Tensor:
+        """float32 [drafts, vocabulary]: the probabilities after ``text`` if ``drafts`` are drawn from them."""
+        drawn = iter(drafts)
+        logits = self._head(text).chain(text[-1], len(drafts), lambda _: next(drawn))[0]
+        return torch.zeros(len(drafts), VOCAB).index_add_(1, self._ids, logits.softmax(-1))
+
+    def _head(self, text: Sequence[int]) -> dspark.Definition:
+        """The head with the features of ``text`` but its last token."""
         head = dspark.Definition(DSPARK, self._weights, *self._target.tables)
         if len(text) > 1:
             head.context(self._target.features(torch.tensor(text[:-1]), DSPARK.features))
-        return head.chain(text[-1], window, lambda logits: int(self._ids[logits.argmax()]))[1]
+        return head
 
 
 class PardDrafts:
@@ -186,14 +199,14 @@ class PardDrafts:
 
 
 def pard(folder: Path, token: Any = MASK, **config: Any) -> Path:
-    """Write the checkpoint of a PARD draft, ``config`` beside its ``pard_token``. Returns the folder."""
+    """Write the checkpoint of a PARD draft, with ``config`` and its ``pard_token``. Returns the folder."""
     path = tiny_checkpoint(folder, **SIZES) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": token, "spd_type": "pard"} | config))
     return folder
 
 
 def two_known(folder: Path) -> Sequence[int]:
-    """What a head of two tokens knows."""
+    """The target ids of a head with two tokens."""
     found: list[int] = (load_file(folder / "model.safetensors")["d2t"] + torch.arange(2)).tolist()
     return found
 
@@ -205,9 +218,9 @@ def two_likely(folder: Path) -> Sequence[int]:
 
 
 KINDS = {
-    "eagle3": Kind(Eagle3Drafts, window=4, known=two_known, behind=1),
-    "peagle": Kind(PEagleDrafts, window=4, known=two_known, behind=1),
-    "mtp": Kind(MtpDrafts, window=4, known=two_likely, behind=2, with_target=True),
+    "eagle3": Kind(Eagle3Drafts, window=4, known=two_known, lookahead=1),
+    "peagle": Kind(PEagleDrafts, window=4, known=two_known, lookahead=1),
+    "mtp": Kind(MtpDrafts, window=4, known=two_likely, lookahead=2, with_target=True),
     "pard": Kind(PardDrafts, window=5, late=False, least=0),
     "dflash": Kind(DFlashDrafts, window=5, known=two_known, least=0),
     "dspark": Kind(DSparkDrafts, window=5, known=two_known, least=0),

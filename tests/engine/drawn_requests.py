@@ -39,7 +39,7 @@ BENT: Sequence[Mapping[str, Any]] = (
 LOGPROBS: Sequence[Mapping[str, Any]] = (
     {},
     {"logprobs": 2},
-    {"logprobs": 0, "logprobs_law": "raw", "prompt_logprobs": 1},
+    {"logprobs": 0, "logprobs_mode": "raw", "prompt_logprobs": 1},
 )
 
 
@@ -76,7 +76,7 @@ def requests(known: Sequence[int]) -> st.SearchStrategy[list[Asked]]:
 WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
     optional={
-        "window": st.integers(0, 3),
+        "num_draft_tokens": st.integers(0, 3),
         "draft_greedy_below": st.just(1.0),
         "draft_temperature_scale": st.sampled_from([0.01, 0.3, 3.0]),
     },

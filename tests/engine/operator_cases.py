@@ -1,8 +1,8 @@
-"""Batches that mix everything the operators know, for comparing their faces."""
+"""Batches that mix all features of the operators, for comparing their implementations."""
 
 import numpy as np
 
-from tandemrt.engines.contract import mask_words
+from tandemrt.engines.contract.contract import mask_words
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 
 BATCH = 24
@@ -33,13 +33,15 @@ def case(vocab, window, batch=BATCH, seed=0):
     masked = token_bitmask(logits, bitmask)
     draft = rng.integers(0, vocab, (batch, window))
     for i in range(window):  # mostly what coupling would draft, so that runs of every length occur
-        drawn, law = sample_draft(masked[:, i], **(request | {"position": request["position"] + i}))
+        drawn, probabilities = sample_draft(masked[:, i], **(request | {"position": request["position"] + i}))
         keep = rng.random(batch) < 0.8
-        draft[keep, i], probs[keep, i] = drawn[keep], law[keep]
-    probs[rng.random((batch, window)) < 0.2] *= 3  # no law, but defined: it leaves an empty residual
+        draft[keep, i], probs[keep, i] = drawn[keep], probabilities[keep]
+    probs[rng.random((batch, window)) < 0.2] *= 3  # not a distribution, but defined: it leaves an empty residual
     impossible = rng.random((batch, window)) < 0.1
     chosen = np.where(impossible, 0, np.take_along_axis(probs, draft[..., None], axis=-1)[..., 0])
-    np.put_along_axis(probs, draft[..., None], chosen[..., None], axis=-1)  # drafts that their own law rules out
+    np.put_along_axis(
+        probs, draft[..., None], chosen[..., None], axis=-1
+    )  # drafts that their own distribution excludes
     odd = rng.random(draft.shape) < 0.05
     draft[odd] = rng.choice([-1, vocab, 2**40], odd.sum())
     length = rng.integers(0, window + 1, batch)
@@ -47,8 +49,8 @@ def case(vocab, window, batch=BATCH, seed=0):
     return {"logits": logits, "bitmask": bitmask, **window_of_drafts, **request}
 
 
-def narrowed(tensors, known, seed=0):
-    """Drafting by a draft that knows ``known`` tokens alone, and the same over all tokens with the others barred."""
+def restricted(tensors, known, seed=0):
+    """Drafting with a vocabulary of ``known`` tokens, and the same over all tokens with the others masked."""
     vocab = tensors["logits"].shape[-1]
     ids = np.sort(np.random.default_rng(seed).choice(vocab, known, replace=False)).astype(np.int32)
     barred = np.full_like(tensors["logits"], -np.inf)

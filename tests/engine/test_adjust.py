@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from tandemrt.engines import contract
-from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
-from tandemrt.export.model.heads import build_adjust
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
+from tandemrt.export.model.weightless import build_adjust
 from tandemrt.plugins.kernels.compile import compile_kernel
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.reference import adjust_logits
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.check.adjust import adjust_case, adjusted, defined
+from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch, reference_adjust, run_adjust
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -78,13 +78,13 @@ def test_bias_comes_before_the_repetition_penalty_and_that_before_the_others():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_no_numbers_stay(value):
+def test_logits_that_are_not_finite_stay_unchanged(value):
     found = adjust([[value, 1.0]], tokens=[0, 1], counts=1, bias=7.0, repetition=2, presence=1)
     np.testing.assert_array_equal(found, [[value, 3.0]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_what_grows_beyond_the_dtype_becomes_its_largest_number(dtype):
+def test_adjusted_logits_saturate_at_the_largest_number(dtype):
     """Infinite, it would be no number, and could not be drawn."""
     largest = ml_dtypes.finfo(dtype).max
     logits = np.array([[100.0, -100.0]], dtype)
@@ -100,7 +100,7 @@ def test_the_result_is_rounded_once():
 
 
 def make_case(vocab, window, columns):
-    return adjust_case(vocab=vocab, window=window, columns=columns, batch=8, seed=0)
+    return edge_case_adjust_batch(vocab=vocab, window=window, columns=columns, batch=8, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,10 @@ def engine(tmp_path_factory):
 @pytest.mark.parametrize(("vocab", "columns"), [(33, 16), (1000, 64), (2049, 300)])
 def test_the_engine_gives_the_numbers_of_the_definition_in_place(engine, vocab, columns, window, dtype):
     case = make_case(vocab, window, columns)
-    expected = defined(case, dtype)
-    untouched = defined(case | {"entry_len": np.zeros(8, np.int32)}, dtype)
+    expected = reference_adjust(case, dtype)
+    untouched = reference_adjust(case | {"entry_len": np.zeros(8, np.int32)}, dtype)
     assert (np.nan_to_num(expected) != np.nan_to_num(untouched)).any(axis=(1, 2)).sum() >= 6
-    np.testing.assert_array_equal(adjusted(engine(vocab, dtype), case), expected)
+    np.testing.assert_array_equal(run_adjust(engine(vocab, dtype), case), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -134,32 +134,32 @@ def test_the_engine_gives_the_numbers_of_the_definition_in_place(engine, vocab, 
 def test_the_engine_stays_within_the_dtype_as_well(engine, dtype, exponent):
     case = make_case(33, 3, 16)
     case["repetition"] = np.full_like(case["repetition"], 2.0**exponent)
-    expected, largest = defined(case, dtype), float(ml_dtypes.finfo(dtype).max)
+    expected, largest = reference_adjust(case, dtype), float(ml_dtypes.finfo(dtype).max)
     assert (expected == (largest if exponent < 0 else -largest)).any()
-    np.testing.assert_array_equal(adjusted(engine(33, dtype), case), expected)
+    np.testing.assert_array_equal(run_adjust(engine(33, dtype), case), expected)
 
 
-def test_columns_that_are_not_used_mean_nothing(engine):
+def test_unused_columns_have_no_effect(engine):
     """Not even where they repeat a token that is: its logit is written once."""
     case = make_case(33, 3, 16)
-    expected = defined(case, "float32")
+    expected = reference_adjust(case, "float32")
     unused = np.arange(16) >= case["entry_len"][:, None]
     for name, rubbish in (("entry_tokens", 2**30), ("entry_counts", -7), ("entry_in_prompt", 5), ("entry_bias", 50)):
         case[name] = np.where(unused, rubbish, case[name]).astype(case[name].dtype)
-    np.testing.assert_array_equal(adjusted(engine(33, "float32"), case), expected)
+    np.testing.assert_array_equal(run_adjust(engine(33, "float32"), case), expected)
     case["entry_tokens"] = np.where(unused, case["entry_tokens"][:, :1], case["entry_tokens"])
-    np.testing.assert_array_equal(adjusted(engine(33, "float32"), case), expected)
+    np.testing.assert_array_equal(run_adjust(engine(33, "float32"), case), expected)
 
 
 def test_batch_mates_and_unused_width_change_nothing(engine):
     case = make_case(1000, 4, 64)
-    together = adjusted(engine(1000, "float16"), case)
+    together = run_adjust(engine(1000, "float16"), case)
     for i in range(len(together)):
         alone = {name: values[i : i + 1] for name, values in case.items()}
         width = max(1, case["entry_len"][i])
-        narrow = {name: values[:, :width] if values.shape[1:] == (64,) else values for name, values in alone.items()}
+        cut = {name: values[:, :width] if values.shape[1:] == (64,) else values for name, values in alone.items()}
         np.testing.assert_array_equal(
-            adjusted(engine(1000, "float16"), {n: np.ascontiguousarray(v) for n, v in narrow.items()})[0], together[i]
+            run_adjust(engine(1000, "float16"), {n: np.ascontiguousarray(v) for n, v in cut.items()})[0], together[i]
         )
 
 

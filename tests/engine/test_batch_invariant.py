@@ -1,4 +1,4 @@
-"""``backend.batch_invariant``: every product of the target is a step, so that what multiplies can be chosen.
+"""``backend.batch_invariant``: every matmul of the target is a step, so that what multiplies can be chosen.
 
 That a token's bits are then the same in any call is held where they are made: tests/gpu/test_batch_invariant_gpu.py.
 """
@@ -11,27 +11,27 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import BadRecipe
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadRecipe
+from tandemrt.export.bundle.build import build
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.passes.batch_invariant import make_batch_invariant
+from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.kernels import float8_product, product_trials
+from tandemrt.plugins.kernels import float8_matmul, matmul_trials
 from tandemrt.plugins.kernels.cudnn_attention import longest_run
-from tandemrt.plugins.launch import Context
-from tandemrt.runtime.backends.executor import Executor
-from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
+from tandemrt.plugins.operators.launch import Context
+from tandemrt.runtime.device.backends.executor import Executor
+from tests.engine.decoding import Decoder, expected_logits, fused, make_checkpoint, open_steps
 from tests.makers import tiny_checkpoint, write_recipe
 
 TOKENS = [3, 1, 60, 12, 7, 7, 0, 41]
-SIZES = {"vocab_size": 64}  # a multiple of 8, as products by cuBLASLt need
+SIZES = {"vocab_size": 64}  # a multiple of 8, as matmuls by cuBLASLt need
 
 
-def open_product_steps(model: ir.Model, contract: Contract, folder: Path) -> Executor:
+def open_matmul_steps(model: ir.Model, contract: Contract, folder: Path) -> Executor:
     make_batch_invariant(model)
     return open_steps(model, contract, folder)
 
@@ -39,34 +39,34 @@ def open_product_steps(model: ir.Model, contract: Contract, folder: Path) -> Exe
 @pytest.mark.parametrize("case", ["llama biased with linear scaling", "qwen3 tied with yarn", "qwen2"])
 def test_the_steps_give_the_logits_of_the_checkpoint(tmp_path: Path, case: str) -> None:
     expected = expected_logits(make_checkpoint(case, tmp_path, sizes=SIZES), TOKENS)
-    decode = Decoder(tmp_path, "paged", 1, open_engine=partial(open_product_steps, folder=tmp_path))
+    decode = Decoder(tmp_path, "paged", 1, open_engine=partial(open_matmul_steps, folder=tmp_path))
     torch.testing.assert_close(decode([TOKENS], [0])[0], expected, atol=1e-4, rtol=0)
 
 
-def test_a_product_whose_outputs_are_no_multiple_of_8_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_matmul_whose_outputs_are_no_multiple_of_8_is_refused_by_name(tmp_path: Path) -> None:
     make_checkpoint("qwen2", tmp_path, sizes={"vocab_size": 61})
     with pytest.raises(BadRecipe, match=r"in multiples of 8; '.*head.*' has \[61, 64\]; drop it"):
-        Decoder(tmp_path, "paged", 1, open_engine=partial(open_product_steps, folder=tmp_path))
+        Decoder(tmp_path, "paged", 1, open_engine=partial(open_matmul_steps, folder=tmp_path))
 
 
 @pytest.mark.parametrize("operator", ["Gemm", "Einsum", "ReduceMean"])
-def test_an_operator_that_nobody_made_batch_invariant_is_refused_by_name(tmp_path: Path, operator: str) -> None:
+def test_an_operator_that_is_not_batch_invariant_is_refused_by_name(tmp_path: Path, operator: str) -> None:
     make_checkpoint("qwen2", tmp_path, sizes=SIZES)
 
-    def with_a_product_of_its_own(model: ir.Model, contract: Contract) -> Executor:
+    def with_a_matmul_of_its_own(model: ir.Model, contract: Contract) -> Executor:
         step = next(node for node in model.graph if node.op_type == "MatMul")
         step.op_type = operator
-        return open_product_steps(model, contract, tmp_path)
+        return open_matmul_steps(model, contract, tmp_path)
 
-    with pytest.raises(BadRecipe, match=rf"has no {operator}, which '.*' of the target is; drop it"):
-        Decoder(tmp_path, "paged", 1, open_engine=with_a_product_of_its_own)
+    with pytest.raises(BadRecipe, match=rf"does not support {operator}, the operator of '.*'; drop it"):
+        Decoder(tmp_path, "paged", 1, open_engine=with_a_matmul_of_its_own)
 
 
 def paged_graph(case: str, folder: Path, dtype: str) -> ir.Model:
     make_checkpoint(case, folder, sizes=SIZES)
     checkpoint = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(checkpoint.config)
-    return build_decoder(spec, checkpoint, dtype=dtype, capacity=40, attention="paged")
+    return fused(build_decoder(spec, checkpoint, dtype=dtype, capacity=40, lowering="paged"), "paged")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -82,11 +82,11 @@ def test_a_norm_that_a_residual_norm_cannot_be_is_refused(tmp_path: Path, attrib
     model = paged_graph("qwen2", tmp_path, "float16")
     norm = next(node for node in model.graph if node.op_type == "RMSNormalization")
     norm.attributes.add(ir.AttrInt64(attribute, value))
-    with pytest.raises(BadRecipe, match=r"has no RMSNormalization, which '.*' of the target is"):
+    with pytest.raises(BadRecipe, match=r"does not support RMSNormalization, the operator of '.*'"):
         make_batch_invariant(model)
 
 
-def test_a_bundle_has_no_product_of_the_target_in_a_piece_and_leaves_the_draft_as_it_is(tmp_path: Path) -> None:
+def test_a_bundle_has_no_matmul_of_the_target_in_a_subgraph_and_leaves_the_draft_as_it_is(tmp_path: Path) -> None:
     sources = [tiny_checkpoint(tmp_path / name, layers=n, head_dim=32) for name, n in (("t", 2), ("d", 1))]
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]\nbatch_invariant = true'
     recipe = write_recipe(tmp_path / "r.toml", target=sources[0], draft=sources[1], backend=backend, dtype="bfloat16")
@@ -96,13 +96,13 @@ def test_a_bundle_has_no_product_of_the_target_in_a_piece_and_leaves_the_draft_a
     assert target.decoder is not None
     layer = ["linear", "window_attention", "linear", "linear", "swiglu", "linear"]
     assert [step.name for step in target.decoder.operators] == [*2 * layer, "linear"]
-    for piece in target.decoder.pieces:
-        nodes = onnx.load(bundle.folder / piece.file, load_external_data=False).graph.node
+    for subgraph in target.decoder.subgraphs:
+        nodes = onnx.load(bundle.folder / subgraph.file, load_external_data=False).graph.node
         assert not {"MatMul", "FusedMatMul"} & {node.op_type for node in nodes}
 
 
 @pytest.mark.parametrize(("key", "value"), [("cache", "linear"), ("dtype", "float32")])
-def test_a_recipe_is_refused_where_there_are_no_such_products(tmp_path: Path, key: str, value: str) -> None:
+def test_a_recipe_is_refused_where_there_are_no_such_matmuls(tmp_path: Path, key: str, value: str) -> None:
     given = {"cache": "paged", "dtype": "bfloat16"} | {key: value}
     backend = f'name = "onnxruntime-cuda"\ncache = "{given["cache"]}"\nbatch_invariant = true'
     file = write_recipe(tmp_path / "r.toml", target=tmp_path, backend=backend, dtype=given["dtype"])
@@ -110,12 +110,12 @@ def test_a_recipe_is_refused_where_there_are_no_such_products(tmp_path: Path, ke
         Recipe.load(file)
 
 
-def test_a_product_in_float8_whose_sums_have_no_room_is_refused() -> None:
+def test_a_matmul_in_float8_whose_sums_have_no_room_is_refused() -> None:
     x, weight = (torch.zeros(rows, 32).to(torch.float8_e4m3fn) for rows in (3, 16))
-    tensors = {"quantized": x, "weight": weight.view(torch.uint8), "product": torch.zeros(3, 16, dtype=torch.float16)}
+    tensors = {"quantized": x, "weight": weight.view(torch.uint8), "out": torch.zeros(3, 16, dtype=torch.float16)}
     context = Context(torch.device("cpu"), sizes={"batch": 1}, batch_invariant=True)
-    with pytest.raises(ValueError, match=r"product: bfloat16 or float32 is needed, got torch\.float16"):
-        float8_product.launch(tensors, {}, context)
+    with pytest.raises(ValueError, match=r"out: bfloat16 or float32 is needed, got torch\.float16"):
+        float8_matmul.launch(tensors, {}, context)
 
 
 @pytest.mark.parametrize(("chunk", "longest"), [(64, 2048), (2048, 2048), (2049, 4096), (5000, 8192)])
@@ -127,7 +127,7 @@ def test_a_plan_for_prompts_does_not_follow_from_how_many_tokens_a_call_has(chun
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_what_is_in_a_checkpoint_does_not_decide_which_algorithms_agree(dtype: torch.dtype) -> None:
     broken = torch.full((16, 32), torch.nan).to(dtype)
-    drawn, again = product_trials.random_like(broken), product_trials.random_like(torch.zeros(16, 32).to(dtype))
+    drawn, again = matmul_trials.random_like(broken), matmul_trials.random_like(torch.zeros(16, 32).to(dtype))
     assert (drawn.dtype, drawn.shape) == (dtype, broken.shape)
     assert drawn.float().isfinite().all()
     assert len(drawn.float().unique()) > 16

@@ -1,4 +1,4 @@
-"""The benchmark of the round, tried on a CPU with small shapes: every part runs, and a part that fails is told."""
+"""``tools.bench_gpu`` on a CPU with small shapes: every part runs, and failed parts are reported."""
 
 import json
 import sys
@@ -6,7 +6,8 @@ import sys
 import pytest
 import typer
 
-from tools import bench_gpu, bench_windows
+from tools import bench_gpu
+from tools.bench_acceptance import draft_lengths
 from tools.gpu.models import make_bundle
 from tools.gpu.trace import summary
 from tools.random_checkpoint import Dtype, Size
@@ -22,7 +23,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def bench(models, tmp_path, monkeypatch, capsys):
-    """Run the command with small shapes; return the exit code, what was printed and the figures."""
+    """Run the command with small shapes; return the exit code, the output and the figures."""
 
     def run(*arguments: str) -> tuple[int, str, dict]:
         out = tmp_path / "figures.json"
@@ -41,17 +42,17 @@ def test_every_line_is_measured_with_and_without_speculation(bench):
     code, out, figures = bench("--tokens", "24", "--length", "256", "--texts", "3")
     assert code == 0, out
     assert "no part failed" in out
-    assert figures["ties"] == {"texts": 3, "tokens": 64, "parted": 0, "at": []}
+    assert figures["ties"] == {"texts": 3, "tokens": 64, "diverged": 0, "at": []}
     for batch in (1, 3):
         both = figures[f"batch {batch}"]
-        assert both["plain"]["acceptance_length"] == 1
-        assert 2 < both["speculated"]["acceptance_length"] <= 5
-        for line in (both["plain"], both["speculated"]):
+        assert both["autoregressive"]["acceptance_length"] == 1
+        assert 2 < both["speculative"]["acceptance_length"] <= 5
+        for line in (both["autoregressive"], both["speculative"]):
             assert line["tokens"] >= 24 * batch
             assert line["finished_early"] == 0
             assert line["device_ms"]["round"] == pytest.approx(line["ms_per_round"], rel=0.5)
             assert line["device_ms"]["target"] > line["target_floor_ms"]
-        assert both["plain"]["rounds"] >= 24
+        assert both["autoregressive"]["rounds"] >= 24
     assert out.count("\n| 3 |") == 2
 
 
@@ -59,21 +60,24 @@ def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench,
     given = ["--family", "qwen3_moe", "--layers", "2", "--models", str(tmp_path / "experts")]
     code, out, figures = bench(*given, "--batches", "2", "--constrained", "0", "--tokens", "24", "--length", "128")
     assert code == 0, out
-    plain, speculated = (figures["batch 2"][name] for name in ("plain", "speculated"))
-    assert speculated["acceptance_length"] == pytest.approx(3, abs=0.3)
-    assert plain["target_floor_ms"] < speculated["target_floor_ms"], "ten tokens choose more experts than two"
+    autoregressive, speculative = (figures["batch 2"][name] for name in ("autoregressive", "speculative"))
+    assert speculative["acceptance_length"] == pytest.approx(3, abs=0.3)
+    assert autoregressive["target_floor_ms"] < speculative["target_floor_ms"], "ten tokens choose more experts than two"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--draft", "eagle3", "--draft-weights", "int4"], "must be whole or fp8 for a draft of kind eagle3"),
-        (["--draft", "pard", "--weights", "int4"], "got int4; say which"),
-        (["--weights", "fp8", "--draft-weights", "whole"], "is stored as its target is, fp8; got whole"),
+        (["--draft", "eagle3", "--draft-weights", "int4"], "must be unquantized or fp8 for a draft of kind eagle3"),
+        (["--draft", "pard", "--weights", "int4"], "got int4; name one of them"),
+        (
+            ["--weights", "fp8", "--draft-weights", "unquantized"],
+            "is stored in the format of its target, fp8; got unquantized",
+        ),
     ],
     ids=str,
 )
-def test_a_way_in_which_no_draft_is_stored_is_refused_before_anything_is_made(given, message, monkeypatch, capsys):
+def test_an_unsupported_draft_format_is_refused_before_models_are_made(given, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench_gpu", *given])
     monkeypatch.setattr(bench_gpu, "make_models", lambda *_, **__: pytest.fail("models were made"))
     with pytest.raises(SystemExit) as caught:
@@ -82,18 +86,18 @@ def test_a_way_in_which_no_draft_is_stored_is_refused_before_anything_is_made(gi
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-def test_budget_and_grammar_take_hold_while_they_are_measured(bench):
+def test_budgets_and_grammars_act_during_the_measurement(bench):
     _, _, figures = bench("--tokens", "24", "--length", "256")
     (run,) = figures["constrained"]["constrained"]
-    assert run["forced_ends"] >= 2, "a random text may write the marker itself, hardly two of three do"
-    assert run["cut_drafts"] > 0
-    assert figures["constrained"]["plain"][0]["forced_ends"] == 0
+    assert run["forced_ends"] >= 2, "a random text may end its reasoning itself, but rarely two of three do"
+    assert run["constraint_rejected_drafts"] > 0
+    assert figures["constrained"]["unconstrained"][0]["forced_ends"] == 0
 
 
-def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long(bench):
+def test_prompts_are_measured_alone_with_cached_prefixes_during_decoding_and_long(bench):
     rounds_left_out = ["--batches", "", "--constrained", "0", "--no-trace"]
-    sizes = ["--prompts", "1,3", "--shared", "10", "--arrivals", "2", "--long", "300", "--length", "1024"]
-    sizes += ["--beside", "9"]
+    sizes = ["--prompts", "1,3", "--shared", "10", "--arrivals", "2", "--long", "300", "--length", "512"]
+    sizes += ["--chunk-while-decoding", "9"]
     code, out, figures = bench(*rounds_left_out, *sizes)
     assert code == 0, out
     lines = [f"{count} x window {window}" for count in (1, 3) for window in (0, 4)]
@@ -101,7 +105,7 @@ def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long
     assert all(len(figures["prompts"][line]) == 3 for line in lines)
     assert list(figures["shared beginnings"]) == ["1", "3"]
     assert len(figures["long prompt"]["first_tokens_ms"]) == 3
-    for part in (f"arrivals, window {window}, {beside} beside" for window in (0, 4) for beside in ("default", "9")):
+    for part in (f"arrivals, {window} draft tokens, chunk {chunk}" for window in (0, 4) for chunk in ("default", "9")):
         found = figures[part]
         assert found["tokens_decoded"] >= 2
         assert 0 < found["gap_p50_ms"] <= found["gap_p99_ms"]
@@ -110,31 +114,32 @@ def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "pard", "dspark", "mtp"])
-def test_another_draft_is_accepted_as_often_as_was_asked(bench, kind):
+def test_other_drafts_get_the_requested_acceptance(bench, kind):
     sizes = ["--batches", "1", "--constrained", "0", "--length", "256", "--tokens", "12"]
     code, out, figures = bench("--draft", kind, "--acceptance", "2", *sizes)
     assert code == 0, out
     both = figures["batch 1"]
-    assert (both["plain"]["acceptance_length"], both["speculated"]["acceptance_length"]) == (1, 2)
-    assert both["speculated"]["device_ms"]["propose"] > 0
+    assert (both["autoregressive"]["acceptance_length"], both["speculative"]["acceptance_length"]) == (1, 2)
+    assert both["speculative"]["device_ms"]["propose"] > 0
 
 
-def test_models_that_a_folder_holds_are_used_for_no_other_model(bench):
+def test_existing_models_are_not_used_for_other_models(bench):
     for asked in (["--layers", "2"], ["--family", "qwen3"], ["--size", "1b"], ["--weights", "fp8"]):
         code, _, figures = bench(*asked)
         assert code == 1
-        assert "must be the model asked for" in figures["models"]["failed"]
+        assert "must be the requested model" in figures["models"]["failed"]
         assert "bundle" not in figures
 
 
-def test_a_bundle_is_used_again_only_as_it_was_built(models):
+def test_a_bundle_is_reused_only_with_the_options_it_was_built_with(models):
     asked = {"device": "cpu", "batch": 2, "length": 64, "chunk": 16, "window": 2}
     make_bundle(models, "again", **asked)
     begun = (models / "again" / "bundle.json").read_bytes()
     for more in ({}, {"batch": 1}, {"length": 48}):
         assert make_bundle(models, "again", **asked | more, reuse=True).limits.batch == 2
     for more in ({"batch": 3}, {"length": 65}, {"window": 1}, {"chunk": 8}, {"kv_dtype": "float8_e4m3"}):
-        with pytest.raises(ValueError, match=f"must be as asked to be used again, .*{next(iter(more))[-5:]}"):
+        option = "num_draft_tokens" if "window" in more else next(iter(more))
+        with pytest.raises(ValueError, match=f"must have the requested options to be reused, .*{option[-5:]}"):
             make_bundle(models, "again", **asked | more, reuse=True)
     config = models / "draft" / "config.json"
     had = config.read_text()
@@ -145,42 +150,42 @@ def test_a_bundle_is_used_again_only_as_it_was_built(models):
     finally:
         config.write_text(had)
     (models / "again.toml").write_text("")
-    with pytest.raises(ValueError, match=r"is not from again\.toml"):
+    with pytest.raises(ValueError, match=r"was not built from again\.toml"):
         make_bundle(models, "again", **asked, reuse=True)
     assert (models / "again" / "bundle.json").read_bytes() == begun
 
 
-def test_windows_that_adapt_are_measured_beside_each_fixed_one(models, tmp_path, monkeypatch, capsys):
+def test_adaptive_draft_lengths_are_compared_with_each_fixed_length(models, tmp_path, monkeypatch, capsys):
     sizes = {"device": "cpu", "batch": 2, "length": 128, "chunk": 32, "window": 2}
     bundle = make_bundle(models, "adapting", **sizes).folder
-    out = tmp_path / "windows.json"
+    out = tmp_path / "lengths.json"
     asked = ["--batches", "2", "--prompt", "8", "--tokens", "6", "--repeats", "1", "--json", str(out)]
-    monkeypatch.setattr(sys, "argv", ["bench_windows", str(bundle), *asked])
+    monkeypatch.setattr(sys, "argv", ["draft-lengths", str(bundle), *asked])
     with pytest.raises(SystemExit):
-        typer.run(bench_windows.main)
+        typer.run(draft_lengths.main)
     figures = json.loads(out.read_text())
     assert list(figures) == ["useful x 2", "useless x 2", "mixed x 2"]
-    assert capsys.readouterr().out.count("of plain decoding") == 3
+    assert capsys.readouterr().out.count("of autoregressive") == 3
     for found in figures.values():
         rates = found["tokens_per_second"]
-        assert list(rates) == ["window 0", "window 1", "window 2", "adaptive"]
+        assert list(rates) == ["length 0", "length 1", "length 2", "adaptive"]
         assert found["of_best"] == rates["adaptive"] / max(rate for name, rate in rates.items() if name != "adaptive")
 
 
-def test_a_part_that_fails_is_told_and_hides_no_other(bench):
+def test_a_failed_part_is_reported_and_the_others_run(bench):
     code, out, figures = bench("--tokens", "200", "--length", "64", "--constrained", "0")
     assert code == 1
     assert "failed: batch 1, batch 3" in out
-    assert "all requests ended before it was over" in figures["batch 1"]["failed"]
+    assert "all requests ended before the measurement" in figures["batch 1"]["failed"]
 
 
-def test_time_without_any_work_is_what_no_kernel_covers():
+def test_idle_time_is_the_time_without_a_kernel():
     events = [
-        {"name": "void product<8, 4>(float*)", "ts": 10.0, "dur": 30.0},
-        {"name": "copy", "ts": 20.0, "dur": 10.0},  # beside the product
-        {"name": "void product<2, 2>(float*)", "ts": 60.0, "dur": 50.0},
+        {"name": "void matmul<8, 4>(float*)", "ts": 10.0, "dur": 30.0},
+        {"name": "copy", "ts": 20.0, "dur": 10.0},  # overlaps the matmul
+        {"name": "void matmul<2, 2>(float*)", "ts": 60.0, "dur": 50.0},
     ]
     found = summary(events[::-1], rounds=2, kernels=1)
     assert found["idle_share"] == pytest.approx(20 / 100)
     assert (found["ms_per_round"], found["launches_per_round"]) == (0.05, 1.5)
-    assert found["kernels"] == [{"name": "product", "ms_per_round": 0.04, "us_each": 40.0}]
+    assert found["kernels"] == [{"name": "matmul", "ms_per_round": 0.04, "us_each": 40.0}]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
-from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.grammars.by_llguidance import LLGuidance
-from tandemrt.runtime.round.fill import SLOW_S
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.engine_loop.verify_inputs import SLOW_S
+from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceMatcher
 
 FREE = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
 WORD = SamplingParams(structured_outputs=StructuredOutputs(regex="[a-z]{30}"), thinking_token_budget=0, seed=2)
@@ -26,20 +26,20 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
 
 def slow(monkeypatch: pytest.MonkeyPatch, method: str, at: int) -> list[int]:
     """Let a method of every grammar take 0.4 s of the processor at the call number ``at``; gives the calls so far."""
-    real, calls = getattr(LLGuidance, method), [0]
+    real, calls = getattr(LLGuidanceMatcher, method), [0]
 
-    def slowly(grammar: LLGuidance, *arguments: Any) -> Any:
+    def slowly(grammar: LLGuidanceMatcher, *arguments: Any) -> Any:
         calls[0] += 1
         end = time.thread_time() + (0.4 if calls[0] == at else 0.0)
         while time.thread_time() < end:
             pass
         return real(grammar, *arguments)
 
-    monkeypatch.setattr(LLGuidance, method, slowly)
+    monkeypatch.setattr(LLGuidanceMatcher, method, slowly)
     return calls
 
 
-@pytest.mark.parametrize("method", ["fill", "accept"])
+@pytest.mark.parametrize("method", ["fill_row", "accept"])
 def test_a_grammar_that_is_slow_once_ends_its_request_and_no_other(llm: LLM, monkeypatch, method: str) -> None:
     alone = llm.generate("the", FREE).text
     calls = slow(monkeypatch, method, 12)
@@ -58,19 +58,18 @@ def test_masks_that_take_long_are_worked_out_side_by_side(llm: LLM, monkeypatch)
     shape = StructuredOutputs(regex="[a-z]{8}")
     asked = [SamplingParams(structured_outputs=shape, thinking_token_budget=0, seed=seed) for seed in (3, 4)]
     alone = [llm.generate("x", each).text for each in asked]
-    real, threads = LLGuidance.look_ahead, set()
+    real, threads = LLGuidanceMatcher.precompute_rows, set()
 
-    def slowly(grammar: LLGuidance, tokens: Any) -> None:
+    def slowly(grammar: LLGuidanceMatcher, tokens: Any) -> None:
         threads.add(threading.current_thread().name)
         end = time.thread_time() + 2 * SLOW_S
         while time.thread_time() < end:
             pass
         real(grammar, tokens)
 
-    monkeypatch.setattr(LLGuidance, "look_ahead", slowly)
+    monkeypatch.setattr(LLGuidanceMatcher, "precompute_rows", slowly)
     assert [each.text for each in llm.generate(["x"] * 2, asked)] == alone
-    assert "tandemrt-beside" in threads
-    assert len(threads) == 2
+    assert {name.rstrip("_0123456789") for name in threads} == {"tandemrt-loop", "tandemrt-parallel"}
 
 
 def test_how_long_masks_take_is_counted_for_grammars(llm: LLM) -> None:
@@ -86,7 +85,7 @@ def test_a_grammar_without_an_end_of_work_is_refused_and_others_go_on(llm: LLM) 
     ambiguous = SamplingParams(structured_outputs=StructuredOutputs(grammar=AMBIGUOUS))
     bad, other = llm.generate(["x", "the"], [ambiguous, FREE])
     assert other.text == alone
-    assert "structured_outputs.grammar: a row of it takes more than 0.1 s" in (bad.error or "")
+    assert "structured_outputs.grammar: computing its mask rows takes more than 0.1 s" in (bad.error or "")
 
 
 def test_prompts_and_grammars_have_sizes_that_are_options(tiny_bundle: Path) -> None:

@@ -1,4 +1,4 @@
-"""Building a bundle, end to end: what comes out, that it runs, and what a failure leaves behind."""
+"""Building a bundle, end to end: its files and manifest, that it runs, and the files left after a failure."""
 
 import hashlib
 import json
@@ -18,16 +18,16 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable, BadBundle, BadCheckpoint, BadRecipe, InternalError
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import BuildReport, build
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadCheckpoint, BadRecipe, InternalError
+from tandemrt.export.bundle.build import BuildReport, build
+from tandemrt.export.bundle.graphs import graphs
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.bundle.provenance import source_state
 from tandemrt.export.compile import onnxruntime as compiler
 from tandemrt.export.compile.backends import compile_graph
-from tandemrt.export.model.builder import save_model
-from tandemrt.export.model.graphs import graphs
-from tandemrt.export.model.opening import open_models
-from tandemrt.export.provenance import source_state
+from tandemrt.export.graph.builder import save_model
 from tandemrt.plugins.kernels.nvrtc import compile_program
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
@@ -68,22 +68,22 @@ def test_a_built_bundle_opens_and_every_digest_holds(report: BuildReport) -> Non
     assert list(bundle.manifest.engines) == ENGINES
 
 
-def test_the_manifest_says_what_the_recipe_and_the_tokenizer_said(report: BuildReport, models: Path) -> None:
+def test_the_manifest_repeats_the_recipe_and_the_tokenizer(report: BuildReport, models: Path) -> None:
     manifest = report.manifest
     assert manifest.limits.model_dump() == {
         "batch": 4,
         "length": 96,
         "capacity": 96 + 4 + 1,
-        "window": 4,
+        "num_draft_tokens": 4,
         "prefill_chunk": 16,
         "cache_blocks": None,
     }
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     assert (manifest.vocab, manifest.valid_tokens) == (VOCAB, len(tokenizer))
     assert manifest.stop_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
-    assert manifest.markers is not None
-    for marker in (manifest.markers.start, *manifest.markers.ends, manifest.markers.forced_end):
-        assert list(marker.ids) == tokenizer.encode(marker.text, add_special_tokens=False)
+    assert manifest.reasoning is not None
+    for delimiter in (manifest.reasoning.think_start, *manifest.reasoning.think_ends, manifest.reasoning.forced_end):
+        assert list(delimiter.ids) == tokenizer.encode(delimiter.text, add_special_tokens=False)
     assert manifest.specs["draft"]["layers"] == 1
 
 
@@ -164,14 +164,14 @@ def test_a_bundle_without_a_draft_holds_no_drafting_engines(copy: Path) -> None:
     file = write_recipe(copy / "plain.toml", target=copy / "target")
     manifest = build(Recipe.load(file), copy / "plain").manifest
     assert list(manifest.engines) == ["target", "adjust", "verify", "verify_probs"]
-    assert (manifest.draft.kind, manifest.limits.window, manifest.limits.capacity) == ("none", 4, 101)
+    assert (manifest.draft.kind, manifest.limits.num_draft_tokens, manifest.limits.capacity) == ("none", 4, 101)
 
 
 def test_an_ngram_draft_keeps_its_bounds(copy: Path) -> None:
     file = write_recipe(copy / "ngram.toml", target=copy / "target")
-    file.write_text(file.read_text().replace('kind = "none"', 'kind = "ngram"\nwindow = 3\nngram_max = 5'))
+    file.write_text(file.read_text().replace('kind = "none"', 'kind = "ngram"\nnum_draft_tokens = 3\nngram_max = 5'))
     manifest = build(Recipe.load(file), copy / "ngram").manifest
-    assert (manifest.draft.ngram_min, manifest.draft.ngram_max, manifest.limits.window) == (2, 5, 3)
+    assert (manifest.draft.ngram_min, manifest.draft.ngram_max, manifest.limits.num_draft_tokens) == (2, 5, 3)
 
 
 def test_a_cuda_bundle_with_linear_caches_is_whole_graphs_and_builds_without_a_gpu(copy: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_cuda_bundle_with_linear_caches_is_whole_graphs_and_builds_without_a_g
     assert {engine.decoder for engine in manifest.engines.values()} == {None}
     assert manifest.engines["verify"].contract["logits"].dtype == "bfloat16"
     assert manifest.limits.cache_blocks is None
-    assert manifest.kernels == kernels_of("adjust", "verify", sm=["90"]), "attention and swiglu stand between pieces"
+    assert manifest.kernels == kernels_of("adjust", "verify", sm=["90"]), "attention and swiglu stand between subgraphs"
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +196,14 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(recipe(folder, backend=backend, cache_tokens=300), folder / "out").folder
 
 
-def test_a_cuda_bundle_holds_its_decoders_in_pieces_and_its_kernels(paged: Path) -> None:
+def test_a_cuda_bundle_holds_its_decoders_in_subgraphs_and_its_kernels(paged: Path) -> None:
     bundle = Bundle.open(paged, verify=True)
     for name, layers in (("target", 2), ("draft", 1)):
         engine = bundle.engine(name)
         assert engine.decoder is not None
         assert engine.file is None
-        pieces = [f"{name}/piece.{i:02}.onnx" for i in range(2 * layers + 1)]
-        assert engine.files == (f"{name}/constants.onnx", *pieces)
+        subgraphs = [f"{name}/subgraph.{i:02}.onnx" for i in range(2 * layers + 1)]
+        assert engine.files == (f"{name}/constants.onnx", *subgraphs)
         operators = engine.decoder.operators
         assert [step.name for step in operators] == ["window_attention", "swiglu"] * layers
         for attributes in [step.attributes for step in operators if step.name == "window_attention"]:
@@ -230,7 +230,7 @@ def test_the_steps_of_a_cuda_bundle_compute_the_same_on_a_cpu(paged: Path) -> No
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tandemrt.runtime.backends import open_engines
+    from tandemrt.runtime.device.backends.opening import open_engines
 
     bundle = Bundle.open(paged)
     engine = open_engines(bundle, torch.device("cpu"), 1)["target"]
@@ -266,7 +266,7 @@ def test_kernels_without_a_compiler_are_refused_with_what_to_install(
     assert not (paged.parent / "other").exists()
 
 
-def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path) -> None:
+def test_a_tensorrt_rtx_bundle_holds_engines_and_their_graphs(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx_bindings")
     tiny_checkpoint(tmp_path / "target", head_dim=32)
     tiny_checkpoint(tmp_path / "draft", head_dim=32, layers=1, seed=1)
@@ -281,7 +281,7 @@ def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path)
         assert bundle.engine(name).backend == "onnxruntime-cuda", "for GPUs older than the kernels"
     assert bundle.manifest.kernels == kernels_of("adjust", "verify", sm=["86", "120"])
     entries = re.findall(r"\.entry (\w+)", (bundle.kernels_dir / "verify.ptx").read_text())
-    assert set(entries) == {"row_stats_fp16", "choose_fp16", "draft_law_fp16"}
+    assert set(entries) == {"row_stats_fp16", "choose_fp16", "draft_probs_fp16"}
 
 
 @pytest.mark.parametrize("vocab", [VOCAB - 32, VOCAB + 64])
@@ -291,22 +291,24 @@ def test_a_draft_with_other_padding_and_a_shorter_length_drafts_as_far_as_it_goe
     with LLM(build(recipe(copy), copy / "out").folder, threads=1) as llm:
         for prompt, drafts in (([5, 6, 7], True), ([5, 6, 7] * 15, False)):
             params = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
-            drafted, plain = (llm.generate(prompt, params.model_copy(update={"window": w})) for w in (None, 0))
+            drafted, plain = (
+                llm.generate(prompt, params.model_copy(update={"num_draft_tokens": w})) for w in (None, 0)
+            )
             assert drafted.token_ids == plain.token_ids
             assert (drafted.speculation.num_draft_tokens > 0) == drafts
             assert (drafted.speculation.num_accepted_draft_tokens > 0) == drafts
 
 
-def test_a_draft_that_does_not_know_every_token_is_refused(copy: Path) -> None:
+def test_a_draft_without_all_tokens_of_the_target_is_refused(copy: Path) -> None:
     tiny_tokenizer(copy / "target", extra=tuple(f"<{number}>" for number in range(20)))
     tiny_checkpoint(copy / "draft", vocab=VOCAB - 40, layers=1)
     with pytest.raises(
-        BadRecipe, match=r"it must know every token of the target's tokenizer, 287; its logits have 280"
+        BadRecipe, match=r"its vocabulary must hold every token of the target's tokenizer, 287; its logits have 280"
     ):
         build(recipe(copy), copy / "out")
 
 
-def test_a_tokenizer_that_the_runtime_would_refuse_is_refused_and_leaves_nothing_behind(copy: Path) -> None:
+def test_a_tokenizer_that_the_runtime_would_refuse_is_refused_and_leaves_no_files(copy: Path) -> None:
     file = copy / "target" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     tokenizer["model"]["dropout"] = 0.1
@@ -334,17 +336,17 @@ def test_a_draft_computes_in_a_dtype_of_its_own_and_else_in_the_targets(copy: Pa
     wanted = Recipe.load(write_recipe(copy / "own.toml", target=copy / "target", drafting=drafting))
     models = open_models(wanted)
     assert [model.dtype for model in models] == ["float32", dtype]
-    made = {graph.name: graph.dtype for graph in graphs(wanted, models, "length")}
+    made = {graph.name: graph.dtype for graph in graphs(wanted, models)}
     assert {made[name] for name in ("target", "verify", "adjust")} == {"float32"}
     assert {made[name] for name in ("draft", "propose", "propose_probs")} == {dtype}
 
 
-def test_a_forced_end_without_a_marker_is_refused(copy: Path) -> None:
+def test_a_forced_end_without_a_delimiter_is_refused(copy: Path) -> None:
     wanted = recipe(copy)
     assert wanted.reasoning is not None
     file = copy / "tiny.toml"
     file.write_text(file.read_text().replace("enough.</think>", "enough."))
-    with pytest.raises(BadRecipe, match=r"reasoning\.forced_end must contain an end marker"):
+    with pytest.raises(BadRecipe, match=r"reasoning\.forced_end must contain an end delimiter"):
         build(Recipe.load(file), copy / "out")
 
 
@@ -354,7 +356,7 @@ def drop_a_tensor(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_build_that_fails_midway_leaves_nothing_behind_and_the_old_bundle_as_it_was(copy: Path) -> None:
+def test_a_build_that_fails_midway_leaves_no_files_and_the_old_bundle_as_it_was(copy: Path) -> None:
     old = build(recipe(copy), copy / "out/tiny")
     before = (copy / "out/tiny/bundle.json").read_bytes()
     drop_a_tensor(copy / "draft")
@@ -372,7 +374,7 @@ def test_a_build_that_fails_midway_leaves_nothing_behind_and_the_old_bundle_as_i
     [
         ("target/model.safetensors", None, "nothing was built: a file cannot be read or written: .*: No such file"),
         ("target/model.safetensors", "draft/model.safetensors", "target/model.safetensors must not change while it is"),
-        ("target/tokenizer.json", None, "this tokenizer cannot be used"),
+        ("target/tokenizer.json", None, "must hold a usable tokenizer"),
         ("target/config.json", None, "nothing was built: a file cannot be read or written: .*: No such file"),
     ],
 )
@@ -404,7 +406,7 @@ def test_a_checkpoint_that_is_written_over_changes_no_bundle_and_ends_nothing_th
     assert Bundle.open(folder, verify=True).name == "tiny"
 
 
-def test_a_disk_without_room_is_refused_and_nothing_is_left(copy: Path) -> None:
+def test_a_full_disk_is_refused_and_no_files_are_left(copy: Path) -> None:
     asked, before = recipe(copy), sorted(copy.rglob("*"))
     _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -433,24 +435,24 @@ def test_a_graph_that_departs_from_its_contract_never_becomes_a_bundle(report: B
 
 def test_a_graph_that_onnxruntime_refuses_never_becomes_a_bundle(report: BuildReport, tmp_path: Path) -> None:
     shutil.copy(Bundle.open(report.folder).path("target"), tmp_path / "model.onnx")  # without its weights
-    with pytest.raises(InternalError, match=r"onnxruntime .* refuses model\.onnx"):
+    with pytest.raises(InternalError, match=r"onnxruntime .* rejects model\.onnx"):
         compiler.require_session(tmp_path / "model.onnx")
 
 
 def test_a_compiled_graph_is_held_to_its_contract_and_must_open(copy: Path) -> None:
     wanted = recipe(copy)
-    target, *others = graphs(wanted, open_models(wanted), "length")
+    target, *others = graphs(wanted, open_models(wanted))
     (copy / "out/target").mkdir(parents=True)
     save_model(target.make(), copy / "out" / target.file)
     with pytest.raises(InternalError, match=r"model\.onnx must have the bindings of its contract: input .* is not in"):
         compile_graph(replace(target, contract=others[0].contract, file=target.file), wanted, copy / "out")
-    with pytest.raises(InternalError, match=r"onnxruntime .* refuses model\.onnx"):
+    with pytest.raises(InternalError, match=r"onnxruntime .* rejects model\.onnx"):
         compile_graph(target, wanted, copy / "out")  # its weights are not there
     shutil.copy(copy / "target/model.safetensors", copy / "out/target")
-    assert compile_graph(target, wanted, copy / "out").file == target.file
+    assert compile_graph(target, wanted, copy / "out").engine.file == target.file
 
 
-def test_a_draft_whose_tokenizer_spells_otherwise_is_refused(copy: Path) -> None:
+def test_a_draft_whose_tokens_have_other_texts_is_refused(copy: Path) -> None:
     tokenizer = (copy / "draft/tokenizer.json").read_text()
     (copy / "draft/tokenizer.json").write_text(tokenizer.replace('"</think>"', '"</thought>"'))
     with pytest.raises(BadRecipe, match="id 265 is '</thought>', and '</think>' in the target; choose a draft"):

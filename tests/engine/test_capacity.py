@@ -6,28 +6,28 @@ from pathlib import Path
 import pytest
 
 from tandemrt import LLM
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest
-from tandemrt.export.capacity import SHARE, fitting, memory_from_text
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.export.bundle.capacity import SHARE, fitting, memory_from_text
 
 
 def test_a_token_takes_what_the_caches_of_all_models_have_for_it(tiny_bundle: Path) -> None:
     manifest = Bundle.read(tiny_bundle).manifest
     fits = fitting(manifest, 10**9)
     with LLM(tiny_bundle, threads=1) as llm:
-        caches = [llm.loop.tandem.cache, *llm.loop.drafter.caches]
+        caches = [llm.loop.target.cache, *llm.loop.drafter.caches]
         held = sum(tensor.nbytes for cache in caches for tensor in cache.rows(0, 4).values() if tensor.dim() == 4)
     assert held == fits.token * manifest.limits.capacity * manifest.limits.batch
     assert fits.tokens == (int(SHARE * 10**9) - manifest.weights - fits.rounds) // fits.token
     assert fits.requests == fits.tokens // 128, "105 tokens are two blocks of 64"
 
 
-def test_what_the_weights_alone_fill_has_room_for_nothing(tiny_bundle: Path) -> None:
+def test_memory_that_the_weights_fill_has_no_capacity(tiny_bundle: Path) -> None:
     manifest = Bundle.read(tiny_bundle).manifest
     assert (fitting(manifest, manifest.weights).tokens, fitting(manifest, manifest.weights).requests) == (0, 0)
 
 
-def test_inspect_says_what_fits(run, tiny_bundle: Path) -> None:
+def test_inspect_reports_what_fits(run, tiny_bundle: Path) -> None:
     code, out, _ = run("export", "inspect", str(tiny_bundle), "--json", "--gpu", "24GiB")
     assert (code, json.loads(out)["fits"]["memory"]) == (0, 24 << 30)
     _, out, _ = run("export", "inspect", str(tiny_bundle), "--gpu", "80GB")

@@ -1,4 +1,4 @@
-"""A conversation in a terminal, as a person at one has it: a pseudoterminal, keys, and what comes back."""
+"""``tandemrt chat`` in a pseudoterminal: keys and output."""
 
 import os
 import pty
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, receive_interrupts
 from tools.demo.corpus import held_out
 
 # In a session of its own, whose terminal is the pseudoterminal: so Ctrl-C there is what it is in a shell.
@@ -38,7 +38,13 @@ class Terminal:
         environment.pop("NO_COLOR", None)
         command = [sys.executable, "-c", START, *arguments]
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env=environment,
+            preexec_fn=receive_interrupts,
         )
         os.close(slave)
 
@@ -81,15 +87,15 @@ def terminal(demo_bundle: Path) -> Iterator[Terminal]:
         opened.close()
 
 
-def test_a_conversation_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_chat_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
     answer = terminal.ask(SENTENCE)
     assert DIM in answer, "reasoning is dim"
     assert UNDERLINED in answer, "what was drafted is underlined"
     assert '"kind":' in re.sub(r"\x1b\[[\d;]*m", "", answer)
     assert "/budget N" in terminal.ask("/help")
 
-    assert UNDERLINED not in terminal.ask("/window 0") + terminal.ask(SENTENCE), "nothing was drafted"
-    assert "window: this runtime drafts at most 4 tokens" in terminal.ask("/window 5")
+    assert UNDERLINED not in terminal.ask("/drafts 0") + terminal.ask(SENTENCE), "nothing was drafted"
+    assert "num_draft_tokens: this runtime drafts at most 4 tokens" in terminal.ask("/drafts 5")
     assert "/budget many: must be followed by a number" in terminal.ask("/budget many")
     assert "/think: is no command" in terminal.ask("/think")
 
@@ -98,9 +104,9 @@ def test_a_conversation_in_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     terminal.ask("/budget 0")
     terminal.ask(f"/schema {tmp_path / 'long.json'}")
     terminal.type(SENTENCE + "\n")
-    terminal.until(r"\[\d+")
+    terminal.until(r"\[\d[\s\S]*$")
     terminal.type(CTRL_C)
-    assert "(cancelled)" in terminal.until(PROMPT, again=CTRL_C), "the answer, not the program"
+    assert "finish: cancelled" in terminal.until(PROMPT, again=CTRL_C), "the answer, not the program"
     terminal.type("half a line")
     terminal.until("half a line$")
     terminal.type(CTRL_C)

@@ -1,4 +1,4 @@
-"""``tandemrt export check``: what it says of good bundles, and which row finds what is wrong with a bad one."""
+"""``tandemrt check``: good bundles pass, and each defect fails the check that covers it."""
 
 import dataclasses
 import hashlib
@@ -16,28 +16,30 @@ from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.cli import main
-from tandemrt.engines import contract
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.manifest import FILE_NAME, File, Limits
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.export.model.builder import save_model
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import FILE_NAME, File, Limits
+from tandemrt.engines.contract import contract
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.heads import build_verify
+from tandemrt.export.model.weightless import build_verify
 from tandemrt.export.passes.cut import cut
-from tandemrt.export.passes.products import fuse_transposed_products
+from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.runtime.backends import open_engines
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.check.baseline import open_widened, open_widened_steps
-from tandemrt.runtime.check.cases import awkward_case, verified
-from tandemrt.runtime.check.finding import Finding
+from tandemrt.runtime.check.cases import edge_case_batch, reference_verify
+from tandemrt.runtime.check.decoder_run import DecodePlan, DecoderRunner, score_at_once
+from tandemrt.runtime.check.logits import TOLERANCES
 from tandemrt.runtime.check.operators import is_tie
+from tandemrt.runtime.check.reference import open_float32, open_float32_steps
 from tandemrt.runtime.check.replay import check_replay
+from tandemrt.runtime.check.result import CheckResult
 from tandemrt.runtime.check.run import check_engines
-from tandemrt.runtime.check.texts import Texts, compared
-from tandemrt.runtime.check.walk import Plan, expected
+from tandemrt.runtime.check.texts import GeneratedTexts, compare_texts
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.opening import open_engines
+from tests.engine.decoding import fused
 from tests.makers import tiny_checkpoint, write_recipe
 from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
 
@@ -50,7 +52,7 @@ def check(monkeypatch, capsys, tmp_path):
 
     def run(bundle: Path) -> tuple[int, str, dict]:
         report = tmp_path / "report.json"
-        arguments = ["tandemrt", "export", "check", str(bundle), "--threads", "1", "--json", str(report)]
+        arguments = ["tandemrt", "check", str(bundle), "--threads", "1", "--json", str(report)]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as caught:
             main()
@@ -61,7 +63,7 @@ def check(monkeypatch, capsys, tmp_path):
 
 
 def verdicts(findings) -> dict[str, str]:
-    rows = [f.to_json() if isinstance(f, Finding) else f for f in findings]
+    rows = [f.to_json() if isinstance(f, CheckResult) else f for f in findings]
     return {row["check"]: row["verdict"] for row in rows}
 
 
@@ -77,7 +79,7 @@ def test_a_good_bundle_passes_every_check(which, request, check):
     found = verdicts(report["findings"])
     models = {"target", "draft"} if which == "demo_bundle" else {"target"}
     assert {check for check, verdict in found.items() if verdict == "measured"} == {
-        "round of plain decoding",
+        "round of autoregressive decoding",
         "round with speculation",
         "memory",
     }
@@ -89,7 +91,7 @@ def test_a_good_bundle_passes_every_check(which, request, check):
     assert texts["numbers"]["equal"] == texts["numbers"]["texts"] == 20
 
 
-def test_without_a_draft_there_is_nothing_to_compare_texts_with(tmp_path, check):
+def test_texts_are_not_compared_without_a_draft(tmp_path, check):
     tiny_checkpoint(tmp_path / "target")
     bundle = build(Recipe.load(write_recipe(tmp_path / "plain.toml", target=tmp_path / "target")), tmp_path / "plain")
     code, _, report = check(bundle.folder)
@@ -102,7 +104,7 @@ def copied(tiny_bundle, tmp_path) -> Path:
     return Path(shutil.copytree(tiny_bundle, tmp_path / "copied"))
 
 
-def test_weights_that_changed_on_the_way_are_found_by_their_digest(copied, check):
+def test_changed_weights_fail_the_digest_check(copied, check):
     weights = copied / "target/model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -113,7 +115,7 @@ def test_weights_that_changed_on_the_way_are_found_by_their_digest(copied, check
     assert "failed: files" in out
 
 
-def test_weights_that_are_no_numbers_fail_the_logits_and_everything_behind_them(copied, check):
+def test_nan_weights_fail_the_logits_and_later_checks(copied, check):
     """Written anew with a matching digest, as by somebody who converted them wrongly."""
     weights = copied / "target/model.safetensors"
     stored = read_header(weights)["model.layers.0.mlp.up_proj.weight"]
@@ -126,8 +128,8 @@ def test_weights_that_are_no_numbers_fail_the_logits_and_everything_behind_them(
     assert {"logits of target", "poisoned cache of target", "texts with speculation"} == failed(report["findings"])
 
 
-def test_an_engine_of_other_weights_fails_its_logits_alone(tiny_bundle, tmp_path):
-    """As when an engine was compiled from another checkpoint than the graph beside it."""
+def test_an_engine_with_other_weights_fails_only_its_logits(tiny_bundle, tmp_path):
+    """An engine and a graph from different checkpoints."""
     other = tiny_checkpoint(tmp_path / "other", seed=2)
     draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
     recipe = write_recipe(tmp_path / "other.toml", target=other, draft=draft, window=8)
@@ -152,9 +154,9 @@ def test_a_decoder_in_steps_passes_every_check_on_a_cpu(tmp_path):
     assert {"scored_prefill", "scored_packed", "scored_one"} <= set(scored)
 
 
-def test_prompts_of_rows_are_ragged_runs_of_calls_that_have_no_more_tokens_than_a_chunk():
-    plan = Plan.of(Limits(batch=3, length=95, capacity=100, window=4, prefill_chunk=16), 50)
-    calls = [[end - start for start, end in call] for call in plan.runs()]
+def test_packed_prompt_calls_are_ragged_and_at_most_a_chunk_long():
+    plan = DecodePlan.within(Limits(batch=3, length=95, capacity=100, num_draft_tokens=4, prefill_chunk=16), 50)
+    calls = [[end - start for start, end in call] for call in plan.packed_prompts()]
     assert [sum(counts) for counts in zip(*calls, strict=True)] == list(plan.prompts)
     assert max(map(sum, calls)) == plan.chunk == 16
     assert any(len(set(counts) - {0}) > 1 for counts in calls)
@@ -176,7 +178,7 @@ def test_logits_that_are_a_thousandth_off_fail_in_float32(tiny_bundle, tmp_path)
     assert (found.check, found.verdict) == ("logits of target", "fail")
 
 
-def test_another_verification_graph_fails_its_own_rows(tiny_bundle, tmp_path):
+def test_a_wrong_verification_graph_fails_its_own_checks(tiny_bundle, tmp_path):
     """A graph with the right bindings that ignores the mask."""
     bundle = Bundle.open(tiny_bundle)
     bindings = bundle.contract("verify")
@@ -192,17 +194,18 @@ def test_another_verification_graph_fails_its_own_rows(tiny_bundle, tmp_path):
     assert rows == {"verify, window 0", "verify, window 8", "verify, no filters"}
 
 
-def test_texts_that_part_fail_on_a_cpu_and_say_where_and_how_far_from_a_tie(tiny_bundle):
+def test_different_texts_fail_on_a_cpu_with_position_and_distance_from_a_tie(tiny_bundle):
     params = [SamplingParams(temperature=t, seed=3, max_tokens=12, ignore_eos=True) for t in (0.0, 0.9)]
     with LLM(tiny_bundle, threads=1) as llm:
         outputs = llm.generate([[5, 9, 17], [40, 41]], params)
-        target = llm.loop.tandem.engines["target"]
+        target = llm.loop.target.engines["target"]
         parted = [dataclasses.replace(o, token_ids=[*o.token_ids[:7], (o.token_ids[7] + 1) % 256]) for o in outputs]
         equal, different = (
-            compared(Texts(outputs, 1, 1, 1), Texts(others, 1, 1, 1), params, target) for others in (outputs, parted)
+            compare_texts(GeneratedTexts(outputs, 1, 1, 1), GeneratedTexts(others, 1, 1, 1), params, target)
+            for others in (outputs, parted)
         )
         cut = [dataclasses.replace(o, token_ids=o.token_ids[:5]) for o in outputs]
-        shorter = compared(Texts(outputs, 1, 1, 1), Texts(cut, 1, 1, 1), params, target)
+        shorter = compare_texts(GeneratedTexts(outputs, 1, 1, 1), GeneratedTexts(cut, 1, 1, 1), params, target)
     assert (equal.verdict, equal.result) == ("pass", "2 of 2 equal")
     assert (different.verdict, different.numbers["equal"]) == ("fail", 0)
     assert different.result.count("differs at token 7, where the logits are") == 2
@@ -210,51 +213,76 @@ def test_texts_that_part_fail_on_a_cpu_and_say_where_and_how_far_from_a_tie(tiny
     assert (shorter.verdict, shorter.result.count("differs at token 5")) == ("fail", 2)
 
 
-def test_a_capacity_for_a_single_window_leaves_nothing_to_replay_and_is_no_pass():
-    limits = Limits(batch=1, length=8, capacity=25, window=16, prefill_chunk=4)
+def test_a_tie_fails_on_a_cpu(tiny_bundle):
+    """Two texts part at two tokens whose logits are as close as a GPU may confuse. A CPU computes the same bits."""
+    params = [SamplingParams(temperature=0.0, seed=3, max_tokens=12, ignore_eos=True)]
+    with LLM(tiny_bundle, threads=1) as llm:
+        (output,) = llm.generate([[5, 9, 17]], params)
+        target = llm.loop.target.engines["target"]
+        runner, context = DecoderRunner(target, 1), [*output.prompt_token_ids, *output.token_ids[:7]]
+        with torch.inference_mode():
+            for position, token in enumerate(context):
+                logits = runner.run(0, torch.tensor([[token]]), [position], torch.tensor([[0]]))[0, 0]
+        order = logits.argsort()
+        closest = int(logits[order].diff().argmin())
+        one, other = order[closest : closest + 2].tolist()
+        gap, tie = float(logits[other] - logits[one]), TOLERANCES["float32"] * float(logits.abs().max())
+        assert gap <= tie, "256 logits have two that are this close"
+        texts = [
+            GeneratedTexts([dataclasses.replace(output, token_ids=[*output.token_ids[:7], token])], 1, 1, 1)
+            for token in (one, other)
+        ]
+        found = compare_texts(*texts, params, target)
+    assert (found.verdict, found.numbers["equal"], found.numbers["tied"]) == ("fail", 0, 0)
+    assert "text 0 differs at token 7" in found.result
+    assert "a tie here is below" in found.result
+
+
+def test_replay_is_not_applicable_if_only_one_call_fits():
+    limits = Limits(batch=1, length=8, capacity=25, num_draft_tokens=16, prefill_chunk=4)
     shape = contract.decoder(layers=1, kv_heads=1, head_dim=8, capacity=25, vocab=50, dtype="float32")
     on_a_gpu = SimpleNamespace(device=torch.device("cuda"), capturable=True, contract=shape)  # never asked to run
-    finding = check_replay("target", on_a_gpu, limits, Plan.of(limits, 50))
+    finding = check_replay("target", on_a_gpu, limits, DecodePlan.within(limits, 50))
     assert (finding.verdict, finding.numbers) == ("not applicable", {})
-    assert finding.result == "of windows one behind the other 1 fits the capacity 25: none to replay"
+    assert finding.result == "only 1 consecutive call fits the capacity 25: none to replay"
 
 
 @pytest.mark.parametrize(("gap", "tie"), [(1e-6, True), (1e-2, False)])
-def test_a_tie_is_what_the_rounding_of_a_float32_decides(gap, tie):
-    case = awkward_case(vocab=40, window=0, batch=1, seed=0, dtype="float32", filters=False)
+def test_a_difference_within_float32_rounding_is_a_tie(gap, tie):
+    case = edge_case_batch(vocab=40, window=0, batch=1, seed=0, dtype="float32", filters=False)
     case |= {"temperature": np.zeros(1, np.float32), "bitmask": np.full_like(case["bitmask"], -1)}
     case["logits"] = np.zeros_like(case["logits"])
     case["logits"][0, 0, [3, 7]] = 5, 5 + gap
-    assert verified(case)[0].tolist() == [[7]]
-    assert is_tie(case, np.array([3]), verified) == tie
-    assert not is_tie(case, np.array([4]), verified)
+    assert reference_verify(case)[0].tolist() == [[7]]
+    assert is_tie(case, np.array([3]), reference_verify) == tie
+    assert not is_tie(case, np.array([4]), reference_verify)
 
 
 @pytest.mark.parametrize("cache", ["linear", "paged", "paged in steps"])
 @pytest.mark.parametrize("dtype", list(Dtype)[1:])
-def test_half_precision_is_compared_with_the_same_weights_in_float32(tmp_path, dtype, cache):
+def test_the_float32_reference_has_the_half_precision_weights(tmp_path, dtype, cache):
     """The widened graphs, on a CPU that could not run bfloat16, equal a float32 export of the weights they store."""
     write_checkpoint(tmp_path, Family.QWEN3, Size.TINY, dtype=dtype)
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config)
-    plan = Plan.of(Limits(batch=3, length=95, capacity=100, window=4, prefill_chunk=16), spec.vocab)
+    plan = DecodePlan.within(Limits(batch=3, length=95, capacity=100, num_draft_tokens=4, prefill_chunk=16), spec.vocab)
     logits = []
     for compute, kind in (("float32", "linear"), (dtype.value, cache)):
         path, lowering = tmp_path / f"{compute}.onnx", "length" if kind == "linear" else "paged"
-        model = build_decoder(spec, checkpoint, dtype=compute, capacity=100, attention=lowering)
+        model = fused(build_decoder(spec, checkpoint, dtype=compute, capacity=100, lowering=lowering), lowering)
         bindings = spec.contract(capacity=100, dtype=compute, cache=kind.split()[0])
         with torch.inference_mode():
             if kind == "paged in steps":
-                fuse_transposed_products(model)
-                pieces, decoder = cut(model)
-                for file, piece in pieces.items():
-                    save_model(piece, tmp_path / file)
+                fuse_transposed_matmuls(model)
+                subgraphs, decoder = cut(model)
+                for file, subgraph in subgraphs.items():
+                    save_model(subgraph, tmp_path / file)
                 call = {"batch": 3, "rows": 100, "tokens": 300}
-                engine = open_widened_steps(tmp_path, decoder, bindings, 1, call)
+                engine = open_float32_steps(tmp_path, decoder, bindings, 1, call)
             else:
                 save_model(model, path)
-                engine = open_widened(path, bindings, 1)
-            logits.append(expected(engine, plan))
+                engine = open_float32(path, bindings, 1)
+            logits.append(score_at_once(engine, plan))
     assert logits[1].dtype == torch.float32
     torch.testing.assert_close(logits[1], logits[0], atol=2e-5, rtol=0)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.errors import BadRequest, Closed, ProcessLost
-from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.engines.validation.errors import BadRequest, Closed, ProcessLost
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.waiting import eventually
 
 STUCK = {"enum": ["a" * 40 + "!"], "not": {"pattern": "^(a+)+$"}}  # for longer than anybody lives
@@ -34,14 +34,14 @@ def submit(llm: LLM, params: SamplingParams) -> tuple[Any, list[StreamOutput]]:
 
 
 def being_checked(llm: LLM) -> int:
-    return len(llm.loop.scheduler.checks)
+    return len(llm.loop.scheduler.validations)
 
 
 def texts(outputs: Any) -> list[str]:
     return [output.text for output in outputs]
 
 
-def test_a_pattern_that_never_ends_keeps_nobody_waiting_and_is_refused_in_time(tiny_bundle: Path) -> None:
+def test_a_pattern_that_never_ends_delays_no_request_and_is_refused_in_time(tiny_bundle: Path) -> None:
     free = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
     with LLM(tiny_bundle, threads=1, grammar_timeout_s=3.0) as llm:
         alone = llm.generate("the", free).text
@@ -87,7 +87,7 @@ def test_a_text_that_is_being_checked_can_be_cancelled(llm: LLM) -> None:
     assert being_checked(llm) == 0
 
 
-def test_closing_ends_whoever_is_being_checked(llm: LLM) -> None:
+def test_closing_ends_requests_that_are_being_checked(llm: LLM) -> None:
     request, heard = submit(llm, asked(STUCK))
     assert eventually(lambda: being_checked(llm) == 1)
     llm.close()
@@ -120,7 +120,7 @@ def test_a_check_that_cannot_begin_is_an_error_of_its_request(llm: LLM, monkeypa
     assert len(llm.loop.slots) == 0
 
 
-def test_a_loop_that_dies_tells_whoever_is_being_checked(llm: LLM) -> None:
+def test_a_loop_that_dies_ends_requests_that_are_being_checked(llm: LLM) -> None:
     request, heard = submit(llm, asked(STUCK))
     assert eventually(lambda: being_checked(llm) == 1)
 

@@ -1,4 +1,4 @@
-"""Beside the library of the format: what it writes we read, what we write it reads, and both compute the same."""
+"""compressed-tensors: we read what the library writes, it reads what we write, and both compute the same logits."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tandemrt.export.quantize.publish import publish
+from tandemrt.export.bundle.publish import publish
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
-from tests.engine.narrow import SIZES, packed
+from tests.engine.quantized import SIZES, packed
 
 pytest.importorskip("compressed_tensors")
 
@@ -20,7 +20,7 @@ def written_by_the_library(preset: str, folder: Path) -> None:
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    model = make_checkpoint("qwen2", folder / "whole", sizes=SIZES)
+    model = make_checkpoint("qwen2", folder / "unquantized", sizes=SIZES)
     groups = {"group_0": preset_name_to_scheme(preset, ["Linear"])}
     apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
     for module in model.modules():
@@ -32,13 +32,13 @@ def written_by_the_library(preset: str, folder: Path) -> None:
             module.quantization_status = "frozen"
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
-    model.save_pretrained(folder / "narrow")
-    compressor.update_config(folder / "narrow")
+    model.save_pretrained(folder / "quantized")
+    compressor.update_config(folder / "quantized")
 
 
 def written_by_us(scheme: str, folder: Path) -> None:
-    make_checkpoint("qwen2", folder / "whole", torch.bfloat16, sizes=SIZES)
-    publish(folder / "whole", folder / "narrow", scheme, group=32)
+    make_checkpoint("qwen2", folder / "unquantized", torch.bfloat16, sizes=SIZES)
+    publish(folder / "unquantized", folder / "quantized", scheme, group=32)
 
 
 def _ranges(weight: torch.Tensor, how: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,15 +63,15 @@ def as_the_library_computes(folder: Path) -> PreTrainedModel:
 )
 def test_float8_gives_the_logits_of_transformers(tmp_path, write, scheme):
     write(scheme, tmp_path)
-    expected = expected_logits(as_the_library_computes(tmp_path / "narrow"), TOKENS)
-    found = Decoder(tmp_path / "narrow", "grouped", batch=1)([TOKENS], [0])[0]
+    expected = expected_logits(as_the_library_computes(tmp_path / "quantized"), TOKENS)
+    found = Decoder(tmp_path / "quantized", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize(("write", "scheme"), [(written_by_the_library, "W4A16"), (written_by_us, "int4")])
 def test_4_bits_give_the_logits_of_transformers_but_for_rounded_inputs(tmp_path, write, scheme):
     write(scheme, tmp_path)
-    expected = expected_logits(as_the_library_computes(tmp_path / "narrow"), TOKENS)
-    packed(tmp_path / "narrow")
-    found = Decoder(tmp_path / "narrow" / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    expected = expected_logits(as_the_library_computes(tmp_path / "quantized"), TOKENS)
+    packed(tmp_path / "quantized")
+    found = Decoder(tmp_path / "quantized" / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.02 * expected.norm()

@@ -6,19 +6,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.errors import BadBundle
-from tandemrt.export.model.builder import GraphBuilder, save_model
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.validation.errors import BadBundle
+from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.constants import constants_of, read_constants, stored_parts
-from tandemrt.runtime.backends.sessions import CPU, open_session
+from tandemrt.runtime.device.backends.constants import constants_of, read_constants, stored_parts
+from tandemrt.runtime.device.backends.sessions import CPU, open_session
 
 VALUES = np.arange(24).astype(ml_dtypes.bfloat16).reshape(6, 4)
 
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    """Of a file of six rows: all of them as one, two pieces in turns, what is computed of one, and a scalar."""
+    """Constants over a file of six rows: all rows, two parts in turns, a value computed from one row, and a scalar."""
     (tmp_path / "rows.bin").write_bytes(b"...." + VALUES.tobytes())
     b = GraphBuilder("constants")
     whole, upper, lower = (
@@ -27,7 +27,7 @@ def graph(tmp_path: Path) -> Path:
     )
     b.output(Binding("stored", "bfloat16", (6, 4)), b.op("Identity", whole))
     b.output(Binding("joined", "bfloat16", (5, 4)), b.op("Concat", lower, upper, axis=0))
-    b.output(Binding("beside", "bfloat16", (2, 8)), b.op("Concat", upper, upper, axis=1))
+    b.output(Binding("side_by_side", "bfloat16", (2, 8)), b.op("Concat", upper, upper, axis=1))
     b.output(Binding("computed", "float32", (2, 4)), b.cast(upper, "float32"))
     b.output(Binding("scalar", "bfloat16", ()), b.op("Identity", b.external("last", "bfloat16", (), "rows.bin", 50, 2)))
     save_model(b.model(), tmp_path / "constants.onnx")
@@ -38,7 +38,7 @@ def test_weights_come_from_their_files_and_the_rest_is_computed(graph: Path) -> 
     assert set(stored_parts(graph)) == {"stored", "joined"}
     found = read_constants(graph, torch.device("cpu"))
     computed = constants_of(open_session(graph, [CPU]))
-    assert set(found) == set(computed) == {"stored", "joined", "beside", "computed", "scalar"}
+    assert set(found) == set(computed) == {"stored", "joined", "side_by_side", "computed", "scalar"}
     for name, tensor in computed.items():
         assert found[name].dtype == tensor.dtype
         np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(tensor))
@@ -46,8 +46,8 @@ def test_weights_come_from_their_files_and_the_rest_is_computed(graph: Path) -> 
     assert np.asarray(found["scalar"]) == VALUES[5, 3]
 
 
-def test_a_file_that_is_too_short_is_refused(graph: Path) -> None:
+def test_a_truncated_file_is_rejected(graph: Path) -> None:
     file = graph.parent / "rows.bin"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(BadBundle, match=r"rows\.bin: is shorter than its graph says; build the bundle again"):
+    with pytest.raises(BadBundle, match=r"rows\.bin: is shorter than its graph requires; build the bundle again"):
         read_constants(graph, torch.device("cpu"))

@@ -1,16 +1,16 @@
-"""Cutting a graph at the operators of the project: which nodes stand in which piece, and what passes between them."""
+"""Cutting a graph at the operators of the project: the nodes of each subgraph, and the values between them."""
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.decoder import Operator, Piece
-from tandemrt.engines.errors import InternalError
-from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.decoder import Operator, Subgraph
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.passes.cut import cut
-from tandemrt.export.passes.products import fuse_transposed_products
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
+from tandemrt.plugins.operators.constants import DOMAIN
 
 WIDTH = 8
 
@@ -35,15 +35,15 @@ def operations(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph]
 
 
-def test_operators_that_follow_one_another_have_no_piece_between_them() -> None:
+def test_operators_that_follow_one_another_have_no_subgraph_between_them() -> None:
     b, x = graph()
     made = gate(b, gate(b, b.op("Neg", x), "a"), "b", WIDTH // 2)
     files, decoder = cut(close(b, b.op("Abs", made), WIDTH // 2))
     assert [step.outputs for step in decoder.steps] == [("Neg",), ("a",), ("b",), ("y",)]
-    assert [type(step) for step in decoder.steps] == [Piece, Operator, Operator, Piece]
+    assert [type(step) for step in decoder.steps] == [Subgraph, Operator, Operator, Subgraph]
     assert {file: operations(model) for file, model in files.items()} == {
-        "piece.00.onnx": ["Neg"],
-        "piece.01.onnx": ["Abs"],
+        "subgraph.00.onnx": ["Neg"],
+        "subgraph.01.onnx": ["Abs"],
     }
     assert decoder.constants is None
 
@@ -56,17 +56,17 @@ def test_an_operator_may_read_an_input_and_make_the_output() -> None:
     assert [(step.inputs, step.outputs) for step in decoder.steps] == [(("x",), ("y",))]
 
 
-def test_a_node_stands_in_the_piece_of_the_first_step_that_needs_it() -> None:
+def test_a_node_stands_in_the_subgraph_of_the_first_step_that_needs_it() -> None:
     """Neg could run before the operator; its result would have to be kept for nothing."""
     b, x = graph()
     made = gate(b, b.op("Abs", x), "a")
     late = b.op("Slice", b.op("Neg", x), b.constant([0]), b.constant([WIDTH]), b.constant([2]))
     files, decoder = cut(close(b, b.op("Add", made, late)), "target")
     assert {file: operations(model) for file, model in files.items()} == {
-        "target/piece.00.onnx": ["Abs"],
-        "target/piece.01.onnx": ["Neg", "Slice", "Add"],
+        "target/subgraph.00.onnx": ["Abs"],
+        "target/subgraph.01.onnx": ["Neg", "Slice", "Add"],
     }
-    assert decoder.pieces[1].inputs == ("x", "a")
+    assert decoder.subgraphs[1].inputs == ("x", "a")
 
 
 def test_what_several_steps_need_is_made_for_the_first_and_passed_on_to_the_others() -> None:
@@ -76,14 +76,14 @@ def test_what_several_steps_need_is_made_for_the_first_and_passed_on_to_the_othe
     late = b.op("Slice", shared, b.constant([0]), b.constant([WIDTH]), b.constant([2]))
     files, decoder = cut(close(b, b.op("Add", made, late)), "target")
     assert {file: operations(model) for file, model in files.items()} == {
-        "target/piece.00.onnx": ["Neg", "Abs"],
-        "target/piece.01.onnx": ["Slice", "Add"],
+        "target/subgraph.00.onnx": ["Neg", "Abs"],
+        "target/subgraph.01.onnx": ["Slice", "Add"],
     }
-    assert [piece.outputs for piece in decoder.pieces] == [("Neg", "Abs"), ("y",)]
-    assert decoder.pieces[1].inputs == ("Neg", "a")
+    assert [subgraph.outputs for subgraph in decoder.subgraphs] == [("Neg", "Abs"), ("y",)]
+    assert decoder.subgraphs[1].inputs == ("Neg", "a")
 
 
-def test_what_depends_on_no_input_is_in_every_piece_that_reads_it_and_is_never_passed_on() -> None:
+def test_what_depends_on_no_input_is_in_every_subgraph_that_reads_it_and_is_never_passed_on() -> None:
     b, x = graph()
     weight = b.op("Neg", b.constant(np.ones(2 * WIDTH), "float32"))
     made = gate(b, b.op("Add", x, weight), "a")
@@ -93,7 +93,7 @@ def test_what_depends_on_no_input_is_in_every_piece_that_reads_it_and_is_never_p
     assert [value.name for value in decoder.values] == ["Add", "a"]
 
 
-def test_constants_that_operators_read_are_a_piece_without_inputs() -> None:
+def test_constants_that_operators_read_are_a_subgraph_without_inputs() -> None:
     """One that is stored, and one that is computed."""
     b, x = graph()
     stored, table = b.constant(np.arange(WIDTH), "float32"), b.op("Cos", b.constant(np.ones((4, WIDTH)), "float32"))
@@ -103,7 +103,7 @@ def test_constants_that_operators_read_are_a_piece_without_inputs() -> None:
     inputs = [x, *caches, x, x, table, table, stored, stored]
     made, *_ = b.custom("window_attention", *inputs, domain=DOMAIN, outputs=outputs)
     files, decoder = cut(close(b, b.op("Neg", made)))
-    assert decoder.constants == Piece(file="constants.onnx", inputs=(), outputs=("Cos", str(stored.name)))
+    assert decoder.constants == Subgraph(file="constants.onnx", inputs=(), outputs=("Cos", str(stored.name)))
     constants = files["constants.onnx"].graph
     assert [node.op_type for node in constants] == ["Cos", "Identity"]
     assert [value.name for value in constants.outputs] == ["Cos", stored.name]
@@ -124,23 +124,23 @@ def test_a_graph_without_operators_is_refused() -> None:
         cut(close(b, b.op("Neg", x), 2 * WIDTH))
 
 
-def test_a_value_between_pieces_whose_size_nobody_says_is_refused() -> None:
+def test_a_value_of_unknown_size_between_subgraphs_is_refused() -> None:
     b, x = graph()
     found = b.op("Compress", x, b.input(Binding("keep", "bool", ("batch",))), axis=0)
     with pytest.raises(InternalError, match="must have a dtype and a shape; name its dimensions"):
         cut(close(b, gate(b, found, "a")))
 
 
-def test_products_by_a_transposed_matrix_read_it_as_it_is_stored_and_others_stay() -> None:
+def test_matmuls_by_a_transposed_matrix_read_it_as_it_is_stored_and_others_stay() -> None:
     b, x = graph()
     weight = b.constant(np.ones((4, 2 * WIDTH)), "float32")
     turned = b.op("Transpose", weight, perm=[1, 0])
-    product = b.op("MatMul", x, turned)
-    back = b.op("MatMul", product, weight)
+    matmul = b.op("MatMul", x, turned)
+    back = b.op("MatMul", matmul, weight)
     kept = b.op("MatMul", back, b.op("Transpose", b.op("Transpose", x, perm=[0, 2, 1]), perm=[0, 1, 2]))
     b.output(Binding("y", "float32", ("batch", "query", "query")), kept)
     model = b.model()
-    fuse_transposed_products(model)
+    fuse_transposed_matmuls(model)
     assert operations(model) == ["FusedMatMul", "MatMul", "Transpose", "Transpose", "MatMul"]
     fused = model.graph[0]
     assert [value.name for value in fused.inputs] == ["x", weight.name]

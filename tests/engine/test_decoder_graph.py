@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import InternalError
-from tandemrt.export.model.builder import GraphBuilder, save_model
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
@@ -31,23 +31,23 @@ def folder(tmp_path_factory):
 
 def export(folder: Path, **options) -> onnx.ModelProto:
     checkpoint = Checkpoint.open(folder)
-    options = {"dtype": "float32", "capacity": 40, "attention": "length"} | options
+    options = {"dtype": "float32", "capacity": 40, "lowering": "length"} | options
     save_model(build_decoder(ModelSpec.from_hf(checkpoint.config), checkpoint, **options), folder / "graph.onnx")
     return onnx.load(folder / "graph.onnx", load_external_data=False)
 
 
-@pytest.mark.parametrize("attention", ["length", "mask"])
+@pytest.mark.parametrize("lowering", ["length", "mask"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_every_dtype_and_lowering_passes_the_onnx_checker(folder, dtype, attention):
-    model = export(folder, dtype=dtype, attention=attention)
+def test_every_dtype_and_lowering_passes_the_onnx_checker(folder, dtype, lowering):
+    model = export(folder, dtype=dtype, lowering=lowering)
     onnx.checker.check_model(folder / "graph.onnx", full_check=True)
     assert (model.ir_version, [(o.domain, o.version) for o in model.opset_import]) == (11, [("", 24)])
     assert {node.domain for node in model.graph.node} == {""}
 
 
 def test_the_graph_is_written_in_the_operators_that_engines_have_natively(folder):
-    for attention in ("length", "mask"):
-        operators = [node.op_type for node in export(folder, attention=attention).graph.node]
+    for lowering in ("length", "mask"):
+        operators = [node.op_type for node in export(folder, lowering=lowering).graph.node]
         layers = 2
         assert operators.count("Attention") == layers
         assert operators.count("RotaryEmbedding") == operators.count("TensorScatter") == 2 * layers
@@ -71,7 +71,7 @@ def test_every_weight_is_a_place_in_the_safetensors_file_and_nothing_else(folder
         assert read == set(stored.keys())
 
 
-def test_a_weight_stored_in_another_dtype_is_cast_right_behind_the_initializer(folder):
+def test_a_weight_stored_in_another_dtype_is_cast_right_after_the_initializer(folder):
     graph = export(folder, dtype="float16").graph
     external = {t.name for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL}
     readers = {node.op_type for node in graph.node if external & set(node.input)}

@@ -49,7 +49,7 @@ def test_a_ragged_batch_of_windows_equals_transformers_row_by_row(checkpoint, at
     lengths, idle = [17, 3, 9, 11], 2
     rows = [sequence(35, seed) for seed in range(4)]
 
-    # Prefill in chunks of 7: a row that is through writes padding behind its own end.
+    # Prefill in chunks of 7: a row that has ended writes padding after its end.
     done = [0] * 4
     while done != lengths:
         step = [min(7, length - start) for length, start in zip(lengths, done, strict=True)]
@@ -75,7 +75,7 @@ def test_a_ragged_batch_of_windows_equals_transformers_row_by_row(checkpoint, at
         done = [start + n for start, n in zip(done, accepted, strict=True)]
 
     logits = decode([[row[start]] for row, start in zip(rows, done, strict=True)], done)
-    for i in range(4):  # the idle row as well: windows written behind its end left what it had
+    for i in range(4):  # the idle row too: windows written after its end did not change its cache
         assert_close(logits[i], expected_logits(model, rows[i][: done[i] + 1])[-1:])
 
 

@@ -1,4 +1,4 @@
-"""The paged lowering: blocks in any order, sliding windows, and the pieces that a GPU runs between its kernels."""
+"""The paged lowering: blocks in any order, sliding windows, and the subgraphs that a GPU runs between its kernels."""
 
 from functools import partial
 from pathlib import Path
@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.decoder import Decoder as CutDecoder
-from tandemrt.engines.errors import InternalError
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.decoder import Decoder as CutDecoder
+from tandemrt.engines.validation.errors import InternalError
 from tandemrt.export.passes.cut import cut
-from tandemrt.runtime.backends.executor import Executor
+from tandemrt.runtime.device.backends.executor import Executor
 from tests.engine.decoding import SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint, open_steps
 
 CAPACITY = 170  # three blocks, the last one not full
@@ -46,7 +46,7 @@ def test_rows_that_span_blocks_equal_transformers(tmp_path: Path, case: str) -> 
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_steps_one_after_the_other_are_the_whole(tmp_path: Path, case: str, dtype: str) -> None:
-    """By the executor that serves a GPU, with the operators' faces on a CPU."""
+    """With the executor that serves a GPU, and the operators' CPU implementations."""
     model = make_checkpoint(case, tmp_path)
     whole = Decoder(tmp_path, "paged", batch=2, dtype=dtype, capacity=CAPACITY)
     steps = Decoder(tmp_path, "paged", 2, dtype, CAPACITY, open_engine=partial(open_steps, folder=tmp_path))
@@ -69,7 +69,7 @@ EXPERTS = ["mixtral", "qwen3_moe with a dense layer"]
 # Packed calls of four texts: those that have windows, of how many tokens, and which have runs, of how many.
 PACKED = [
     ([0], 0, {0: 70, 2: 0, 1: 33}),
-    ([0, 1], 3, {0: 31, 2: 65, 3: 1}),  # a prompt ends, and its window stands behind it
+    ([0, 1], 3, {0: 31, 2: 65, 3: 1}),  # a prompt ends, and its window follows
     ([0, 1, 2], 1, {3: 63}),
     ([0, 1, 2, 3], 5, {2: 0}),
     ([3], 0, {3: 61}),
@@ -154,11 +154,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, CutDeco
 
 
 def files_of(cut_up: CutDecoder) -> list[str]:
-    """The constants first, then the pieces in order."""
-    return [piece.file for piece in cut_up.pieces]
+    """The constants first, then the subgraphs in order."""
+    return [subgraph.file for subgraph in cut_up.subgraphs]
 
 
-def test_every_piece_passes_the_onnx_checker_and_declares_what_it_takes_and_gives(built) -> None:
+def test_every_subgraph_passes_the_onnx_checker_and_declares_what_it_takes_and_gives(built) -> None:
     folder, whole, cut_up = built
     for file in (whole.name, *files_of(cut_up)):
         onnx.checker.check_model(folder / file, full_check=True)
@@ -177,7 +177,7 @@ def test_every_piece_passes_the_onnx_checker_and_declares_what_it_takes_and_give
     ]
 
 
-def test_a_piece_computes_nothing_on_the_host_and_holds_nothing_but_products_and_norms(built) -> None:
+def test_a_subgraph_computes_nothing_on_the_host_and_holds_nothing_but_matmuls_and_norms(built) -> None:
     """A captured graph would repeat what the host once computed from a shape."""
     folder, _, cut_up = built
     allowed = {"Gather", "RMSNormalization", "FusedMatMul", "SkipSimplifiedLayerNormalization", "Concat"}
@@ -188,7 +188,7 @@ def test_a_piece_computes_nothing_on_the_host_and_holds_nothing_but_products_and
         assert len(nodes) <= 9
 
 
-def test_every_weight_is_in_some_piece_and_none_is_copied(built) -> None:
+def test_every_weight_is_in_some_subgraph_and_none_is_copied(built) -> None:
     folder, _, cut_up = built
     places: dict[int, int] = {}
     for file in files_of(cut_up):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
@@ -27,7 +27,7 @@ def folder(saved, tmp_path):
 
 def export(folder, **options):
     checkpoint = Checkpoint.open(folder)
-    options = {"dtype": "float32", "capacity": 40, "attention": "length"} | options
+    options = {"dtype": "float32", "capacity": 40, "lowering": "length"} | options
     return build_decoder(ModelSpec.from_hf(checkpoint.config), checkpoint, **options)
 
 
@@ -69,14 +69,14 @@ def test_a_quantized_tensor(folder):
         export(folder)
 
 
-def test_stored_rotary_frequencies_are_accepted_because_the_config_says_them(folder):
+def test_stored_rotary_frequencies_are_accepted_because_the_config_has_them(folder):
     change_tensors(
         folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
     )
     export(folder)
 
 
-def test_a_head_stored_beside_the_embedding_it_is_tied_to_must_be_the_same(folder):
+def test_a_stored_lm_head_must_equal_the_embedding_it_is_tied_to(folder):
     same = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": same.clone()}))
     export(folder)
@@ -93,8 +93,8 @@ def test_a_cache_longer_than_the_sliding_window(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("dtype", "float64"), ("attention", "sliding"), ("capacity", 0), ("capacity", -1)]
+    ("option", "value"), [("dtype", "float64"), ("lowering", "sliding"), ("capacity", 0), ("capacity", -1)]
 )
 def test_options_out_of_range(folder, option, value):
-    with pytest.raises(BadRecipe, match=f"{option} should be .* it is {value!r}"):
+    with pytest.raises(BadRecipe, match=f"{option} must be .*; got {value!r}"):
         export(folder, **{option: value})

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from tandemrt.engines.recipe import MtpDraft, PEagleDraft, Recipe, locate
-from tandemrt.export.build import build
+from tandemrt.engines.recipe.recipe import MtpDraft, PEagleDraft, Recipe, locate
+from tandemrt.export.bundle.build import build
 from tools.demo import held_out, train_draft
 from tools.demo.models import CHECKPOINTS
 from tools.drafts.kinds import Kind
@@ -52,14 +52,14 @@ def test_answers_are_right_and_valid_and_the_same_without_speculation(llm: LLM) 
     prompts = [e.prompt_messages() for e in EXAMPLES]
     params = [SamplingParams(temperature=0.0, structured_outputs=StructuredOutputs(json=e.schema)) for e in EXAMPLES]
     outputs = llm.generate(prompts, params)
-    plain = llm.generate(prompts, [p.model_copy(update={"window": 0}) for p in params])
+    autoregressive = llm.generate(prompts, [p.model_copy(update={"num_draft_tokens": 0}) for p in params])
     for output, example in zip(outputs, EXAMPLES, strict=True):
         jsonschema.validate(json.loads(output.text), example.schema)
         assert output.finish_reason == "stop"
-    assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in autoregressive]
     right = sum(o.text == e.record for o, e in zip(outputs, EXAMPLES, strict=True))
     assert right >= 0.9 * len(EXAMPLES)
-    assert llm.metrics.boundaries_inside > 0, "reasoning never ended in the middle of a window"
+    assert llm.metrics.reasoning_ends_mid_round > 0, "reasoning never ended in the middle of a window"
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 30])
@@ -73,7 +73,7 @@ def test_a_thinking_budget_is_exact_and_the_answer_is_still_valid(llm: LLM, budg
     ]
     outputs = llm.generate([e.prompt_messages() for e in EXAMPLES[:8]], params)
     for output, example in zip(outputs, EXAMPLES, strict=False):
-        # The prompt ends with the start marker and a line break, which counts as reasoning.
+        # The prompt ends with the start delimiter and a line break, which counts as reasoning.
         inside = len(output.prompt_token_ids) - 1 - output.prompt_token_ids.index(llm.tokenizer.token_to_id("<think>"))
         spent = inside + output.token_ids.index(end)
         assert spent == max(budget, inside)
@@ -91,7 +91,7 @@ def test_a_stop_string_that_straddles_tokens_ends_the_text_before_it(llm: LLM) -
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
 
 
-def test_text_that_fails_the_check_it_asked_for_is_kept_and_says_so(llm: LLM) -> None:
+def test_text_that_fails_its_requested_check_is_kept_with_the_reason(llm: LLM) -> None:
     def answer(never: str) -> RequestOutput:
         wanted = StructuredOutputs(json={"enum": ["x" * 20], "not": {"pattern": never}}, validate_output=True)
         return llm.generate("Hello", SamplingParams(temperature=0, thinking_token_budget=3, structured_outputs=wanted))
@@ -116,17 +116,17 @@ def test_run_compares_and_prints_json(demo_bundle: Path, tmp_path: Path) -> None
     options = ("--schema", str(schema), "--seed", "3", "--temperature", "0.7", "--budget", "20", "--compare")
     command = (str(BIN / "tandemrt"), "run", str(demo_bundle), EXAMPLES[0].sentence, "--threads", "1", *options)
     assert "without speculation: the same text" in run(*command)
-    told = json.loads(run(*command, "--json"))
-    assert told["same_as_plain"]
-    assert told["seed"] == 3
-    jsonschema.validate(json.loads(told["text"]), EXAMPLES[0].schema)
+    printed = json.loads(run(*command, "--json"))
+    assert printed["same_as_autoregressive"]
+    assert printed["seed"] == 3
+    jsonschema.validate(json.loads(printed["text"]), EXAMPLES[0].schema)
 
 
 def test_run_does_not_compare_what_need_not_be_equal(demo_bundle: Path) -> None:
     command = (str(BIN / "tandemrt"), "run", str(demo_bundle), "hello", "--compare", "--rule", "rejection")
     refused = subprocess.run([*command, "--temperature", "1"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert "--compare: the rejection rule keeps the law" in refused.stderr
+    assert "--compare: the rejection rule keeps the distribution" in refused.stderr
 
 
 def test_bench_measures_both_ways(demo_bundle: Path, tmp_path: Path) -> None:
@@ -135,15 +135,15 @@ def test_bench_measures_both_ways(demo_bundle: Path, tmp_path: Path) -> None:
     options = ("--prompts", str(prompts), "--repeats", "1", "--json", str(figures), "--threads", "1")
     printed = run(str(BIN / "tandemrt"), "bench", str(demo_bundle), *options)
     assert "same text: 4 of 4" in printed
-    told = json.loads(figures.read_text())
-    assert told["speculated"]["acceptance_length"] > 2.5
-    assert told["speculated"]["rounds"] < told["plain"]["rounds"]
-    assert set(told["plain"]["ms_per_round"]) == {"propose", "target", "wait", "commit", "fill", "verify"}
+    printed = json.loads(figures.read_text())
+    assert printed["speculative"]["acceptance_length"] > 2.5
+    assert printed["speculative"]["rounds"] < printed["autoregressive"]["rounds"]
+    assert set(printed["autoregressive"]["ms_per_round"]) == {"propose", "target", "wait", "commit", "fill", "verify"}
 
 
 def test_bench_makes_up_prompts_when_it_gets_none(demo_bundle: Path) -> None:
     options = ("--requests", "2", "--max-tokens", "8", "--repeats", "1", "--threads", "1")
-    assert "speculation / plain" in run(str(BIN / "tandemrt"), "bench", str(demo_bundle), *options)
+    assert "speculation / autoregressive" in run(str(BIN / "tandemrt"), "bench", str(demo_bundle), *options)
 
 
 def test_the_doctor_names_every_backend() -> None:

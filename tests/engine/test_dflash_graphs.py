@@ -1,4 +1,4 @@
-"""The graphs of a DFlash draft against its definition: two blocks, the second behind a context that came in parts."""
+"""The graphs of a DFlash draft against its definition: two draft blocks, the second after a context in parts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandemrt.engines.contract import Contract, table_width
-from tandemrt.export.model.builder import save_model
+from tandemrt.engines.contract.contract import Contract, table_width
+from tandemrt.export.graph.builder import save_model
+from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.dflash import build_context, build_dflash
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
-from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.caches.kv_cache import no_prompts
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 from tests.dflash import BlockHead, Definition
-from tests.engine.decoding import open_steps
+from tests.engine.decoding import fused, open_steps
 from tests.engine.test_eagle3_graphs import TARGET, VOCAB
 from tests.heads import Draw
 
@@ -37,16 +37,20 @@ HEADS = {
 class Exported:
     """The graphs of a draft on onnxruntime, for one text."""
 
-    def __init__(self, folder: Path, attention: Lowering, read: type[DFlashSpec] = DFlashSpec) -> None:
+    def __init__(self, folder: Path, lowering: Lowering, read: type[DFlashSpec] = DFlashSpec) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = read.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
-        self.paged = attention == "paged"
+        self.paged = lowering == "paged"
         sizes = {"dtype": "float32", "capacity": CAPACITY, "cache": "paged" if self.paged else "linear"}
-        how = {"dtype": "float32", "capacity": CAPACITY, "attention": attention}
+        how = {"dtype": "float32", "capacity": CAPACITY, "lowering": lowering}
         draft, context = spec.contract(**sizes), spec.context(**sizes)
         self.spec, self.checkpoint = spec, checkpoint
-        self._draft = self.open(folder / "draft", build_dflash(spec, checkpoint, **how), draft, steps=self.paged)
-        self._context = self.open(folder / "context", build_context(spec, checkpoint, **how), context, steps=self.paged)
+        self._draft = self.open(
+            folder / "draft", fused(build_dflash(spec, checkpoint, **how), lowering), draft, steps=self.paged
+        )
+        self._context = self.open(
+            folder / "context", fused(build_context(spec, checkpoint, **how), lowering), context, steps=self.paged
+        )
         width = table_width(CAPACITY)
         table = torch.arange(1, width + 1, dtype=torch.int32)[None]
         self._others = {"block_table": table} | no_prompts(table) if self.paged else {}
@@ -70,8 +74,8 @@ class Exported:
         self._context.bind({"features": given, "write_index": torch.tensor([begin]), **self._others}).run()
 
     def draft(self, newest: int, begin: int, window: int) -> dict[str, torch.Tensor]:
-        """What the block gives of the tokens behind ``newest``: logits [window, draft_vocab], and row_states."""
-        ids = torch.tensor([newest, *[self.spec.mask_token] * (self.spec.block - 1)])
+        """The block's logits [window, draft_vocab] of the tokens after ``newest``, and row_states."""
+        ids = torch.tensor([newest, *[self.spec.mask_token] * (self.spec.block_size - 1)])
         first = 0 if self.spec.sample_from_anchor else 1
         found = {
             b.name: torch.empty(b.resolve({"batch": 1, "rows": window}))
@@ -84,18 +88,18 @@ class Exported:
         return {name: value[0] for name, value in found.items()}
 
 
-@pytest.mark.parametrize("attention", ["grouped", "paged"])
+@pytest.mark.parametrize("lowering", ["grouped", "paged"])
 @pytest.mark.parametrize("name", HEADS)
-def test_blocks_behind_a_context_are_those_of_the_definition(tmp_path: Path, name: str, attention: Lowering) -> None:
+def test_blocks_after_a_context_equal_the_definition(tmp_path: Path, name: str, lowering: Lowering) -> None:
     head = HEADS[name]
     weights, tables = head.weights(), [Draw(9).matrix(VOCAB, 32) * 4, Draw(8).matrix(VOCAB, 32)]
     stored = weights | {EMBEDDING: tables[0]}
     stored.setdefault(f"{LM_HEAD}.weight", tables[1])
-    exported = Exported(head.save(tmp_path, stored), attention)
+    exported = Exported(head.save(tmp_path, stored), lowering)
     defined = Definition(head, weights, *tables)
     features = torch.randn(24, len(head.features) * 32, generator=torch.Generator().manual_seed(5))
     begin = 0
-    for accepted in (9, 1, 5):  # behind them stands what the next block and context write over
+    for accepted in (9, 1, 5):  # the next block and context overwrite the entries after them
         exported.context(features[begin : begin + accepted + 3], begin)
         defined.context(features[begin : begin + accepted])
         begin += accepted

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -18,20 +19,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tandemrt import LLM, RequestOutput, SamplingParams
-from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.engines.manifest import DIGEST, FILE_NAME, TARGET_IDS, Manifest
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.export.model.opening import open_models
-from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.engines.bundle.manifest import DIGEST, FILE_NAME, TARGET_IDS, Manifest
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference.noise import position_noise
-from tandemrt.runtime.requests.outputs import StreamOutput
-from tandemrt.runtime.round.capture import capture
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.engine_loop.capture import capture
+from tandemrt.runtime.requests.request import StreamOutput
+from tandemrt.runtime.requests.round import Round
 from tests.eagle3 import Head
-from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard, two_known
+from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, DSparkDrafts, Target, pard, two_known
 from tests.engine.drawn_requests import WAYS, Asked, requests, said
-from tests.engine.test_invisible import REQUESTS, told
+from tests.engine.test_invisible import REQUESTS, output_of
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 
@@ -50,7 +51,7 @@ class Built:
         self.drafts: Drafts = self.kind.save(folder / "draft", reference(target))
         self.known = self.kind.known(folder / "draft")
         self.among = {"logit_bias": dict.fromkeys(self.known, 30.0)} if self.known else {}
-        self.bundle, self.llm, self.plain = cache(self._bundle), cache(self._llm), cache(self._plain)
+        self.bundle, self.llm, self.autoregressive = cache(self._bundle), cache(self._llm), cache(self._autoregressive)
 
     @property
     def requests(self) -> list[tuple[str, dict[str, Any]]]:
@@ -72,18 +73,19 @@ class Built:
     def _llm(self, form: str) -> LLM:
         """Over a paged cache as a GPU has it; over a linear one, drafts are masked by grammars."""
         options: Any = {"overlap": True, "cache_tokens": 448} if form == "paged" else {"draft_masks": True}
+        options |= {"synthetic_rule": True}  # for requests that ask for it
         llm = self._opened.enter_context(LLM(self.bundle(form), device="cpu", threads=1, **options))
         if form == "paged":
-            llm._worker.prepare(partial(capture, llm.loop))  # as a GPU does
+            llm._loop_thread.prepare(partial(capture, llm.loop))  # as a GPU does
             llm.generate([5], SamplingParams(max_tokens=2))  # a text of one token takes a slot as capturing left it
         return llm
 
-    def _plain(self) -> list[Any]:
-        return [told(output) for output in answers(self.llm("linear"), self.requests, window=0)]
+    def _autoregressive(self) -> list[Any]:
+        return [output_of(output) for output in answers(self.llm("linear"), self.requests, num_draft_tokens=0)]
 
 
 def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
-    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\n{DRAWN}'
+    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nnum_draft_tokens = {KINDS[kind].window}\n{DRAWN}'
     path = folder / f"{kind}-{form}.toml"
     written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
     return Recipe.load(written)
@@ -126,28 +128,28 @@ class Watched:
 
     def __init__(self, built: Built, form: str) -> None:
         self.rounds: list[tuple[list[int], int]] = []
-        self.forced = 0  # rounds with a window that nobody was asked for
+        self.fast_forward_rounds = 0  # rounds with fast-forward tokens only
         self._built, self._paged = built, form == "paged"
         self.llm = built.llm(form)
-        self.laws: list[Any] = []  # float32 [window, vocab] that the drafts of each round were drawn from
-        self._verified = self.llm.loop.drafter.verified
+        self.probs: list[Any] = []  # float32 [window, vocab] that the drafts of each round were sampled from
+        self._verified = self.llm.loop.drafter.after_verify
 
     def __enter__(self) -> "Watched":
-        self.llm.loop.drafter.verified = self  # type: ignore[method-assign, assignment]
+        self.llm.loop.drafter.after_verify = self  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self.llm.loop.drafter.verified
+        del self.llm.loop.drafter.after_verify
 
     def __call__(self, this: Round) -> None:
-        buffers = self.llm.loop.tandem.buffers
-        drafted = this.window > 0 and not this.covered
+        buffers = self.llm.loop.target.buffers
+        drafted = this.window > 0 and not this.only_fast_forward
         drafts = buffers.draft_tokens.view(this.batch, this.window)[0].tolist() if drafted else []
-        self.forced += this.covered and this.window > 0
+        self.fast_forward_rounds += this.only_fast_forward and this.window > 0
         self.rounds.append((drafts, buffers.count.view(this.batch)[0].item()))
         if Rule.REJECTION in this.rules:
-            laws = self.llm.loop.drafter._draft_probs.view(this.batch, this.window, VOCAB)  # type: ignore[attr-defined]
-            self.laws.append(laws[0].numpy().copy())
+            probs = self.llm.loop.drafter._sampler._draft_probs.view(this.batch, this.window, VOCAB)  # type: ignore[attr-defined]
+            self.probs.append(probs[0].numpy().copy())
         self._verified(this)
 
     def drafted(self, max_tokens: int) -> set[int]:
@@ -165,7 +167,7 @@ class Watched:
         least = known if self._paged and kind.late else kind.least
         for drafts, count in self.rounds:
             if drafts and least < known < len(whole):
-                assert drafts == self._built.drafts.drafts(whole[:known], len(drafts)), f"behind {known} tokens"
+                assert drafts == self._built.drafts.drafts(whole[:known], len(drafts)), f"after {known} tokens"
                 held += 1
             known += count
         self.rounds = []
@@ -173,8 +175,8 @@ class Watched:
 
 
 @pytest.mark.parametrize("form", CACHES)
-def test_every_round_drafts_what_the_definition_drafts(built: Built, form: str) -> None:
-    """Behind prompts of several chunks, whatever the round before accepted."""
+def test_every_round_drafts_the_tokens_of_the_reference(built: Built, form: str) -> None:
+    """After prompts of several chunks, whatever the last round accepted."""
     emitted = set()
     with Watched(built, form) as watched:
         for length in (1, 2, 65):
@@ -182,52 +184,69 @@ def test_every_round_drafts_what_the_definition_drafts(built: Built, form: str) 
             output = watched.llm.generate(prompt, built.asked())
             emitted |= {count for _, count in watched.rounds}
             assert watched.hold(prompt, output.token_ids) >= 3
-    assert len(emitted) >= 2, "drafts are accepted, and refused"
+    assert len(emitted) >= 2, "drafts are accepted and rejected"
 
 
-def test_what_is_run_when_a_bundle_opens_leaves_nothing_in_a_slot(built: Built) -> None:
+def test_warm_up_leaves_slots_clear(built: Built) -> None:
     """Prompts among it; a text of one token has none that would take its place."""
     llm = built.llm("paged")
-    capture(llm.loop)  # once more, while nobody is there
+    capture(llm.loop)  # once more, without requests
     assert llm.generate([3], built.asked(max_tokens=3)).finish_reason == "length"
 
 
 @pytest.mark.parametrize("form", CACHES)
-def test_rounds_that_draft_nothing_leave_no_hole(built: Built, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_without_drafts_leave_no_gap_in_the_cache(
+    built: Built, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     windows = iter([0, 3, 0, 0, 1, 4, 2, 0, 4, *[4] * 30])
     with Watched(built, form) as watched:
-        monkeypatch.setattr(watched.llm.loop.windows, "of", lambda _live: next(windows))
+        monkeypatch.setattr(watched.llm.loop.draft_windows, "limit", lambda _live: next(windows))
         output = watched.llm.generate([8, *SHARED[:50]], built.asked())
         assert watched.hold([8, *SHARED[:50]], output.token_ids) >= 5
 
 
 @pytest.mark.parametrize("form", CACHES)
-def test_rounds_whose_windows_are_forced_leave_no_hole(
+def test_a_short_window_leaves_nothing_of_a_longer_one(
     built: Built, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right behind a prompt, where a draft has little to catch up with; the window is less than it could be."""
+    """Every draft is accepted: a round of five tokens, one of two, and so on."""
+    windows, prompt = iter([4, 1] * 10), [(13 * i * i) % 256 for i in range(20)]
     with Watched(built, form) as watched:
-        monkeypatch.setattr(watched.llm.loop.windows, "forced", True)
-        monkeypatch.setattr(watched.llm.loop.windows, "masked", False)
+        monkeypatch.setattr(watched.llm.loop.draft_windows, "limit", lambda _live: next(windows, 4))
+        accepting = built.asked(rule="synthetic", synthetic_acceptance_length=5.0, max_tokens=30)
+        output = watched.llm.generate(prompt, accepting)
+        counts = [count for _, count in watched.rounds]
+        assert (5, 2) in pairwise(counts)
+        assert watched.hold(prompt, output.token_ids) >= 6
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_fast_forward_rounds_leave_no_gap_in_the_cache(
+    built: Built, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directly after a prompt, where a draft has little to catch up on; the window is less than the limit."""
+    with Watched(built, form) as watched:
+        monkeypatch.setattr(watched.llm.loop.draft_windows, "fast_forward", True)
+        monkeypatch.setattr(watched.llm.loop.draft_windows, "mask_drafts", False)
         grammar = {"regex": "forced[a-z]{60}"}
-        params = built.asked(window=1, structured_outputs=grammar, max_tokens=14)
+        params = built.asked(num_draft_tokens=1, structured_outputs=grammar, max_tokens=14)
         output = watched.llm.generate([9, *SHARED[:50]], params)
-        assert watched.forced
+        assert watched.fast_forward_rounds
         assert watched.hold([9, *SHARED[:50]], output.token_ids) >= 3
 
 
 @pytest.mark.parametrize("form", CACHES)
-def test_a_beginning_that_is_found_again_drafts_as_one_that_was_read(built: Built, form: str) -> None:
-    """What a block holds may depend on tokens behind it: then others there make another block."""
-    behind = built.kind.behind
-    alike = SHARED[: 128 + max(0, behind - 1)]
+def test_a_cached_prefix_drafts_as_a_prefilled_one(built: Built, form: str) -> None:
+    """The contents of a block may depend on tokens after it: then other tokens there make another block."""
+    lookahead = built.kind.lookahead
+    alike = SHARED[: 128 + max(0, lookahead - 1)]
     with Watched(built, form) as watched:
         for prompt, cached in (
             (SHARED, 0),
             ([*SHARED, 3], 128),
-            (SHARED[: 128 + max(1, behind)], 64 if behind else 128),  # one token must be read for its state
-            (SHARED[: 129 + behind], 128),
-            ([*alike, 255, 1], 64 if behind else 128),
+            (SHARED[: 128 + max(1, lookahead)], 64 if lookahead else 128),  # one token must be read for its state
+            (SHARED[: 129 + lookahead], 128),
+            ([*alike, 255, 1], 64 if lookahead else 128),
             ([*alike, 255, 2], 128),
         ):
             output = watched.llm.generate(prompt, built.asked(max_tokens=7))
@@ -236,12 +255,12 @@ def test_a_beginning_that_is_found_again_drafts_as_one_that_was_read(built: Buil
 
 
 def test_drafts_change_no_token(built: Built) -> None:
-    speculated = answers(built.llm("linear"), built.requests)
-    assert [told(output) for output in speculated] == built.plain()
-    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
+    speculative = answers(built.llm("linear"), built.requests)
+    assert [output_of(output) for output in speculative] == built.autoregressive()
+    assert sum(output.speculation.num_accepted_draft_tokens for output in speculative) > 5
 
 
-def test_a_draft_has_a_temperature_as_request_or_recipe_says(built: Built) -> None:
+def test_the_draft_temperature_comes_from_the_request_or_the_recipe(built: Built) -> None:
     """The recipe names a temperature, below which drafts are greedy, and a scale; a request may say otherwise."""
     drawn: list[float] = []
     cases: list[tuple[float, dict[str, Any], float]] = [
@@ -254,13 +273,13 @@ def test_a_draft_has_a_temperature_as_request_or_recipe_says(built: Built) -> No
     ]
     llm = built.llm("linear")
     with pytest.MonkeyPatch.context() as patched:
-        verified = llm.loop.drafter.verified
+        verified = llm.loop.drafter.after_verify
 
         def watched(this: Round) -> None:
-            drawn.append(round(llm.loop.tandem.state.drafting(1)["temperature"].item(), 6))
+            drawn.append(round(llm.loop.target.state.drafting(1)["temperature"].item(), 6))
             verified(this)
 
-        patched.setattr(llm.loop.drafter, "verified", watched)
+        patched.setattr(llm.loop.drafter, "after_verify", watched)
         for temperature, more, expected in cases:
             llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
             assert set(drawn) == {expected}
@@ -271,19 +290,19 @@ def test_a_draft_has_a_temperature_as_request_or_recipe_says(built: Built) -> No
 def test_masked_drafts_are_tokens_that_the_grammar_allows(
     built: Built, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the draft knows a part of the vocabulary: of two tokens that it knows the grammar allows one."""
+    """Also with a reduced vocabulary: the grammar allows one of the draft's two tokens."""
     with Watched(built, form) as watched:
         llm = watched.llm
-        spelled = {token: llm.tokenizer.backend.decode([token]) for token in range(256)}
-        letters = [token for token in spelled if spelled[token] in ("a", "b", *map(spelled.get, built.known[:1]))]
-        grammar = {"regex": f"[{''.join(re.escape(spelled[token]) for token in letters)}]{{60}}"}
+        texts = {token: llm.tokenizer.backend.decode([token]) for token in range(256)}
+        letters = [token for token in texts if texts[token] in ("a", "b", *map(texts.get, built.known[:1]))]
+        grammar = {"regex": f"[{''.join(re.escape(texts[token]) for token in letters)}]{{60}}"}
         liked = dict.fromkeys(built.known[:1], 5.0)
         params = built.asked(seed=2, max_tokens=12, structured_outputs=grammar, logit_bias=liked)
-        monkeypatch.setattr(llm.loop.windows, "forced", False)
+        monkeypatch.setattr(llm.loop.draft_windows, "fast_forward", False)
         texts, drafted = [], []
         for masked, temperature in ((False, 0.0), (True, 0.0), (False, 1.0), (True, 1.0)):
-            monkeypatch.setattr(llm.loop.windows, "masked", masked)
-            texts.append(told(llm.generate(SHARED[:9], params.model_copy(update={"temperature": temperature}))))
+            monkeypatch.setattr(llm.loop.draft_windows, "mask_drafts", masked)
+            texts.append(output_of(llm.generate(SHARED[:9], params.model_copy(update={"temperature": temperature}))))
             drafted.append(watched.drafted(max_tokens=12))
     assert (texts[0], texts[2]) == (texts[1], texts[3])
     assert drafted[1] | drafted[3] <= set(letters), "none that verification would cut"
@@ -295,56 +314,56 @@ def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> No
     prompts, params = [prompt for prompt, _ in asked], [each for _, each in asked]
     found = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
     for prompt, each, output in zip(prompts, params, found, strict=True):
-        alone = built.llm("linear").generate(prompt, SamplingParams(**each, window=0))
+        alone = built.llm("linear").generate(prompt, SamplingParams(**each, num_draft_tokens=0))
         assert said(output, exact=form == "linear") == said(alone, exact=form == "linear")
 
 
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_is_asked_for_is_what_plain_decoding_gives(built: Built, data: st.DataObject) -> None:
+def test_texts_equal_autoregressive_decoding_for_any_parameters(built: Built, data: st.DataObject) -> None:
     hold(built, "linear", data.draw(requests(built.known)), data.draw(WAYS))
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_is_asked_for_is_the_same_where_memory_is_short(built: Built, data: st.DataObject) -> None:
+def test_texts_do_not_change_when_memory_is_short(built: Built, data: st.DataObject) -> None:
     """Always the same requests: over a paged cache sums have another order, so texts may part at a tie."""
     hold(built, "paged", data.draw(requests(built.known)), data.draw(WAYS))
 
 
-def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
+def test_a_preempted_request_continues_with_the_same_text(built: Built) -> None:
     llm, requests = built.llm("paged"), built.requests[-3:]
     before = llm.metrics.preemptions
     found = answers(llm, [*requests[::-1], *requests])
     assert llm.metrics.preemptions > before
-    assert [told(output) for output in found] == [*built.plain()[:-4:-1], *built.plain()[-3:]]
+    assert [output_of(output) for output in found] == [*built.autoregressive()[:-4:-1], *built.autoregressive()[-3:]]
 
 
-def test_the_rejection_rule_reads_the_laws_of_drafts_and_harms_no_neighbour(built: Built) -> None:
-    requests, plain = built.requests[-2:], built.plain()[-2:]
+def test_the_rejection_rule_reads_draft_probabilities_and_changes_no_other_request(built: Built) -> None:
+    requests, autoregressive = built.requests[-2:], built.autoregressive()[-2:]
     mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(requests)]
     found = answers(built.llm("linear"), mixed)
-    assert [told(output) for output in found[::2]] == plain[::2]
+    assert [output_of(output) for output in found[::2]] == autoregressive[::2]
     assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.known is two_known])
-def test_masks_reach_a_draft_that_knows_a_part_of_the_vocabulary(all_built: dict[str, Built], kind: str) -> None:
+def test_masks_apply_to_drafts_with_a_reduced_vocabulary(all_built: dict[str, Built], kind: str) -> None:
     """Of its two tokens, bytes, a grammar allows one: masked, it drafts that one alone; else the other, too, is cut."""
     llm, known = all_built[kind].llm("linear"), list(all_built[kind].among["logit_bias"])
     cut = {}
     for masked in (True, False):
-        llm.loop.windows.masked = masked
+        llm.loop.draft_windows.mask_drafts = masked
         before = llm.metrics.copy()
         for token in known:
             grammar = {"regex": f"[\\x{token:02x}AB]{{30}}"}
             llm.generate("of two", SamplingParams(structured_outputs=grammar, max_tokens=40, temperature=1.0, seed=1))
-        cut[masked] = llm.metrics.since(before).cut_drafts
-    llm.loop.windows.masked = True
+        cut[masked] = llm.metrics.since(before).constraint_rejected_drafts
+    llm.loop.draft_windows.mask_drafts = True
     assert cut[True] == 0 < cut[False]
 
 
-def test_what_a_manifest_says_of_the_tokens_that_a_draft_knows_must_hold(all_built: dict[str, Built]) -> None:
+def test_target_ids_must_match_the_manifest(all_built: dict[str, Built]) -> None:
     said = json.loads((all_built["eagle3"].bundle("linear") / FILE_NAME).read_text())
     for change, message in (
         ({"draft": said["draft"] | {"vocab": 320}}, "draft.vocab must be below vocab 320, or left out; got 320"),
@@ -355,16 +374,16 @@ def test_what_a_manifest_says_of_the_tokens_that_a_draft_knows_must_hold(all_bui
 
 
 @pytest.mark.parametrize("form", CACHES)
-def test_under_the_rejection_rule_a_seed_has_one_text_in_any_company(built: Built, form: str) -> None:
-    """Also in the round that a prompt ends in, where some drafters know nothing of it yet."""
+def test_under_the_rejection_rule_a_seed_has_one_text_in_any_batch(built: Built, form: str) -> None:
+    """Also in the round in which a prompt ends, where some drafters have not processed it yet."""
     llm = built.llm(form)
     prompts = [[(31 * i + j * j) % 256 for j in range(12)] for i in range(8)]
     params = [built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=8) for seed in range(8)]
-    alone = [told(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
-    assert [told(output) for output in llm.generate(prompts, params)] == alone
+    alone = [output_of(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
+    assert [output_of(output) for output in llm.generate(prompts, params)] == alone
 
 
-def test_several_layers_keep_of_a_prompt_in_parts_what_they_keep_of_it_alone(all_built: dict[str, Built]) -> None:
+def test_several_layers_keep_the_same_pairs_of_a_prompt_in_chunks(all_built: dict[str, Built]) -> None:
     """In the lower slot: rounds of the other one pass over it between its parts."""
     built, prompt = all_built["mtp"], [(7 * i * i + 3) % 256 for i in range(60)]
     params = built.asked(max_tokens=1)
@@ -385,28 +404,46 @@ def test_several_layers_keep_of_a_prompt_in_parts_what_they_keep_of_it_alone(all
         alone = kept.get(timeout=60)
         llm.submit([1, 2, 3], built.asked(max_tokens=2), follow)
         llm.submit([4, 5, 6], built.asked(max_tokens=60), lambda _: None)
-        beside = kept.get(timeout=60)
+        together = kept.get(timeout=60)
     for name, each in alone.items():
-        torch.testing.assert_close(beside[name], each, msg=name)
+        torch.testing.assert_close(together[name], each, msg=name)
 
 
 @pytest.mark.parametrize("form", CACHES)
-def test_the_laws_that_verification_reads_are_those_that_drafts_were_drawn_from(built: Built, form: str) -> None:
-    """Row by row: noise of the draft's own stream makes each law's token the drafted one."""
+def test_verification_reads_the_probabilities_that_drafts_were_sampled_from(built: Built, form: str) -> None:
+    """Per row: with the noise of the draft's own stream, the probabilities give the drafted token."""
     llm, prompt, seed, held = built.llm(form), SHARED[:20], 6, 0
     with Watched(built, form) as watched:
         output = llm.generate(prompt, built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=20))
         known = len(prompt)
-        for (drafts, count), law in zip(watched.rounds, watched.laws, strict=True):
+        for (drafts, count), probs in zip(watched.rounds, watched.probs, strict=True):
             for at, token in enumerate(drafts[: len(prompt) + 20 - known - 1]):
                 noise = position_noise(seed, known + at, Purpose.DRAFT, VOCAB)
                 with np.errstate(divide="ignore"):
-                    assert int(np.argmax(np.log(law[at]) + noise)) == token
-                assert law[at].sum() == pytest.approx(1.0, abs=1e-5)
+                    assert int(np.argmax(np.log(probs[at]) + noise)) == token
+                assert probs[at].sum() == pytest.approx(1.0, abs=1e-5)
                 held += 1
             known += count
     assert len(output.token_ids) == 20
     assert held >= 12
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_a_recurrent_markov_head_forgets_the_last_block(all_built: dict[str, Built], form: str) -> None:
+    """Every block is drawn from the probabilities of the definition, which begins each with a state of zeros."""
+    built, prompt, held = all_built["dspark"], SHARED[:20], 0
+    drafts_of, known = built.drafts, len(prompt)
+    assert isinstance(drafts_of, DSparkDrafts)
+    with Watched(built, form) as watched:
+        params = built.asked(rule="rejection", temperature=1.0, draft_temperature_scale=1.0, seed=6, max_tokens=20)
+        text = [*prompt, *watched.llm.generate(prompt, params).token_ids]
+        for (drafts, count), probs in zip(watched.rounds, watched.probs, strict=True):
+            if drafts and len(prompt) <= known < len(text) and (known > len(prompt) or form == "linear"):
+                expected = drafts_of.probs(text[:known], drafts)
+                np.testing.assert_allclose(probs[: len(drafts)], expected, atol=1e-4)
+                held += 1
+            known += count
+    assert held >= 3
 
 
 @pytest.mark.parametrize(
@@ -418,7 +455,7 @@ def test_the_laws_that_verification_reads_are_those_that_drafts_were_drawn_from(
         (MASK, {"spd_type": "pard2"}, "spd_type is 'pard2', which the exporter does not implement"),
     ],
 )
-def test_checkpoints_that_are_no_pard_drafts_are_refused(
+def test_checkpoints_of_other_drafts_are_rejected_as_pard(
     folder: Path, tmp_path: Path, token: Any, config: Any, message: str
 ) -> None:
     with pytest.raises(BadCheckpoint) as caught:
@@ -438,7 +475,7 @@ def test_checkpoints_that_are_no_pard_drafts_are_refused(
         (replace(EAGLE3, vocab=640), "vocab_size should be the target's, 320, it is 640; choose a head"),
     ],
 )
-def test_a_head_of_another_target_is_refused_before_anything_is_built(
+def test_a_head_for_another_target_is_rejected_before_the_build(
     folder: Path, tmp_path: Path, head: Head, message: str
 ) -> None:
     with pytest.raises(BadCheckpoint) as caught:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
-from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.model.markov import build_markov
 from tandemrt.export.read.dspark import DSparkSpec
 from tests.dspark import Definition, DSparkHead
@@ -36,7 +36,7 @@ class WithMarkov(Exported):
         self._remembers = self.spec.markov_head_type == "rnn"
 
     def chain(self, newest: int, begin: int, following: list[int]) -> torch.Tensor:
-        """Logits [window, vocab] of the tokens behind ``newest``, of which the first are ``following``."""
+        """Logits [window, vocab] of the tokens after ``newest``. The first of these tokens are ``following``."""
         block, memory, found = self.draft(newest, begin, len(following)), torch.zeros(1, PLAIN.rank), []
         for row, before in enumerate([newest, *following[:-1]]):
             given = {f"row_{name.removeprefix('row_')}": values[row][None, None] for name, values in block.items()}

@@ -1,4 +1,4 @@
-"""The graphs of EAGLE-3 and P-EAGLE heads against their definition: several drafted tokens, and another round behind.
+"""The graphs of EAGLE-3 and P-EAGLE heads against their definition: several drafted tokens, then another round.
 
 One step proves little: a wrong state fed back, a map of the vocabulary taken for ids or a lost cache show from the
 second on.
@@ -11,17 +11,18 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from tandemrt.engines import contract
-from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.export.model.builder import save_model
+from tandemrt.engines.contract import contract
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.graph.builder import save_model
+from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
-from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 from tests.eagle3 import Definition, Head
+from tests.engine.decoding import fused
 
 CAPACITY, VOCAB, STEPS = 40, 61, 4
 TARGET = {
@@ -67,12 +68,12 @@ class Exported:
         self.caches = {b.name: torch.full(b.resolve({"batch": 1}), 3e4) for b in bindings.inputs if "past" in b.name}
 
     @classmethod
-    def of(cls, folder: Path, attention: Lowering = "grouped", *, parallel: bool = False) -> "Exported":
+    def of(cls, folder: Path, lowering: Lowering = "grouped", *, parallel: bool = False) -> "Exported":
         """An EAGLE-3 head, or if ``parallel`` one of P-EAGLE."""
         checkpoint = Checkpoint.open(folder)
         spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET), parallel=parallel)
-        head = build_eagle3(spec, checkpoint, dtype="float32", capacity=CAPACITY, attention=attention)
-        return cls(folder, spec, build_fuse(spec, checkpoint, dtype="float32", attention=attention), head)
+        head = fused(build_eagle3(spec, checkpoint, dtype="float32", capacity=CAPACITY, lowering=lowering), lowering)
+        return cls(folder, spec, build_fuse(spec, checkpoint, dtype="float32", lowering=lowering), head)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         states = torch.empty(len(features), self.hidden)
@@ -82,10 +83,9 @@ class Exported:
     def __call__(
         self, tokens: torch.Tensor, states: torch.Tensor, begin: int, *rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed pairs from place ``begin`` on; logits and states of ``rows``, of none as a prompt does.
+        """Feed pairs from position ``begin`` on; return logits and states of ``rows``. A prompt has no rows.
 
-        The logits are of the tokens that the head knows; of layers that are fed one behind the other, states are of all
-        tokens.
+        The logits are of the head's own vocabulary. Layers that feed one another return the states of all tokens.
         """
         scored = torch.tensor([rows], dtype=torch.int64)
         made = {"logits": torch.empty(1, len(rows), self.vocab)}
@@ -116,7 +116,7 @@ def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, na
     exported(text[1:10], states[:9], 0)  # a prompt, in a call of its own
     defined(text[1:10], states[:9])
     begin = 9
-    for accepted in (3, 1, 4):  # tokens that a round makes certain; behind them stands what it will overwrite
+    for accepted in (3, 1, 4):  # tokens that a round emits; the next round overwrites the entries after them
         end = begin + accepted
         padded = torch.cat([text[begin + 1 : end + 1], torch.zeros(2, dtype=torch.int64)])
         found, state = exported(padded, states[begin : end + 2], begin, accepted - 1)
@@ -154,7 +154,7 @@ def test_windows_of_a_parallel_head_are_those_of_the_definition(tmp_path: Path, 
         begin = end
 
 
-def test_a_head_without_an_embedding_needs_the_targets_beside_it(tmp_path: Path) -> None:
+def test_a_head_without_an_embedding_needs_that_of_the_target(tmp_path: Path) -> None:
     head = replace(PLAIN, own_embedding=False)
     with pytest.raises(BadCheckpoint, match=r"'embed_tokens\.weight' is missing"):
         Exported.of(head.save(tmp_path))

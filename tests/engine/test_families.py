@@ -1,4 +1,4 @@
-"""Every family of models computes what transformers computes, in every lowering that can, far beyond its window."""
+"""Every model family gives the logits of transformers, in every supported lowering, beyond its sliding window."""
 
 import shutil
 from pathlib import Path
@@ -14,15 +14,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.lowerings import Lowering
-from tandemrt.export.model.opening import open_models
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.tensors import named
+from tandemrt.export.read.tensors import with_graph_names
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
@@ -39,7 +39,7 @@ def texts() -> list[list[int]]:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
-    """A folder, and what transformers computes for two texts."""
+    """A checkpoint folder, and the logits of transformers for two texts."""
     folder = tmp_path_factory.mktemp("checkpoint")
     model = make_checkpoint(request.param, folder)
     return folder, torch.stack([expected_logits(model, text) for text in texts()])
@@ -64,7 +64,7 @@ def test_logits_equal_those_of_transformers(checkpoint: tuple[Path, torch.Tensor
             assert_close(decode([text[start:end] for text in texts()], [start] * 2), expected[:, start:end])
 
 
-def test_windows_on_a_cpu_equal_transformers_and_single_tokens_to_the_bit(
+def test_draft_windows_on_a_cpu_equal_transformers_and_single_tokens_exactly(
     checkpoint: tuple[Path, torch.Tensor],
 ) -> None:
     folder, expected = checkpoint
@@ -80,7 +80,7 @@ def test_windows_on_a_cpu_equal_transformers_and_single_tokens_to_the_bit(
 
 
 def continued(decode: Decoder, *, window: int) -> torch.Tensor:
-    """[2, 30, vocab]: the logits of the 30 tokens behind both prompts, ``window`` in a call."""
+    """[2, 30, vocab]: the logits of the 30 tokens after both prompts, ``window`` tokens per call."""
     parts = []
     for done in range(0, 30, window):
         begins = [start + done for start in STARTS]
@@ -89,7 +89,7 @@ def continued(decode: Decoder, *, window: int) -> torch.Tensor:
 
 
 def prefill(decode: Decoder, row: int, text: list[int], *, cut: int) -> None:
-    """A prompt as the runtime computes it, nothing scored, in two calls of which the first has 1 or 2 tokens."""
+    """Process a prompt as the runtime does, without scores, in two calls. The first call has 1 or 2 tokens."""
     for start, end in ((0, cut + 1), (cut + 1, len(text))):
         given = {
             "token_ids": torch.tensor([text[start:end]]),
@@ -101,7 +101,7 @@ def prefill(decode: Decoder, row: int, text: list[int], *, cut: int) -> None:
         decode.engine.bind(given | rows).run()
 
 
-def test_experts_in_float16_are_refused(tmp_path: Path) -> None:
+def test_experts_in_float16_are_rejected(tmp_path: Path) -> None:
     make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5})
     for dtype in ("float32", "int8", "int4"):
         open_models(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype)))
@@ -118,7 +118,7 @@ def test_experts_in_float16_are_refused(tmp_path: Path) -> None:
         ("paged", {}, "needs a head size of .*got 16 in target.checkpoint; choose backend 'onnxruntime-cpu'"),
     ],
 )
-def test_experts_that_a_gpu_does_not_run_are_refused(
+def test_experts_that_a_gpu_does_not_support_are_rejected(
     tmp_path: Path, cache: str, sizes: dict[str, int], message: str
 ) -> None:
     make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, **sizes})
@@ -128,24 +128,24 @@ def test_experts_that_a_gpu_does_not_run_are_refused(
         open_models(recipe)
 
 
-def test_experts_that_come_quantized_are_refused_on_a_gpu(tmp_path: Path) -> None:
+def test_quantized_experts_are_rejected_on_a_gpu(tmp_path: Path) -> None:
     make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, "head_dim": 32})
     edit_config(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
     backend = 'name = "onnxruntime-cuda"'
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="bfloat16", backend=backend))
-    with pytest.raises(BadRecipe, match=r"has experts, whose products on a GPU take weights that are not; choose"):
+    with pytest.raises(BadRecipe, match=r"has experts, whose matmuls on a GPU need unquantized weights; choose"):
         open_models(recipe)
 
 
-def test_experts_are_not_rounded_to_4_bits_on_a_gpu(tmp_path: Path) -> None:
+def test_experts_stay_unquantized_in_4_bit_builds_on_a_gpu(tmp_path: Path) -> None:
     make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, "head_dim": 32})
     recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="int4", backend='name = "onnxruntime-cuda"')
     with pytest.raises(BadRecipe, match=r"target.dtype must be float32, .* with experts on a GPU, .*; got 'int4'"):
         open_models(Recipe.load(recipe))
 
 
-def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
-    """Its weights may be anything."""
+def test_an_expert_without_tokens_is_not_run(tmp_path: Path) -> None:
+    """Its weights may even be NaN."""
     model = make_checkpoint("mixtral", tmp_path)
     chosen: list[torch.Tensor] = []
     for layer in model.model.layers:
@@ -159,7 +159,7 @@ def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
     assert_close(Decoder(tmp_path, "grouped", batch=1)([[7]], [0])[0], expected)
 
 
-def test_a_row_that_holds_nonsense_takes_no_expert_from_another_one(tmp_path: Path) -> None:
+def test_a_padding_row_takes_no_expert_from_another_row(tmp_path: Path) -> None:
     make_checkpoint("mixtral", tmp_path)
     decode = Decoder(tmp_path, "grouped", batch=2)
     alone = decode([[7], [7]], [0, 0])[0]
@@ -171,26 +171,24 @@ def test_a_row_that_holds_nonsense_takes_no_expert_from_another_one(tmp_path: Pa
 @pytest.mark.parametrize(
     ("case", "bits", "error"), [("phi3", 8, 0.05), ("mixtral", 8, 0.05), ("mixtral", 4, 0.4), ("gpt_oss", 8, 0.05)]
 )
-def test_every_product_is_quantized_whatever_a_family_calls_it(
-    tmp_path: Path, case: str, bits: int, error: float
-) -> None:
+def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: str, bits: int, error: float) -> None:
     model = make_checkpoint(case, tmp_path)
-    checkpoint, narrow = Checkpoint.open(tmp_path), tmp_path / "narrow"
-    narrow.mkdir()
-    shutil.copy(tmp_path / "config.json", narrow)
-    written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), narrow, bits).checkpoint
+    checkpoint, quantized = Checkpoint.open(tmp_path), tmp_path / "quantized"
+    quantized.mkdir()
+    shutil.copy(tmp_path / "config.json", quantized)
+    written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), quantized, bits).checkpoint
     whole = {name for name in written.tensors if name.endswith(("proj.weight", "lm_head.weight"))}
     assert not whole
     text = texts()[0]
     found, expected = (
-        Decoder(narrow, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0],
+        Decoder(quantized, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0],
         expected_logits(model, text),
     )
     assert (found - expected).abs().mean() < error * expected.abs().mean()
 
 
 def with_images(case: str) -> PreTrainedModel:
-    """A model that also sees images, whose text part is that of ``case``."""
+    """A vision-language model whose text part is that of ``case``."""
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
     text = FAMILIES[case]()
@@ -203,7 +201,7 @@ def with_images(case: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("case", ["mistral3", "ministral3", "gemma3"])
-def test_the_text_part_of_a_model_that_sees_images_is_a_model(tmp_path: Path, case: str) -> None:
+def test_the_text_part_of_a_vision_language_model_is_exported(tmp_path: Path, case: str) -> None:
     model = with_images(case)
     model.save_pretrained(tmp_path)
     text = texts()[0]
@@ -211,7 +209,7 @@ def test_the_text_part_of_a_model_that_sees_images_is_a_model(tmp_path: Path, ca
     assert_close(found, expected_logits(model, text))
 
 
-def test_tensors_of_a_text_part_have_one_name_whichever_transformers_wrote_them(tmp_path: Path) -> None:
+def test_tensor_names_of_a_text_part_are_independent_of_the_transformers_version(tmp_path: Path) -> None:
     with_images("mistral3").save_pretrained(tmp_path)
     older = Checkpoint.open(tmp_path)
     newer = dict(older.tensors)
@@ -225,14 +223,14 @@ def test_tensors_of_a_text_part_have_one_name_whichever_transformers_wrote_them(
             newer[f"model.{name}"] = newer.pop(name)
     spec = ModelSpec.from_hf(older.config)
     renamed = Checkpoint(older.folder, older.config, newer, older.files)
-    assert set(named(renamed, spec).tensors) == set(named(older, spec).tensors)
-    assert not any("vision" in name or "projector" in name for name in named(older, spec).tensors)
+    assert set(with_graph_names(renamed, spec).tensors) == set(with_graph_names(older, spec).tensors)
+    assert not any("vision" in name or "projector" in name for name in with_graph_names(older, spec).tensors)
 
 
-def test_a_fused_weight_is_read_in_parts_where_it_lies(tmp_path: Path) -> None:
+def test_a_fused_weight_is_read_in_parts_in_place(tmp_path: Path) -> None:
     make_checkpoint("phi3", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
-    parts = named(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
+    parts = with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
     content = (tmp_path / "model.safetensors").read_bytes()
     with safe_open(tmp_path / "model.safetensors", framework="np") as stored:
         for module, whole, kinds in (("self_attn", "qkv", ("q", "k", "v")), ("mlp", "gate_up", ("gate", "up"))):
@@ -241,21 +239,21 @@ def test_a_fused_weight_is_read_in_parts_where_it_lies(tmp_path: Path) -> None:
             assert joined == stored.get_tensor(f"model.layers.1.{module}.{whole}_proj.weight").tobytes()
 
 
-def test_a_tensor_that_does_not_hold_every_expert_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_without_every_expert_is_rejected(tmp_path: Path) -> None:
     make_checkpoint("gpt_oss", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config | {"num_local_experts": 8})
     with pytest.raises(
         BadCheckpoint, match=r"experts\.down_proj.*' should hold 8 experts by config\.json, .*\[6, 40, 48\]"
     ):
-        named(checkpoint, spec)
+        with_graph_names(checkpoint, spec)
 
 
-def test_a_fused_weight_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_a_fused_weight_of_another_size_is_rejected(tmp_path: Path) -> None:
     make_checkpoint("phi3", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config | {"num_key_value_heads": 4})
     with pytest.raises(
         BadCheckpoint, match=r"qkv_proj\.weight' should have 192 rows by config\.json, its shape is \[128"
     ):
-        named(checkpoint, spec)
+        with_graph_names(checkpoint, spec)

@@ -1,8 +1,8 @@
-"""The whole loop against a model of it: requests come, are cancelled and late, and anything raises anywhere.
+"""A state machine drives the whole loop: requests arrive, are cancelled or time out, and any call may raise.
 
-After every step each request is in the queue, in a slot, or has ended, was counted once and told once, behind all that
-is kept of it; whoever was cancelled or is late ends with the next step; a text is that of the request alone as far as
-it went; and an error is had by those alone whose fault it was.
+After every step each request is queued, in a slot, or ended. An ended request was counted once and notified once, after
+its resources were freed. A cancelled or late request ends in the next step. A text is a prefix of the request's text
+without other requests. An error reaches only the requests that caused it.
 """
 
 import asyncio
@@ -26,44 +26,45 @@ from hypothesis.stateful import (
 )
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.errors import Closed, InternalError, QueueFull
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import Closed, InternalError, QueueFull
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.caches.call_layout import PackedLayout
 from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.device.slot_state import SlotState
+from tandemrt.runtime.engine_loop.loop_thread import advance
+from tandemrt.runtime.engine_loop.target import TargetRunner
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.slots import Slots
-from tandemrt.runtime.requests.text import Section, Transcript
-from tandemrt.runtime.round.runs import PromptRuns
-from tandemrt.runtime.round.state import SlotState
-from tandemrt.runtime.round.tandem import Tandem
-from tandemrt.runtime.round.worker import advance
+from tandemrt.runtime.requests.text import Detokenizer, TextStream
+from tandemrt.runtime.workers.clients import Client
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import Clock
 
 KINDS = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
-OWN = {  # what raises here belongs to one request
-    "joining": (Running, "__init__"),
+OWN = {  # an exception here belongs to one request
+    "joining": (RunningRequest, "__init__"),
     "being seated": (SlotState, "join"),
     "growing": (Slots, "grow"),
-    "fill": (Constraint, "fill"),
-    "commit": (Running, "commit"),
-    "spelling": (Section, "push"),
-    "last words": (Section, "finish"),
-    "telling": (Transcript, "take"),
-    "telling for good": (Transcript, "take"),
+    "fill": (Constraint, "fill_rows"),
+    "commit": (RunningRequest, "commit"),
+    "detokenize": (Detokenizer, "push"),
+    "last words": (Detokenizer, "finish"),
+    "telling": (TextStream, "take"),
+    "telling for good": (TextStream, "take"),
 }
 JOINING = ("joining", "being seated")
-ROUND = {"prefill": (PromptRuns, "write"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
-ROOM = 192  # tokens: three blocks, which four slots share
+ROUND = {"prefill": (PackedLayout, "write"), "score": (TargetRunner, "score"), "verify": (TargetRunner, "verify")}
+ROOM = 192  # tokens: three KV cache blocks, shared by four slots
 QUEUE = 3
 PROMPTS = ["a", "the quick brown fox jumps over and over and over", "b c", "the quick brown fox jumps over"]
 
 
 @dataclass(eq=False)
-class Asked:
+class SentRequest:
     prompt: str
     length: int
     cursed: bool  # its listener raises
@@ -80,11 +81,11 @@ class Asked:
 
 
 class Faults:
-    """Raises once, where it is told to; what breaks for good raises again for whom it raised first."""
+    """Raises once at the chosen call. A permanent fault raises again for the request that met it first."""
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.armed: dict[str, BaseException] = {}
-        self.broken: dict[int, tuple[Any, BaseException]] = {}  # by id: whom, and how
+        self.broken: dict[int, tuple[Any, BaseException]] = {}  # by request id: the faulty object, and how it fails
         for place, (owner, name) in (OWN | ROUND).items():
             self._guard(patched, place, owner, name)
 
@@ -120,9 +121,9 @@ class LoopModel(RuleBasedStateMachine):
         )
         self.loop = self.llm.loop
         self.faults = Faults(patched)
-        self.asked: list[Asked] = []
+        self.asked: list[SentRequest] = []
         self.failed = 0  # requests that may have ended with an error
-        self.too_early: list[str] = []  # who was told of an end while something was kept or not yet counted
+        self.too_early: list[str] = []  # notified of an end before cleanup
         self.closed = False
         self.dead = False
 
@@ -143,9 +144,9 @@ class LoopModel(RuleBasedStateMachine):
     def submit(self, prompt: str, length: int, timeout_s: float | None, cursed: bool, client: str) -> None:
         if self.closed:
             return
-        asked = Asked(prompt, length, cursed, self)
+        asked = SentRequest(prompt, length, cursed, self)
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, timeout_s=timeout_s)
-        [waiting] = self.llm._admission.admit(prompt, params, asked.listen, client=client)
+        [waiting] = self.llm._admission.admit(prompt, params, asked.listen, client=Client(client))
         asked.request = waiting.request
         displaced = len(self.llm._scheduler._displaced)
         try:
@@ -153,7 +154,7 @@ class LoopModel(RuleBasedStateMachine):
         except QueueFull:
             return
         self.asked.append(asked)
-        self.failed += len(self.llm._scheduler._displaced) - displaced  # of another client, in its place
+        self.failed += len(self.llm._scheduler._displaced) - displaced  # displaced by another client's
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -163,7 +164,7 @@ class LoopModel(RuleBasedStateMachine):
         self.llm.cancel(asked.request)
 
     @rule(seconds=st.sampled_from([1.0, 3.0]))
-    def time_goes_by(self, seconds: float) -> None:
+    def advance_clock(self, seconds: float) -> None:
         self.clock.ahead += seconds
 
     @rule(count=st.integers(1, 4))
@@ -174,27 +175,27 @@ class LoopModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.llm.waiting or self.llm.running)
     @rule(
-        place=st.sampled_from([*OWN, *OWN, *ROUND, "leaving", "nobody's"]),
+        place=st.sampled_from([*OWN, *OWN, *ROUND, "leaving", "the loop's"]),
         kind=st.sampled_from(KINDS),
         quiet=st.integers(0, 3),
     )
-    def break_somewhere(self, place: str, kind: type[BaseException], quiet: int) -> None:
+    def inject_fault(self, place: str, kind: type[BaseException], quiet: int) -> None:
         self.step(quiet)
-        if place in JOINING and not self.closed:  # somebody joins in the next step: who sits there makes room
+        if place in JOINING and not self.closed:  # a request joins in the next step: preempt to free a slot
             for running in self.loop.slots:
                 running.request.cancel()
             self.submit(PROMPTS[0], 9, None, cursed=False, client="")
         before, seated = self.errors, {id(asked) for asked in self.asked if not asked.heard or not self.ended(asked)}
         error = kind(f"broken: {place}")
-        if place in ("leaving", "nobody's"):
-            owner, name = (self.loop.drafter, "leave") if place == "leaving" else (self.loop.scheduler, "drop_waiting")
+        if place in ("leaving", "the loop's"):
+            owner, name = (self.loop.drafter, "leave") if place == "leaving" else (self.loop.scheduler, "drop_queued")
             alive = bool(self.llm.running)
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(owner, name, lambda *_: (_ for _ in ()).throw(error))
-                self.failed += len(seated) if place == "nobody's" else 0
+                self.failed += len(seated) if place == "the loop's" else 0
                 self.advance(quietly=place == "leaving")
-            if place == "nobody's":
-                assert self.dead or alive, "what is nobody's ends the loop"
+            if place == "the loop's":
+                assert self.dead or alive, "an error of no request ends the loop"
             return
         self.faults.armed[place] = error
         self.failed += 1 if place in OWN else len(seated)
@@ -219,25 +220,25 @@ class LoopModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.closed)
     @rule()
-    def come_late(self) -> None:
+    def time_out(self) -> None:
         [late] = self.llm._admission.admit("late", SamplingParams(), lambda _: None)
         with pytest.raises(InternalError if self.dead else Closed, match="open the bundle again"):
-            self.llm._scheduler.submit(late, block=True)  # by hand: the loop has no thread of its own here
+            self.llm._scheduler.submit(late, block=True)  # step manually: the loop has no thread in this test
 
     @invariant()
-    def everybody_is_somewhere_and_told_once(self) -> None:
+    def every_request_has_one_place_and_one_end(self) -> None:
         slots = {running.request for running in self.loop.slots}
         assert len(slots) == len(self.loop.slots) == self.llm.running
         scheduler = self.llm._scheduler
         queue = {each.request for each in (*scheduler._preempted, *scheduler._waiting)}
-        queue |= {each.waiting.request for each in scheduler._displaced}
+        queue |= {each.queued.request for each in scheduler._displaced}
         ended = [asked for asked in self.asked if self.ended(asked)]
         assert slots | queue == {asked.request for asked in self.asked if not self.ended(asked)}
         assert not slots & queue
-        room = self.loop.room
-        assert isinstance(room, BlockTable)
-        assert room.allocator.available == room.allocator.blocks - 1 - len(
-            {block for row in room.device.tolist() for block in row} - {0}
+        cache_manager = self.loop.cache_manager
+        assert isinstance(cache_manager, BlockTable)
+        assert cache_manager.allocator.available == cache_manager.allocator.blocks - 1 - len(
+            {block for row in cache_manager.device.tolist() for block in row} - {0}
         )
         self.seen.update(preempted=len(scheduler._preempted))
         assert sum(self.llm.metrics.finished.values()) == len(ended)
@@ -246,13 +247,13 @@ class LoopModel(RuleBasedStateMachine):
         for asked in self.asked:
             assert not asked.cursed or len(asked.heard) <= 2, "a listener that raised hears of the end and no more"
             assert [item.output is not None for item in asked.heard[:-1]] == [False] * (len(asked.heard) - 1)
-            told = [token for item in asked.heard for token in item.token_ids]
-            assert told == self.alone[asked.prompt][: len(told)]
+            streamed = [token for item in asked.heard for token in item.token_ids]
+            assert streamed == self.alone[asked.prompt][: len(streamed)]
             output = self.output(asked)
             if output is None:
                 continue
             if output.finish_reason == "length":
-                assert told == output.token_ids == self.alone[asked.prompt][: asked.length]
+                assert streamed == output.token_ids == self.alone[asked.prompt][: asked.length]
             else:
                 assert output.finish_reason in ("error", "cancelled", "timeout")
 
@@ -261,14 +262,14 @@ class LoopModel(RuleBasedStateMachine):
             if not (self.llm.waiting or self.llm.running):
                 break
             self.advance()
-        assert all(self.ended(asked) for asked in self.asked), "nobody waits for ever"
-        self.everybody_is_somewhere_and_told_once()
+        assert all(self.ended(asked) for asked in self.asked), "no request waits for ever"
+        self.every_request_has_one_place_and_one_end()
         self.end.close()
 
     def advance(self, *, quietly: bool = True) -> None:
-        """What the loop's thread does, by hand. Unless the queue itself fails, it ends those who must not go on."""
+        """One iteration of the loop's thread. Unless the queue itself fails, it also ends requests that must stop."""
         overdue = [each for each in self.asked if each.request and each.request.interrupted(self.clock.ahead)]
-        with self.loop.clock.active():
+        with self.loop.streams.active():
             try:
                 advance(self.loop)
             except BaseException as error:
@@ -277,11 +278,11 @@ class LoopModel(RuleBasedStateMachine):
         if quietly:
             assert all(self.ended(asked) for asked in overdue), "cancelled or late, and it goes on"
 
-    def note_order(self, asked: Asked) -> None:
-        """A listener that hears of an end may count on slots and counters."""
+    def note_order(self, asked: SentRequest) -> None:
+        """A listener may rely on free slots and updated counters when it is notified of an end."""
         kept = [running for running in self.loop.slots if running.request is asked.request]
-        told = sum(self.output(each) is not None for each in self.asked)
-        if kept or sum(self.llm.metrics.finished.values()) < told:
+        ended = sum(self.output(each) is not None for each in self.asked)
+        if kept or sum(self.llm.metrics.finished.values()) < ended:
             self.too_early.append(asked.prompt)
 
     @property
@@ -289,13 +290,13 @@ class LoopModel(RuleBasedStateMachine):
         outputs = [self.output(asked) for asked in self.asked]
         return sum(output is not None and output.finish_reason == "error" for output in outputs)
 
-    def ended(self, asked: Asked) -> bool:
+    def ended(self, asked: SentRequest) -> bool:
         assert asked.request is not None
-        assert asked.request.finished == (self.output(asked) is not None), "who has ended is told at once"
+        assert asked.request.finished == (self.output(asked) is not None), "an ended request has its last event"
         return asked.request.finished
 
     @staticmethod
-    def output(asked: Asked) -> Any:
+    def output(asked: SentRequest) -> Any:
         return asked.heard[-1].output if asked.heard else None
 
 
@@ -316,7 +317,7 @@ def alone(paged_bundle: Path) -> Iterator[dict[str, list[int]]]:
 
 
 @pytest.mark.parametrize("overlapping", [True, False], ids=["overlap", "lockstep"])
-def test_nobody_waits_for_ever_whatever_raises(
+def test_no_request_waits_forever_after_any_fault(
     paged_bundle: Path, alone: dict[str, list[int]], overlapping: bool
 ) -> None:
     class Model(LoopModel):

@@ -1,4 +1,4 @@
-"""Whatever raises, wherever: the request that it belongs to ends with an error, and nobody waits for ever."""
+"""After any exception anywhere, the request that caused it ends with an error, and no caller waits forever."""
 
 import asyncio
 import os
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
-from tandemrt.engines.errors import BadRequest, InternalError
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.requests.text import Section, Transcript
+from tandemrt.engines.validation.errors import BadRequest, InternalError
+from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.text import Detokenizer, TextStream
 from tests.waiting import PATIENCE_S, eventually
 
 
 class Panic(BaseException):
-    """What a Rust extension raises when it panics: no Exception."""
+    """A BaseException that is no Exception, as a panic in a Rust extension raises."""
 
 
 KINDS = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, Panic]
@@ -31,12 +31,12 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
 
 
 def endless(**params: Any) -> SamplingParams:
-    """A request that runs to the engine's length."""
+    """A request that runs to the maximum length."""
     return SamplingParams(**({"temperature": 1.0, "seed": 1, "ignore_eos": True} | params))
 
 
 def sent(llm: LLM, prompt: str, params: SamplingParams) -> "Future[RequestOutput]":
-    """The request's end, which a second one would break."""
+    """A future of the request's end. A second end would raise."""
     done: Future[RequestOutput] = Future()
 
     def listen(item: StreamOutput) -> None:
@@ -51,8 +51,10 @@ def in_order(llm: LLM) -> bool:
     return (llm.running, llm.waiting, len(llm.loop.slots)) == (0, 0, 0)
 
 
-def breaks(patched: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool], error: BaseException) -> None:
-    """Let ``owner.name`` raise ``error`` where ``when`` says so."""
+def fail_when(
+    patched: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool], error: BaseException
+) -> None:
+    """Make ``owner.name`` raise ``error`` when ``when`` is true."""
     real = getattr(owner, name)
 
     def raising(*args: Any, **options: Any) -> Any:
@@ -63,22 +65,22 @@ def breaks(patched: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..
     patched.setattr(owner, name, raising)
 
 
-def held(llm: LLM, patched: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Let the target stand still: the first event says that it does, the second lets it go on."""
-    score, inside, go_on = llm.loop.tandem.score, threading.Event(), threading.Event()
+def stop_target(llm: LLM, patched: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Stop the target. The first event is set once it stands still, the second one releases it."""
+    score, inside, go_on = llm.loop.target.score, threading.Event(), threading.Event()
 
     def wait(this: Any) -> None:
         inside.set()
         go_on.wait(PATIENCE_S)
         score(this)
 
-    patched.setattr(llm.loop.tandem, "score", wait)
+    patched.setattr(llm.loop.target, "score", wait)
     return inside, go_on
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["commit", "spelling", "last words", "joining", "telling"])
-def test_what_a_request_raises_ends_it_alone(
+@pytest.mark.parametrize("place", ["commit", "detokenize", "last words", "joining", "telling"])
+def test_an_exception_of_one_request_ends_only_that_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str, kind: type[BaseException]
 ) -> None:
     limits = (12, 13, 14)
@@ -86,27 +88,27 @@ def test_what_a_request_raises_ends_it_alone(
     before = llm.metrics.copy()
     bad: set[int] = set()
 
-    def joined(running: Running) -> None:
+    def joined(running: RunningRequest) -> None:
         if running.request.max_tokens == 13:
-            bad.update({id(running), id(running._transcript), *map(id, running._transcript._sections.values())})
+            bad.update({id(running), id(running._text), *map(id, running._text._detokenizers.values())})
             if place == "joining":
                 raise kind("broken")
 
-    real = Running.__init__
+    real = RunningRequest.__init__
 
-    def begin(self: Running, *args: Any) -> None:
+    def begin(self: RunningRequest, *args: Any) -> None:
         real(self, *args)
         joined(self)
 
-    monkeypatch.setattr(Running, "__init__", begin)
+    monkeypatch.setattr(RunningRequest, "__init__", begin)
     where = {
-        "commit": (Running, "commit"),
-        "spelling": (Section, "push"),
-        "last words": (Section, "finish"),
-        "telling": (Transcript, "take"),
+        "commit": (RunningRequest, "commit"),
+        "detokenize": (Detokenizer, "push"),
+        "last words": (Detokenizer, "finish"),
+        "telling": (TextStream, "take"),
     }
     if place in where:
-        breaks(monkeypatch, *where[place], lambda self, *_: id(self) in bad, kind("broken"))
+        fail_when(monkeypatch, *where[place], lambda self, *_: id(self) in bad, kind("broken"))
     futures = [sent(llm, prompt, endless(max_tokens=n)) for prompt, n in zip("abc", limits, strict=True)]
     outputs = [future.result(PATIENCE_S) for future in futures]
     assert [output.token_ids for output in (outputs[0], outputs[2])] == [expected[i].token_ids for i in (0, 2)], (
@@ -119,13 +121,13 @@ def test_what_a_request_raises_ends_it_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_engine_that_raises_anything_ends_those_whose_round_it_was_and_later_ones_run(
+def test_an_engine_error_ends_the_requests_of_its_round_and_later_ones_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     expected = llm.generate("c", endless(max_tokens=9))
     calls: list[Any] = []
     with monkeypatch.context() as patched:
-        breaks(patched, llm.loop.tandem, "score", lambda this: calls.append(this) or len(calls) == 2, kind("gone"))
+        fail_when(patched, llm.loop.target, "score", lambda this: calls.append(this) or len(calls) == 2, kind("gone"))
         futures = [sent(llm, prompt, endless(max_tokens=20)) for prompt in "ab"]
         assert eventually(lambda: any(future.done() for future in futures))
         errors = [future.result(PATIENCE_S).error for future in futures]
@@ -135,14 +137,14 @@ def test_an_engine_that_raises_anything_ends_those_whose_round_it_was_and_later_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_slot_that_cannot_be_emptied_keeps_nobody_waiting(
+def test_a_slot_that_cannot_be_cleared_blocks_no_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = llm.generate(["a", "b"], [endless(max_tokens=n) for n in (5, 20)])
     before = llm.metrics.copy()
     first = []
     with monkeypatch.context() as patched:
-        breaks(patched, llm.loop.drafter, "leave", lambda slot: not first and not first.append(slot), kind("stuck"))
+        fail_when(patched, llm.loop.drafter, "leave", lambda slot: not first and not first.append(slot), kind("stuck"))
         futures = [sent(llm, prompt, endless(max_tokens=n)) for prompt, n in (("a", 5), ("b", 20))]
         outputs = [future.result(PATIENCE_S) for future in futures]
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
@@ -152,7 +154,7 @@ def test_a_slot_that_cannot_be_emptied_keeps_nobody_waiting(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_listener_may_raise_anything(llm: LLM, kind: type[BaseException]) -> None:
+def test_an_exception_of_a_listener_ends_only_its_request(llm: LLM, kind: type[BaseException]) -> None:
     expected = llm.generate("b", endless(max_tokens=30)).token_ids
     heard = []
 
@@ -168,25 +170,25 @@ def test_a_listener_may_raise_anything(llm: LLM, kind: type[BaseException]) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loop_that_dies_tells_everybody_who_waits_or_comes_later(
+def test_a_dead_loop_fails_waiting_and_later_requests(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
-        inside, go_on = held(llm, monkeypatch)
+        inside, go_on = stop_target(llm, monkeypatch)
         seated = [sent(llm, "seated", endless())]
         assert inside.wait(PATIENCE_S)
         seated += [sent(llm, "seated", endless()) for _ in range(3)]
         queued = sent(llm, "queued", endless())
         failed: Future[Exception] = Future()
 
-        def ask() -> None:
+        def submit_later() -> None:
             with pytest.raises(InternalError) as caught:
                 llm.generate("waits for room in the queue", endless())
             failed.set_result(caught.value)
 
-        asking = threading.Thread(target=ask)
+        asking = threading.Thread(target=submit_later)
         asking.start()
-        breaks(monkeypatch, llm.loop.scheduler, "wait_for_work", lambda: True, kind("the end"))
+        fail_when(monkeypatch, llm.loop.scheduler, "wait_for_work", lambda: True, kind("the end"))
         go_on.set()
         for future in (*seated, queued):
             assert future.result(PATIENCE_S).error == f"{kind.__name__}: the end"
@@ -198,7 +200,7 @@ def test_a_loop_that_dies_tells_everybody_who_waits_or_comes_later(
         assert "the loop has ended" in caplog.text
 
 
-def test_a_listener_may_close_and_send_but_not_generate(tiny_bundle: Path) -> None:
+def test_a_listener_may_close_and_submit_but_not_generate(tiny_bundle: Path) -> None:
     llm = LLM(tiny_bundle, threads=1)
     refused: Future[Exception] = Future()
 
@@ -217,7 +219,7 @@ def test_a_listener_may_close_and_send_but_not_generate(tiny_bundle: Path) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_is_told_to_open_its_own(llm: LLM) -> None:
+def test_a_forked_child_gets_an_error_that_asks_for_its_own_runtime(llm: LLM) -> None:
     llm.generate("before", endless(max_tokens=2))
     reading, writing = os.pipe()
     if not (child := os.fork()):
@@ -232,14 +234,14 @@ def test_a_forked_child_is_told_to_open_its_own(llm: LLM) -> None:
     with os.fdopen(reading) as said:
         assert "open the bundle again in the child" in said.read()
     os.waitpid(child, 0)
-    assert len(llm.generate("behind", endless(max_tokens=2)).token_ids) == 2
+    assert len(llm.generate("after", endless(max_tokens=2)).token_ids) == 2
 
 
-def test_a_deadline_holds_while_a_request_waits_for_room_in_the_queue(
+def test_a_deadline_applies_while_a_request_waits_for_a_full_queue(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
-        inside, go_on = held(llm, monkeypatch)
+        inside, go_on = stop_target(llm, monkeypatch)
         others = [sent(llm, "seated", endless())]
         assert inside.wait(PATIENCE_S)
         others += [sent(llm, "seated or queued", endless()) for _ in range(4)]
@@ -254,8 +256,29 @@ def test_a_deadline_holds_while_a_request_waits_for_room_in_the_queue(
         asking = threading.Thread(target=lambda: outputs.append(llm.generate("late", endless(timeout_s=0.2))))
         outputs: list[RequestOutput] = []
         asking.start()
-        assert queued.wait(PATIENCE_S), "nobody has made room"
+        assert queued.wait(PATIENCE_S), "no cache memory was freed"
         assert not any(other.done() for other in others)
         go_on.set()
         asking.join(PATIENCE_S)
         assert [output.finish_reason for output in outputs] == ["timeout"]
+
+
+def test_a_refused_loop_thread_fails_one_request_and_the_next_one_runs(
+    ngram_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first caller gets an error, and no later request waits for a thread that never started."""
+    start, refused = threading.Thread.start, [True]
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name == "tandemrt-loop" and refused:
+            refused.clear()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    params = SamplingParams(max_tokens=4, timeout_s=30)
+    with LLM(ngram_bundle, threads=1) as llm:
+        with pytest.raises(InternalError, match="engine loop: a thread could not start"):
+            llm.generate("the text", params)
+        assert llm.generate("the text", params).token_ids
+        assert not llm.waiting

@@ -12,17 +12,17 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, PreTrainedModel
 
 from tandemrt import LLM
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.export.capacity import fitting
-from tandemrt.export.model.opening import open_models
-from tandemrt.runtime.check.baseline import open_whole_cache
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.capacity import fitting
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.runtime.check.reference import open_reference_unquantized_cache
 from tandemrt.runtime.check.run import check_engines
-from tests.engine import narrow
+from tests.engine import quantized
 from tests.engine.decoding import Decoder, edit_config, make_checkpoint, open_steps
-from tests.engine.test_invisible import REQUESTS, outputs, told
+from tests.engine.test_invisible import REQUESTS, output_of, outputs
 from tests.engine.test_paged_rounds import PAGED
 from tests.engine.test_quantized_checkpoints import FLOAT8, MODELOPT, TOKENS
 from tests.makers import tiny_checkpoint, write_recipe
@@ -61,7 +61,7 @@ def store_scales(folder: Path, names: tuple[str, str], config: dict[str, Any], s
 
 
 def keys_and_values_alone(folder: Path) -> PreTrainedModel:
-    model = make_checkpoint("qwen2", folder, sizes=narrow.SIZES)
+    model = make_checkpoint("qwen2", folder, sizes=quantized.SIZES)
     scheme = SCHEME | {"observer": "minmax"}
     said = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
     store_scales(folder, ("k_scale", "v_scale"), said)
@@ -109,7 +109,7 @@ def test_a_checkpoint_without_scales_has_scales_of_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k_scale": None}, "'model.layers.0.self_attn.k_scale' should stand beside '.*v_scale', it is missing"),
+        ({"k_scale": None}, "'model.layers.0.self_attn.k_scale' should accompany '.*v_scale', it is missing"),
         ({"v_scale": torch.zeros(1)}, "v_scale' should hold scales, finite and above 0"),
         ({"k_scale": torch.ones(4)}, r"k_scale' should be one number in .*, it is float32\[4\]"),
         ({"k_scale": torch.tensor(float("nan"))}, "k_scale' should hold scales, finite and above 0"),
@@ -129,14 +129,14 @@ def test_scales_that_make_no_sense_are_refused(tmp_path: Path, change: dict[str,
 def scaled_checkpoint(folder: Path) -> Path:
     """A tiny model in float8 whose checkpoint says that its cache is, too."""
     target, case = tiny_checkpoint(folder, seed=1, head_dim=32), FLOAT8["compressed-tensors, channel, inputs by token"]
-    narrow.rewrite(target, case.config, case.store)
+    quantized.rewrite(target, case.config, case.store)
     store_scales(target, ("k_scale", "v_scale"), case.config | {"kv_cache_scheme": SCHEME})
     return target
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Target and draft of whole weights over caches in float8, as the command line asks for them."""
+    """Target and draft with unquantized weights over caches in float8, as the command line asks for them."""
     folder = tmp_path_factory.mktemp("cache")
     target, draft = (tiny_checkpoint(folder / name, layers=n, seed=1, head_dim=32) for name, n in (("t", 2), ("d", 1)))
     recipe = write_recipe(folder / "r.toml", target=target, draft=draft, window=8, backend=PAGED)
@@ -148,23 +148,25 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def plain(bundle: Bundle) -> list[Any]:
-    return [told(output) for output in outputs(bundle.folder, device="cpu", window=0)]
+    return [output_of(output) for output in outputs(bundle.folder, device="cpu", num_draft_tokens=0)]
 
 
-@pytest.mark.parametrize("options", [{"window": 1}, {"window": 3, "overlap": True}, {"cache_tokens": 192}])
+@pytest.mark.parametrize(
+    "options", [{"num_draft_tokens": 1}, {"num_draft_tokens": 3, "overlap": True}, {"cache_tokens": 192}]
+)
 def test_rounds_speculate_invisibly(bundle: Bundle, plain: list[Any], options: dict[str, Any]) -> None:
     """With windows of any length, with overlap, and where requests are preempted and prefilled again."""
     found = outputs(bundle.folder, device="cpu", **options)
-    assert [told(output) for output in found] == plain
+    assert [output_of(output) for output in found] == plain
     assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 0
 
 
-def test_a_text_is_its_own_beside_any_others(bundle: Bundle, plain: list[Any]) -> None:
-    found = outputs(bundle.folder, requests=REQUESTS[::-1], device="cpu", window=3)
-    assert [told(output) for output in found[::-1]] == plain
+def test_a_text_does_not_depend_on_other_requests(bundle: Bundle, plain: list[Any]) -> None:
+    found = outputs(bundle.folder, requests=REQUESTS[::-1], device="cpu", num_draft_tokens=3)
+    assert [output_of(output) for output in found[::-1]] == plain
 
 
-def test_a_bundle_says_what_its_caches_hold_and_counts_it(bundle: Bundle) -> None:
+def test_a_bundle_reports_the_dtype_and_size_of_its_caches(bundle: Bundle) -> None:
     for name in ("target", "draft"):
         decoder, contract = bundle.engine(name).decoder, bundle.contract(name)
         assert {b.dtype for b in (*contract.inputs, *contract.outputs) if "_key." in b.name} == {CACHE}
@@ -175,7 +177,7 @@ def test_a_bundle_says_what_its_caches_hold_and_counts_it(bundle: Bundle) -> Non
     assert fitting(bundle.manifest, 10**9).token == 3 * 2 * 2 * 32  # layers, keys and values, heads, a byte each
 
 
-def test_a_cache_is_in_float8_where_its_checkpoint_says_so_and_it_can(tmp_path: Path) -> None:
+def test_a_cache_is_in_float8_if_its_checkpoint_names_it_and_the_backend_supports_it(tmp_path: Path) -> None:
     target = scaled_checkpoint(tmp_path / "t")
 
     def notes(backend: str, kv_dtype: str | None = None, dtype: str = "float32") -> tuple[str, list[str]]:
@@ -191,7 +193,7 @@ def test_a_cache_is_in_float8_where_its_checkpoint_says_so_and_it_can(tmp_path: 
 
 
 @pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3"])
-def test_a_batch_invariant_bundle_says_how_to_leave_the_cache_whole(tmp_path: Path, kv_dtype: str | None) -> None:
+def test_a_batch_invariant_bundle_names_the_option_for_a_full_cache(tmp_path: Path, kv_dtype: str | None) -> None:
     target = scaled_checkpoint(tmp_path / "t")
     recipe = write_recipe(tmp_path / "r.toml", target=target, backend=f"{PAGED}\nbatch_invariant = true")
     with pytest.raises(BadRecipe, match=r'write target\.kv_dtype = "bfloat16", or drop batch_invariant'):
@@ -209,7 +211,7 @@ def test_a_batch_invariant_bundle_says_how_to_leave_the_cache_whole(tmp_path: Pa
         ("float8_e4m3", "float32", True, (CACHE, "float32")),
     ],
 )
-def test_a_draft_models_cache_is_in_float8_if_the_target_is_told_so_or_its_own_checkpoint_says_so(
+def test_a_draft_models_cache_is_in_float8_if_the_targets_recipe_or_its_own_checkpoint_names_it(
     tmp_path: Path, of_target: str, of_draft: str, scales: bool, held: tuple[str, str]
 ) -> None:
     """``scales``: whether the draft's checkpoint has them."""
@@ -233,7 +235,7 @@ def test_a_draft_models_cache_is_in_float8_if_the_target_is_told_so_or_its_own_c
         (
             PAGED,
             "bfloat16",
-            "target.kv_dtype must be float8_e4m3 or what the model computes in, 'float32'; got 'bfl",
+            "target.kv_dtype must be float8_e4m3 or the compute dtype 'float32'; got 'bfl",
         ),
         (PAGED, "fp8", "with --kv-dtype fp8 must be corrected"),
         (PAGED.replace("9.0", "8.6"), "float8_e4m3", r"needs compute capability 8\.9 or later; got 8\.6 in backend"),
@@ -246,11 +248,13 @@ def test_what_no_cache_holds_is_refused(tmp_path: Path, backend: str, kv_dtype: 
         open_models(Recipe.load(recipe, kv_dtype=kv_dtype))
 
 
-def test_a_check_says_what_rounding_keys_and_values_costs_whatever_the_engine_rounds_beside(bundle: Bundle) -> None:
+def test_a_check_reports_the_cost_of_rounding_keys_and_values_alone(bundle: Bundle) -> None:
     """In bfloat16 a GPU does; here another engine rounds not even keys and values."""
-    other = open_whole_cache(bundle, "target", 1, dict.fromkeys(("batch", "query", "rows", "tokens"), 512))
+    other = open_reference_unquantized_cache(
+        bundle, "target", 1, dict.fromkeys(("batch", "query", "rows", "tokens"), 512)
+    )
     with LLM(bundle.folder, device="cpu", threads=1) as llm:
-        engines = llm.loop.tandem.engines
+        engines = llm.loop.target.engines
         logits, cache = islice(check_engines(bundle, engines, threads=1), 2)
         _, of_other = islice(check_engines(bundle, {**engines, "target": other}, threads=1), 2)
     assert (logits.check, logits.verdict) == ("logits of target", "pass")

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadCheckpoint, BadRequest
-from tandemrt.engines.recipe import Eagle3Draft
-from tandemrt.export.build import build
-from tandemrt.export.model.draft_heads import DraftHead
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.recipe.recipe import Eagle3Draft
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.publish import publish
 from tandemrt.export.model.markov import build_markov
-from tandemrt.export.quantize.publish import publish
-from tandemrt.export.quantize.stored import read_matrix
+from tandemrt.export.quantize.stored_weights import read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dspark import DSparkSpec
 from tandemrt.export.read.quantization.config import read_quantization
@@ -31,16 +31,16 @@ from tests.engine.draft_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, SIZES
 from tests.engine.test_drafts import answers, recipe_of
 from tests.engine.test_eagle3_graphs import PLAIN, TARGET, VOCAB, Exported
 from tests.engine.test_float8_cache import SCHEME
-from tests.engine.test_invisible import told
+from tests.engine.test_invisible import output_of
 from tests.heads import Weights
 from tests.makers import tiny_checkpoint
 
-WIDE = replace(PLAIN, draft_vocab=48, norm_before_fc=True)  # products in float8 have 16 outputs, or a multiple of it
+WIDE = replace(PLAIN, draft_vocab=48, norm_before_fc=True)  # matmuls in float8 have 16 outputs, or a multiple of it
 
 
-def narrow(head: Head, folder: Path) -> Path:
+def publish_float8(head: Head, folder: Path) -> Path:
     """The checkpoint of ``head`` in float8."""
-    return publish(head.save(folder / "whole"), folder / "narrow", "fp8").folder
+    return publish(head.save(folder / "unquantized"), folder / "quantized", "fp8").folder
 
 
 def restored(folder: Path) -> Weights:
@@ -59,8 +59,8 @@ def restored(folder: Path) -> Weights:
     return found
 
 
-def test_layers_and_the_heads_own_products_are_in_float8_and_what_fuses_is_not(tmp_path: Path) -> None:
-    folder = narrow(WIDE, tmp_path)
+def test_layers_and_the_heads_own_matmuls_are_in_float8_and_what_fuses_is_not(tmp_path: Path) -> None:
+    folder = publish_float8(WIDE, tmp_path)
     stored = {name: tensor.dtype for name, tensor in Checkpoint.open(folder).tensors.items()}
     whole = {name for name, dtype in stored.items() if name.endswith(".weight") and dtype == "float32"}
     assert {name for name, dtype in stored.items() if dtype == "float8_e4m3fn"} == {
@@ -72,8 +72,8 @@ def test_layers_and_the_heads_own_products_are_in_float8_and_what_fuses_is_not(t
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["ignore"] == ["fc"]
 
 
-def test_what_dspark_has_beside_its_layers_is_not_in_float8(tmp_path: Path) -> None:
-    folder = narrow(replace(DSPARK, draft_vocab=16), tmp_path)  # type: ignore[arg-type]
+def test_only_the_layers_of_dspark_are_in_float8(tmp_path: Path) -> None:
+    folder = publish_float8(replace(DSPARK, draft_vocab=16), tmp_path)  # type: ignore[arg-type]
     checkpoint = Checkpoint.open(folder)
     kept = {name for name in checkpoint.tensors if name.startswith(("markov_head.", "confidence_head."))}
     assert {checkpoint.tensors[name].dtype for name in kept} == {"float32"}
@@ -85,12 +85,12 @@ def test_what_dspark_has_beside_its_layers_is_not_in_float8(tmp_path: Path) -> N
 
 def test_four_bits_are_refused_for_a_head(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="scheme must be fp8 for a draft that reads its target's states; got int4"):
-        publish(WIDE.save(tmp_path / "whole"), tmp_path / "narrow", "int4")
+        publish(WIDE.save(tmp_path / "unquantized"), tmp_path / "quantized", "int4")
 
 
 def test_rounds_of_drafted_tokens_are_near_those_of_the_definition(tmp_path: Path) -> None:
     """Inputs are rounded to float8 in the graph and not in the definition: 3 bits of each number."""
-    folder = narrow(WIDE, tmp_path)
+    folder = publish_float8(WIDE, tmp_path)
     weights = restored(folder)
     exported, defined = Exported.of(folder), Definition(WIDE, weights)
     draw = torch.Generator().manual_seed(5)
@@ -108,47 +108,49 @@ def test_rounds_of_drafted_tokens_are_near_those_of_the_definition(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
 def test_what_it_drafts_changes_no_text(tmp_path: Path, kind: str) -> None:
-    """In steps, as on a GPU: every product of the head's layers is one in float8."""
+    """In steps, as on a GPU: every matmul of the head's layers is one in float8."""
     target = tiny_checkpoint(tmp_path / "target", **SIZES)
     head: Any = replace({"eagle3": EAGLE3, "peagle": PEAGLE, "dflash": DFLASH}[kind], draft_vocab=16)
-    bundle = build(recipe_of(kind, tmp_path, target, narrow(head, tmp_path), "paged"), tmp_path / "bundle").folder
+    bundle = build(
+        recipe_of(kind, tmp_path, target, publish_float8(head, tmp_path), "paged"), tmp_path / "bundle"
+    ).folder
     decoder = Bundle.open(bundle).engine("draft").decoder
     assert decoder is not None
-    products = [step.name for step in decoder.operators if step.name in ("scaled_product", "float8_product")]
-    assert len(products) == 4 * head.layers + 1
-    known = (restored(tmp_path / "narrow")["d2t"] + torch.arange(16)).tolist()
-    spelled = [token for token in known if token < 256]
-    among = {"logit_bias": dict.fromkeys(spelled, 30.0), "ignore_eos": True}
+    matmuls = [step.name for step in decoder.operators if step.name in ("scaled_matmul", "float8_matmul")]
+    assert len(matmuls) == 4 * head.layers + 1
+    known = (restored(tmp_path / "quantized")["d2t"] + torch.arange(16)).tolist()
+    bytes_known = [token for token in known if token < 256]
+    among = {"logit_bias": dict.fromkeys(bytes_known, 30.0), "ignore_eos": True}
     requests = [
         ("among " * (3 + i), {"temperature": 0.7 * i, "seed": i, "max_tokens": 40, **among}) for i in (0, 3, 4, 5)
     ]
     with LLM(bundle, device="cpu", threads=1) as llm:
-        found, plain = answers(llm, requests), answers(llm, requests, window=0)
-    assert [told(output) for output in found] == [told(output) for output in plain]
+        found, plain = answers(llm, requests), answers(llm, requests, num_draft_tokens=0)
+    assert [output_of(output) for output in found] == [output_of(output) for output in plain]
     assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 3
 
 
 @pytest.mark.parametrize("head", [WIDE, replace(PLAIN, draft_vocab=48, flat=True)], ids=["layers.0", "midlayer"])
 @pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale")], ids=str)
-def test_scales_of_keys_and_values_are_not_used_and_a_build_says_so(
+def test_scales_of_keys_and_values_are_not_used_and_a_build_reports_it(
     tmp_path: Path, head: Head, names: tuple[str, str]
 ) -> None:
-    folder = narrow(head, tmp_path)
+    folder = publish_float8(head, tmp_path)
     tensors = load_file(folder / "model.safetensors")
     scales = {f"{'midlayer' if head.flat else 'layers.0'}.self_attn.{name}": torch.ones(1) for name in names}
     save_file(tensors | scales, folder / "model.safetensors")
     said = json.loads((folder / "config.json").read_text())["quantization_config"] | {"kv_cache_scheme": SCHEME}
     edit_config(folder, quantization_config=said)
     Exported.of(folder)
-    section = Eagle3Draft(kind="eagle3", checkpoint=folder, window=3)
+    section = Eagle3Draft(kind="eagle3", checkpoint=folder, num_draft_tokens=3)
     read = DraftHead.open(section, Checkpoint.open(folder), ModelSpec.from_hf(TARGET), dtype="float32", length=32)
     assert read.cache_notes() == ["keys and values are held in float32; the checkpoint's scales are not used"]
 
 
-def test_a_head_whose_scores_are_the_targets_leaves_them_out(tmp_path: Path) -> None:
+def test_a_head_that_uses_the_targets_lm_head_stores_none(tmp_path: Path) -> None:
     target = tiny_checkpoint(tmp_path / "target", **SIZES)
     whole = replace(DFLASH, draft_vocab=DFLASH.vocab)
-    folder = narrow(whole, tmp_path)  # type: ignore[arg-type]
+    folder = publish_float8(whole, tmp_path)  # type: ignore[arg-type]
     build(recipe_of("dflash", tmp_path, target, folder), tmp_path / "bundle")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["ignore"] = ["fc"]
@@ -159,7 +161,7 @@ def test_a_head_whose_scores_are_the_targets_leaves_them_out(tmp_path: Path) -> 
 
 def test_scales_of_blocks_are_refused(tmp_path: Path) -> None:
     target = tiny_checkpoint(tmp_path / "target", **SIZES)
-    folder = narrow(replace(EAGLE3, draft_vocab=16), tmp_path)
+    folder = publish_float8(replace(EAGLE3, draft_vocab=16), tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] = "block"
     (folder / "config.json").write_text(json.dumps(config))

@@ -9,7 +9,7 @@ from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoi
 
 CAPACITY, ROWS, PAST = 160, 8, 80
 CASES = {
-    # Wide enough for every blocking of a product: along the inner dimension (256) and over several tiles of the outer.
+    # Wide enough for every blocking of a matmul: along the inner dimension (256) and over several tiles of the outer.
     "llama tied": {"hidden_size": 320, "intermediate_size": 600, "num_attention_heads": 20},
     "llama biased with linear scaling": {},
     "qwen3 tied with yarn": {},
@@ -74,7 +74,7 @@ def test_a_prompt_and_what_follows_equal_transformers(checkpoint):
         torch.testing.assert_close(found[row], expected, atol=1e-4, rtol=0)
 
 
-def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(checkpoint):
+def test_a_token_has_the_same_bits_in_any_window_and_batch(checkpoint):
     folder, _ = checkpoint
     decode = prefilled(folder)
     alone = scored(decode, 1, window=1, tokens=64)

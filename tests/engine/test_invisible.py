@@ -1,6 +1,6 @@
-"""Speculation is invisible: the same seed gives the same text, whatever is drafted (S11, S6, G22, S10).
+"""Speculation changes no token: the same seed gives the same text, for any draft.
 
-The model is random and its text is noise, so that a wrong token anywhere shows at once: no two continuations agree.
+The model is random, so its text is noise and one wrong token changes all following ones.
 """
 
 from pathlib import Path
@@ -19,16 +19,16 @@ SCHEMA = {
 
 TAGGED = {
     "type": "triggered_tags",
-    "triggers": ["K", "Q", "<tool_call>"],  # the last is a control token
+    "triggers": ["K", "Q", "<tool_call>"],  # the last one is a control token
     "tags": [
         {"begin": "K", "content": {"type": "regex", "pattern": "[ab]{2,5}"}, "end": "!"},
         {"begin": "Q", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "!"},
         {"begin": "<tool_call>a", "content": {"type": "any_text"}, "end": "<tool_call>"},
     ],
 }
-LIKED = {42: 6, 48: 6, 266: 9}  # K, Q and that token, so that tags begin
+LIKED = {42: 6, 48: 6, 266: 9}  # K, Q and the control token, so that structural tags begin
 
-# (prompt, parameters): every rule of a constraint and every filter, greedy and sampled, in one batch of few slots.
+# (prompt, parameters): every constraint and filter, greedy and sampled, in one batch of few slots
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("hello the world", {"temperature": 0.0, "max_tokens": 30}),
     ("hello the world", {"temperature": 0.7, "seed": 5, "max_tokens": 30}),
@@ -66,96 +66,102 @@ def outputs(
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_bundle: Path) -> list[tuple[list[int], str, str, str]]:
-    return [told(output) for output in outputs(tiny_bundle, window=0)]
+def autoregressive(tiny_bundle: Path) -> list[tuple[list[int], str, str, str]]:
+    return [output_of(output) for output in outputs(tiny_bundle, num_draft_tokens=0)]
 
 
-def told(output: RequestOutput) -> tuple[list[int], str, str, str]:
+def output_of(output: RequestOutput) -> tuple[list[int], str, str, str]:
     return output.token_ids, output.reasoning, output.text, output.finish_reason
 
 
-def hold_backwards_and_alone(bundle: Path, requests: list[tuple[str, dict[str, Any]]], plain: list[Any]) -> None:
-    """In the opposite order, so in other slots beside other requests, and one by one: the texts are ``plain``."""
-    backwards = outputs(bundle, requests=requests[::-1], window=3)
-    assert [told(output) for output in backwards[::-1]] == plain
+def check_reversed_and_one_by_one(
+    bundle: Path, requests: list[tuple[str, dict[str, Any]]], autoregressive: list[Any]
+) -> None:
+    """Check that the texts are ``autoregressive`` in reverse order (so in other slots and batches) and one by one."""
+    backwards = outputs(bundle, requests=requests[::-1], num_draft_tokens=3)
+    assert [output_of(output) for output in backwards[::-1]] == autoregressive
     with LLM(bundle, threads=1) as llm:
         alone = [llm.generate(prompt, SamplingParams(**params)) for prompt, params in requests]
-    assert [told(output) for output in alone] == plain
+    assert [output_of(output) for output in alone] == autoregressive
 
 
-def test_the_requests_end_in_many_ways(plain: list[tuple[list[int], str, str, str]]) -> None:
-    assert {finish for *_, finish in plain} == {"stop", "length"}
-    assert sum(bool(reasoning) for _, reasoning, _, _ in plain) >= 2
+def test_the_requests_end_in_many_ways(autoregressive: list[tuple[list[int], str, str, str]]) -> None:
+    assert {finish for *_, finish in autoregressive} == {"stop", "length"}
+    assert sum(bool(reasoning) for _, reasoning, _, _ in autoregressive) >= 2
 
 
 @pytest.mark.parametrize("window", range(1, 9))
-def test_any_window_gives_the_text_of_plain_decoding(tiny_bundle: Path, plain: list[Any], window: int) -> None:
-    speculated = outputs(tiny_bundle, window=window)
-    assert [told(output) for output in speculated] == plain
-    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 0
+def test_any_draft_window_gives_the_text_of_autoregressive_decoding(
+    tiny_bundle: Path, autoregressive: list[Any], window: int
+) -> None:
+    speculative = outputs(tiny_bundle, num_draft_tokens=window)
+    assert [output_of(output) for output in speculative] == autoregressive
+    assert sum(output.speculation.num_accepted_draft_tokens for output in speculative) > 0
 
 
 @pytest.mark.parametrize("window", [0, 4])
-def test_overlap_changes_no_token(tiny_bundle: Path, plain: list[Any], window: int) -> None:
-    assert [told(o) for o in outputs(tiny_bundle, window=window, overlap=True)] == plain
-    assert [told(o) for o in outputs(tiny_bundle, window=window, overlap=False)] == plain
+def test_overlap_changes_no_token(tiny_bundle: Path, autoregressive: list[Any], window: int) -> None:
+    assert [output_of(o) for o in outputs(tiny_bundle, num_draft_tokens=window, overlap=True)] == autoregressive
+    assert [output_of(o) for o in outputs(tiny_bundle, num_draft_tokens=window, overlap=False)] == autoregressive
 
 
-def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) -> None:
+def test_ngram_drafts_change_no_token(ngram_bundle: Path, autoregressive: list[Any]) -> None:
     looked_up = outputs(ngram_bundle)
-    assert [told(output) for output in looked_up] == plain
+    assert [output_of(output) for output in looked_up] == autoregressive
     assert sum(output.speculation.num_draft_tokens for output in looked_up) > 0
 
 
-def test_a_window_that_follows_what_is_accepted_changes_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
-    with LLM(tiny_bundle, threads=1, adaptive_window=True, overlap=True) as llm:
+def test_an_adaptive_draft_window_changes_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:
+    with LLM(tiny_bundle, threads=1, adaptive_draft_tokens=True, overlap=True) as llm:
         asked = [params for _, params in REQUESTS]
         found = llm.generate([prompt for prompt, _ in REQUESTS], [SamplingParams(**params) for params in asked])
-        assert [told(output) for output in found] == plain
+        assert [output_of(output) for output in found] == autoregressive
         assert llm.metrics.drafted > 0
 
 
-def test_drawn_and_greedy_drafts_in_one_batch_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
+def test_sampled_and_greedy_drafts_in_one_batch_change_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:
     ways: list[dict[str, Any]] = [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.95}, {}]
     ways += [{"draft_temperature_scale": 0.3}, {"draft_temperature_scale": 3}]
     mixed = [(prompt, params | ways[i % 5]) for i, (prompt, params) in enumerate(REQUESTS)]
-    assert [told(output) for output in outputs(tiny_bundle, requests=mixed, window=4)] == plain
+    assert [output_of(output) for output in outputs(tiny_bundle, requests=mixed, num_draft_tokens=4)] == autoregressive
 
 
-def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
-    hold_backwards_and_alone(tiny_bundle, REQUESTS, plain)
+def test_other_requests_and_slots_change_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:
+    check_reversed_and_one_by_one(tiny_bundle, REQUESTS, autoregressive)
 
 
-def test_windows_of_single_requests_differ_within_one_batch(tiny_bundle: Path, plain: list[Any]) -> None:
-    mixed = [(prompt, params | {"window": i % 9}) for i, (prompt, params) in enumerate(REQUESTS)]
-    assert [told(output) for output in outputs(tiny_bundle, requests=mixed)] == plain
+def test_requests_of_one_batch_may_have_different_draft_windows(tiny_bundle: Path, autoregressive: list[Any]) -> None:
+    mixed = [(prompt, params | {"num_draft_tokens": i % 9}) for i, (prompt, params) in enumerate(REQUESTS)]
+    assert [output_of(output) for output in outputs(tiny_bundle, requests=mixed)] == autoregressive
 
 
-def test_a_request_without_a_seed_reports_the_one_that_repeats_it(tiny_bundle: Path) -> None:
+def test_a_request_without_a_seed_reports_a_seed_that_reproduces_it(tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
         first = llm.generate("hello", SamplingParams(max_tokens=12))
-        again = llm.generate("hello", SamplingParams(max_tokens=12, seed=first.seed, window=0))
+        again = llm.generate("hello", SamplingParams(max_tokens=12, seed=first.seed, num_draft_tokens=0))
         other = llm.generate("hello", SamplingParams(max_tokens=12))
     assert again.token_ids == first.token_ids
     assert other.token_ids != first.token_ids
 
 
-def test_greedy_requests_under_the_rejection_rule_are_those_of_plain_decoding(
-    tiny_bundle: Path, plain: list[Any]
+def test_greedy_requests_under_the_rejection_rule_equal_autoregressive_decoding(
+    tiny_bundle: Path, autoregressive: list[Any]
 ) -> None:
     greedy = [(i, r) for i, r in enumerate(REQUESTS) if r[1].get("temperature") == 0.0]
     mixed = [(prompt, params | {"rule": "rejection"}) for _, (prompt, params) in greedy]
     sampled = [("noise", {"rule": "rejection", "seed": 3, "max_tokens": 30})]
     both = outputs(tiny_bundle, requests=mixed + sampled)
-    assert [told(output) for output in both[:-1]] == [plain[i] for i, _ in greedy]
+    assert [output_of(output) for output in both[:-1]] == [autoregressive[i] for i, _ in greedy]
     assert both[-1].speculation.num_accepted_draft_tokens > 0
 
 
-def test_the_rejection_rule_repeats_itself_and_harms_no_coupled_neighbour(tiny_bundle: Path, plain: list[Any]) -> None:
+def test_the_rejection_rule_is_reproducible_and_changes_no_coupled_request(
+    tiny_bundle: Path, autoregressive: list[Any]
+) -> None:
     mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(REQUESTS)]
     first, second = (outputs(tiny_bundle, requests=mixed) for _ in range(2))
-    assert [told(output) for output in first] == [told(output) for output in second]
-    assert [told(output) for output in first[::2]] == plain[::2]
+    assert [output_of(output) for output in first] == [output_of(output) for output in second]
+    assert [output_of(output) for output in first[::2]] == autoregressive[::2]
 
 
 def test_structured_outputs_may_be_given_as_an_object_or_as_a_mapping() -> None:

@@ -29,11 +29,11 @@ def compiled(program: Program = PROGRAM, target: str = "sm_90") -> Result:
     return compile_program(program, target)
 
 
-def test_what_was_compiled_is_taken_from_the_folder(folder: Path) -> None:
+def test_compiled_kernels_are_taken_from_the_cache(folder: Path) -> None:
     first = compiled()
     (file,) = folder.iterdir()
     assert compiled() == first
-    cache.keep(file.name, [b"cubin", b"ptx", b"log"])
+    cache.store(file.name, [b"cubin", b"ptx", b"log"])
     assert compiled() == Result(b"cubin", b"ptx", "log"), "the folder was not read"
 
 
@@ -44,7 +44,7 @@ def test_an_empty_log_is_read_without_touching_shared_memory() -> None:
     assert b" " * int("1") == bytes([32])
 
 
-def test_whatever_decides_the_result_decides_what_is_taken(folder: Path) -> None:
+def test_every_input_of_the_compiler_is_part_of_the_key(folder: Path) -> None:
     others = [
         replace(PROGRAM, headers=(("one.cuh", b"#define ONE 2"),)),
         replace(PROGRAM, source=PROGRAM.source.replace(b"copy", b"store")),
@@ -72,26 +72,26 @@ def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: bytes | N
     ids=["too short", "negative length", "no length", "large"],
 )
 @pytest.mark.parametrize("signed", [False, True])
-def test_rubbish_that_unpacks_is_no_kernel(folder: Path, rubbish: bytes, signed: bool) -> None:
-    cache.keep("key", [b"cubin"])
+def test_a_damaged_entry_that_unpacks_is_ignored(folder: Path, rubbish: bytes, signed: bool) -> None:
+    cache.store("key", [b"cubin"])
     content = hashlib.sha256(b"other key" + rubbish).digest() + rubbish if signed else rubbish
     (folder / "key").write_bytes(content)
     assert cache.load("key") is None
 
 
 def test_a_kernel_under_another_name_is_not_taken(folder: Path) -> None:
-    cache.keep("key", [b"cubin"])
+    cache.store("key", [b"cubin"])
     (folder / "key").rename(folder / "other")
     assert cache.load("other") is None
 
 
-def test_what_others_could_have_written_is_not_taken(folder: Path) -> None:
-    cache.keep("key", [b"cubin"])
+def test_entries_that_other_users_can_write_are_ignored(folder: Path) -> None:
+    cache.store("key", [b"cubin"])
     assert folder.stat().st_mode & 0o777 == 0o700
     assert cache.load("key") == [b"cubin"]
     folder.chmod(0o777)
     assert cache.load("key") is None
-    cache.keep("key", [b"cubin"])
+    cache.store("key", [b"cubin"])
     assert cache.load("key") == [b"cubin"], "the folder is private again"
     (folder / "key").chmod(0o666)
     assert cache.load("key") is None
@@ -103,10 +103,10 @@ def test_a_folder_that_cannot_be_written_is_ignored(tmp_path: Path, monkeypatch:
     assert compiled().cubin.startswith(b"\x7fELF")
 
 
-def test_the_folder_is_bounded_and_what_was_used_last_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_evicts_the_least_recently_used_entries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "LIMIT", 2500)
     for age, key in enumerate("abc"):
-        cache.keep(key, [os.urandom(1000)])
+        cache.store(key, [os.urandom(1000)])
         if (folder / key).exists():
             os.utime(folder / key, (age, age))
         if key == "b":

@@ -5,10 +5,10 @@ from itertools import groupby
 
 import pytest
 
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
+from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
+from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels import compile as compiler
-from tandemrt.plugins.operators import HEAD_DIMS
+from tandemrt.plugins.operators.constants import HEAD_DIMS
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LAST = COMPUTE_CAPABILITIES[-1]
@@ -33,18 +33,18 @@ ENTRIES = {
         "few_rows_8": "4 u64, 3 u32, 1 u64",
         "few_rows_16": "4 u64, 3 u32, 1 u64",
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
-        "scale_product": "2 u64, 1 u32, 1 u64",
+        "scale_matmul": "2 u64, 1 u32, 1 u64",
     },
     "int4": {
-        **{f"int4_product_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
-        **{f"int4_product_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
+        **{f"int4_matmul_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
+        **{f"int4_matmul_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
         "int4_weights": "3 u64, 3 u32, 1 u64",
     },
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
         "row_stats": "12 u64, 3 u32, 3 u64",
         "choose": "14 u64, 3 u32, 7 u64",
-        "draft_law": "11 u64, 1 u32, 1 u64",
+        "draft_probs": "11 u64, 1 u32, 1 u64",
     },
 }
 ATTENTION = ("attention", "attention_float8")
@@ -80,7 +80,7 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
-# Products in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
+# Matmuls in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
 # is the same with other elements.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
@@ -114,7 +114,7 @@ def test_a_kernel_compiles_with_the_parameters_that_launchers_pass_and_works_in_
     assert {name: size for name, size in spills if int(size) > SPILLED.get(kernel, 0)} == {}
 
 
-def test_what_is_not_asked_for_is_not_compiled_and_by_default_everything_is():
+def test_selected_kernels_are_compiled_and_all_by_default():
     def entries(**wanted):
         return set(entries_of(compiler.compile_kernel("swiglu", [LAST], **wanted)[-1]))
 

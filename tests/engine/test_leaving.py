@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.runtime import leaving
-from tests.waiting import PATIENCE_S, eventually
+from tandemrt.runtime.workers import shutdown
+from tests.waiting import PATIENCE_S, eventually, receive_interrupts
 
 ENDLESS = SamplingParams(ignore_eos=True)
 BEGIN = """
@@ -21,12 +21,12 @@ import os, signal, sys, threading, time
 from tandemrt import LLM, SamplingParams
 llm = LLM(sys.argv[1], threads=1)
 begun = threading.Event()
-def slowly(score=llm.loop.tandem.score):
+def slowly(score=llm.loop.target.score):
     def wait(this):
         begun.set()
         score(this)
     return wait
-llm.loop.tandem.score = slowly()
+llm.loop.target.score = slowly()
 endless = SamplingParams(ignore_eos=True)
 def again(item):
     if item.output is not None:
@@ -40,7 +40,7 @@ begun.wait()
 """
 COMPILE = """
 import signal, os, sys, threading
-from tandemrt.runtime.grammars.grammar import GrammarCompiler
+from tandemrt.runtime.grammars.compiler import GrammarCompiler
 real, compiling = GrammarCompiler.compile, threading.Event()
 def compile(self, *arguments, **options):
     compiling.set()
@@ -86,6 +86,7 @@ def test_a_process_ends_without_an_abort(tiny_bundle: Path, script: str, code: i
         text=True,
         check=False,
         timeout=2 * PATIENCE_S,
+        preexec_fn=receive_interrupts,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     # CPython forgets that it was interrupted if another thread runs code from a text meanwhile, as imports may.
@@ -106,11 +107,11 @@ def test_a_thread_is_waited_for_though_waiting_for_it_was_interrupted() -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            leaving.join(thread)
+            shutdown.join(thread)
     finally:
         signal.signal(signal.SIGALRM, before)
     threading.Timer(0.2, go.set).start()
-    leaving.join(thread)
+    shutdown.join(thread)
     assert ended == [True]
 
 
@@ -119,7 +120,7 @@ def test_an_llm_that_is_dropped_gives_its_thread_and_its_memory_back(tiny_bundle
     llm = LLM(tiny_bundle, threads=1)
     llm.generate("used", SamplingParams(max_tokens=2, ignore_eos=True))
     llm.submit("runs on", ENDLESS, lambda _: None)
-    engines = [weakref.ref(llm.loop), weakref.ref(llm.loop.tandem.buffers)]
+    engines = [weakref.ref(llm.loop), weakref.ref(llm.loop.target.buffers)]
     del llm
 
     def gone() -> bool:

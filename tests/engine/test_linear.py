@@ -1,4 +1,4 @@
-"""Products with stored weights, one by one and packed."""
+"""Matmuls with stored weights, one by one and packed."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandemrt.engines.contract import Binding
-from tandemrt.export.model.builder import GraphBuilder, save_model
-from tandemrt.export.model.linear import Linear, packed
-from tandemrt.export.model.weights import Weights
+from tandemrt.engines.contract.contract import Binding
+from tandemrt.export.graph.builder import GraphBuilder, save_model
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.linear import Linear, merge_linears
 from tandemrt.export.read.checkpoint import Checkpoint
 
 WIDE, NARROW, INTO = 5, 3, 7
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_product_is_its_parts_one_behind_the_other(tmp_path: Path, bias: bool) -> None:
+def test_a_packed_matmul_equals_its_concatenated_parts(tmp_path: Path, bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = {"a.weight": (WIDE, INTO), "b.weight": (NARROW, INTO)} | (
         {"a.bias": (WIDE,), "b.bias": (NARROW,)} if bias else {}
@@ -31,8 +31,8 @@ def test_a_packed_product_is_its_parts_one_behind_the_other(tmp_path: Path, bias
     w = Weights(Checkpoint.open(tmp_path), b, "float32")
     x = b.input(Binding("x", "float32", ("batch", "query", INTO)))
     parts = Linear.stored("a", WIDE, bias=bias), Linear.stored("b", NARROW, bias=bias)
-    for name, product in {"a": parts[0], "b": parts[1], "both": packed(*parts)}.items():
-        b.output(Binding(name, "float32", ("batch", "query", product.width)), product(b, x, w))
+    for name, matmul in {"a": parts[0], "b": parts[1], "both": merge_linears(*parts)}.items():
+        b.output(Binding(name, "float32", ("batch", "query", matmul.width)), matmul(b, x, w))
     w.finish()
     save_model(b.model(), tmp_path / "g.onnx")
 
@@ -44,6 +44,6 @@ def test_a_packed_product_is_its_parts_one_behind_the_other(tmp_path: Path, bias
     np.testing.assert_allclose(one, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_products_with_and_without_a_bias_are_not_packed() -> None:
-    with pytest.raises(AssertionError, match="all products have a bias or none"):
-        packed(Linear.stored("a", WIDE, bias=True), Linear.stored("b", NARROW))
+def test_matmuls_with_and_without_a_bias_are_not_packed() -> None:
+    with pytest.raises(AssertionError, match="all matmuls have a bias or none"):
+        merge_linears(Linear.stored("a", WIDE, bias=True), Linear.stored("b", NARROW))

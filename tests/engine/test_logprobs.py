@@ -1,4 +1,4 @@
-"""Logprobs are of the law that was sampled, or of raw logits, and speculation changes none of them."""
+"""Logprobs are of the sampling distribution or of raw logits, and speculation changes none of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.waiting import eventually
 ASKED: list[tuple[str, dict[str, Any]]] = [
     ("hello the world", {"temperature": 0.0, "logprobs": 0}),
     ("hello the world", {"temperature": 0.7, "seed": 5, "top_k": 5, "logprobs": 3, "presence_penalty": 1.0}),
-    ("hello the world", {"temperature": 1.0, "seed": 5, "logprobs": 2, "logprobs_law": "raw", "frequency_penalty": 1}),
+    ("hello the world", {"temperature": 1.0, "seed": 5, "logprobs": 2, "logprobs_mode": "raw", "frequency_penalty": 1}),
     ("x</think>", {"temperature": 1.0, "seed": 2, "logprobs": 4, "structured_outputs": {"regex": "[ab]{9}c"}}),
     ("x</think>", {"temperature": 1.0, "seed": 2, "logprobs": 1, "stop": ["e", "t"]}),
     ("none", {"temperature": 1.0, "seed": 3}),
@@ -25,7 +25,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def llm(tiny_bundle: Path) -> Iterator[LLM]:
-    with LLM(tiny_bundle, threads=1, window=4) as opened:
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=4) as opened:
         yield opened
 
 
@@ -34,12 +34,12 @@ def answered(llm: LLM, **params: Any) -> list[RequestOutput]:
     return llm.generate([prompt for prompt, _ in ASKED], each)
 
 
-def test_there_is_one_for_every_token_with_speculation_as_without(llm: LLM, tiny_bundle: Path) -> None:
-    drafted, plain = answered(llm), answered(llm, window=0)
-    with LLM(tiny_bundle, threads=1, window=4, overlap=True) as overlapping:
+def test_every_token_has_a_logprob_with_and_without_speculation(llm: LLM, tiny_bundle: Path) -> None:
+    drafted, plain = answered(llm), answered(llm, num_draft_tokens=0)
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=4, overlap=True) as overlapping:
         overlapped = answered(overlapping)
-    for ours, bare, beside in zip(drafted, plain, overlapped, strict=True):
-        assert ours.logprobs == bare.logprobs == beside.logprobs
+    for ours, bare, overlap in zip(drafted, plain, overlapped, strict=True):
+        assert ours.logprobs == bare.logprobs == overlap.logprobs
     assert drafted[-1].logprobs is None
     assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > 0
     for output, (_, params) in zip(drafted[:-1], ASKED, strict=False):
@@ -52,7 +52,7 @@ def test_there_is_one_for_every_token_with_speculation_as_without(llm: LLM, tiny
         )
 
 
-def test_a_stream_tells_those_of_its_tokens(llm: LLM) -> None:
+def test_a_stream_has_the_logprobs_of_its_tokens(llm: LLM) -> None:
     heard: list[Any] = []
     request = llm.submit("hello", SamplingParams(seed=1, max_tokens=9, logprobs=1), heard.append)
     eventually(lambda: request.output is not None)
@@ -61,14 +61,14 @@ def test_a_stream_tells_those_of_its_tokens(llm: LLM) -> None:
 
 
 @given(st.integers(1, 700), st.integers(1, 8), st.integers(0, 2**32 - 1))
-def test_the_likeliest_are_those_of_a_sorted_vocabulary(vocab: int, count: int, seed: int) -> None:
+def test_top_logprobs_equal_those_of_a_sorted_vocabulary(vocab: int, count: int, seed: int) -> None:
     logits = np.random.default_rng(seed).integers(0, 40, (1, vocab)).astype(np.float32)  # with many ties
     [found] = token_logprobs(logits, None, [0], SamplingParams(temperature=1.0, logprobs=count))
     expected = sorted(range(vocab), key=lambda token: (-logits[0, token], token))[:count]
     assert [token for token, _ in found.top] == expected
 
 
-def test_the_law_is_masked_and_filtered_and_raw_logits_are_neither() -> None:
+def test_sampling_logprobs_are_masked_and_filtered_and_raw_ones_are_not() -> None:
     logits = np.log(np.array([[4, 3, 2, 1]], np.float32))
     masks = np.array([[0b1110]], np.int32)
     params = SamplingParams(temperature=1.0, top_k=2, logprobs=3)
@@ -77,7 +77,7 @@ def test_the_law_is_masked_and_filtered_and_raw_logits_are_neither() -> None:
             2, pytest.approx(np.log(2 / 5)), ((1, pytest.approx(np.log(3 / 5))), (2, pytest.approx(np.log(0.4))))
         )
     ]
-    [raw] = token_logprobs(logits, masks, [2], params.model_copy(update={"logprobs_law": "raw", "logprobs": 1}))
+    [raw] = token_logprobs(logits, masks, [2], params.model_copy(update={"logprobs_mode": "raw", "logprobs": 1}))
     assert (raw.logprob, raw.top[0][0]) == (pytest.approx(np.log(0.2)), 0)
     [greedy] = token_logprobs(logits, masks, [1], params.model_copy(update={"temperature": 0.0}))
     assert greedy.logprob == pytest.approx(np.log(0.5))

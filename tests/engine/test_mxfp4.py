@@ -1,4 +1,4 @@
-"""gpt-oss as it is published: experts in MXFP4, read as transformers reads them."""
+"""The published format of gpt-oss: experts in MXFP4, compared with transformers."""
 
 import math
 import shutil
@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 
-from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.opening import open_models
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.quantize.checkpoint import write_quantized
-from tandemrt.export.quantize.stored import read_blocks
+from tandemrt.export.quantize.stored_weights import read_low_bit
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.tensors import named
-from tests.engine import narrow
+from tandemrt.export.read.tensors import with_graph_names
+from tests.engine import quantized
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
@@ -40,14 +40,14 @@ EXPERTS = "model.layers.1.mlp.experts"
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def published(folder: Path, *, whole: int | None = None, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
-    """A checkpoint whose experts are any floats of 4 bits, with scales around what keeps a row's size.
+def published(folder: Path, *, unquantized: int | None = None, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
+    """Write a checkpoint with random 4-bit floats as experts, with scales near those that keep a row's norm.
 
-    Those of layer ``whole`` are left as they are.
+    The experts of layer ``unquantized`` stay unquantized.
     """
     make_checkpoint("gpt_oss", folder, sizes={**SIZES, **sizes})
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(2)
-    left = [f"model.layers.{whole}.mlp.experts"]
+    left = [f"model.layers.{unquantized}.mlp.experts"]
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         if name.startswith(left[0]):
             continue
@@ -64,9 +64,7 @@ def published(folder: Path, *, whole: int | None = None, sizes: Mapping[str, int
 
 
 @pytest.mark.parametrize("cache", ["paged", "linear"])
-def test_on_a_gpu_it_is_refused_by_what_no_gpu_does_and_with_a_backend_that_takes_it(
-    tmp_path: Path, cache: str
-) -> None:
+def test_mxfp4_is_rejected_on_a_gpu_with_a_backend_that_supports_it(tmp_path: Path, cache: str) -> None:
     published(tiny_tokenizer(tmp_path), sizes={"head_dim": 64, "vocab_size": WIDE})
     backend = f'name = "onnxruntime-cuda"\ncache = "{cache}"'
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="bfloat16", backend=backend))
@@ -82,33 +80,33 @@ def read_by_transformers(folder: Path) -> PreTrainedModel:
     ).eval()
 
 
-def test_experts_have_the_values_that_transformers_gives_them_and_keep_them_packed_anew(tmp_path: Path) -> None:
+def test_experts_have_the_values_of_transformers_before_and_after_repacking(tmp_path: Path) -> None:
     published(tmp_path)
     model, checkpoint = read_by_transformers(tmp_path), Checkpoint.open(tmp_path)
-    tensors = named(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
+    tensors = with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
     quantization = read_quantization(checkpoint.config, tmp_path)
     for kind in ("gate_up_proj", "down_proj"):
         theirs = model.get_parameter(f"{EXPERTS}.{kind}").detach()
         for expert in (0, 5):
             module = f"{EXPERTS}.{expert}.{kind}"
-            found = read_blocks(module, tensors, quantization.scheme(module)).restored
+            found = read_low_bit(module, tensors, quantization.scheme(module)).dequantized
             assert torch.equal(torch.from_numpy(found), theirs[expert].T)
 
     expected = expected_logits(model, TOKENS)
-    narrow.packed(tmp_path)
+    quantized.packed(tmp_path)
     found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
 
 
-def test_experts_that_are_left_whole_stay_what_they_are_beside_others(tmp_path: Path) -> None:
-    published(tmp_path, whole=0)
+def test_ignored_experts_stay_unquantized(tmp_path: Path) -> None:
+    published(tmp_path, unquantized=0)
     expected = expected_logits(read_by_transformers(tmp_path), TOKENS)
-    narrow.packed(tmp_path)
+    quantized.packed(tmp_path)
     found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
-def test_a_token_has_the_same_bits_in_any_window_whatever_the_rest_is_rounded_to(tmp_path: Path) -> None:
+def test_a_token_has_the_same_bits_in_any_window_for_all_dtypes(tmp_path: Path) -> None:
     published(tmp_path)
     checkpoint, out = Checkpoint.open(tmp_path), tmp_path / "int4"
     out.mkdir()
@@ -132,7 +130,7 @@ def edited(folder: Path, name: str, tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("down_proj_scales", torch.full((6, 64, 1), 255, dtype=torch.uint8), "exponents below 255.*holds 64 of it"),
+        ("down_proj_scales", torch.full((6, 64, 1), 255, dtype=torch.uint8), "exponents below 255.*holds 64 values of"),
         ("down_proj_scales", torch.ones(6, 64, 1), r"should be uint8\[64, 1\].*it is float32\[64, 1\]"),
         (
             "down_proj_blocks",
@@ -142,16 +140,16 @@ def edited(folder: Path, name: str, tensor: torch.Tensor) -> None:
         ("down_proj_blocks", torch.zeros(6, 64, dtype=torch.uint8), r"should be uint8\[64, 0, 16\].*uint8\[64\]"),
     ],
 )
-def test_blocks_and_scales_that_do_not_fit_are_refused(
+def test_mxfp4_tensors_that_do_not_fit_are_rejected(
     tmp_path: Path, name: str, tensor: torch.Tensor, message: str
 ) -> None:
     published(tmp_path)
     edited(tmp_path, name, tensor)
     with pytest.raises(BadCheckpoint, match=rf"{EXPERTS}\.0\.{name.replace('proj_', 'proj.')}.*{message}"):
-        narrow.packed(tmp_path)
+        quantized.packed(tmp_path)
 
 
-def test_the_weights_are_not_read_where_nothing_packs_them(tmp_path: Path) -> None:
+def test_unpacked_mxfp4_weights_are_rejected(tmp_path: Path) -> None:
     published(tmp_path)
-    with pytest.raises(BadCheckpoint, match=r"4 bits run on backend onnxruntime-cpu alone"):
+    with pytest.raises(BadCheckpoint, match=r"4-bit weights run on backend onnxruntime-cpu only"):
         Decoder(tmp_path, "grouped", batch=1)

@@ -1,15 +1,15 @@
-"""The onnxruntime backend's own duties, beside what the operators' and decoders' tests run through it."""
+"""The onnxruntime backend: what the tests of operators and decoders do not cover."""
 
 from pathlib import Path
 
 import pytest
 
-from tandemrt.engines import contract
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.export.model.builder import save_model
-from tandemrt.export.model.heads import build_propose
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.backends.sessions import require_provider
+from tandemrt.engines.contract import contract
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.export.graph.builder import save_model
+from tandemrt.export.model.weightless import build_propose
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.sessions import require_provider
 
 
 def test_a_session_that_fell_back_to_the_cpu_is_refused(tmp_path: Path) -> None:

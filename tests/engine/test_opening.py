@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tandemrt import LLM
-from tandemrt.engines.errors import BackendUnavailable, BadBundle, BadRequest
-from tandemrt.engines.manifest import FILE_NAME, EngineName, Manifest, Marker
+from tandemrt.engines.bundle.manifest import FILE_NAME, Delimiter, EngineName, Manifest
+from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadRequest
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "meta", ""])
@@ -26,7 +26,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_how_many_there_are(tiny_bundle:
 
 @pytest.mark.parametrize("threads", [0, -1])
 def test_fewer_threads_than_one_are_refused(tiny_bundle: Path, threads: int) -> None:
-    with pytest.raises(BadRequest, match=f"threads: at least one is needed, received {threads}"):
+    with pytest.raises(BadRequest, match=f"threads: must be at least 1, received {threads}"):
         LLM(tiny_bundle, threads=threads)
 
 
@@ -47,24 +47,33 @@ def test_bfloat16_on_a_cpu_is_refused_with_what_can_be_done(tiny_bundle: Path, t
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stop_ids": (264,)}, "markers and stop tokens disagree: thinking.start: must not contain a stop token"),
-        ({"forced_end": (70, 71)}, "markers and stop tokens disagree: forced_end: must contain one of ends"),
-        ({"implicit_ends": (265,)}, "markers and stop tokens disagree: implicit_ends: .* is also one of ends"),
+        (
+            {"stop_ids": (264,)},
+            "reasoning delimiters and stop tokens disagree: thinking.think_start: must not contain a stop token",
+        ),
+        (
+            {"forced_end": (70, 71)},
+            "reasoning delimiters and stop tokens disagree: forced_end: must contain one of think_ends",
+        ),
+        (
+            {"implicit_ends": (265,)},
+            "reasoning delimiters and stop tokens disagree: implicit_ends: .* is also one of think_ends",
+        ),
     ],
 )
-def test_markers_that_would_refuse_every_request_are_refused_on_opening(
+def test_delimiters_that_would_refuse_every_request_are_refused_on_opening(
     tiny_bundle: Path, tmp_path: Path, change: dict[str, tuple[int, ...]], message: str
 ) -> None:
     folder = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
     manifest = Manifest.read(folder)
-    assert manifest.markers is not None
+    assert manifest.reasoning is not None
     [(name, ids)] = change.items()
-    marker = Marker(text="x", ids=ids)
+    delimiter = Delimiter(text="x", ids=ids)
     if name == "stop_ids":
         changed = manifest.model_copy(update=change)
     else:
-        value = (marker,) if name == "implicit_ends" else marker
-        changed = manifest.model_copy(update={"markers": manifest.markers.model_copy(update={name: value})})
+        value = (delimiter,) if name == "implicit_ends" else delimiter
+        changed = manifest.model_copy(update={"reasoning": manifest.reasoning.model_copy(update={name: value})})
     (folder / FILE_NAME).write_text(changed.to_json())
     with pytest.raises(BadBundle, match=message):
         LLM(folder, threads=1)

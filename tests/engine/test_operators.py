@@ -7,13 +7,13 @@ import onnxruntime
 import pytest
 import torch
 
-from tandemrt.engines import contract
-from tandemrt.export.model.heads import build_propose, build_verify
+from tandemrt.engines.contract import contract
+from tandemrt.export.model.weightless import build_propose, build_verify
 from tandemrt.plugins import functions
-from tandemrt.plugins.operators import DOMAIN, Purpose
+from tandemrt.plugins.operators.constants import DOMAIN, Purpose
 from tandemrt.plugins.reference import position_noise, sample_draft
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tests.engine.operator_cases import BATCH, case, narrowed, reference_verify
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tests.engine.operator_cases import BATCH, case, reference_verify, restricted
 
 SENTINEL = -99
 VOCABULARIES = [31, 32, 33, 1000, 2049]
@@ -126,7 +126,7 @@ def test_requests_do_not_see_each_other(engines):
         np.testing.assert_array_equal(alone[0], tokens[i])
 
 
-def test_rows_behind_the_draft_are_not_read(engines):
+def test_rows_after_the_draft_are_not_read(engines):
     tensors = case(32, 4)
     expected = run_verify(engines("verify", 32), tensors)
     for request, length in enumerate(tensors["draft_len"]):
@@ -155,7 +155,7 @@ def test_drafting_equals_its_definition(engines, vocab):
     np.testing.assert_allclose(out["draft_probs"], probs, rtol=2e-7)
 
 
-def test_drafting_without_laws_draws_the_same_tokens(engines):
+def test_drafting_without_probabilities_draws_the_same_tokens(engines):
     tensors = without(case(1000, 0), "bitmask", "draft_tokens", "draft_len", "draft_probs")
     out = run(engines("propose", 1000, "float16", draft_probs=False), tensors, token=((BATCH,), torch.int64))
     np.testing.assert_array_equal(out["token"], sample_draft(**rounded(tensors, "float16"))[0])
@@ -163,24 +163,24 @@ def test_drafting_without_laws_draws_the_same_tokens(engines):
 
 @pytest.mark.parametrize("draft_probs", [True, False])
 @pytest.mark.parametrize("known", [1, 8, 33, 700])
-def test_a_part_of_the_vocabulary_draws_what_all_of_it_would_with_the_rest_barred(engines, known, draft_probs):
+def test_a_reduced_vocabulary_draws_as_the_full_one_with_the_rest_masked(engines, known, draft_probs):
     """The noise is that of the target's ids, and of equal logits the first is taken: the tokens are the same."""
     whole = without(case(1000, 0, batch=200), "bitmask", "draft_tokens", "draft_len", "draft_probs")
     whole["logits"][:60] = np.round(whole["logits"][:60])
-    narrow, barred = narrowed(whole, known)
-    laws = {"draft_probs": ((200, known), torch.float32)} if draft_probs else {}
+    part, barred = restricted(whole, known)
+    probs = {"draft_probs": ((200, known), torch.float32)} if draft_probs else {}
     engine = engines("propose", known, draft_probs=draft_probs, target_ids=True)
-    out = run(engine, narrow, token=((200,), torch.int64), **laws)
+    out = run(engine, part, token=((200,), torch.int64), **probs)
     token, probs = sample_draft(**barred)
-    mine, own = sample_draft(**narrow)
+    mine, own = sample_draft(**part)
     np.testing.assert_array_equal(out["token"], token)
     np.testing.assert_array_equal(mine, token)
-    np.testing.assert_allclose(own, probs[:, narrow["target_ids"]], rtol=2e-7)
+    np.testing.assert_allclose(own, probs[:, part["target_ids"]], rtol=2e-7)
     if draft_probs:
         np.testing.assert_allclose(out["draft_probs"], own, rtol=2e-7)
 
 
-def test_a_law_that_was_proposed_is_accepted_by_verification(engines):
+def test_verification_accepts_the_probabilities_that_drafting_returned(engines):
     """Regression S9 across engines: equal logits give equal bits of p and q, so nothing is rejected."""
     tensors = case(1000, 1, batch=200) | {"temperature": np.full(200, 0.9, np.float32), "rule": np.ones(200, np.int64)}
     tensors |= {"logits": np.random.default_rng(3).normal(size=(200, 2, 1000)).astype(np.float32)}
@@ -193,7 +193,7 @@ def test_a_law_that_was_proposed_is_accepted_by_verification(engines):
     assert (run_verify(engines("verify", 1000), tensors)[1] == 2).all()
 
 
-def test_the_noise_is_that_of_the_definition(tmp_path):
+def test_the_noise_equals_its_definition(tmp_path):
     """Bits decide the noise: float64 logarithms may differ in their last place, which float32 hides almost always."""
     seeds = np.array([0, -1, 2**63 - 1, 12345], np.int64)
     positions, purposes = np.array([0, 2**40, 7, 2**62], np.int64), np.array([*Purpose], np.int64)

@@ -1,7 +1,7 @@
-"""Prompts ride along with the windows of a round, several in one call: every text is the one it has alone.
+"""Packed calls hold prompts next to the draft windows of a round. Every text equals that of its request alone.
 
-The executor that serves a GPU runs the steps of a paged bundle on a CPU. Models are random, so a token that was left
-out, doubled or put in a wrong place anywhere shows in the text.
+The executor for GPUs runs the subgraphs of a paged bundle on a CPU. Models are random, so a missing, doubled or
+misplaced token changes the text.
 """
 
 import threading
@@ -16,20 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
-from tandemrt.engines.calls import NO_PROMPTS
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.contract.calls import NO_PROMPTS
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.round.capture import capture
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.requests.round import Round
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S
 
 CHUNK, LENGTH, SLOTS = 128, 160, 4
-DRAFTING = {"model": "", "ngram": 'kind = "ngram"\nwindow = 4\nngram_min = 1', "none": 'kind = "none"'}
-# Prompts of 1 token, around a block of 64 and up to what the engine's length leaves: tokens and output tokens.
+DRAFTING = {"model": "", "ngram": 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1', "none": 'kind = "none"'}
+# Prompts of 1 token, around a block of 64, and up to the engine's length: prompt tokens and output tokens.
 SIZES = [(1, 12), (2, 9), (17, 12), (63, 6), (64, 6), (65, 6), (100, 8), (LENGTH - 1, 1)]
 ASKED = [
     ([(5 * i * i + 3 * at) % 199 for at in range(tokens)], {"max_tokens": output, "seed": i, "ignore_eos": True})
@@ -57,7 +57,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def alone(bundles: dict[str, Path]) -> list[list[int]]:
-    """What each of ASKED gets one by one, without drafts, over a linear cache."""
+    """The texts of ASKED one by one, without drafts, with a linear cache."""
     with LLM(bundles["linear"], threads=1) as llm:
         return [llm.generate(prompt, params_of(asked)).token_ids for prompt, asked in ASKED]
 
@@ -66,7 +66,7 @@ def alone(bundles: dict[str, Path]) -> list[list[int]]:
 def opened(bundles: dict[str, Path]) -> Iterator[dict[tuple[str, bool], LLM]]:
     with ExitStack() as stack:
         yield {
-            # Half of them read every prompt from its beginning, the others what they do not know of it.
+            # Half of them process every prompt from its start, the others only tokens that are not cached.
             (kind, overlap): stack.enter_context(
                 LLM(bundles[kind], device="cpu", threads=1, overlap=overlap, prefix_caching=overlap)
             )
@@ -86,11 +86,11 @@ def params_of(asked: dict[str, Any]) -> SamplingParams:
 
 
 class Traffic:
-    """Requests that come one by one, each once the one before it has had some tokens or has ended."""
+    """Requests that arrive one by one, each after some tokens or the end of the previous one."""
 
     def __init__(self, llm: LLM, arrivals: list[tuple[int, int, int | None]]) -> None:
         self._llm = llm
-        self._arrivals = arrivals  # which of ASKED, tokens of it before the next comes, tokens before it is cancelled
+        self._arrivals = arrivals  # index into ASKED, tokens before the next one arrives, tokens before it is cancelled
         self._next = 0
         self._sending = threading.Lock()
         self._over = threading.Semaphore(0)
@@ -137,18 +137,18 @@ ARRIVALS = st.lists(
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("kind", DRAFTING)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(arrivals=ARRIVALS, chunk=st.integers(1, CHUNK), beside=st.integers(1, CHUNK))
-def test_whoever_comes_when_beside_whom_and_in_whatever_parts_gets_the_text_it_has_alone(
+@given(arrivals=ARRIVALS, chunk=st.integers(1, CHUNK), while_decoding=st.integers(1, CHUNK))
+def test_texts_do_not_depend_on_arrival_times_neighbours_or_chunks(
     opened: dict[tuple[str, bool], LLM],
     alone: list[list[int]],
     kind: str,
     overlap: bool,
     arrivals: list[tuple[int, int, int | None]],
     chunk: int,
-    beside: int,
+    while_decoding: int,
 ) -> None:
     llm = opened[kind, overlap]
-    llm.loop.prompts.chunk, llm.loop.prompts.chunk_beside = chunk, beside
+    llm.loop.planner.chunk, llm.loop.planner.chunk_while_decoding = chunk, while_decoding
     before = llm.metrics.copy()
     outputs = Traffic(llm, arrivals).run()
     for number, (which, _, cancelled) in enumerate(arrivals):
@@ -165,24 +165,22 @@ def test_whoever_comes_when_beside_whom_and_in_whatever_parts_gets_the_text_it_h
 
 
 def rounds_of(llm: LLM) -> list[Round]:
-    """The rounds that the target is asked for from now on."""
+    """Record the rounds of the target from now on."""
     seen: list[Round] = []
-    score = llm.loop.tandem.score
+    score = llm.loop.target.score
 
-    def noted(this: Round) -> None:
+    def record_round(this: Round) -> None:
         seen.append(this)
         score(this)
 
-    llm.loop.tandem.score = noted  # type: ignore[method-assign]
+    llm.loop.target.score = record_round  # type: ignore[method-assign]
     return seen
 
 
-def test_prompts_that_come_together_are_read_in_together_and_take_part_at_once(
-    llm: LLM, alone: list[list[int]]
-) -> None:
-    """All tokens of four prompts in one call, and their first windows, with drafts, in that same call."""
+def test_prompts_that_arrive_together_are_packed_into_one_round(llm: LLM, alone: list[list[int]]) -> None:
+    """One call processes all tokens of four prompts and verifies their first draft windows."""
     rounds = rounds_of(llm)
-    with llm.loop.scheduler._changed:  # so that the loop finds all four
+    with llm.loop.scheduler._changed:  # so that the loop finds all four together
         requests = [1, 2, 2, 3]
         ended = threading.Semaphore(0)
         outputs: dict[int, RequestOutput] = {}
@@ -199,13 +197,13 @@ def test_prompts_that_come_together_are_read_in_together_and_take_part_at_once(
     first = rounds[0]
     assert (first.batch, first.window, list(first.rows)) == (4, 4, [0, 1, 2, 3])
     assert first.prompts.prompts == 4
-    assert first.prompts.prompt_tokens + first.windows == 128, "1 + 16 + 16 + 62 tokens of prompts and 4 windows of 5"
+    assert first.prompts.prompt_tokens + first.window_tokens == 128, "1 + 16 + 16 + 62 of prompts, 4 windows of 5"
     assert all(this.prompts == NO_PROMPTS for this in rounds[1:])
     assert [outputs[number].token_ids for number in range(4)] == [alone[which] for which in requests]
     assert len(rounds) < max(len(tokens) for tokens in alone) + 3
 
 
-def test_a_prompt_longer_than_a_round_takes_is_read_in_while_nobody_decodes_without_windows(llm: LLM) -> None:
+def test_a_long_prompt_is_processed_in_chunks_without_draft_windows(llm: LLM) -> None:
     rounds = rounds_of(llm)
     prompt, asked = ASKED[-1]
     llm.generate(prompt, params_of(asked))
@@ -213,31 +211,27 @@ def test_a_prompt_longer_than_a_round_takes_is_read_in_while_nobody_decodes_with
     assert llm.metrics.prefilled == len(prompt) - 1
 
 
-def test_fewer_prompt_tokens_go_in_while_others_decode_if_so_opened(
-    bundles: dict[str, Path], alone: list[list[int]]
-) -> None:
-    with LLM(bundles["model"], device="cpu", threads=1, window=0, prefill_chunk=20) as llm:
+def test_an_option_limits_prompt_tokens_while_requests_decode(bundles: dict[str, Path], alone: list[list[int]]) -> None:
+    with LLM(bundles["model"], device="cpu", threads=1, num_draft_tokens=0, prefill_chunk=20) as llm:
         rounds = rounds_of(llm)
         outputs = Traffic(llm, [(0, 1, None), (7, 9, None)]).run()
-        beside = [this for this in rounds if 0 in this.rows and this.prompts != NO_PROMPTS]
+        packed = [this for this in rounds if 0 in this.rows and this.prompts != NO_PROMPTS]
         assert [output.token_ids for _, output in sorted(outputs.items())] == [alone[0], alone[7]]
-        assert len(beside) == 8
-        assert max(this.prompts.prompt_tokens + this.windows for this in beside) <= 32, "20 and padding"
+        assert len(packed) == 8
+        assert max(this.prompts.prompt_tokens + this.window_tokens for this in packed) <= 32, "20 and padding"
 
 
-def test_prompts_that_are_run_when_a_bundle_opens_have_every_size_that_comes_later_and_leave_no_trace(
-    llm: LLM, alone: list[list[int]]
-) -> None:
+def test_warm_up_runs_prompts_of_every_size_and_leaves_no_trace(llm: LLM, alone: list[list[int]]) -> None:
     rounds = rounds_of(llm)
-    llm._worker.prepare(partial(capture, llm.loop))
+    llm._loop_thread.prepare(partial(capture, llm.loop))
     assert llm.metrics.prefilled == 0
-    assert not llm.loop.tandem.state.view("length", SLOTS).any()
-    ready = {this.windows + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS}
+    assert not llm.loop.target.state.view("length", SLOTS).any()
+    ready = {this.window_tokens + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS}
     numbers = {this.prompts.prompts for this in rounds}
     rounds.clear()
     found = llm.generate([prompt for prompt, _ in ASKED], [params_of(asked) for _, asked in ASKED])
     assert [output.token_ids for output in found] == alone
-    assert {this.windows + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS} <= ready
+    assert {this.window_tokens + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS} <= ready
     assert {this.prompts.prompts for this in rounds} <= numbers
 
 
@@ -245,22 +239,20 @@ def test_prompts_that_are_run_when_a_bundle_opens_have_every_size_that_comes_lat
     ("prefill_chunk", "message"),
     [
         (CHUNK + 1, "prefill_chunk: the bundle was built for at most 128 prompt tokens per round, received 129"),
-        (0, "prefill_chunk: at least one prompt token must go in per round, received 0"),
+        (0, "prefill_chunk: must be at least 1 prompt token per round, received 0"),
         (True, "prefill_chunk: must be an integer, received True"),
     ],
 )
-def test_a_number_of_prompt_tokens_that_makes_no_sense_is_refused(
+def test_an_invalid_number_of_prompt_tokens_is_rejected(
     bundles: dict[str, Path], prefill_chunk: Any, message: str
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         LLM(bundles["model"], device="cpu", threads=1, prefill_chunk=prefill_chunk)
 
 
-def test_a_draft_that_was_not_asked_for_a_while_is_fed_what_it_missed_of_all_texts_at_once(
-    bundles: dict[str, Path], alone: list[list[int]]
-) -> None:
-    """Beside three others nobody drafts; once they have left, the draft has missed prompts and output."""
-    with LLM(bundles["model"], device="cpu", threads=1, window={1: 4, 3: 0}) as llm:
+def test_a_draft_catches_up_on_all_texts_in_one_call(bundles: dict[str, Path], alone: list[list[int]]) -> None:
+    """No round drafts with three other requests. After they end, the draft has missed prompts and output."""
+    with LLM(bundles["model"], device="cpu", threads=1, num_draft_tokens={1: 4, 3: 0}) as llm:
         outputs = Traffic(llm, [(6, 0, None), (2, 0, None), (3, 2, None), (5, 1, None), (6, 4, None)]).run()
         assert [output.token_ids for _, output in sorted(outputs.items())] == [alone[i] for i in (6, 2, 3, 5, 6)]
         assert llm.metrics.drafted > 0

@@ -1,4 +1,4 @@
-"""Rounds over a paged cache give the text of rounds over a linear one, and requests share its memory without harm."""
+"""Paged caches give the same texts as linear caches, and requests share the memory of a paged cache safely."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
-from tandemrt.engines.contract import BLOCK_SIZE
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.export.bundle.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
-from tandemrt.runtime.round.round import Round
-from tests.engine.test_invisible import REQUESTS, outputs, told
+from tandemrt.runtime.requests.round import Round
+from tests.engine.test_invisible import REQUESTS, output_of, outputs
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, Clock
 
@@ -37,8 +37,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def plain(bundles: dict[str, Path]) -> list[Any]:
-    return [told(output) for output in outputs(bundles["linear"], window=0)]
+def autoregressive(bundles: dict[str, Path]) -> list[Any]:
+    return [output_of(output) for output in outputs(bundles["linear"], num_draft_tokens=0)]
 
 
 @pytest.fixture
@@ -48,58 +48,60 @@ def llm(bundles: dict[str, Path]) -> Iterator[LLM]:
 
 
 def table(llm: LLM) -> BlockTable:
-    room = llm.loop.room
-    assert isinstance(room, BlockTable)
-    return room
+    cache_manager = llm.loop.cache_manager
+    assert isinstance(cache_manager, BlockTable)
+    return cache_manager
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 8, {1: 8, 2: 3, 3: 0}, {1: 2, 4: 0}])
-def test_paged_rounds_give_the_text_of_linear_ones(bundles: dict[str, Path], plain: list[Any], window: Any) -> None:
-    paged = outputs(bundles["paged"], device="cpu", window=window)
-    assert [told(output) for output in paged] == plain
+def test_a_paged_cache_gives_the_texts_of_a_linear_one(
+    bundles: dict[str, Path], autoregressive: list[Any], window: Any
+) -> None:
+    paged = outputs(bundles["paged"], device="cpu", num_draft_tokens=window)
+    assert [output_of(output) for output in paged] == autoregressive
     assert window == 0 or sum(output.speculation.num_accepted_draft_tokens for output in paged) > 0
 
 
 @pytest.mark.parametrize("cache_tokens", [128, 192, 300])
 def test_requests_share_little_memory_and_change_no_token(
-    bundles: dict[str, Path], plain: list[Any], cache_tokens: int
+    bundles: dict[str, Path], autoregressive: list[Any], cache_tokens: int
 ) -> None:
     with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=cache_tokens) as llm:
         most = [0]
-        step = llm.loop.tandem.score
+        step = llm.loop.target.score
 
         def score(this: Round) -> None:
             most[0] = max(most[0], llm.running)
             step(this)
 
-        llm.loop.tandem.score = score  # type: ignore[method-assign]
+        llm.loop.target.score = score  # type: ignore[method-assign]
         found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
-        assert [told(output) for output in found] == plain
-        assert most[0] <= table(llm).allocator.blocks - 1  # a block each, at least
+        assert [output_of(output) for output in found] == autoregressive
+        assert most[0] <= table(llm).allocator.blocks - 1  # at least one block each
         assert table(llm).allocator.available == table(llm).allocator.blocks - 1
         assert not table(llm).device.any()
 
 
-def test_what_others_left_in_the_cache_is_never_read(llm: LLM, plain: list[Any]) -> None:
+def test_stale_cache_entries_are_never_read(llm: LLM, autoregressive: list[Any]) -> None:
     with torch.inference_mode():
-        for cache in (llm.loop.tandem.cache, *llm.loop.drafter.caches):
+        for cache in (llm.loop.target.cache, *llm.loop.drafter.caches):
             for tensor in cache.tensors.values():
                 tensor.fill_(float("nan"))
     found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
-    assert [told(output) for output in found] == plain
+    assert [output_of(output) for output in found] == autoregressive
 
 
-def test_more_cache_tokens_than_the_machine_has_memory_for_are_refused(bundles: dict[str, Path]) -> None:
-    rule = r"cache_tokens: what rounds need must fit the \d+ bytes of 'cpu', received 1000000000000000, "
+def test_a_cache_larger_than_the_memory_is_rejected(bundles: dict[str, Path]) -> None:
+    rule = r"cache_tokens: caches and logits must fit into the \d+ bytes of 'cpu', received 1000000000000000, "
     with pytest.raises(BadRequest, match=rule):
         LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=10**15)
 
 
-def test_memory_for_less_than_one_request_is_refused_with_numbers(bundles: dict[str, Path]) -> None:
-    rule = "cache_tokens: must hold one request of the bundle's length 96 and its last window, 105 tokens in blocks of"
+def test_a_cache_too_small_for_one_request_is_rejected_with_numbers(bundles: dict[str, Path]) -> None:
+    rule = "cache_tokens: must hold one request of the bundle's length 96 and its last drafts, 105 tokens in blocks of"
     with pytest.raises(BadRequest, match=f"{rule} 64, received 64; give at least 128, or build .* limits.length"):
         LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=64)
-    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=65) as llm:  # two blocks, and scratch
+    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=65) as llm:  # two blocks, and the scratch block
         assert table(llm).allocator.blocks == 3
         assert len(llm.generate("fits", SamplingParams(ignore_eos=True)).token_ids) == 92
 
@@ -108,12 +110,12 @@ def test_memory_for_less_than_one_request_is_refused_with_numbers(bundles: dict[
     ("bundle", "cache_tokens", "message"),
     [
         ("linear", 100, "cache_tokens: this bundle's cache is linear, .* received 100"),
-        ("paged", 0, "cache_tokens: a cache must hold at least one token, received 0"),
+        ("paged", 0, "cache_tokens: must be at least 1 token, received 0"),
         ("paged", True, "cache_tokens: must be an integer, received True"),
         ("paged", 640.0, r"cache_tokens: must be an integer, received 640\.0"),
     ],
 )
-def test_a_cache_size_that_makes_no_sense_is_refused(
+def test_an_invalid_cache_size_is_rejected(
     bundles: dict[str, Path], bundle: str, cache_tokens: Any, message: str
 ) -> None:
     with pytest.raises(BadRequest, match=message):
@@ -121,10 +123,10 @@ def test_a_cache_size_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "error"])
-def test_memory_comes_back_from_requests_that_were_interrupted_in_the_middle_of_their_text(
+def test_interrupted_requests_free_their_memory(
     llm: LLM, clock: Clock, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    """Four of them run, two more wait: all end with the same reason, those in slots with text."""
+    """Four requests run and two wait. All end with the same reason, and those in slots keep their text."""
     ended, sent = threading.Semaphore(0), threading.Event()
     outputs: list[RequestOutput] = []
     heard: set[int] = set()
@@ -135,7 +137,7 @@ def test_memory_comes_back_from_requests_that_were_interrupted_in_the_middle_of_
         if reason == "timeout":
             clock.ahead = 7200.0
         if reason == "error":
-            monkeypatch.setattr(llm.loop.tandem, "score", fail)
+            monkeypatch.setattr(llm.loop.target, "score", fail)
         for request in requests if reason == "cancelled" else ():
             llm.cancel(request)
 
@@ -160,20 +162,20 @@ def test_memory_comes_back_from_requests_that_were_interrupted_in_the_middle_of_
     assert sorted(bool(output.token_ids) for output in outputs) == [False] * 2 + [True] * 4
     assert len(llm.generate("last", SamplingParams(max_tokens=2, ignore_eos=True)).token_ids) == 2
     assert table(llm).allocator.available == table(llm).allocator.blocks - 1
-    assert not llm.loop.tandem.state.view("length", 4).any()
+    assert not llm.loop.target.state.view("length", 4).any()
 
 
-def test_a_request_has_memory_for_all_that_its_next_round_writes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What had none would be written to the block that all rows share, where nobody else may be looking."""
-    written, score = [], llm.loop.tandem.score
+def test_a_request_owns_blocks_for_every_token_of_its_next_round(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens without a block would be written to the scratch block that all rows share."""
+    written, score = [], llm.loop.target.score
 
     def watched(this: Round) -> None:
         score(this)
         for slot in this.rows:
-            end = int(llm.loop.tandem.state.view("length", slot + 1)[slot]) + this.window + 1
-            written.append((end, BLOCK_SIZE * table(llm).allocator.held(slot)))
+            end = int(llm.loop.target.state.view("length", slot + 1)[slot]) + this.window + 1
+            written.append((end, BLOCK_SIZE * table(llm).allocator.num_blocks(slot)))
 
-    monkeypatch.setattr(llm.loop.tandem, "score", watched)
+    monkeypatch.setattr(llm.loop.target, "score", watched)
     llm.generate(["a prompt", "b" * 50], SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=1))
     assert all(end <= held for end, held in written)
     assert {held for _, held in written} == {BLOCK_SIZE, 2 * BLOCK_SIZE}, "memory grows with the text"
@@ -185,19 +187,19 @@ def test_by_default_the_pool_holds_every_slot_at_its_full_length(llm: LLM) -> No
     assert table(llm).allocator.available == limits.batch * blocks
 
 
-def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_ones_run(
+def test_a_request_whose_block_table_fails_ends_with_an_error_and_later_ones_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real, broken = llm.loop.room.reserve, [True, True]
+    real, broken = llm.loop.cache_manager.reserve, [True, True]
 
     def reserve(slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
-        room: int | None = real(slot, tokens, hashes)
+        found: int | None = real(slot, tokens, hashes)
         if broken:
             broken.pop()
             raise RuntimeError("the device is gone")
-        return room
+        return found
 
-    monkeypatch.setattr(llm.loop.room, "reserve", reserve)
+    monkeypatch.setattr(llm.loop.cache_manager, "reserve", reserve)
     outputs = llm.generate(
         ["first", "second", "third"], SamplingParams(max_tokens=4, ignore_eos=True, timeout_s=PATIENCE_S)
     )
@@ -207,11 +209,11 @@ def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_o
     assert table(llm).allocator.available == table(llm).allocator.blocks - 1
 
 
-def test_with_profile_the_pieces_of_a_round_are_timed_and_add_up(bundles: dict[str, Path]) -> None:
+def test_profile_times_the_parts_of_a_round_and_they_add_up(bundles: dict[str, Path]) -> None:
     with LLM(bundles["paged"], device="cpu", threads=1, profile=True) as llm:
         llm.generate("timed", SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True))
         ms = llm.metrics.device_ms_per_round
         assert llm.metrics.timed_rounds == llm.metrics.rounds - 1
         assert ms["round"] > ms["target"] > 0
-        assert ms["round"] == pytest.approx(sum(ms[piece] for piece in ms if piece != "round"))
+        assert ms["round"] == pytest.approx(sum(ms[phase] for phase in ms if phase != "round"))
         assert ms["idle"] > 0

@@ -1,4 +1,4 @@
-"""Penalties and biases from end to end: the text of plain decoding, whatever is drafted, and that of transformers."""
+"""Penalties and biases end to end: the text of autoregressive decoding for any draft, and of transformers."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from tandemrt import LLM, RequestOutput, SamplingParams
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.requests.round import Round
 from tests.engine.test_invisible import REQUESTS as UNADJUSTED
-from tests.engine.test_invisible import SCHEMA, hold_backwards_and_alone, outputs, told
+from tests.engine.test_invisible import SCHEMA, check_reversed_and_one_by_one, output_of, outputs
 
-LOUD = dict.fromkeys(range(65, 75), 4.0)  # a few tokens that are likely now, so that texts repeat themselves
+LOUD = dict.fromkeys(range(65, 75), 4.0)  # a few likely tokens, so that texts repeat themselves
 PENALTIES: list[dict[str, Any]] = [
     {"presence_penalty": 1.5},
     {"frequency_penalty": 0.7, "logit_bias": LOUD},
@@ -31,58 +31,64 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_bundle: Path) -> list[Any]:
-    return [told(output) for output in outputs(tiny_bundle, requests=REQUESTS, window=0)]
+def autoregressive(tiny_bundle: Path) -> list[Any]:
+    return [output_of(output) for output in outputs(tiny_bundle, requests=REQUESTS, num_draft_tokens=0)]
 
 
-def test_every_penalty_changes_its_text(tiny_bundle: Path, plain: list[Any]) -> None:
+def test_every_penalty_changes_its_text(tiny_bundle: Path, autoregressive: list[Any]) -> None:
     bare = [(prompt, {k: v for k, v in params.items() if k not in PENALTIES[3]}) for prompt, params in REQUESTS]
-    unadjusted = [told(output) for output in outputs(tiny_bundle, requests=bare, window=0)]
-    changed = [a[0] != b[0] for a, b in zip(plain, unadjusted, strict=True)]
+    unadjusted = [output_of(output) for output in outputs(tiny_bundle, requests=bare, num_draft_tokens=0)]
+    changed = [a[0] != b[0] for a, b in zip(autoregressive, unadjusted, strict=True)]
     assert changed == [True] * 10 + [False] * 4
 
 
 @pytest.mark.parametrize("window", [1, 3, 8])
-def test_any_window_gives_the_text_of_plain_decoding(tiny_bundle: Path, plain: list[Any], window: int) -> None:
-    speculated = outputs(tiny_bundle, requests=REQUESTS, window=window)
-    assert [told(output) for output in speculated] == plain
-    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated[:10]) > 20
+def test_any_draft_window_gives_the_text_of_autoregressive_decoding(
+    tiny_bundle: Path, autoregressive: list[Any], window: int
+) -> None:
+    speculative = outputs(tiny_bundle, requests=REQUESTS, num_draft_tokens=window)
+    assert [output_of(output) for output in speculative] == autoregressive
+    assert sum(output.speculation.num_accepted_draft_tokens for output in speculative[:10]) > 20
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_overlap_changes_no_token(tiny_bundle: Path, plain: list[Any], overlap: bool) -> None:
-    assert [told(o) for o in outputs(tiny_bundle, requests=REQUESTS, window=4, overlap=overlap)] == plain
+def test_overlap_changes_no_token(tiny_bundle: Path, autoregressive: list[Any], overlap: bool) -> None:
+    assert [
+        output_of(o) for o in outputs(tiny_bundle, requests=REQUESTS, num_draft_tokens=4, overlap=overlap)
+    ] == autoregressive
 
 
-def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) -> None:
+def test_ngram_drafts_change_no_token(ngram_bundle: Path, autoregressive: list[Any]) -> None:
     looked_up = outputs(ngram_bundle, requests=REQUESTS)
-    assert [told(output) for output in looked_up] == plain
+    assert [output_of(output) for output in looked_up] == autoregressive
     assert sum(output.speculation.num_draft_tokens for output in looked_up[:10]) > 20
 
 
-def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
-    hold_backwards_and_alone(tiny_bundle, REQUESTS, plain)
+def test_other_requests_and_slots_change_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:
+    check_reversed_and_one_by_one(tiny_bundle, REQUESTS, autoregressive)
 
 
-def test_the_rejection_rule_repeats_itself_and_harms_no_coupled_neighbour(tiny_bundle: Path, plain: list[Any]) -> None:
+def test_the_rejection_rule_is_reproducible_and_changes_no_coupled_request(
+    tiny_bundle: Path, autoregressive: list[Any]
+) -> None:
     mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(REQUESTS)]
     first, second = (outputs(tiny_bundle, requests=mixed) for _ in range(2))
-    assert [told(output) for output in first] == [told(output) for output in second]
-    assert [told(output) for output in first[::2]] == plain[::2]
-    assert [told(output) for output in first[:4]] == plain[:4]  # greedy, whatever the rule
+    assert [output_of(output) for output in first] == [output_of(output) for output in second]
+    assert [output_of(output) for output in first[::2]] == autoregressive[::2]
+    assert [output_of(output) for output in first[:4]] == autoregressive[:4]  # greedy, so equal under every rule
 
 
 @pytest.mark.parametrize("window", [0, 8])
 @pytest.mark.parametrize("penalties", PENALTIES, ids=str)
 def test_a_greedy_text_is_that_of_transformers(tiny_bundle: Path, penalties: dict[str, Any], window: int) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, window=window, **penalties)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, num_draft_tokens=window, **penalties)
     with LLM(tiny_bundle, threads=1) as llm:
         output = llm.generate("compare the text", params)
     assert output.token_ids == by_transformers(tiny_bundle.parent / "target", output, params)
 
 
 def by_transformers(checkpoint: Path, output: RequestOutput, params: SamplingParams) -> list[int]:
-    """The processors of transformers in the order of vLLM; OpenAI's penalties, for which there is none, by formula."""
+    """The processors of transformers in the order of vLLM. OpenAI's penalties have none and are computed by formula."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
     repetition = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
     biases = [[[token], bias] for token, bias in (params.logit_bias or {}).items()]
@@ -91,7 +97,7 @@ def by_transformers(checkpoint: Path, output: RequestOutput, params: SamplingPar
     while len(tokens) < len(output.token_ids):
         text = torch.tensor([prompt + tokens])
         with torch.no_grad():
-            logits = model(text).logits[:, -1, : 262 + 5]  # ids behind the tokenizer's are padding
+            logits = model(text).logits[:, -1, : 262 + 5]  # ids beyond the tokenizer's are padding
         logits = SequenceBiasLogitsProcessor(biases)(text, logits) if biases else logits
         logits = repetition(text, logits)
         for token, count in Counter(tokens).items():
@@ -100,7 +106,7 @@ def by_transformers(checkpoint: Path, output: RequestOutput, params: SamplingPar
     return tokens
 
 
-def test_a_large_bias_forces_a_token_or_keeps_it_out(tiny_bundle: Path) -> None:
+def test_a_large_bias_forces_or_excludes_a_token(tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
         forced = llm.generate("x", SamplingParams(seed=1, max_tokens=20, logit_bias={70: 100}))
         assert forced.token_ids == [70] * 20
@@ -113,7 +119,7 @@ def test_a_large_bias_forces_a_token_or_keeps_it_out(tiny_bundle: Path) -> None:
 
 
 def test_no_bias_breaks_a_constraint(tiny_bundle: Path) -> None:
-    """Masks come last: what they forbid stays forbidden, and what they leave alone stays possible."""
+    """Masks apply last: masked tokens stay masked, and allowed tokens stay possible."""
     with LLM(tiny_bundle, threads=1) as llm:
         digits = {"structured_outputs": {"regex": "[0-9]{4}"}, "thinking_token_budget": 0, "seed": 2}
         for bias in ({70: 100}, dict.fromkeys(range(15, 25), -100), {llm.bundle.stop_ids[0]: 100}):
@@ -123,20 +129,20 @@ def test_no_bias_breaks_a_constraint(tiny_bundle: Path) -> None:
         assert llm.generate("x", SamplingParams(seed=2, **ids)).token_ids == [71] * 5
 
 
-def test_rounds_without_penalties_adjust_nothing(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_without_penalties_run_no_adjustment(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
-        tandem, columns = llm.loop.tandem, []
-        adjust = tandem.adjust
+        target, columns = llm.loop.target, []
+        adjust = target.adjust
 
         def record(this: Round) -> None:
-            columns.append(tandem.buffers.entries.columns)
+            columns.append(target.buffers.entries.columns)
             adjust(this)
 
-        monkeypatch.setattr(tandem, "adjust", record)
+        monkeypatch.setattr(target, "adjust", record)
         llm.generate("x", SamplingParams(seed=1, max_tokens=10))
         assert set(columns) == {0}
         llm.generate("x", SamplingParams(seed=1, max_tokens=10, presence_penalty=1))
         assert set(columns) == {0, 64}
         llm.generate("x", SamplingParams(seed=1, max_tokens=10))
-        assert tandem._adjust_call.cache_info().currsize <= 2
+        assert target._adjust_call.cache_info().currsize <= 2
         assert columns[-1] == 0

@@ -1,4 +1,4 @@
-"""A request that gives its memory back is the same request: it goes on, or ends with what it has, as any other."""
+"""A preempted request continues later with the same text, or ends like any other request."""
 
 import logging
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.errors import QueueFull
+from tandemrt.engines.validation.errors import QueueFull
 from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.requests.request import Request
-from tests.engine.test_prefix_caching import bundle, bundles, forgetful
+from tests.engine.test_prefix_caching import bundle, bundles, llm_without_caching
 from tests.waiting import Clock
 
-__all__ = ["bundle", "bundles", "forgetful"]  # fixtures
+__all__ = ["bundle", "bundles", "llm_without_caching"]
 
-PROMPTS = [[at, *range(100, 199)] for at in range(3)]  # two blocks each, of five, and three for their texts
+PROMPTS = [[at, *range(100, 199)] for at in range(3)]  # two blocks each, of five; their texts need three
 
 
-class Driven:
-    """A runtime with little memory, stepped by hand: three requests that cannot all stay."""
+class ManualRuntime:
+    """A runtime with little memory, stepped manually, with three requests that do not all fit."""
 
     def __init__(self, llm: LLM, **params: Any) -> None:
         self.llm = llm
@@ -38,24 +38,24 @@ class Driven:
         self.requests.append(waiting.request)
 
     def step(self) -> None:
-        with self.llm.loop.clock.active():
+        with self.llm.loop.streams.active():
             self.llm.loop.step()
 
     def until_one_is_preempted_with_text(self) -> int:
-        """Its number; it has told some of its text."""
+        """Return its number. It has emitted some text."""
         while self.llm.waiting or self.llm.running:
             self.step()
             for waiting in self.llm._scheduler._preempted:
                 at = self.requests.index(waiting.request)
-                if self.told(at):
+                if self.output_of(at):
                     return at
-        raise AssertionError("nobody was preempted")
+        raise AssertionError("no request was preempted")
 
     def finish(self) -> None:
         while self.llm.waiting or self.llm.running:
             self.step()
 
-    def told(self, at: int) -> list[int]:
+    def output_of(self, at: int) -> list[int]:
         return [token for item in self.heard[at] for token in item.token_ids]
 
     def output(self, at: int) -> Any:
@@ -69,28 +69,30 @@ def llm(bundle: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 @pytest.fixture
-def alone(forgetful: LLM) -> list[list[int]]:
+def alone(llm_without_caching: LLM) -> list[list[int]]:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=90, ignore_eos=True)
-    return [forgetful.generate(prompt, params).token_ids for prompt in PROMPTS]
+    return [llm_without_caching.generate(prompt, params).token_ids for prompt in PROMPTS]
 
 
-def test_it_goes_on_where_it_was_and_nobody_can_tell(llm: LLM, alone: list[list[int]]) -> None:
-    driven = Driven(llm)
+def test_a_preempted_request_continues_with_the_same_text(llm: LLM, alone: list[list[int]]) -> None:
+    driven = ManualRuntime(llm)
     victim = driven.until_one_is_preempted_with_text()
-    before = driven.told(victim)
+    before = driven.output_of(victim)
     driven.finish()
-    assert [driven.told(at) for at in range(3)] == alone
+    assert [driven.output_of(at) for at in range(3)] == alone
     assert 0 < len(before) < 90
     assert llm.metrics.preemptions > 0
     assert [driven.output(at).finish_reason for at in range(3)] == ["length"] * 3
+    assert llm.metrics.cached > 0, "it finds its own blocks"
+    assert [driven.output(at).num_cached_tokens for at in range(3)] == [0] * 3, "of the prompt, when it first joined"
     steps = [driven.output(at).speculation for at in range(3)]
     assert sum(each.num_spec_steps for each in steps) == llm.metrics.steps == llm.metrics.accepted_per_step.count
     assert llm.metrics.queue_seconds.count == llm.metrics.time_to_first_token_seconds.count == 3
     assert llm.metrics.inter_token_seconds.count == 3 * 89
 
 
-def test_the_youngest_gives_its_memory_back_and_is_next_to_have_some(llm: LLM) -> None:
-    driven = Driven(llm)
+def test_the_youngest_request_is_preempted_and_resumed_first(llm: LLM) -> None:
+    driven = ManualRuntime(llm)
     gone: list[list[int]] = []
     while llm.waiting or llm.running:
         driven.step()
@@ -101,10 +103,10 @@ def test_the_youngest_gives_its_memory_back_and_is_next_to_have_some(llm: LLM) -
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "closed"])
-def test_it_can_end_while_it_waits_and_keeps_its_text(
+def test_a_preempted_request_may_end_while_it_waits_and_keeps_its_text(
     llm: LLM, alone: list[list[int]], clock: Clock, reason: str
 ) -> None:
-    driven = Driven(llm, timeout_s=3600.0)
+    driven = ManualRuntime(llm, timeout_s=3600.0)
     victim = driven.until_one_is_preempted_with_text()
     if reason == "cancelled":
         llm.cancel(driven.requests[victim])
@@ -115,39 +117,39 @@ def test_it_can_end_while_it_waits_and_keeps_its_text(
     driven.step()
     output = driven.output(victim)
     assert output.finish_reason == ("timeout" if reason == "timeout" else "cancelled")
-    assert output.token_ids == driven.told(victim) == alone[victim][: len(output.token_ids)]
+    assert output.token_ids == driven.output_of(victim) == alone[victim][: len(output.token_ids)]
     assert len(output.token_ids) > 0
     assert output.speculation.num_spec_steps > 0
     driven.finish()
     assert sum(llm.metrics.finished.values()) == 3
-    room = llm.loop.room
-    assert isinstance(room, BlockTable)
-    assert room.allocator.available == 5
+    cache_manager = llm.loop.cache_manager
+    assert isinstance(cache_manager, BlockTable)
+    assert cache_manager.allocator.available == 5
 
 
-def test_it_hears_that_the_loop_died(llm: LLM, alone: list[list[int]]) -> None:
-    driven = Driven(llm)
+def test_a_preempted_request_gets_the_error_of_a_dead_loop(llm: LLM, alone: list[list[int]]) -> None:
+    driven = ManualRuntime(llm)
     victim = driven.until_one_is_preempted_with_text()
-    llm.loop.die(RuntimeError("nobody's"))
+    llm.loop.die(RuntimeError("the loop's"))
     output = driven.output(victim)
-    assert (output.finish_reason, output.error) == ("error", "RuntimeError: nobody's")
+    assert (output.finish_reason, output.error) == ("error", "RuntimeError: the loop's")
     assert output.token_ids == alone[victim][: len(output.token_ids)] != []
     assert llm.metrics.finished == {"error": 3}
 
 
-def test_a_round_that_fails_is_not_its_own(llm: LLM, alone: list[list[int]]) -> None:
-    driven = Driven(llm)
+def test_a_failed_round_does_not_end_a_preempted_request(llm: LLM, alone: list[list[int]]) -> None:
+    driven = ManualRuntime(llm)
     victim = driven.until_one_is_preempted_with_text()
     llm.loop.fail(RuntimeError("the engine failed"))
     driven.finish()
-    assert driven.told(victim) == alone[victim]
+    assert driven.output_of(victim) == alone[victim]
     assert llm.metrics.finished["length"] >= 1
 
 
-def test_it_takes_no_place_in_the_queue_and_leaves_none_to_others(llm: LLM) -> None:
-    driven = Driven(llm)
+def test_a_preempted_request_does_not_count_against_the_queue_limit(llm: LLM) -> None:
+    driven = ManualRuntime(llm)
     assert driven.until_one_is_preempted_with_text() == 1
-    with pytest.raises(QueueFull):  # the queue holds one, and the third is there
+    with pytest.raises(QueueFull):  # the queue holds one request, and the third one is in it
         driven.send(PROMPTS[0])
     driven.requests[2].cancel()
     driven.step()
@@ -157,7 +159,7 @@ def test_it_takes_no_place_in_the_queue_and_leaves_none_to_others(llm: LLM) -> N
     assert [driven.output(at).finish_reason for at in (0, 1, 3)] == ["length"] * 3
 
 
-def test_one_whose_slot_cannot_be_emptied_goes_on_all_the_same(
+def test_a_request_whose_slot_cannot_be_cleared_still_continues(
     llm: LLM, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real, broken = llm.loop.drafter.leave, [True]
@@ -168,8 +170,8 @@ def test_one_whose_slot_cannot_be_emptied_goes_on_all_the_same(
             raise RuntimeError("the drafter is gone")
 
     monkeypatch.setattr(llm.loop.drafter, "leave", leave)
-    driven = Driven(llm)
+    driven = ManualRuntime(llm)
     with caplog.at_level(logging.ERROR):
         driven.finish()
-    assert "a request gave its slot back, and something failed with it" in caplog.text
-    assert [driven.told(at) for at in range(3)] == alone
+    assert "preemption: freeing slot" in caplog.text
+    assert [driven.output_of(at) for at in range(3)] == alone

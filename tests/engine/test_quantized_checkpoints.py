@@ -1,4 +1,4 @@
-"""Checkpoints that come quantized: each way of storing weights, read as whoever writes it means it."""
+"""Quantized checkpoints: every storage format, compared with the definition of the library that writes it."""
 
 import json
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.export.model.opening import open_models
-from tandemrt.export.quantize.stored import read_blocks, read_matrix
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
-from tests.engine import narrow
+from tests.engine import quantized
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits
 from tests.makers import tiny_checkpoint, write_recipe
 
 TOKENS = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
-STATIC = 0.02  # of inputs
+STATIC = 0.02  # the static scale of inputs
 PROJECTION = "model.layers.1.self_attn.q_proj"
 
 
 def float8_group(per: str, **inputs: object) -> dict[str, object]:
-    """A quantization_config of compressed-tensors as llm-compressor writes it."""
+    """Return a quantization_config of compressed-tensors as llm-compressor writes it."""
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": per, "dynamic": False}
     if per == "block":
         weights |= {"block_structure": [128, 128]}
@@ -53,25 +53,27 @@ def int4_group(group: int, symmetric: bool) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Float8:
-    """A way of storing float8: its config, block, the names of its scales, and how inputs are rounded."""
+    """A float8 storage format: its config, group shape, scale names, and rounding of inputs."""
 
     config: dict[str, object]
     block: tuple[int, int]
     scale: str = "weight_scale"
     input_scale: str | None = None
-    shape: tuple[int, ...] | None = None  # of the scales, where it is not that of the blocks
-    inputs: int | None = 0  # values that share a scale; None: inputs are whole
+    shape: tuple[int, ...] | None = None  # of the scales, if it differs from the number of groups
+    inputs: int | None = 0  # values per scale; None: unquantized inputs
 
-    def store(self, weight: torch.Tensor) -> tuple[narrow.Stored, torch.Tensor]:
-        bits, scale, meant = narrow.float8(weight, self.block)
+    def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
+        bits, scale, meant = quantized.float8(weight, self.block)
         stored = {"weight": bits, self.scale: scale if self.shape is None else scale.reshape(self.shape)}
         return stored | ({self.input_scale: torch.tensor(STATIC)} if self.input_scale else {}), meant
 
     def write(self, folder: Path) -> PreTrainedModel:
         static = STATIC if self.input_scale else None
         if self.inputs is None:
-            return narrow.write(folder, self.config, self.store)
-        return narrow.write(folder, self.config, self.store, lambda x: narrow.rounded(x, static, self.inputs or 0))
+            return quantized.write(folder, self.config, self.store)
+        return quantized.write(
+            folder, self.config, self.store, lambda x: quantized.rounded(x, static, self.inputs or 0)
+        )
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
@@ -97,15 +99,15 @@ FLOAT8 = {
 
 
 @pytest.mark.parametrize("case", FLOAT8)
-def test_float8_gives_the_logits_that_the_checkpoint_means(tmp_path, case):
+def test_float8_logits_match_the_dequantized_checkpoint(tmp_path, case):
     expected = expected_logits(FLOAT8[case].write(tmp_path), TOKENS)
     found = Decoder(tmp_path, "grouped", batch=1)([TOKENS], [0])[0]
-    # A last bit of an input can fall to the other side of a step of float8, a sixteenth of the value.
+    # The last bit of an input can move it across a rounding boundary of float8, a sixteenth of the value.
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("case", FLOAT8)
-def test_float8_is_read_for_rounding_anew(tmp_path, case):
+def test_float8_weights_can_be_read_as_float32(tmp_path, case):
     model = FLOAT8[case].write(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)
@@ -113,7 +115,7 @@ def test_float8_is_read_for_rounding_anew(tmp_path, case):
     np.testing.assert_array_equal(found, model.get_submodule(PROJECTION).weight.detach().numpy())
 
 
-def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(tmp_path):
+def test_a_token_has_the_same_bits_in_any_window_and_batch(tmp_path):
     FLOAT8["compressed-tensors, channel, inputs by token"].write(tmp_path)
     rows, length = 5, 10
     texts = torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(1)).tolist()
@@ -134,20 +136,20 @@ AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "modules_to_not_conv
 
 @dataclass(frozen=True)
 class Int4:
-    """A way of storing 4 bits: its layout, groups, whether with zero points, and its config."""
+    """A 4-bit storage format: its layout, group size, zero points, and config."""
 
     layout: str
     group: int
     zeros: bool
     config: dict[str, object]
 
-    def store(self, weight: torch.Tensor) -> tuple[narrow.Stored, torch.Tensor]:
-        integers, scale, zero = narrow.int4(weight, self.group, self.zeros)
+    def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
+        integers, scale, zero = quantized.int4(weight, self.group, self.zeros)
         meant = (integers.unflatten(1, (-1, self.group)) - zero[..., None]) * scale[..., None]
-        return narrow.pack(self.layout, integers, scale, zero, zeros=self.zeros), meant.flatten(1)
+        return quantized.pack(self.layout, integers, scale, zero, zeros=self.zeros), meant.flatten(1)
 
     def write(self, folder: Path) -> PreTrainedModel:
-        return narrow.write(folder, self.config, self.store)
+        return quantized.write(folder, self.config, self.store)
 
 
 GPTQ_V2 = GPTQ | {"group_size": 32, "sym": False, "checkpoint_format": "gptq_v2"}
@@ -158,26 +160,27 @@ INT4 = {
     "gptq, zero points": Int4("gptq", 128, True, GPTQ | {"group_size": 128, "sym": False}),
     "gptq_v2, zero points": Int4("gptq_v2", 32, True, GPTQ_V2),
     "awq": Int4("awq", 128, True, AWQ | {"group_size": 128, "zero_point": True}),
+    "awq, symmetric": Int4("awq", 64, False, AWQ | {"group_size": 64, "zero_point": False}),
 }
 
 
 @pytest.mark.parametrize("case", INT4)
-def test_4_bits_are_packed_anew_with_the_values_that_the_checkpoint_means(tmp_path, case):
+def test_repacked_4_bit_weights_keep_their_values(tmp_path, case):
     model = INT4[case].write(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)
-    found = read_blocks(PROJECTION, checkpoint.tensors, scheme)
-    np.testing.assert_array_equal(found.restored, model.get_submodule(PROJECTION).weight.detach().numpy())
+    found = read_low_bit(PROJECTION, checkpoint.tensors, scheme)
+    np.testing.assert_array_equal(found.dequantized, model.get_submodule(PROJECTION).weight.detach().numpy())
 
     expected = expected_logits(model, TOKENS)
-    narrow.packed(tmp_path)
+    quantized.packed(tmp_path)
     found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
 
 
-def test_a_checkpoint_of_4_bits_keeps_what_it_has_whole(tmp_path):
+def test_a_4_bit_checkpoint_keeps_its_unquantized_tensors(tmp_path):
     INT4["awq"].write(tmp_path)
-    before, after = Checkpoint.open(tmp_path).tensors, narrow.packed(tmp_path).tensors
+    before, after = Checkpoint.open(tmp_path).tensors, quantized.packed(tmp_path).tensors
     assert after["lm_head.weight"].shape == before["lm_head.weight"].shape
     assert not [name for name in after if "qweight" in name or "qzeros" in name]
 
@@ -198,7 +201,7 @@ def edited(folder: Path, **changes: torch.Tensor | None) -> None:
         (float("inf"), "finite.*inf"),
     ],
 )
-def test_a_scale_that_is_none_is_refused(tmp_path, value, message):
+def test_an_invalid_scale_is_rejected(tmp_path, value, message):
     FLOAT8["compressed-tensors, channel, inputs whole"].write(tmp_path)
     scale = load_file(tmp_path / "model.safetensors")[f"{PROJECTION}.weight_scale"]
     scale[7] = value
@@ -207,74 +210,74 @@ def test_a_scale_that_is_none_is_refused(tmp_path, value, message):
         Decoder(tmp_path, "grouped", batch=1)
 
 
-def test_scales_of_another_shape_are_refused(tmp_path):
+def test_scales_of_another_shape_are_rejected(tmp_path):
     FLOAT8["fp8, block"].write(tmp_path)
     edited(tmp_path, weight_scale_inv=torch.ones(2, 3))
     with pytest.raises(BadCheckpoint, match=r"weight_scale_inv' should have shape \[2, 2\].*\[2, 3\]"):
         Decoder(tmp_path, "grouped", batch=1)
 
 
-def test_weights_that_are_not_what_the_config_says_are_refused(tmp_path):
+def test_weights_that_contradict_the_config_are_rejected(tmp_path):
     FLOAT8["fp8, block"].write(tmp_path)
     edited(tmp_path, weight=torch.ones(256, 256))
     with pytest.raises(BadCheckpoint, match=r"q_proj.weight' should be float8_e4m3fn, it is float32"):
         Decoder(tmp_path, "grouped", batch=1)
 
 
-def test_another_order_of_packing_is_refused_by_shape(tmp_path):
+def test_another_packing_order_is_rejected_by_its_shape(tmp_path):
     INT4["awq"].write(tmp_path)
     edit_config(tmp_path, quantization_config=GPTQ | {"group_size": 128, "sym": False})
     with pytest.raises(
         BadCheckpoint, match=r"'model.layers.0.*scales' should be .*\[\d+, \d+\] by .*it is float16\[2, \d+\]"
     ):
-        narrow.packed(tmp_path)
+        quantized.packed(tmp_path)
 
 
-def test_columns_out_of_order_are_refused(tmp_path):
+def test_reordered_columns_are_rejected(tmp_path):
     INT4["gptq"].write(tmp_path)
     order = torch.arange(256, dtype=torch.int32) // 64
     order[[3, 200]] = order[[200, 3]]
     edited(tmp_path, g_idx=order)
     with pytest.raises(BadCheckpoint, match=r"g_idx should give .* input 3 is in group 3; .*desc_act = false"):
-        narrow.packed(tmp_path)
+        quantized.packed(tmp_path)
 
 
-def test_4_bits_need_the_backend_that_has_products_of_them(tmp_path):
+def test_4_bits_need_a_backend_with_4_bit_matmuls(tmp_path):
     INT4["gptq"].write(tmp_path)
-    with pytest.raises(BadCheckpoint, match=r"4 bits run on backend onnxruntime-cpu alone"):
+    with pytest.raises(BadCheckpoint, match=r"4-bit weights run on backend onnxruntime-cpu only"):
         Decoder(tmp_path, "length", batch=1)
 
 
-def test_a_bundle_of_such_checkpoints_says_what_it_made_of_them_and_speculates_invisibly(tmp_path):
+def test_a_bundle_of_quantized_checkpoints_has_notes_and_speculates_invisibly(tmp_path):
     target = tiny_checkpoint(tmp_path / "target", seed=1)
-    narrow.rewrite(target, (float8 := FLOAT8["compressed-tensors, channel, inputs by token"]).config, float8.store)
+    quantized.rewrite(target, (float8 := FLOAT8["compressed-tensors, channel, inputs by token"]).config, float8.store)
     draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
-    narrow.rewrite(draft, GPTQ_V2, INT4["gptq_v2, zero points"].store)
+    quantized.rewrite(draft, GPTQ_V2, INT4["gptq_v2, zero points"].store)
     report = build(Recipe.load(write_recipe(tmp_path / "r.toml", target=target, draft=draft)), tmp_path / "out")
     assert report.notes == (
-        "target: weights come as fp8 (compressed-tensors), their bytes stay where they are; inputs of products are "
-        "rounded as they say (token)",
-        "draft: 7 weights of 4 bits (gptq) were packed anew, their values are the same",
+        "target: weights are stored as fp8 (compressed-tensors), their bytes stay where they are; inputs of matmuls "
+        "are rounded as the config says (token)",
+        "draft: 7 weights of 4 bits (gptq) were repacked, their values are the same",
     )
     assert report.manifest.files["target/model.safetensors"].size == (target / "model.safetensors").stat().st_size
     texts = []
     for window in (0, 4):
-        with LLM(tmp_path / "out", threads=1, window=window) as llm:
+        with LLM(tmp_path / "out", threads=1, num_draft_tokens=window) as llm:
             outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=16))
             texts.append([output.token_ids for output in outputs])
     assert texts[0] == texts[1]
 
 
-def test_a_module_that_is_left_out_is_whole_beside_others_that_are_not(tmp_path):
+def test_an_ignored_module_stays_unquantized(tmp_path):
     case = FLOAT8["compressed-tensors, channel, inputs by token"]
     model = case.write(tmp_path)
     left, kept = (
         "model.layers.0.self_attn.k_proj",
         torch.randn(128, 256, generator=torch.Generator().manual_seed(3)) / 16,
     )
-    product = model.get_submodule(left)
-    product._forward_pre_hooks.clear()
-    product.weight.data = kept
+    matmul = model.get_submodule(left)
+    matmul._forward_pre_hooks.clear()
+    matmul.weight.data = kept
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"{left}.weight_scale"]
     save_file(tensors | {f"{left}.weight": kept}, tmp_path / "model.safetensors")
@@ -299,29 +302,29 @@ RTX = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9", "12.0"]'
         (
             FLOAT8["compressed-tensors, channel, inputs whole"],
             CUDA,
-            "has weights in float8 beside inputs that are whole",
+            "has float8 weights with unquantized inputs",
         ),
         (FLOAT8["modelopt"], CUDA, r"needs target.dtype 'bfloat16' on a GPU: .*got 'float16'"),
         (FLOAT8["modelopt"], CUDA + '\ncache = "linear"', r"needs .*'onnxruntime-cuda' with cache = 'paged'; got"),
         (INT4["gptq_v2, zero points"], RTX, r"\(gptq\) needs weights in float8"),
-        (FLOAT8["compressed-tensors, channel, inputs by token"], RTX, "inputs that are whole, or have static scales"),
+        (FLOAT8["compressed-tensors, channel, inputs by token"], RTX, "inputs that are unquantized, or have static"),
         (FLOAT8["modelopt"], RTX.replace("8.9", "8.6"), "needs compute capability 8.9 or later; got 8.6 in"),
     ],
 )
-def test_backends_without_products_for_it_are_refused_before_anything_is_built(tmp_path, case, backend, message):
+def test_backends_without_quantized_matmuls_are_rejected_before_the_build(tmp_path, case, backend, message):
     target = tiny_checkpoint(tmp_path / "target")
-    narrow.rewrite(target, case.config, case.store)
+    quantized.rewrite(target, case.config, case.store)
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, dtype="float16", backend=backend))
     with pytest.raises(BadRecipe, match=message):
         open_models(recipe)
 
 
-def test_tensorrt_rtx_builds_products_of_float8_ahead_of_time(tmp_path):
+def test_tensorrt_rtx_builds_float8_matmuls_ahead_of_time(tmp_path):
     target, case = tiny_checkpoint(tmp_path / "target", layers=1), FLOAT8["modelopt"]
-    narrow.rewrite(target, case.config, case.store)
+    quantized.rewrite(target, case.config, case.store)
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, dtype="float16", backend=RTX))
     build(recipe, tmp_path / "out")
     report = json.loads((tmp_path / "out" / "target" / "model.inspect.json").read_text())
     layers = report["network_layers"]
     assert report["built_for"] == "sm_89+sm_120"
-    assert (layers["QUANTIZE"], layers["DEQUANTIZE"]) == (7, 14)  # the inputs of each product, and its weight too
+    assert (layers["QUANTIZE"], layers["DEQUANTIZE"]) == (7, 14)  # the inputs of each matmul, and its weight too

@@ -1,8 +1,9 @@
-"""What a request asks for is what it gets: each parameter, through the Python face, where nothing else could do it.
+"""Every parameter of a request has its effect through the Python API.
 
 A bias of 100 makes the model say what a test wants it to say, so that only the parameter decides what becomes of it.
 """
 
+import asyncio
 import sys
 import threading
 import time
@@ -15,12 +16,14 @@ import pytest
 import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadRequest, QueueFull
+from tandemrt.export.bundle.build import build
 from tandemrt.runtime.cli.calibrate import SCALES, acceptance_lengths
-from tandemrt.runtime.grammars.grammar import GrammarCompiler
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.grammars.compiler import GrammarCompiler
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.workers.clients import Client
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, eventually
 
@@ -86,7 +89,7 @@ def test_an_output_ends_at_max_tokens_inside_a_forced_end_as_well(ask, max_token
 
 def test_a_window_of_0_drafts_nothing(ask, opened: LLM) -> None:
     before = opened.metrics.copy()
-    record = ask("x", window=0, max_tokens=10, ignore_eos=True).speculation
+    record = ask("x", num_draft_tokens=0, max_tokens=10, ignore_eos=True).speculation
     assert (record.num_draft_tokens, record.num_spec_steps) == (0, 0)
     assert opened.metrics.since(before).drafted == 0
 
@@ -132,7 +135,7 @@ def test_control_tokens_never_appear_in_the_text(ask) -> None:
 
 def test_the_prefill_chunk_is_that_of_a_round_and_not_of_each_slot(tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
-        step, prefill = llm.loop.step, llm.loop.tandem.prefill
+        step, prefill = llm.loop.step, llm.loop.target.prefill
         prefilled: list[int] = []  # tokens by step
 
         def counted_step() -> None:
@@ -144,7 +147,7 @@ def test_the_prefill_chunk_is_that_of_a_round_and_not_of_each_slot(tiny_bundle: 
             prefill(slot, tokens)
 
         llm.loop.step = counted_step  # type: ignore[method-assign]
-        llm.loop.tandem.prefill = counted_prefill  # type: ignore[method-assign]
+        llm.loop.target.prefill = counted_prefill  # type: ignore[method-assign]
         llm.generate([[A] * 60, [B] * 60, [A] * 40], SamplingParams(max_tokens=3, ignore_eos=True))
         assert sum(prefilled) == 59 + 59 + 39
         assert max(prefilled) == llm.bundle.limits.prefill_chunk
@@ -152,7 +155,7 @@ def test_the_prefill_chunk_is_that_of_a_round_and_not_of_each_slot(tiny_bundle: 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Target and draft are one model without ids that spell nothing, so nothing that is drafted is masked."""
+    """Target and draft are one model in which every id has a text, so no drafted token is masked."""
     folder = tmp_path_factory.mktemp("twins")
     model = tiny_checkpoint(folder / "model", vocab=267, seed=1)
     return build(Recipe.load(write_recipe(folder / "twins.toml", target=model, draft=model)), folder / "bundle").folder
@@ -160,7 +163,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("length", [1, 2, 17, 40])
 def test_a_draft_that_is_the_target_is_always_right(twins: Path, length: int) -> None:
-    """From the first token behind a prompt on, however many chunks it had: both draw with the same noise."""
+    """From the first output token on, for any number of prompt chunks: both sample with the same noise."""
     with LLM(twins, threads=1) as llm:
         prompt = [(7 * i) % 200 for i in range(length)]
         params = [
@@ -170,7 +173,7 @@ def test_a_draft_that_is_the_target_is_always_right(twins: Path, length: int) ->
         outputs = llm.generate([prompt] * 4, params)
         metrics = llm.metrics
     assert [output.speculation.acceptance_histogram for output in outputs] == [[0, 0, 0, 0, 4]] * 4
-    assert (metrics.drafted, metrics.evaluated, metrics.cut_drafts, metrics.steps) == (64, 64, 0, 16)
+    assert (metrics.drafted, metrics.evaluated, metrics.constraint_rejected_drafts, metrics.steps) == (64, 64, 0, 16)
     assert (metrics.emitted, metrics.kept, metrics.accepted) == (80, 80, [16, 16, 16, 16])
 
 
@@ -178,14 +181,14 @@ def test_a_draft_that_is_the_target_is_best_left_at_its_temperature(twins: Path)
     prompts = [[(7 * i) % 200 for i in range(length)] for length in (5, 9)]
     with LLM(twins, threads=1) as llm:
         asked = {each: SamplingParams(temperature=each, max_tokens=11, ignore_eos=True) for each in (0.7, 1.0)}
-        lengths = acceptance_lengths(llm, prompts, asked)
+        lengths = acceptance_lengths(llm, prompts, asked, constraints=[None, None])
     assert list(lengths) == list(SCALES)
     assert lengths[1.0] == [5.0, 5.0], "all of the window and one more"
     assert all(sum(found) < 10 for scale, found in lengths.items() if scale != 1)
 
 
 @pytest.mark.parametrize("which", ["tiny_bundle", "ngram_bundle"])
-def test_a_slot_remembers_nothing_of_who_had_it_before(which: str, request: pytest.FixtureRequest) -> None:
+def test_a_slot_keeps_nothing_of_its_previous_request(which: str, request: pytest.FixtureRequest) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     bundle = request.getfixturevalue(which)
     with LLM(bundle, threads=1) as llm:
@@ -201,8 +204,8 @@ def test_a_slot_remembers_nothing_of_who_had_it_before(which: str, request: pyte
 def test_a_draft_that_lags_catches_up_from_where_its_own_request_stood_and_not_the_one_before_it(twins: Path) -> None:
     """The first request never drafts, and leaves with a long text; the next one drafts once it is alone."""
     params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in (60, 10)]
-    with LLM(twins, threads=1, window={1: 4, 2: 0}) as llm:
-        llm.generate([A] * 80, params[1].model_copy(update={"window": 0}))
+    with LLM(twins, threads=1, num_draft_tokens={1: 4, 2: 0}) as llm:
+        llm.generate([A] * 80, params[1].model_copy(update={"num_draft_tokens": 0}))
         output, _ = llm.generate(["the", "other"], params)
     assert output.speculation.num_spec_steps > 4
     assert sum(output.speculation.acceptance_histogram[:4]) <= 1, "all accepted, but for what the end cuts off"
@@ -213,20 +216,20 @@ def test_where_nothing_is_found_to_draft_nothing_counts_as_drafted(ngram_bundle:
         output = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=2, ignore_eos=True))
         assert (llm.metrics.drafted, llm.metrics.evaluated, llm.metrics.steps) == (0, 0, 0)
         params = SamplingParams(max_tokens=5, ignore_eos=True, seed=1)
-        beside = llm.generate([list(range(1, 31)), [7, 8, 9] * 10], params)
-        assert llm.metrics.drafted == beside[1].speculation.num_draft_tokens
-    assert output.speculation.num_draft_tokens == beside[0].speculation.num_draft_tokens == 0
-    assert beside[1].speculation.num_draft_tokens > 0, "its rounds have a window, and so the other's have"
+        together = llm.generate([list(range(1, 31)), [7, 8, 9] * 10], params)
+        assert llm.metrics.drafted == together[1].speculation.num_draft_tokens
+    assert output.speculation.num_draft_tokens == together[0].speculation.num_draft_tokens == 0
+    assert together[1].speculation.num_draft_tokens > 0, "its rounds have a window, and so the other's have"
 
 
 def test_reasoning_that_ends_between_two_rounds_ends_inside_of_none(tiny_bundle: Path) -> None:
     params = SamplingParams(temperature=1.0, seed=1, thinking_token_budget=5, max_tokens=30, ignore_eos=True)
-    with LLM(tiny_bundle, threads=1, window=0) as llm:
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=0) as llm:
         assert llm.generate("x <think>", params).forced_ends == 1
-        assert llm.metrics.boundaries_inside == 0
+        assert llm.metrics.reasoning_ends_mid_round == 0
     with LLM(tiny_bundle, threads=1) as llm:
         llm.generate("x", params)
-        assert llm.metrics.boundaries_inside == 0, "an answer alone has no boundary"
+        assert llm.metrics.reasoning_ends_mid_round == 0, "an answer alone has no boundary"
 
 
 class Compiler:
@@ -278,6 +281,64 @@ def test_a_request_is_cancelled_while_its_grammar_compiles(tiny_bundle: Path, co
         compiler.go.set()
 
 
+def test_refused_requests_start_no_compilation(tiny_bundle: Path, compiler: Compiler) -> None:
+    """A thousand requests, each with a grammar and a name of its own, come to a full queue; then one that fits."""
+    with LLM(tiny_bundle, threads=1, queue_limit=2, grammar_timeout_s=3600) as llm:
+        grammars = llm._admission._grammars
+
+        def ask(number: int) -> Request:
+            params = SamplingParams(structured_outputs=StructuredOutputs(regex=f"a{number}"), max_tokens=2)
+            return llm.submit("x", params, lambda _: None, client=Client("address", str(number)))
+
+        admitted, refused = [], 0
+        for number in range(1000):
+            try:
+                admitted.append(ask(number))
+            except QueueFull:
+                refused += 1
+        assert refused >= 990
+        assert len(grammars._waiting) <= len(admitted) <= 10
+        for request in admitted:
+            llm.cancel(request)
+        assert eventually(lambda: grammars.waiting == 0 and llm.waiting == 0)
+        assert len(grammars._waiting) <= 2, "the ones that have begun"
+        compiler.go.set()
+        params = SamplingParams(structured_outputs=StructuredOutputs(regex="b"), **NO_REASONING)
+        assert llm.generate("x", params).text == "b"
+
+
+def test_a_stream_cancelled_while_it_is_admitted_starts_no_compilation(
+    tiny_bundle: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(tiny_bundle, threads=1) as llm:
+        admit, admitting, go = llm._admission.admit, threading.Event(), threading.Event()
+        admitted = threading.Event()
+
+        def slowly(*arguments: Any, **named: Any) -> Any:
+            admitting.set()
+            go.wait(PATIENCE_S)
+            try:
+                return admit(*arguments, **named)
+            finally:
+                admitted.set()
+
+        monkeypatch.setattr(llm._admission, "admit", slowly)
+
+        async def main() -> None:
+            params = SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
+            stream = asyncio.create_task(anext(llm.stream("x", params)))
+            await asyncio.to_thread(admitting.wait, PATIENCE_S)
+            stream.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stream
+            go.set()
+
+        asyncio.run(main())
+        assert admitted.wait(PATIENCE_S)
+        assert len(llm._admission._grammars._waiting) == llm.waiting == 0
+        assert not compiler.begun.is_set()
+
+
 @pytest.mark.parametrize("prompt", ["one", ["one", "two"]])
 def test_an_interrupt_leaves_no_request_running(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, prompt: str | list[str]
@@ -290,13 +351,13 @@ def test_an_interrupt_leaves_no_request_running(
         return real(future, timeout)
 
     with LLM(tiny_bundle, threads=1) as llm:
-        score, held = llm.loop.tandem.score, threading.Event()
+        score, held = llm.loop.target.score, threading.Event()
 
         def wait(this: Round) -> None:
             held.wait(PATIENCE_S)
             score(this)
 
-        llm.loop.tandem.score = wait  # type: ignore[method-assign]
+        llm.loop.target.score = wait  # type: ignore[method-assign]
         monkeypatch.setattr(Future, "result", result)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompt, SamplingParams(ignore_eos=True))

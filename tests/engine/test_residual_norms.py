@@ -1,4 +1,4 @@
-"""The pass that makes a residual add and the norm behind it one operator."""
+"""The pass that fuses a residual add and the following norm into one operator."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +8,14 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from tandemrt.engines.contract import Binding
-from tandemrt.export.model.builder import LIBRARY, GraphBuilder
+from tandemrt.engines.contract.contract import Binding
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
+from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tests.engine.decoding import make_checkpoint
+from tests.engine.decoding import fused, make_checkpoint
 
 WIDTH, EPSILON = 6, 1e-3
 Values = dict[str, ir.Value]
@@ -75,7 +75,7 @@ def test_a_norm_of_a_sum_is_one_operator_that_gives_both(write: Callable[..., Va
         np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_bias_whose_sum_somebody_else_reads_stays_a_sum() -> None:
+def test_a_bias_whose_sum_has_another_reader_stays_a_sum() -> None:
     def write(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
         shifted = b.op("Add", x, vector(b, 2))
         return {"normed": norm(b, b.op("Add", skip, shifted)), "shifted": b.op("Neg", shifted)}
@@ -118,7 +118,7 @@ def test_of_a_decoders_norms_only_the_first_is_none_of_a_sum(lowering: Lowering,
     make_checkpoint("llama tied", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config)
-    found = operators(build_decoder(spec, checkpoint, dtype="float32", capacity=64, attention=lowering))
+    found = operators(fused(build_decoder(spec, checkpoint, dtype="float32", capacity=64, lowering=lowering), lowering))
     joined = lowering == "paged"  # as one of its double
     assert (found.count(NORM), found.count(FUSED)) == (1 - joined, 2 * spec.layers + joined)
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
-from tandemrt.engines.errors import BadRequest, Closed, InternalError, QueueFull
-from tandemrt.runtime.requests.penalties import Listed, Penalties
+from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
+from tandemrt.runtime.device.adjust_buffers import AdjustEntries
+from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.waiting import Waiting
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.requests.running import QueuedRequest
 from tests.waiting import PATIENCE_S, Clock, eventually
 
 
@@ -34,19 +35,22 @@ def endless(**params: Any) -> SamplingParams:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("window", [0, 5])
 def test_the_host_waits_for_the_device_once_per_round(tiny_bundle: Path, window: int, overlap: bool) -> None:
-    with LLM(tiny_bundle, threads=1, window=window, overlap=overlap) as llm:
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=window, overlap=overlap) as llm:
         llm.generate(["one", "two words", "three words here"], endless(max_tokens=40))
-        # The last round's tokens need one more wait, behind which no round follows.
+        # The last round's tokens need one more wait, after which no round follows.
         assert 0 < llm.metrics.rounds <= llm.metrics.waits <= llm.metrics.rounds + 1
 
 
 def test_rounds_allocate_no_buffers(llm: LLM) -> None:
-    tandem, drafter = llm.loop.tandem, llm.loop.drafter
+    target, drafter = llm.loop.target, llm.loop.drafter
 
     def addresses() -> dict[str, int]:
-        owners = [tandem.buffers, tandem.state, drafter]
+        parts = [
+            part for part in vars(drafter).values() if type(part).__module__.startswith("tandemrt.runtime.drafters")
+        ]
+        owners = [target.buffers, target.state, drafter, *parts]
         buffers = {f"{type(o).__name__}.{name}": value for o in owners for name, value in vars(o).items()}
-        for i, cache in enumerate((tandem.cache, *drafter.caches)):
+        for i, cache in enumerate((target.cache, *drafter.caches)):
             buffers |= {f"cache {i}.{name}": tensor for name, tensor in cache.tensors.items()}
         found = {name: getattr(value, "device", value) for name, value in buffers.items()}
         return {name: tensor.data_ptr() for name, tensor in found.items() if hasattr(tensor, "data_ptr")}
@@ -56,8 +60,7 @@ def test_rounds_allocate_no_buffers(llm: LLM) -> None:
     llm.generate(["measure", "this"], endless(max_tokens=20))
     assert len(before) > 10
     assert addresses() == before
-    for calls in (tandem._score_call, tandem._verify_call):  # one for each number of rows that a round had
-        assert calls.cache_info().currsize <= 2
+    assert target._verify_call.cache_info().currsize <= 2, "one for each number of rows that a round had"
 
 
 def test_more_requests_than_slots_are_all_served_and_counted(llm: LLM) -> None:
@@ -96,7 +99,7 @@ def test_the_metrics_add_up_to_what_the_requests_say(llm: LLM) -> None:
     assert sum(metrics.accepted) == sum(record.num_accepted_draft_tokens for record in records) > 0
     assert metrics.accepted == sorted(metrics.accepted, reverse=True)
     assert metrics.evaluated == sum(record.num_draft_tokens for record in records)
-    assert metrics.evaluated + metrics.cut_drafts == metrics.drafted
+    assert metrics.evaluated + metrics.constraint_rejected_drafts == metrics.drafted
     assert metrics.kept == metrics.emitted == sum(len(output.token_ids) for output in outputs)
     assert metrics.forced_ends == 6
     assert metrics.queue_seconds.count == metrics.time_to_first_token_seconds.count == 6
@@ -108,8 +111,8 @@ def test_the_metrics_add_up_to_what_the_requests_say(llm: LLM) -> None:
 def test_times_are_those_that_requests_waited(tiny_bundle: Path, clock: Clock) -> None:
     """A clock that goes by one second per round. One request runs when four come: three at once, one in its place."""
     clock.stopped = True
-    with LLM(tiny_bundle, threads=1, window=0, overlap=False) as llm:
-        score, inside, sent = llm.loop.tandem.score, threading.Event(), threading.Event()
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=0, overlap=False) as llm:
+        score, inside, sent = llm.loop.target.score, threading.Event(), threading.Event()
         ended = threading.Semaphore(0)
 
         def one_second(this: Round) -> None:
@@ -122,7 +125,7 @@ def test_times_are_those_that_requests_waited(tiny_bundle: Path, clock: Clock) -
             if item.output is not None:
                 ended.release()
 
-        llm.loop.tandem.score = one_second  # type: ignore[method-assign]
+        llm.loop.target.score = one_second  # type: ignore[method-assign]
         llm.submit([65], endless(max_tokens=5), listen)
         assert inside.wait(PATIENCE_S)
         for _ in range(4):
@@ -150,7 +153,7 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
     with LLM(tiny_bundle, threads=1) as llm:
         chunked = llm.generate(prompt, endless(max_tokens=15))
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
-        llm.loop.prompts.chunk = 7
+        llm.loop.planner.chunk = 7
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
 
 
@@ -290,7 +293,7 @@ def test_a_request_whose_constraint_breaks_fails_alone(llm: LLM, monkeypatch: py
     commit = Constraint.commit
 
     def break_one(self: Constraint, tokens: list[int]) -> Any:
-        if self._phases._max_tokens == 13:
+        if self._rules.max_tokens == 13:
             raise InternalError("this one is broken")
         return commit(self, tokens)
 
@@ -308,17 +311,17 @@ def test_a_request_whose_penalties_break_fails_alone(
 ) -> None:
     params = [endless(max_tokens=12, presence_penalty=value) for value in (0.5, 1.25, 0.75)]
     expected = llm.generate(["a", "b", "c"], params)
-    listed = Penalties.listed
+    entries = Penalties.entries
 
-    def break_one(self: Penalties, text: Sequence[int], draft: Sequence[int]) -> Listed:
-        entries = listed(self, text, draft)
+    def break_one(self: Penalties, text: Sequence[int], draft: Sequence[int]) -> AdjustEntries:
+        found = entries(self, text, draft)
         if self.presence != 1.25 or len(text) < 5:
-            return entries
+            return found
         if broken == "raises":
             raise InternalError("these entries are broken")
-        return Listed(np.zeros((3, 10**6), np.int32), np.zeros(10**6, np.float32))
+        return AdjustEntries(np.zeros((3, 10**6), np.int32), np.zeros(10**6, np.float32), 0, 0, 1)
 
-    monkeypatch.setattr(Penalties, "listed", break_one)
+    monkeypatch.setattr(Penalties, "entries", break_one)
     outputs = llm.generate(["a", "b", "c"], params)
     assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
     assert "entries" in str(outputs[1].error)
@@ -330,8 +333,8 @@ def test_a_request_whose_penalties_break_fails_alone(
 def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tandem = llm.loop.tandem
-    score, calls = tandem.score, []
+    target = llm.loop.target
+    score, calls = target.score, []
 
     def fail_once(this: Round) -> None:
         calls.append(this)
@@ -339,7 +342,7 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run
             raise RuntimeError("out of memory")
         score(this)
 
-    monkeypatch.setattr(tandem, "score", fail_once)
+    monkeypatch.setattr(target, "score", fail_once)
     outputs = llm.generate(["a", "b"], endless(max_tokens=20))
     assert {output.finish_reason for output in outputs} == {"error"}
     assert "out of memory" in str(outputs[0].error)
@@ -348,14 +351,14 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run
 
 
 def test_logits_that_are_not_numbers_end_the_request_with_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    tandem = llm.loop.tandem
-    score = tandem.score
+    target = llm.loop.target
+    score = target.score
 
     def poisoned(this: Round) -> None:
         score(this)
-        tandem.buffers.logits.device.fill_(float("nan"))
+        target.buffers.logits.device.fill_(float("nan"))
 
-    monkeypatch.setattr(tandem, "score", poisoned)
+    monkeypatch.setattr(target, "score", poisoned)
     with pytest.raises(InternalError, match="not finite"):
         llm.generate("nan", endless(max_tokens=5))
 
@@ -433,10 +436,10 @@ def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
 
     def broken(_: StreamOutput) -> None:
         ended.set()
-        raise RuntimeError("nobody listens")
+        raise RuntimeError("the client is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm.loop.tandem, "score", fail)
+        patched.setattr(llm.loop.target, "score", fail)
         llm.submit("broken", endless(), broken)
         assert ended.wait(PATIENCE_S)
     assert "no memory" in caplog.text
@@ -477,24 +480,24 @@ def test_a_listener_runs_outside_of_the_queues_lock(llm: LLM) -> None:
     assert done == ["timeout"]
 
 
-def test_whoever_closes_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(tiny_bundle, threads=1)
     submit, finished = llm.loop.scheduler.submit, []
 
-    def close_behind(waiting: Waiting, *, block: bool) -> None:
+    def close_after(waiting: QueuedRequest, *, block: bool) -> None:
         submit(waiting, block=block)
         closer = threading.Thread(target=llm.close)
         closer.start()
         closer.join(PATIENCE_S)
         finished.append(waiting.request.finished)
 
-    monkeypatch.setattr(llm.loop.scheduler, "submit", close_behind)
+    monkeypatch.setattr(llm.loop.scheduler, "submit", close_after)
     llm.submit("first", endless(), lambda _: None)
     assert finished == [True]
 
 
 def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    score, closed, rounds = llm.loop.tandem.score, threading.Event(), []
+    score, closed, rounds = llm.loop.target.score, threading.Event(), []
 
     def hold(this: Round) -> None:
         rounds.append(this)
@@ -502,7 +505,7 @@ def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, mo
             closed.wait(PATIENCE_S)
         score(this)
 
-    monkeypatch.setattr(llm.loop.tandem, "score", hold)
+    monkeypatch.setattr(llm.loop.target, "score", hold)
     events = asyncio.new_event_loop()
     stream = llm.stream("abandoned", endless())
     first = events.run_until_complete(anext(stream))
@@ -513,8 +516,8 @@ def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, mo
 
 
 def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
-    from tandemrt.engines.recipe import Recipe
-    from tandemrt.export.build import build
+    from tandemrt.engines.recipe.recipe import Recipe
+    from tandemrt.export.bundle.build import build
     from tests.makers import tiny_checkpoint, write_recipe
 
     target, draft = (tiny_checkpoint(tmp_path / name, layers=1, seed=1) for name in ("target", "draft"))
@@ -524,7 +527,7 @@ def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
     )
     with LLM(build(Recipe.load(recipe), tmp_path / "bundle").folder, threads=1) as llm:
         output = llm.generate("a prompt of two chunks", endless(max_tokens=12))
-        plain = llm.generate("a prompt of two chunks", endless(max_tokens=12, window=0))
+        plain = llm.generate("a prompt of two chunks", endless(max_tokens=12, num_draft_tokens=0))
     assert output.token_ids == plain.token_ids
     assert output.speculation.num_accepted_draft_tokens > 0
 
@@ -532,7 +535,7 @@ def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
 def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> None:
     """The engine stands still from the first token on until the runtime takes no more requests."""
     llm = LLM(tiny_bundle, threads=1)
-    score, began, closed = llm.loop.tandem.score, threading.Event(), threading.Event()
+    score, began, closed = llm.loop.target.score, threading.Event(), threading.Event()
     items: list[StreamOutput] = []
 
     def hold(this: Round) -> None:
@@ -548,7 +551,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
             return True
         return False
 
-    llm.loop.tandem.score = hold  # type: ignore[method-assign]
+    llm.loop.target.score = hold  # type: ignore[method-assign]
     llm.submit("going on", endless(), items.append)
     assert began.wait(PATIENCE_S)
     closer = threading.Thread(target=llm.close)
@@ -568,8 +571,8 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
     ("prompt", "params", "message"),
     [
         ("", {}, "prompt: must hold at least one token"),
-        ("a\ud800", {}, "prompt: must be text that UTF-8 can spell, received .* at character 1"),
-        ([{"role": "user", "content": "\ud800"}], {}, "prompt: must be text that UTF-8 can spell"),
+        ("a\ud800", {}, "prompt: must be text that UTF-8 can encode, received .* at character 1"),
+        ([{"role": "user", "content": "\ud800"}], {}, "prompt: must be text that UTF-8 can encode"),
         ([], {}, "prompt: must hold at least one token"),
         (list(range(96)), {}, "prompt: at most 95 tokens leave room for an output, received 96"),
         ([1, 300], {}, r"prompt: token ids must be in 0..\d+, received 300"),
@@ -577,7 +580,11 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
         ([1, "a"], {}, "prompt: must be a text, a list of token ids or a list of chat messages"),
         ([1, True], {}, "prompt: must be a text, a list of token ids or a list of chat messages"),
         ("long", {"max_tokens": 93}, "max_tokens: prompt .4. and output must fit the engine's length 96"),
-        ("wide", {"window": 9}, "window: this runtime drafts at most 8 tokens per round, received 9"),
+        (
+            "wide",
+            {"num_draft_tokens": 9},
+            "num_draft_tokens: this runtime drafts at most 8 tokens per round, received 9",
+        ),
         ("ban", {"banned_token_ids": [4000]}, "banned: token ids must be in"),
         ("bias", {"logit_bias": {3: 1, 4000: 1}}, r"logit_bias: token ids must be in 0..\d+, received 4000"),
     ],
@@ -603,23 +610,23 @@ def test_one_bad_prompt_in_a_list_is_refused_before_the_others_run(llm: LLM) -> 
     assert llm.metrics.rounds == 0
 
 
-def test_a_budget_needs_a_bundle_that_names_its_markers(tmp_path: Path) -> None:
-    from tandemrt.engines.recipe import Recipe
-    from tandemrt.export.build import build
+def test_a_budget_needs_a_bundle_that_names_its_delimiters(tmp_path: Path) -> None:
+    from tandemrt.engines.recipe.recipe import Recipe
+    from tandemrt.export.bundle.build import build
     from tests.makers import tiny_checkpoint, write_recipe
 
     recipe = write_recipe(tmp_path / "plain.toml", target=tiny_checkpoint(tmp_path / "target"))
     text = recipe.read_text()
     recipe.write_text(text[: text.index("[reasoning]")] + text[text.index("[limits]") :])
     bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
-    with LLM(bundle, threads=1) as llm, pytest.raises(BadRequest, match="names no reasoning markers"):
+    with LLM(bundle, threads=1) as llm, pytest.raises(BadRequest, match="has no reasoning delimiters"):
         llm.generate("think", SamplingParams(thinking_token_budget=3))
 
 
-def test_markers_that_are_text_hold_a_budget_and_a_grammar_with_and_without_speculation(tmp_path: Path) -> None:
+def test_delimiters_that_are_text_hold_a_budget_and_a_grammar_with_and_without_speculation(tmp_path: Path) -> None:
     """D1, D2: no token of their own, and a phrase that begins with a line break."""
-    from tandemrt.engines.recipe import Recipe
-    from tandemrt.export.build import build
+    from tandemrt.engines.recipe.recipe import Recipe
+    from tandemrt.export.bundle.build import build
     from tests.makers import tiny_checkpoint, write_recipe
 
     draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
@@ -630,7 +637,7 @@ def test_markers_that_are_text_hold_a_budget_and_a_grammar_with_and_without_spec
     with LLM(build(Recipe.load(recipe), tmp_path / "bundle").folder, threads=1) as llm:
         assert llm.tokenizer.token_to_id("[the]") is None
         drafted, plain = (
-            llm.generate("so[the]\n", params.model_copy(update={"window": window})) for window in (None, 0)
+            llm.generate("so[the]\n", params.model_copy(update={"num_draft_tokens": window})) for window in (None, 0)
         )
     assert (drafted.token_ids, drafted.text) == (plain.token_ids, plain.text)
     assert (drafted.reasoning_tokens - len(llm.tokenizer.encode("\n enough.")), drafted.forced_ends) == (4, 1)
@@ -641,7 +648,7 @@ def test_markers_that_are_text_hold_a_budget_and_a_grammar_with_and_without_spec
 def test_closing_gives_the_memory_of_engines_and_caches_back(tiny_bundle: Path) -> None:
     llm = LLM(tiny_bundle, threads=1)
     llm.generate("a", SamplingParams(max_tokens=3))
-    engine = weakref.ref(llm.loop.tandem.engines["target"])
+    engine = weakref.ref(llm.loop.target.engines["target"])
     llm.close()
     assert engine() is None
     assert llm.metrics.emitted >= 3

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.engines.errors import BadRequest, QueueFull
+from tandemrt.engines.validation.errors import BadRequest, QueueFull
 from tests.waiting import eventually
 
 PARAMS: list[dict[str, Any]] = [
@@ -23,7 +23,7 @@ PARAMS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def llm(tiny_bundle: Path) -> Iterator[LLM]:
-    with LLM(tiny_bundle, threads=1, window=4, queue_limit=4) as opened:
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=4, queue_limit=4) as opened:
         yield opened
 
 
@@ -37,17 +37,19 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
 def test_each_is_that_of_its_own_seed_without_speculation(
     llm: LLM, n: int, seed: int, window: int, params: dict[str, Any]
 ) -> None:
-    several = llm.generate("why <think>", SamplingParams(**params, n=n, seed=seed, window=window, max_tokens=12))
+    several = llm.generate(
+        "why <think>", SamplingParams(**params, n=n, seed=seed, num_draft_tokens=window, max_tokens=12)
+    )
     assert [output.index for output in several.outputs] == list(range(n))
     for output in several.outputs:
         own = (seed + output.index) % 2**64
-        alone = llm.generate("why <think>", SamplingParams(**params, seed=own, window=0, max_tokens=12))
+        alone = llm.generate("why <think>", SamplingParams(**params, seed=own, num_draft_tokens=0, max_tokens=12))
         assert output.seed == alone.seed == own
         assert (output.token_ids, output.text, output.reasoning) == (alone.token_ids, alone.text, alone.reasoning)
         assert (output.finish_reason, output.logprobs) == (alone.finish_reason, alone.logprobs)
 
 
-def test_a_stream_says_whose_each_piece_is(llm: LLM) -> None:
+def test_each_event_of_a_stream_names_its_output(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=4, max_tokens=9)
 
     async def read() -> tuple[list[str], list[str]]:
@@ -78,8 +80,8 @@ def test_cancelling_ends_all_of_them(llm: LLM) -> None:
         else:
             ended.append(item.output.finish_reason)
 
-    request = llm.submit("x", SamplingParams(n=4, max_tokens=80, ignore_eos=True, window=0), listen)
-    llm.generate("y", SamplingParams(max_tokens=20, ignore_eos=True, window=0, n=2))
+    request = llm.submit("x", SamplingParams(n=4, max_tokens=80, ignore_eos=True, num_draft_tokens=0), listen)
+    llm.generate("y", SamplingParams(max_tokens=20, ignore_eos=True, num_draft_tokens=0, n=2))
     assert ended == ["cancelled"] * 4
 
 

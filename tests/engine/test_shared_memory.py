@@ -1,8 +1,7 @@
-"""Random traffic over little memory, against requests alone: texts that begin alike, salts, cancellations, preemption.
+"""Random traffic in little memory, compared with each request alone: shared prefixes, salts, cancellations, preemption.
 
-After every step the blocks are accounted for: none is lost, and none is in two tables but where both texts begin with
-what it holds. In the end each text is the one that it is alone, and every block that can be found holds what a fresh
-prefill of the text writes.
+After every step no block is lost, and two tables share a block only for an equal prefix. In the end each text equals
+the text of its request alone, and every registered block equals that of a fresh prefill.
 """
 
 from collections import Counter
@@ -25,16 +24,18 @@ from hypothesis.stateful import (
 )
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.contract import BLOCK_SIZE
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.workers.clients import Client
 from tests.engine.test_paged_rounds import PAGED
 from tests.engine.test_prefix_caching import content
 from tests.makers import tiny_checkpoint, write_recipe
+from tests.waiting import PATIENCE_S
 
-BLOCKS = 5  # of 64 tokens: two requests of some length fill them
+BLOCKS = 5  # of 64 tokens: two long requests fill them
 LENGTH = 300
 TRUNK = [(7 * i) % 256 for i in range(140)]
 SALTS = [None, None, "a", "b"]
@@ -42,13 +43,13 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 3},
     {"temperature": 1.2, "seed": 4, "top_k": 40, "presence_penalty": 0.5},
-    {"temperature": 1.0, "seed": 5, "window": 0},
+    {"temperature": 1.0, "seed": 5, "num_draft_tokens": 0},
     {"temperature": 0.8, "seed": 6, "structured_outputs": {"regex": "[a-e]{60,120}"}, "ignore_eos": False},
 ]
 
 
 @dataclass(eq=False)
-class Asked:
+class SentRequest:
     prompt: tuple[int, ...]
     params: dict[str, Any]
     salt: str | None
@@ -57,13 +58,13 @@ class Asked:
 
 
 class Alone:
-    """What each request gets alone, in a runtime that finds nothing; each computed once."""
+    """The text of each request alone, from a runtime without prefix caching. Each is computed once."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._known: dict[str, Any] = {}
 
-    def __getitem__(self, asked: Asked) -> Any:
+    def __getitem__(self, asked: SentRequest) -> Any:
         key = repr((asked.prompt, asked.params))
         if key not in self._known:
             self._known[key] = self._llm.generate(list(asked.prompt), SamplingParams(**asked.params))
@@ -81,10 +82,10 @@ class SharedMemory(RuleBasedStateMachine):
         self.end = ExitStack()
         options = {"device": "cpu", "threads": 1, "overlap": self.overlap, "cache_tokens": BLOCKS * BLOCK_SIZE}
         self.llm = self.end.enter_context(LLM(self.bundle, **options))
-        room = self.llm.loop.room
-        assert isinstance(room, BlockTable)
-        self.table = room
-        self.asked: list[Asked] = []
+        cache_manager = self.llm.loop.cache_manager
+        assert isinstance(cache_manager, BlockTable)
+        self.table = cache_manager
+        self.asked: list[SentRequest] = []
 
     @initialize()
     def begin(self) -> None:
@@ -103,12 +104,13 @@ class SharedMemory(RuleBasedStateMachine):
             return
         prompt, params = (*TRUNK[:shared], *own), {"ignore_eos": True, **params, "max_tokens": count}
         heard: list[StreamOutput] = []
+        client = Client(str(len(self.asked) % 2))
         [waiting] = self.llm._admission.admit(
-            list(prompt), SamplingParams(**params, cache_salt=salt), heard.append, client=str(len(self.asked) % 2)
+            list(prompt), SamplingParams(**params, cache_salt=salt), heard.append, client=client
         )
-        waiting.enforcement.result()
         self.llm._scheduler.submit(waiting, block=False)
-        self.asked.append(Asked(prompt, params, salt, waiting.request, heard))
+        waiting.constraints.result(timeout=PATIENCE_S)
+        self.asked.append(SentRequest(prompt, params, salt, waiting.request, heard))
 
     @precondition(lambda self: any(not asked.request.finished for asked in self.asked))
     @rule(data=st.data())
@@ -118,7 +120,7 @@ class SharedMemory(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40))
     def step(self, count: int) -> None:
-        with self.llm.loop.clock.active():
+        with self.llm.loop.streams.active():
             for _ in range(count):
                 if not (self.llm.waiting or self.llm.running):
                     break
@@ -151,16 +153,20 @@ class SharedMemory(RuleBasedStateMachine):
             assert len(sharing) == 1 or (len(begun) == 1 and len(next(iter(begun))[0]) == end)
 
     @invariant()
-    def what_was_told_is_the_text_alone(self) -> None:
+    def emitted_text_equals_the_text_alone(self) -> None:
         for asked in self.asked:
-            told = [token for item in asked.heard for token in item.token_ids]
-            if not told:
+            streamed = [token for item in asked.heard for token in item.token_ids]
+            if not streamed:
                 continue
             alone = self.alone[asked]
-            assert told == alone.token_ids[: len(told)]
+            assert streamed == alone.token_ids[: len(streamed)]
             output = asked.heard[-1].output
             if output is not None and output.finish_reason != "cancelled":
-                assert (told, output.text, output.finish_reason) == (alone.token_ids, alone.text, alone.finish_reason)
+                assert (streamed, output.text, output.finish_reason) == (
+                    alone.token_ids,
+                    alone.text,
+                    alone.finish_reason,
+                )
                 assert output.num_cached_tokens % BLOCK_SIZE == 0
                 assert output.num_cached_tokens < len(asked.prompt)
 
@@ -169,8 +175,8 @@ class SharedMemory(RuleBasedStateMachine):
             if not (self.llm.waiting or self.llm.running):
                 break
             self.step(1)
-        assert all(asked.request.finished for asked in self.asked), "nobody waits for ever"
-        self.what_was_told_is_the_text_alone()
+        assert all(asked.request.finished for asked in self.asked), "no request waits for ever"
+        self.emitted_text_equals_the_text_alone()
         assert self.table.allocator.available == BLOCKS
         assert not self.table.device.any()
         self.seen.update(
@@ -178,10 +184,10 @@ class SharedMemory(RuleBasedStateMachine):
             cached=self.llm.metrics.cached,
             continued=sum(len(asked.heard) > 1 for asked in self.asked),
         )
-        self.known_blocks_hold_what_a_fresh_prefill_writes()
+        self.registered_blocks_equal_a_fresh_prefill()
         self.end.close()
 
-    def known_blocks_hold_what_a_fresh_prefill_writes(self) -> None:
+    def registered_blocks_equal_a_fresh_prefill(self) -> None:
         found, checked = content(self.llm), 0
         with LLM(self.bundle, device="cpu", threads=1) as fresh:
             for asked in self.asked:
@@ -190,7 +196,7 @@ class SharedMemory(RuleBasedStateMachine):
                 fresh.generate(text[: LENGTH - 1], params)
             expected = content(fresh)
         for name, tensors in found.items():
-            if name in expected:  # but of a text whose last tokens were never told
+            if name in expected:  # skip a text whose last tokens were never emitted
                 checked += 1
                 for a, b in zip(tensors, expected[name], strict=True):
                     assert np.abs(np.asarray(a) - np.asarray(b)).max() < 1e-4
@@ -208,12 +214,12 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         recipe = write_recipe(folder / f"{name}.toml", target=target, backend=PAGED, **drafting, **limits)
         return build(Recipe.load(recipe), folder / name).folder
 
-    ngram = 'kind = "ngram"\nwindow = 3'
+    ngram = 'kind = "ngram"\nnum_draft_tokens = 3'
     return {"model": built("model", draft=draft, window=3), "ngram": built("ngram", drafting=ngram)}
 
 
 @pytest.mark.parametrize(("drafter", "overlapping"), [("model", True), ("model", False), ("ngram", True)])
-def test_traffic_over_little_memory_gives_the_texts_of_requests_alone(
+def test_traffic_in_little_memory_gives_the_texts_of_requests_alone(
     bundles: dict[str, Path], drafter: str, overlapping: bool
 ) -> None:
     class Model(SharedMemory):

@@ -1,4 +1,4 @@
-"""Weights that several sessions read are loaded once: a draft's that are its target's, and a tied head's."""
+"""Weights used by several sessions are loaded once: those that a draft shares with its target, and a tied lm_head."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,18 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import adjust
-from tandemrt.engines.errors import BadBundle
-from tandemrt.engines.manifest import Engine, SharedWeight
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import Engine, SharedWeight
+from tandemrt.engines.contract.contract import adjust
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadBundle
+from tandemrt.export.bundle.build import build
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.shared_weights import SharedWeights
+from tandemrt.runtime.device.backends.shared_weights import SharedWeights
 from tests.engine.draft_kinds import DFLASH, KINDS, SIZES, Target
 from tests.engine.test_drafts import answers, recipe_of
-from tests.engine.test_invisible import told
+from tests.engine.test_invisible import output_of
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -37,8 +37,8 @@ def built(tmp_path: Path, kind: str, form: str = "paged") -> Path:
     ("kind", "borrowed"),
     [("eagle3", {"embed_tokens.weight": TABLE}), ("mtp", {"embed_tokens.weight": TABLE, HEAD: HEAD})],
 )
-def test_what_a_draft_takes_of_its_target_is_one_weight(tmp_path: Path, kind: str, borrowed: dict[str, str]) -> None:
-    """So much so that what stands in its own file is not read."""
+def test_weights_shared_by_draft_and_target_are_one_weight(tmp_path: Path, kind: str, borrowed: dict[str, str]) -> None:
+    """The copy in the draft's own file is not read."""
     bundle = built(tmp_path, kind)
     manifest = Bundle.open(bundle).manifest
     shared = {name: manifest.engines[name].shared for name in ("target", "draft", "fuse")}
@@ -46,18 +46,18 @@ def test_what_a_draft_takes_of_its_target_is_one_weight(tmp_path: Path, kind: st
     assert set(shared["target"]) == set(borrowed.values())
     assert not shared["fuse"]
     with LLM(bundle, device="cpu", threads=1) as llm:
-        expected = [(told(output), output.speculation) for output in answers(llm, REQUESTS)]
+        expected = [(output_of(output), output.speculation) for output in answers(llm, REQUESTS)]
     file = bundle / "draft" / "borrowed.safetensors"
     with file.open("r+b") as stream:
         for tensor in (read_header(file)[name] for name in borrowed.values()):
             stream.seek(tensor.offset)
             stream.write(bytes(tensor.nbytes))
     with LLM(bundle, device="cpu", threads=1) as llm:
-        assert [(told(output), output.speculation) for output in answers(llm, REQUESTS)] == expected
+        assert [(output_of(output), output.speculation) for output in answers(llm, REQUESTS)] == expected
 
 
-def test_a_table_that_scores_too_is_one_weight(tmp_path: Path) -> None:
-    """Of a draft model as of its target, which are two checkpoints."""
+def test_a_tied_embedding_and_lm_head_are_one_weight(tmp_path: Path) -> None:
+    """In a draft model as in its target, which are two checkpoints."""
     for name in ("target", "draft"):
         config = tiny_checkpoint(tmp_path / name, **SIZES) / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
@@ -73,7 +73,7 @@ def test_a_table_that_scores_too_is_one_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "whole"), [(28, True), (27, False), (3, False), (0, False)])
-def test_a_file_that_is_too_short_is_refused(tmp_path: Path, size: int, whole: bool) -> None:
+def test_a_truncated_file_is_rejected(tmp_path: Path, size: int, whole: bool) -> None:
     (tmp_path / "target.bin").write_bytes(bytes(size))
     weight = SharedWeight(file="target.bin", offset=4, dtype="float32", shape=(2, 3))
     engine = Engine(
@@ -88,11 +88,11 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path, size: int, whole: b
     if whole:
         assert weights.of(engine)[TABLE].shape() == [2, 3]
     else:
-        with pytest.raises(BadBundle, match=r"target\.bin: is shorter than its manifest says; build the bundle again"):
+        with pytest.raises(BadBundle, match=r"target\.bin: is shorter than its manifest requires; build"):
             weights.of(engine)
 
 
-def test_a_graph_that_is_whole_shares_nothing(tmp_path: Path) -> None:
+def test_an_uncut_graph_shares_no_weight(tmp_path: Path) -> None:
     engines = Bundle.open(built(tmp_path, "dflash", "linear")).manifest.engines
     assert DFLASH.draft_vocab < DFLASH.vocab
     assert not any(engine.shared for engine in engines.values())

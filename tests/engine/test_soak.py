@@ -1,4 +1,4 @@
-"""The soak in short (``python -m tools.soak`` for longer ones), and that it would find what it looks for."""
+"""A short soak (``python -m tools.soak`` runs longer ones), and that its checks find violations."""
 
 import json
 import subprocess
@@ -11,24 +11,27 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.params import SamplingParams
-from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.requests.outputs import RequestOutput, Speculation
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.runtime.grammars.grammar import Grammar
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.request import RequestOutput, Speculation
+from tandemrt.runtime.requests.text import TextStream
+from tools.clients.triton import TritonResponse
 from tools.soak.answers import Answer, problems
-from tools.soak.books import Tally
-from tools.soak.faults import KINDS
-from tools.soak.figures import Soaked
-from tools.soak.plans import Plan, Turn, draw_plans, draw_turn
-from tools.soak.served import Said, published_rules
+from tools.soak.counters import Tally
+from tools.soak.faults import KINDS, _FaultyGrammar, _FaultyTextStream
+from tools.soak.plans import Attempt, Plan, draw_attempt, draw_plans
+from tools.soak.result import SoakResult
+from tools.soak.triton import metrics_rules
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = RequestOutput("abc", "r", [5, 6, 7], [1], "length", None, 3, Speculation(4))
 PLAN = Plan([1], SamplingParams(stop=("cd",)))
 
 
-def test_mixed_requests_with_faults_and_floods_get_what_they_would_get_alone(tmp_path: Path) -> None:
+def test_mixed_requests_with_faults_and_floods_get_the_same_output_as_alone(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tools.soak", "--requests", "150", "--seed", "1", "--json", str(tmp_path / "soak.json")],
+        [sys.executable, "-m", "tools.soak", "--requests", "180", "--seed", "1", "--json", str(tmp_path / "soak.json")],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -37,58 +40,64 @@ def test_mixed_requests_with_faults_and_floods_get_what_they_would_get_alone(tmp
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "soak.json").read_text())
     assert figures["findings"] == []
-    assert figures["requests"] == sum(figures["ended"].values()) + figures["left"] + figures["refused"] == 150
-    assert [name.split(",")[0] for name in figures["drivers"]] == ["model", "model", "ngram", "paged"]
+    assert figures["requests"] == sum(figures["ended"].values()) + figures["abandoned"] + figures["rejected"] == 180
+    names = ["paged", "paged", "paged ngram", "model", "model", "ngram"]
+    assert [name.split(",")[0] for name in figures["drivers"]] == names
     assert {"length", "stop", "cancelled", "error"} <= set(figures["ended"])
-    assert figures["strikes"] > 0
-    assert figures["refused"] > 0
+    assert figures["engine_failures"] > 0
+    assert figures["rejected"] > 0
+    assert figures["preemptions"] > 0
+    assert figures["thread_refusals"] > 0
 
 
-def test_an_answer_that_is_the_one_alone_has_no_problem() -> None:
-    assert problems(Turn(0, "generate"), PLAN, Answer(OUTPUT, pieces=([5, 6, 7], "abc", "r")), OUTPUT) == []
-
-
-@pytest.mark.parametrize(
-    ("turn", "changed", "named"),
-    [
-        (Turn(0, "generate"), {"token_ids": [5, 6, 8]}, "token_ids"),
-        (Turn(0, "generate"), {"text": "abd"}, "text"),
-        (Turn(0, "generate"), {"finish_reason": "cancelled"}, "ended with 'cancelled'"),
-        (Turn(0, "listen", leave_after=1), {"finish_reason": "timeout", "token_ids": [5]}, "ended with 'timeout'"),
-        (Turn(0, "listen", leave_after=1), {"finish_reason": "cancelled", "token_ids": [6]}, "no beginning"),
-        (Turn(0, "listen", leave_after=1), {"finish_reason": "cancelled", "text": "ax"}, "text"),
-        (Turn(0, "listen", leave_after=1), {"finish_reason": "cancelled", "text": "abcx"}, "text"),
-        (Turn(0, "listen", fault="listener"), {"finish_reason": "error"}, "ended with 'error'"),
-        (Turn(0, "listen", fault="draft-nan"), {"finish_reason": "error"}, "ended with 'error'"),
-        (Turn(0, "listen", fault="nan"), {"token_ids": [5, 6, 8]}, "token_ids"),
-    ],
-)
-def test_an_answer_that_departs_from_the_one_alone_is_found(turn: Turn, changed: dict, named: str) -> None:
-    assert any(named in line for line in problems(turn, PLAN, Answer(replace(OUTPUT, **changed)), OUTPUT))
+def test_an_answer_equal_to_the_output_alone_has_no_problem() -> None:
+    assert problems(Attempt(0, "generate"), PLAN, Answer(OUTPUT, streamed=([5, 6, 7], "abc", "r")), OUTPUT) == []
 
 
 @pytest.mark.parametrize(
-    ("turn", "changed"),
+    ("attempt", "changed", "named"),
     [
-        (Turn(0, "listen", leave_after=1), {"finish_reason": "cancelled", "token_ids": [5], "text": "a\ufffd"}),
-        (Turn(0, "listen", leave_after=1), {"finish_reason": "cancelled", "text": "abcc"}),
-        (Turn(0, "listen", timeout_s=1.0), {"finish_reason": "timeout", "token_ids": [], "text": "", "reasoning": ""}),
-        (Turn(0, "listen", fault="grammar"), {"finish_reason": "error", "token_ids": [5, 6], "text": "ab"}),
-        (Turn(0, "listen", fault="nan"), {"finish_reason": "error", "token_ids": [5], "text": "a"}),
+        (Attempt(0, "generate"), {"token_ids": [5, 6, 8]}, "token_ids"),
+        (Attempt(0, "generate"), {"text": "abd"}, "text"),
+        (Attempt(0, "generate"), {"finish_reason": "cancelled"}, "ended with 'cancelled'"),
+        (Attempt(0, "listen", cancel_after=1), {"finish_reason": "timeout", "token_ids": [5]}, "ended with 'timeout'"),
+        (Attempt(0, "listen", cancel_after=1), {"finish_reason": "cancelled", "token_ids": [6]}, "not a prefix"),
+        (Attempt(0, "listen", cancel_after=1), {"finish_reason": "cancelled", "text": "ax"}, "text"),
+        (Attempt(0, "listen", cancel_after=1), {"finish_reason": "cancelled", "text": "abcx"}, "text"),
+        (Attempt(0, "listen", fault="listener"), {"finish_reason": "error"}, "ended with 'error'"),
+        (Attempt(0, "listen", fault="draft-nan"), {"finish_reason": "error"}, "ended with 'error'"),
+        (Attempt(0, "listen", fault="nan"), {"token_ids": [5, 6, 8]}, "token_ids"),
     ],
 )
-def test_a_beginning_is_enough_where_a_request_was_ended(turn: Turn, changed: dict) -> None:
-    assert problems(turn, PLAN, Answer(replace(OUTPUT, **changed)), OUTPUT) == []
+def test_an_answer_that_differs_from_the_output_alone_is_found(attempt: Attempt, changed: dict, named: str) -> None:
+    assert any(named in line for line in problems(attempt, PLAN, Answer(replace(OUTPUT, **changed)), OUTPUT))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "changed"),
+    [
+        (Attempt(0, "listen", cancel_after=1), {"finish_reason": "cancelled", "token_ids": [5], "text": "a\ufffd"}),
+        (Attempt(0, "listen", cancel_after=1), {"finish_reason": "cancelled", "text": "abcc"}),
+        (
+            Attempt(0, "listen", timeout_s=1.0),
+            {"finish_reason": "timeout", "token_ids": [], "text": "", "reasoning": ""},
+        ),
+        (Attempt(0, "listen", fault="grammar"), {"finish_reason": "error", "token_ids": [5, 6], "text": "ab"}),
+        (Attempt(0, "listen", fault="nan"), {"finish_reason": "error", "token_ids": [5], "text": "a"}),
+    ],
+)
+def test_a_prefix_is_enough_for_a_request_that_was_ended_early(attempt: Attempt, changed: dict) -> None:
+    assert problems(attempt, PLAN, Answer(replace(OUTPUT, **changed)), OUTPUT) == []
 
 
 def test_a_stream_that_does_not_join_to_its_output_is_found() -> None:
-    answer = Answer(OUTPUT, pieces=([5, 6], "abc", "r"))
-    assert problems(Turn(0, "stream"), PLAN, answer, OUTPUT) == ["the pieces of its stream do not join to its output"]
+    answer = Answer(OUTPUT, streamed=([5, 6], "abc", "r"))
+    assert problems(Attempt(0, "stream"), PLAN, answer, OUTPUT) == ["the parts of its stream do not join to its output"]
 
 
 @pytest.fixture
 def counted() -> Metrics:
-    """What one answer like OUTPUT and one that was cancelled at once leave in the counters."""
+    """The metrics of one answer like OUTPUT and of one that was cancelled at once."""
     metrics = Metrics(accepted=[1, 0])
     metrics.finished = {"length": 1, "cancelled": 1}
     metrics.emitted = metrics.kept = 3
@@ -107,7 +116,7 @@ def tally() -> Tally:
     return answered
 
 
-def test_books_in_order_have_nothing_wrong(tally: Tally, counted: Metrics) -> None:
+def test_counters_that_agree_with_the_answers_violate_no_rule(tally: Tally, counted: Metrics) -> None:
     assert all(tally.rules(counted).values()), tally.rules(counted)
 
 
@@ -125,57 +134,57 @@ def test_books_in_order_have_nothing_wrong(tally: Tally, counted: Metrics) -> No
         ({"accepted": [1, 1]}, "steps and accepted drafts"),
     ],
 )
-def test_books_out_of_order_are_found(tally: Tally, counted: Metrics, changed: dict, named: str) -> None:
+def test_counters_that_disagree_with_the_answers_are_found(
+    tally: Tally, counted: Metrics, changed: dict, named: str
+) -> None:
     wrong = [rule for rule, holds in tally.rules(replace(counted, **changed)).items() if not holds]
     assert any(named in rule for rule in wrong), wrong
 
 
-def test_what_a_stream_that_was_left_came_to_may_be_any_reason_but_is_counted_once(
-    tally: Tally, counted: Metrics
-) -> None:
-    tally.add(Answer(OUTPUT, left=True))
+def test_an_abandoned_stream_is_counted_once_with_any_finish_reason(tally: Tally, counted: Metrics) -> None:
+    tally.add(Answer(OUTPUT, abandoned=True))
     assert not all(tally.rules(counted).values())
     assert all(tally.rules(replace(counted, finished={"length": 2, "cancelled": 1})).values())
 
 
-def soaked(**changed: Any) -> Soaked:
+def soak_result(**changed: Any) -> SoakResult:
     figures = {
         "ended": Counter({"length": 5, "cancelled": 2}),
         "memory_mb": [500.0] * 9,
         "threads": [4, 9, *[9] * 7],
     } | changed
-    return Soaked(0, [], ["one"], requests=10, left=1, refused=2, **figures)
+    return SoakResult(0, [], ["one"], requests=10, abandoned=1, rejected=2, **figures)
 
 
-def test_a_run_that_adds_up_and_stays_flat_has_nothing_wrong() -> None:
-    assert soaked().sums() == []
+def test_a_run_without_growth_or_lost_requests_has_no_violation() -> None:
+    assert soak_result().violations() == []
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"ended": Counter({"length": 6})}, "10 sent, 6 answered, 1 left, 2 refused"),
+        ({"ended": Counter({"length": 6})}, "10 sent, 6 answered, 1 abandoned, 2 rejected"),
         ({"threads": [4, 9, 9, 9, 9, 9, 9, 10, 11]}, "threads rose from 9 to 11"),
         ({"memory_mb": [500.0 + 20 * wave for wave in range(9)]}, "memory rose by 100 MB, to 660 MB"),
     ],
 )
 def test_a_run_that_grows_or_loses_a_request_is_found(changed: dict, named: str) -> None:
-    assert soaked(**changed).sums() == [named]
+    assert soak_result(**changed).violations() == [named]
 
 
-def test_every_kind_of_fault_is_drawn_where_it_can_be_met() -> None:
+def test_every_kind_of_fault_is_drawn_for_requests_that_can_reach_it() -> None:
     plans, draw = draw_plans(Random(1), 60), Random(2)
-    turns = [draw_turn(draw, plans, tuple(KINDS), streams_leave=True) for _ in range(2000)]
-    broken = [turn for turn in turns if turn.fault is not None]
-    assert {turn.fault for turn in broken} == set(KINDS)
-    assert 0.05 < len(broken) / len(turns) < 0.15
-    for turn in broken:
-        params = plans[turn.plan].params
-        assert turn.fault not in ("grammar", "compiler") or params.structured_outputs is not None
-        assert turn.fault != "draft-nan" or params.rule == "coupled"
+    attempts = [draw_attempt(draw, plans, tuple(KINDS), close_streams=True) for _ in range(2000)]
+    broken = [attempt for attempt in attempts if attempt.fault is not None]
+    assert {attempt.fault for attempt in broken} == set(KINDS)
+    assert 0.05 < len(broken) / len(attempts) < 0.15
+    for attempt in broken:
+        params = plans[attempt.plan].params
+        assert attempt.fault not in ("grammar", "compiler") or params.structured_outputs is not None
+        assert attempt.fault != "draft-nan" or params.rule == "coupled"
 
 
-PUBLISHED = {
+METRICS = {
     "finished_total": 3,
     "finished_total.length": 2,
     "finished_total.cancelled": 1,
@@ -184,7 +193,7 @@ PUBLISHED = {
     "queue_seconds_count": 2,
     "drafted_total": 9,
     "evaluated_total": 7,
-    "cut_drafts_total": 2,
+    "constraint_rejected_drafts_total": 2,
     "emitted_total": 8,
     "kept_total": 7,
     "requests_waiting": 0,
@@ -192,17 +201,17 @@ PUBLISHED = {
 }
 
 
-def wrong_of(**changed: int) -> list[str]:
-    """Of a server that answered two of three requests, three tokens each, while a client that might hear four left."""
+def violated(**changed: int) -> list[str]:
+    """The violated rules after two of three requests got three tokens each, and one client with up to four hung up."""
     before = Counter({"tandemrt_finished_total": 5, "tandemrt_finished_total.stop": 5, "tandemrt_kept_total": 30})
-    now = Counter({f"tandemrt_{name}": value for name, value in (PUBLISHED | changed).items()})
+    now = Counter({f"tandemrt_{name}": value for name, value in (METRICS | changed).items()})
     now += before
-    answers = [Said("abc", "", [1, 2, 3], "length")] * 2
-    return [rule for rule, holds in published_rules(before, now, answers, 3, 4).items() if not holds]
+    answers = [TritonResponse("abc", "", [1, 2, 3], "length")] * 2
+    return [rule for rule, holds in metrics_rules(before, now, answers, 3, 4).items() if not holds]
 
 
-def test_published_metrics_that_add_up_have_nothing_wrong() -> None:
-    assert wrong_of() == []
+def test_server_metrics_that_add_up_violate_no_rule() -> None:
+    assert violated() == []
 
 
 @pytest.mark.parametrize(
@@ -214,13 +223,20 @@ def test_published_metrics_that_add_up_have_nothing_wrong() -> None:
         ("accepted_per_step_count", 3, "every step"),
         ("queue_seconds_count", 4, "two slots"),
         ("queue_seconds_count", 1, "two slots"),
-        ("cut_drafts_total", 1, "drafted 9"),
+        ("constraint_rejected_drafts_total", 1, "drafted 9"),
         ("emitted_total", 6, ">= kept"),
         ("kept_total", 5, "answers hold 6"),
         ("kept_total", 11, "answers hold 6"),
-        ("requests_running", 1, "nobody waits or runs"),
+        ("requests_running", 1, "no request waits or runs"),
     ],
 )
-def test_published_metrics_that_do_not_add_up_are_found(name: str, value: int, named: str) -> None:
-    wrong = wrong_of(**{name: value})
+def test_server_metrics_that_do_not_add_up_are_found(name: str, value: int, named: str) -> None:
+    wrong = violated(**{name: value})
     assert any(named in rule for rule in wrong), wrong
+
+
+def test_faulty_objects_override_methods_that_the_runtime_calls() -> None:
+    for faulty, original in ((_FaultyGrammar, Grammar), (_FaultyTextStream, TextStream)):
+        overridden = {name for name in vars(faulty) if not name.startswith("_")}
+        assert overridden
+        assert overridden <= vars(original).keys(), "a renamed method would never fail"

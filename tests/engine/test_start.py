@@ -21,9 +21,9 @@ print(sorted({set(SLOW)!r} & set(sys.modules)))
 def test_a_grammar_needs_neither_torch_nor_transformers_and_leaves_xgrammar_to_import_as_ever() -> None:
     code = """
 import sys
-from tandemrt.runtime.grammars import binding
-compiled = binding.GrammarCompiler([b"a", b"b", b""], [2], max_threads=1).compile_grammar('root ::= "a" "b"')
-matcher = binding.GrammarMatcher.of(compiled, [2])
+from tandemrt.runtime.grammars import xgrammar_library
+compiled = xgrammar_library.GrammarCompiler([b"a", b"b", b""], [2], max_threads=1).compile_grammar('root ::= "a" "b"')
+matcher = xgrammar_library.GrammarMatcher.of(compiled, [2])
 assert matcher.accept_token(0) and not matcher.accept_token(0)
 print(sorted({"torch", "transformers", "xgrammar"} & set(sys.modules)))
 import xgrammar

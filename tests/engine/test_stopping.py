@@ -18,7 +18,7 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
 def answers(llm: LLM, **params: Any) -> list[RequestOutput]:
     """The answers with and without speculation, of a model that would end at once if it could."""
     params = {"logit_bias": {llm.bundle.stop_ids[0]: 100}, "seed": 3, "ignore_eos": True} | params
-    return [llm.generate("text", SamplingParams(window=window, **params)) for window in (0, 8)]
+    return [llm.generate("text", SamplingParams(num_draft_tokens=window, **params)) for window in (0, 8)]
 
 
 def test_a_stop_token_that_a_request_ignores_never_stands_inside_its_grammar(llm: LLM) -> None:

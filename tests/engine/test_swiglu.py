@@ -1,4 +1,4 @@
-"""The gated activation: every face that runs without a GPU computes what its definition says."""
+"""The gated activation: implementations without a GPU equal the reference."""
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from tandemrt.plugins.functions import OPSET
 from tandemrt.plugins.functions.swiglu import swiglu as swiglu_function
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.reference.swiglu import swiglu
 
 TYPES = {np.float32: ir.DataType.FLOAT, np.float16: ir.DataType.FLOAT16}
@@ -22,13 +22,13 @@ def gate_up() -> np.ndarray:
     return values
 
 
-def test_it_is_silu_of_the_first_half_times_the_second(gate_up: np.ndarray) -> None:
+def test_swiglu_is_silu_of_the_first_half_times_the_second(gate_up: np.ndarray) -> None:
     values = torch.from_numpy(gate_up)
     expected = torch.nn.functional.silu(values[..., :37]) * values[..., 37:]
     np.testing.assert_allclose(swiglu(gate_up), expected.numpy(), rtol=1e-14)
 
 
-def test_it_rounds_once() -> None:
+def test_swiglu_rounds_once() -> None:
     values = np.array([[1.5, 3.0]], ml_dtypes.bfloat16)
     exact = 1.5 / (1 + np.exp(-1.5)) * 3.0
     assert swiglu(values)[0, 0] == ml_dtypes.bfloat16(exact)

@@ -1,4 +1,4 @@
-"""The rule for benchmarks: as much is accepted as was asked for, it says so, and nobody else's text changes."""
+"""Synthetic acceptance: the requested mean is accepted and reported, and no other request's text changes."""
 
 import math
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.validation.errors import BadRequest
 
 
 @pytest.fixture(scope="module")
 def llm(tiny_bundle: Path) -> Iterator[LLM]:
-    with LLM(tiny_bundle, threads=1, window=4, synthetic_rule=True) as opened:
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=4, synthetic_rule=True) as opened:
         yield opened
 
 
@@ -30,12 +30,12 @@ def test_a_round_has_as_many_tokens_as_were_asked_for(llm: LLM, mean: float, tem
     assert sum(histogram[math.floor(mean - 1) :]) > 0.4 * sum(histogram)
 
 
-def test_it_says_so_and_repeats_itself_and_harms_no_neighbour(llm: LLM) -> None:
+def test_synthetic_acceptance_is_reported_repeatable_and_leaves_other_requests_alone(llm: LLM) -> None:
     plain = SamplingParams(seed=1, max_tokens=40)
-    alone = llm.generate("beside", plain)
+    alone = llm.generate("other", plain)
     before = llm.metrics.synthetic_drafts
-    outputs = [llm.generate(["first", "beside"], [synthetic(3.5), plain]) for _ in range(2)]
-    assert [beside.token_ids for _, beside in outputs] == [alone.token_ids] * 2
+    outputs = [llm.generate(["first", "other"], [synthetic(3.5), plain]) for _ in range(2)]
+    assert [other.token_ids for _, other in outputs] == [alone.token_ids] * 2
     assert outputs[0][0].token_ids == outputs[1][0].token_ids
     assert outputs[0][0].speculation.to_json()["synthetic"] is True
     assert "synthetic" not in alone.speculation.to_json()
@@ -50,10 +50,10 @@ def test_constraints_hold_all_the_same(llm: LLM) -> None:
 def test_it_is_refused_where_it_is_not_allowed_and_where_it_makes_no_sense(llm: LLM, tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as strict, pytest.raises(BadRequest, match="open the bundle with synthetic_rule"):
         strict.generate("x", synthetic(2.0))
-    with pytest.raises(BadRequest, match=r"with 2 drafted tokens a round has at most 3, received 3\.5"):
-        llm.generate("x", synthetic(3.5, window=2))
+    with pytest.raises(BadRequest, match=r"with 2 drafted tokens a round emits at most 3 tokens, received 3\.5"):
+        llm.generate("x", synthetic(3.5, num_draft_tokens=2))
     for params in ({"rule": "synthetic"}, {"synthetic_acceptance_length": 2.0}):
         with pytest.raises(BadRequest, match="must come with the rule synthetic"):
             SamplingParams(**params)
-    with pytest.raises(BadRequest, match="logprobs must not be asked for"):
+    with pytest.raises(BadRequest, match="logprobs must not be set"):
         synthetic(2.0, logprobs=1)

@@ -32,7 +32,7 @@ def run(run: Run) -> Run:
 def test_a_recipe_for_a_cpu_builds_for_rtx_gpus_when_asked_to(run) -> None:
     code, out, err = run("export", "build", "tiny.toml", "--backend", "tensorrt-rtx", "--dtype", "float16")
     assert (code, err) == (0, "")
-    code, out, _ = run("export", "inspect", "tiny")
+    code, out, _ = run("export", "inspect", "tiny", "--all")
     assert code == 0
     assert "native layers 1 attention, 2 cache update, 2 rotary embedding" in out
     assert "built for sm_75+sm_80+sm_86+sm_89+sm_120+sm_121" in out

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.tensorrt.library import load, logger
-from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
 from tandemrt.export.compile.tensorrt.config import configure, load_timings, save_timings
 
 trt = load("tensorrt-rtx")

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tandemrt import LLM
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable, BadRecipe
-from tandemrt.engines.recipe import Recipe
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.tensorrt.library import load, logger, require_version
-from tandemrt.export.build import build
-from tandemrt.runtime.backends import open_engines
-from tandemrt.runtime.backends.tensorrt.open import deserialize, require_gpu
-from tandemrt.runtime.backends.tensorrt.plan import memory_needed
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.device.backends.opening import open_engines
+from tandemrt.runtime.device.backends.tensorrt.open import deserialize, require_gpu
+from tandemrt.runtime.device.backends.tensorrt.plan import memory_needed
 from tests.makers import tiny_checkpoint, write_recipe
 
 BACKEND = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "12.0"]'
@@ -79,7 +79,7 @@ def test_a_machine_without_a_gpu_is_refused(bundle: Bundle) -> None:
 
 
 @no_gpu
-def test_an_engine_that_does_not_open_says_so_in_the_words_of_the_library(bundle: Bundle) -> None:
+def test_an_engine_that_does_not_open_raises_the_message_of_the_library(bundle: Bundle) -> None:
     with pytest.raises(BackendUnavailable) as caught:
         deserialize(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
     message = str(caught.value)
@@ -108,15 +108,13 @@ def test_the_memory_a_bundle_needs_is_known_before_it_is_opened(bundle: Bundle) 
     assert needed["engine target"] == bundle.path("target").stat().st_size
 
 
-def test_what_the_library_says_comes_with_what_helps() -> None:
+def test_messages_of_the_library_come_with_advice() -> None:
     log = logger(load("tensorrt-rtx"))
-    log.forget()
+    log.clear()
     log.log(load("tensorrt-rtx").ILogger.ERROR, "getPluginCreator could not find plugin: verify_draft version: 1")
     log.log(load("tensorrt-rtx").ILogger.WARNING, "nothing to worry about")
-    said = log.said()
-    log.forget()
-    assert said.startswith(
-        "getPluginCreator could not find plugin: verify_draft version: 1; the engine asks for a plugin"
-    )
+    said = log.summary()
+    log.clear()
+    assert said.startswith("getPluginCreator could not find plugin: verify_draft version: 1; the engine needs a plugin")
     assert "worry" not in said
-    assert "gave no reason" in log.said()
+    assert "gave no reason" in log.summary()

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.errors import BackendUnavailable, BadRecipe
-from tandemrt.engines.tensorrt.recipe import TensorRtRtx
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.recipe.tensorrt import TensorRtRtx
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.profiles import Range
-from tandemrt.export.model.builder import GraphBuilder, save_model
+from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
@@ -50,7 +50,7 @@ def export(folder, dtype):
     checkpoint = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(checkpoint.config)
     graph = folder / f"{dtype}.onnx"
-    save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=CAPACITY, attention="mask"), graph)
+    save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=CAPACITY, lowering="mask"), graph)
     return graph, spec.contract(capacity=CAPACITY, dtype=dtype)
 
 
@@ -68,7 +68,7 @@ def test_the_engine_keeps_the_contract_and_updates_its_caches_in_place(built):
     assert set(report.contract.aliases) == set(expected.aliases)
 
 
-def test_the_report_says_what_was_built(built):
+def test_the_report_describes_the_built_engine(built):
     report, _, _ = built
     assert report.nbytes == report.path.stat().st_size > 0
     assert report.built_for == "sm_80+sm_86+sm_89+sm_120"
@@ -82,7 +82,7 @@ def test_progress_counts_every_phase_up_to_its_end(built):
     assert all(done == total for done, total in last.values())
 
 
-def test_the_inspection_lies_beside_the_engine_and_says_what_is_known_without_a_gpu(built):
+def test_the_inspection_file_is_next_to_the_engine_and_needs_no_gpu(built):
     report, expected, _ = built
     said = json.loads(report.inspection.read_text())
     assert report.inspection == report.path.with_name("target.inspect.json")
@@ -111,7 +111,7 @@ def test_profiles_that_cannot_be_built_are_refused(folder, tmp_path, profiles, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_capability_that_the_installed_release_does_not_know_is_refused_by_name(folder, tmp_path):
+def test_a_capability_that_the_installed_release_lacks_is_refused_by_name(folder, tmp_path):
     graph, _ = export(folder, "float16")
     newer = TensorRtRtx.model_construct(name="tensorrt-rtx", compute_capabilities=("8.6", "9.0"))
     with pytest.raises(BadRecipe, match=r"does not support '9\.0'.*supported: 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1"):
@@ -125,7 +125,7 @@ def test_a_graph_without_a_fused_kernel_fails_with_the_cause_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_that_are_not_beside_the_graph_are_named(folder, tmp_path):
+def test_weights_missing_next_to_the_graph_are_named(folder, tmp_path):
     graph, _ = export(folder, "float16")
     alone = tmp_path / "alone.onnx"
     alone.write_bytes(graph.read_bytes())
@@ -133,7 +133,7 @@ def test_weights_that_are_not_beside_the_graph_are_named(folder, tmp_path):
         build_engine(alone, tmp_path / "e", rtx(), profiles={"window": WINDOW})
 
 
-def test_a_node_that_the_compiler_does_not_know_is_named(tmp_path):
+def test_a_node_that_the_compiler_does_not_support_is_named(tmp_path):
     b = GraphBuilder("g")
     x = b.input(Binding("x", "float32", ("batch", 3)))
     with b.scope("layers.0"):
@@ -146,7 +146,7 @@ def test_a_node_that_the_compiler_does_not_know_is_named(tmp_path):
         build_engine(tmp_path / "g.onnx", tmp_path / "e", rtx(), profiles={"window": WINDOW})
 
 
-def test_without_the_compiler_the_error_says_how_to_install_it(folder, tmp_path, monkeypatch):
+def test_without_the_compiler_the_error_names_the_package_to_install(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'tandemrt\[tensorrt-rtx\]'"):
         build_engine(folder / "any.onnx", tmp_path / "e", rtx(), profiles={"window": WINDOW})

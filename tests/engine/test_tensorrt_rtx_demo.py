@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tandemrt.engines.tensorrt.recipe import ComputeCapability, TensorRtRtx, rtx_capabilities
+from tandemrt.engines.recipe.tensorrt import ComputeCapability, TensorRtRtx, rtx_capabilities
 from tandemrt.export.compile.tensorrt.engine import EngineReport, build_engine
 from tandemrt.export.compile.tensorrt.profiles import Range
-from tandemrt.export.model.builder import save_model
+from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
@@ -28,7 +28,7 @@ CAPACITY = 517
 
 @pytest.fixture(scope="module")
 def layer_of_8b(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer with the sizes of an 8B Llama; the vocabulary is small, for what it would add is one more product."""
+    """One layer with the sizes of an 8B Llama; the vocabulary is small, for what it would add is one more matmul."""
     folder = tmp_path_factory.mktemp("8b")
     sizes = {"hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32, "num_key_value_heads": 8}
     with torch.device("meta"):
@@ -42,7 +42,7 @@ def compile_for_all(checkpoint_folder: Path, folder: Path, dtype: str) -> tuple[
     for file in checkpoint.files:
         (folder / file.name).symlink_to(file)
     spec = ModelSpec.from_hf(checkpoint.config)
-    model = build_decoder(spec, checkpoint, dtype=dtype, capacity=CAPACITY, attention="mask")
+    model = build_decoder(spec, checkpoint, dtype=dtype, capacity=CAPACITY, lowering="mask")
     save_model(model, folder / "model.onnx")
     options = TensorRtRtx(name="tensorrt-rtx", compute_capabilities=rtx_capabilities({dtype}))
     return build_engine(folder / "model.onnx", folder / "model.engine", options, profiles=PROFILES), spec

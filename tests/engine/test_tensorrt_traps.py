@@ -1,8 +1,8 @@
-"""The traps of TensorRT's attention, checked on the network that its own parser makes of our graph.
+"""Pitfalls of TensorRT's attention, checked on the network that its own parser makes of our graph.
 
-A scale left to the operator is spread over query and cache; a causal flag together with a mask is refused, and on its
-own it is aligned to the wrong corner for a window; lengths of the cache made TensorRT 11.1 and 11.2 read what lies
-behind them; a cache that is not the input of its update would be copied.
+The operator multiplies its own scale into query and cache. TensorRT refuses a causal flag together with a mask, and
+alone the flag is aligned to the wrong corner for a draft window. Cache lengths made TensorRT 11.1 and 11.2 read after
+the end of the cache. A cache that is not the input of its update would be copied.
 """
 
 import math
@@ -12,7 +12,7 @@ import pytest
 
 from tandemrt.engines.tensorrt.library import load, logger
 from tandemrt.export.compile.tensorrt.network import layers, parse
-from tandemrt.export.model.builder import save_model
+from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
@@ -29,7 +29,7 @@ def parsed(tmp_path_factory):
     make_checkpoint("qwen3", folder)
     checkpoint = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(checkpoint.config)
-    graph = build_decoder(spec, checkpoint, dtype="float16", capacity=CAPACITY, attention="mask")
+    graph = build_decoder(spec, checkpoint, dtype="float16", capacity=CAPACITY, lowering="mask")
     save_model(graph, folder / "model.onnx")
     builder = trt.Builder(logger(trt))
     return parse(trt, builder, folder / "model.onnx"), spec, builder
@@ -54,13 +54,13 @@ def maker(network, tensor):
 
 
 def factor(network, tensor):
-    """The constant that ``tensor`` is a product with, and the other factor. Casts and reshapes are looked through."""
-    product = maker(network, tensor)
-    assert product.op == trt.ElementWiseOperation.PROD
-    constant = maker(network, product.get_input(1))
+    """The constant factor of the multiplication that made ``tensor``, and the other one. Skips casts and reshapes."""
+    multiply = maker(network, tensor)
+    assert multiply.op == trt.ElementWiseOperation.PROD
+    constant = maker(network, multiply.get_input(1))
     while constant.type.name in ("CAST", "SHUFFLE"):
         constant = maker(network, constant.get_input(0))
-    return float(np.ravel(constant.weights)[0]), product.get_input(0)
+    return float(np.ravel(constant.weights)[0]), multiply.get_input(0)
 
 
 def test_visibility_is_an_explicit_mask_and_nothing_else(parsed):

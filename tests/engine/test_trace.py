@@ -1,4 +1,4 @@
-"""A trace of a real bundle: its page shows the output's tokens, opens without a network, and says nothing wrong."""
+"""The trace of a real bundle: its page shows the tokens of the output and works without a network."""
 
 import json
 import re
@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams
-from tandemrt.engines.errors import BadRequest
-from tests.engine.test_invisible import REQUESTS, told
+from tandemrt.engines.validation.errors import BadRequest
+from tests.engine.test_invisible import REQUESTS, output_of
 from tests.waiting import PATIENCE_S
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ASKED = [*REQUESTS, ("the end </script>", {"rule": "rejection", "temperature": 1.0, "seed": 9, "max_tokens": 20})]
 
 
-# A person at a keyboard, whose way is told in the page's title.
+# A path of a user, which the page's title shows.
 KEYS = """
 const spans = [...document.querySelectorAll("[data-token]")], went = [];
 spans[0].focus();
@@ -44,10 +44,10 @@ def outputs(tiny_bundle: Path) -> list[RequestOutput]:
 
 @pytest.fixture(scope="module")
 def page(tiny_bundle: Path, outputs: list[RequestOutput], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of requests of every kind. Nobody's text changes because somebody looks."""
+    """The page of requests of every kind. Tracing changes no text."""
     place = tmp_path_factory.mktemp("trace") / "out.html"
     traced = generate(tiny_bundle, place, overlap=True)
-    assert list(map(told, traced)) == list(map(told, outputs))
+    assert list(map(output_of, traced)) == list(map(output_of, outputs))
     return place
 
 
@@ -66,7 +66,7 @@ def test_the_tokens_of_the_page_are_those_of_the_outputs(page: Path, outputs: li
         assert all(each["ms"] > 0 for each in request["rounds"])
 
 
-def test_what_a_budget_wrote_is_as_long_as_its_forced_ends(page: Path, outputs: list[RequestOutput]) -> None:
+def test_tokens_of_a_spent_budget_are_as_long_as_their_forced_ends(page: Path, outputs: list[RequestOutput]) -> None:
     assert any(output.forced_ends for output in outputs)
     for request, output in zip(read(page), outputs, strict=True):
         forced = [token for token in request["tokens"] if token["source"] == "budget"]
@@ -74,29 +74,29 @@ def test_what_a_budget_wrote_is_as_long_as_its_forced_ends(page: Path, outputs: 
         assert all(token["allowed"] == 1 for token in forced)
 
 
-def test_a_text_with_choices_has_tokens_that_the_grammar_forced(page: Path) -> None:
+def test_a_text_of_choices_has_fast_forward_tokens(page: Path) -> None:
     assert any(token["source"] == "grammar" for request in read(page) for token in request["tokens"])
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
-def test_a_browser_shows_the_tokens_and_finds_nothing_wrong(page: Path, outputs: list[RequestOutput]) -> None:
+def test_a_browser_shows_the_tokens_without_errors(page: Path, outputs: list[RequestOutput]) -> None:
     pressing = page.with_name("pressing.html")
     pressing.write_text(page.read_text("utf-8").replace("</body>", f"<script>{KEYS}</script></body>"), "utf-8")
-    dom, log = browse(pressing)
+    dom, log = render(pressing)
     assert "CONSOLE" not in log
     rounds = [token["round"] for token in read(page)[0]["tokens"]]
     to_a_round = rounds.index(rounds[1] + 1)
     assert f"went=1,{to_a_round},{len(rounds) - 1},0;" in dom
-    assert re.search(r"token 1 of \d+, id \d+; .*; round 1, [\d.]+ ms", dom), "and each is told of"
-    shown = Shown()
+    assert re.search(r"token 1 of \d+, id \d+; .*; round 1, [\d.]+ ms", dom), "every token has a description"
+    shown = PageReader()
     shown.feed(dom)
     assert shown.tokens == outputs[0].token_ids, "of the first request, which a page begins with"
     assert shown.options == len(outputs)
     assert not re.search(r"https?:|//[a-z]", page.read_text("utf-8").split('id="data"')[0]), "no network"
 
 
-def browse(page: Path) -> tuple[str, str]:
-    """What a headless browser makes of the page, and what it logs."""
+def render(page: Path) -> tuple[str, str]:
+    """Return what a headless browser renders and logs."""
     assert BROWSER is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     command = [BROWSER, *flags, f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]
@@ -104,8 +104,8 @@ def browse(page: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-class Shown(HTMLParser):
-    """Reads the tokens of the text, and how many requests there are to choose from."""
+class PageReader(HTMLParser):
+    """Reads the tokens of the text, and the number of selectable requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Shown(HTMLParser):
             self.tokens.append(int(str(found["data-token"])))
 
 
-def test_a_chrome_trace_has_the_hosts_steps_and_the_rounds_of_every_request(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_chrome_trace_has_host_steps_and_rounds_of_every_request(tiny_bundle: Path, tmp_path: Path) -> None:
     generate(tiny_bundle, tmp_path / "out.json", ASKED[3:6])
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
@@ -131,6 +131,6 @@ def test_a_chrome_trace_has_the_hosts_steps_and_the_rounds_of_every_request(tiny
 
 
 @pytest.mark.parametrize("name", ["out.txt", "missing/out.html", "."])
-def test_a_trace_that_could_not_be_written_is_refused_before_the_work(tmp_path: Path, name: str) -> None:
+def test_an_unwritable_trace_path_is_rejected_before_the_run(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadRequest, match=r"trace: must .* name another file"):
-        LLM(tmp_path / "a-bundle-that-nobody-opened", trace=tmp_path / name)
+        LLM(tmp_path / "a-bundle-that-does-not-exist", trace=tmp_path / name)

@@ -1,4 +1,4 @@
-"""Random traffic: whoever comes along, leaves or is cut off, every text is what its request would get alone."""
+"""Random traffic with cancelled and disconnected requests: every text equals that of its request alone."""
 
 import threading
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def visits(draw: st.DrawFn) -> Visit:
         temperature=draw(st.sampled_from([0.0, 0.8, 1.5])),
         seed=draw(st.integers(0, 2)),
         max_tokens=draw(st.sampled_from([2, 3, 9, 30])),
-        window=draw(st.sampled_from([None, 0, 1, 5])),
+        num_draft_tokens=draw(st.sampled_from([None, 0, 1, 5])),
         rule=draw(st.sampled_from(["coupled", "coupled", "rejection"])),
         **draw(st.sampled_from(CONSTRAINTS)),
     )
@@ -60,8 +60,8 @@ def alone(tiny_bundle: Path) -> Iterator[Any]:
         @cache
         def text(length: int, params: str) -> RequestOutput:
             given = SamplingParams.model_validate_json(params)
-            window = 0 if given.rule == "coupled" else given.window
-            return opened.generate(list(range(length)), given.model_copy(update={"window": window}))
+            window = 0 if given.rule == "coupled" else given.num_draft_tokens
+            return opened.generate(list(range(length)), given.model_copy(update={"num_draft_tokens": window}))
 
         yield lambda visit: text(visit.length, visit.params.model_dump_json(by_alias=True))
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.draft_heads import target_ids
 from tandemrt.export.read.eagle3 import Eagle3Spec
-from tandemrt.export.read.heads import target_ids
 from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
 from tests import dflash, eagle3, mtp
@@ -90,7 +90,7 @@ def test_a_block_of_dflash_sees_what_a_drafted_block_sees(tmp_path: Path, target
     draft.save(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = DFlashSpec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()))
-    assert (spec.block, spec.mask_token, spec.causal) == (5, MASK, (False, False))
+    assert (spec.block_size, spec.mask_token, spec.causal) == (5, MASK, (False, False))
     weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
     for row, places in enumerate(anchors.tolist()):
         for at, place in enumerate(places):
@@ -120,7 +120,7 @@ def test_a_mask_of_pard_sees_the_text_up_to_its_place_and_the_masks_in_front_of_
 
 
 def masks(rows: Rows) -> list[tuple[int, int, int, int]]:
-    """Row, column, anchor and depth of every mask behind texts, of which there are up to three in a chain."""
+    """Row, column, anchor and depth of every mask after its text; a chain has up to three texts."""
     found = ((rows.depths > 0) & (rows.anchors >= 0)).nonzero()
     anchors, depths = (each[tuple(found.T)] for each in rows)
     assert set(depths.tolist()) == {1, 2, 3}
@@ -157,7 +157,9 @@ def test_each_step_of_mtp_sees_what_a_drafted_token_sees(tmp_path: Path, target:
     features = torch.stack([target.model(row[None]).last_hidden_state[0] for row in ids])
     found = head(ids, features, 3)
     head.save(tmp_path)
-    spec, *_ = MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(target.config.to_dict()), window=3)
+    spec, *_ = MtpSpec.from_checkpoint(
+        Checkpoint.open(tmp_path), ModelSpec.from_hf(target.config.to_dict()), num_draft_tokens=3
+    )
     assert (spec.features, spec.embedding_first, spec.published) == ((6,), True, 1)
     weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
     for row, place in ((0, 3), (1, 8)):
@@ -180,22 +182,22 @@ def test_mtp_begins_as_the_targets_last_layer(target: Any, batch: Batch) -> None
     torch.testing.assert_close(Mtp(target)(ids, normed, 1)[0], target.lm_head(target.model.norm(once_more)))
 
 
-def test_what_a_row_should_foresee_is_what_the_target_says_behind_its_tokens(target: Any, batch: Batch) -> None:
+def test_the_labels_of_a_row_are_the_targets_predictions_after_its_tokens(target: Any, batch: Batch) -> None:
     best, every = target(batch.ids.clamp(min=0)).logits.argmax(-1), torch.arange(64)
 
     def sure(tokens: torch.Tensor) -> torch.Tensor:
         return (100.0 * functional.one_hot(tokens, 64)).requires_grad_()
 
-    def behind(rows: Rows, first: int) -> torch.Tensor:
+    def states_after(rows: Rows, first: int) -> torch.Tensor:
         return sure(best.gather(1, (rows.places + first).clamp(max=13)))
 
     fed_back: list[Any] = [Eagle3(target, every, features=FEATURES, width=48), Mtp(target)]
     for head in fed_back:  # a pair of the first step has the text up to its second token
         head.forward = lambda *given: [sure(best[:, 1 + step :]) for step in range(given[-1])]
     pard: Any = Pard(target, model(layers=2, seed=5), Tokenizer(), mask=MASK, window=4)
-    pard.states = lambda *given: behind(given[-1], 0)
+    pard.states = lambda *given: states_after(given[-1], 0)
     peagle: Any = PEagle(target, every, features=FEATURES, width=48, mask=MASK, window=4)
-    peagle.states = lambda *given: behind(given[-1], 1)
+    peagle.states = lambda *given: states_after(given[-1], 1)
     pard.draft.lm_head = peagle.lm_head = torch.nn.Identity()
     for draft in (*fed_back, pard, peagle):
         assert [float(each) for each in draft.losses(batch)[1]] == [1.0] * 4

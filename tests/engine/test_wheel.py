@@ -14,10 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-# Commands of the README that are not run here, and why.
-CHECKOUT = ("make ", "python -m tools.", "tandemrt bench engines/built/demo --prompts")  # about the source tree
-INSTALL = ("pip install ",)  # done by the fixture, without a download
-GPU = ("tandemrt export check engines/built/demo-cuda",)
+# Commands of the README that do not run here: two wait for a person or a client, the others need a model of the reader
+# or of the hub.
+SKIPPED = (
+    *("tandemrt chat ", "tandemrt serve ", "tandemrt export build recipe.toml", "tandemrt check my-model"),
+    "tandemrt run Qwen/",
+)
 
 pytestmark = pytest.mark.timeout(900)  # minutes on a machine that is busy with other tests
 
@@ -63,14 +65,11 @@ def blocks(language: str) -> list[str]:
     return [text for of, text in fenced if of == language]
 
 
-def test_every_command_of_the_readme_that_needs_no_gpu_runs_from_an_installed_wheel(
-    installed: Path, tmp_path: Path
-) -> None:
-    commands = [line for block in blocks("") if not block.startswith("engines/ ") for line in block.splitlines()]
-    skipped = [line for line in commands if line.startswith((*CHECKOUT, *INSTALL, *GPU))]
-    assert [prefix for prefix in (*CHECKOUT, *INSTALL, *GPU) if not any(s.startswith(prefix) for s in skipped)] == []
-    script = "\n".join(line for line in commands if line not in skipped)
-    assert len(re.findall("^tandemrt ", script, re.MULTILINE)) == 7
+def test_every_command_of_the_readme_runs_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    commands = [line for block in blocks("") for line in block.splitlines()]
+    assert all(any(line.startswith(prefix) for line in commands) for prefix in SKIPPED)
+    script = "\n".join(line for line in commands if not line.startswith(SKIPPED))
+    assert len(re.findall("^tandemrt ", script, re.MULTILINE)) == 5
     shell = ["bash", "-euxo", "pipefail", "-c", script]
     done = subprocess.run(shell, cwd=tmp_path, env=environment(installed), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -86,7 +85,8 @@ def test_every_command_of_the_readme_that_needs_no_gpu_runs_from_an_installed_wh
 
 
 def test_what_is_installed_is_the_wheel_and_not_the_checkout(installed: Path, tmp_path: Path) -> None:
-    code = "import tandemrt.engines.recipe as r; print(r.__file__, r.Recipe.load(r.locate('demo')).target.checkpoint)"
+    code = "import tandemrt.engines.recipe.recipe as r; "
+    code += "print(r.__file__, r.Recipe.load(r.locate('demo')).target.checkpoint)"
     found = subprocess.check_output([installed, "-c", code], cwd=tmp_path, env=environment(installed), text=True)
     assert all(Path(line).is_relative_to(installed.parents[1]) for line in found.split())
 

@@ -17,14 +17,14 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
 
-from tandemrt.engines.operators import SCHEMAS
+from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.plugins import functions
 from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan
 from tandemrt.plugins.kernels.attention_prompts import seen_blocks
 from tandemrt.plugins.kernels.attention_workspace import Workspace
-from tandemrt.plugins.launch import Context
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference import window_attention
 from tests.engine.attention_cases import NAMES, assert_close, attributes, case, expected, tolerance
 
@@ -137,8 +137,8 @@ def test_the_function_body_equals_the_definition_whatever_a_call_is_packed_of(
     assert_close(found, expected(tensors, given), tensors, tolerance(np.float32))
 
 
-def test_a_window_stands_behind_a_run_of_the_same_text(session):
-    """The last part of a prompt and the window behind it are one call."""
+def test_a_window_follows_a_prompt_run_of_the_same_text(session):
+    """The last part of a prompt and the following window are one call."""
     tensors, given = case([90], 3, [(20, 70)], head_dim=32), attributes(head_dim=32)
     tensors["block_table"] = tensors["prompt_table"]
     feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
@@ -216,7 +216,7 @@ def test_free_rows_write_to_the_scratch_block_and_nowhere_else(session):
 )
 def test_a_plan_covers_every_row_and_fits_the_device(batch, query, kv_heads, group, head_dim, capacity):
     sizes = {"batch": batch, "query": query, "heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim}
-    plan = Plan.of(**sizes, capacity=capacity, processors=PROCESSORS)
+    plan = Plan.of(**sizes, capacity=capacity, sm_count=PROCESSORS)
     assert plan.tiles * plan.rows >= query * group > (plan.tiles - 1) * plan.rows
     assert 1 <= plan.splits <= min(MAX_SPLITS, -(-capacity // KEYS))
     assert plan.grid == (plan.tiles * plan.splits, kv_heads, batch)
@@ -231,7 +231,7 @@ def test_a_plan_covers_every_row_and_fits_the_device(batch, query, kv_heads, gro
     group=st.sampled_from([1, 2, 4, 7, 8]),
 )
 def test_a_plan_of_runs_has_a_tile_for_every_token_however_they_are_shared_out(lengths, padding, group):
-    sizes = {"heads": 2 * group, "kv_heads": 2, "head_dim": 128, "capacity": 4096, "processors": PROCESSORS}
+    sizes = {"heads": 2 * group, "kv_heads": 2, "head_dim": 128, "capacity": 4096, "sm_count": PROCESSORS}
     plan = Plan.of_runs(runs=len(lengths), tokens=sum(lengths) + padding, **sizes)
     assert plan.tiles >= sum(-(-length * group // plan.rows) for length in lengths)
     assert plan.grid == (plan.tiles * plan.splits, 2, 1)
@@ -240,7 +240,7 @@ def test_a_plan_of_runs_has_a_tile_for_every_token_however_they_are_shared_out(l
 @given(
     written=st.integers(0, 5000), tokens=st.integers(1, 700), sliding_window=st.integers(0, 900), more=st.integers(0, 9)
 )
-def test_the_blocks_that_a_run_sees_hold_its_sliding_window_in_whole_tiles(written, tokens, sliding_window, more):
+def test_the_blocks_of_a_run_cover_its_sliding_window_in_whole_tiles(written, tokens, sliding_window, more):
     """Positions as the kernel has them, which begins at the tile that the window of the run's first token begins in."""
     tile, block = 128, 64
     max_blocks = 2 * (-(-(written + tokens) // tile) + more)
@@ -253,12 +253,12 @@ def test_the_blocks_that_a_run_sees_hold_its_sliding_window_in_whole_tiles(writt
 
 
 def test_few_rows_share_the_processors_and_many_do_not_split():
-    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
+    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "sm_count": PROCESSORS}
     assert [Plan.of(batch=batch, **sizes).splits for batch in (1, 4, 8, 64)] == [8, 4, 2, 1]
 
 
 def test_few_rows_of_many_keys_are_shared_by_more_blocks():
-    sizes = {"query": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "processors": PROCESSORS}
+    sizes = {"query": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "sm_count": PROCESSORS}
     assert [Plan.of(batch=1, capacity=capacity, **sizes).splits for capacity in (320, 4096, 8192)] == [5, 8, 16]
 
 
@@ -270,7 +270,7 @@ def test_few_rows_of_many_keys_are_shared_by_more_blocks():
     group=st.sampled_from([1, 2, 4, 7, 8]),
 )
 def test_a_batch_invariant_plan_cuts_rows_and_keys_alike_for_every_call(slots, batch, largest, query, group):
-    sizes = {"heads": 8 * group, "kv_heads": 8, "head_dim": 128, "processors": PROCESSORS, "clusters": True}
+    sizes = {"heads": 8 * group, "kv_heads": 8, "head_dim": 128, "sm_count": PROCESSORS, "clusters": True}
     sizes |= {"largest_batch": slots, "largest_query": largest}
     full = Plan.batch_invariant(batch=slots, query=largest, **sizes)
     plan = Plan.batch_invariant(batch=min(batch, slots), query=min(query, largest), **sizes)
@@ -282,7 +282,7 @@ def test_a_batch_invariant_plan_cuts_rows_and_keys_alike_for_every_call(slots, b
 def test_a_batch_invariant_call_takes_no_other_cut():
     tensors = {n: v if v is None else torch.from_numpy(v) for n, v in case([70, 3], 3, dtype=np.float16).items()}
     context = Context(torch.device("cpu"), Path(), sizes={"batch": 2, "window+1": 3}, batch_invariant=True)
-    context.keep(("module", "attention"), lambda: SimpleNamespace(processors=PROCESSORS, architecture=90))
+    context.get_or_create(("module", "attention"), lambda: SimpleNamespace(sm_count=PROCESSORS, architecture=90))
     tensors["mixed"] = torch.zeros(6, 256, dtype=torch.float16)
     with pytest.raises(ValueError, match=r"splits: a batch-invariant plan has its own, None is needed, got 2"):
         AttentionLauncher(context, *tensors.values(), **attributes(), splits=2)
@@ -290,7 +290,7 @@ def test_a_batch_invariant_call_takes_no_other_cut():
 
 @pytest.mark.parametrize(("splits", "cluster"), [(1, 1), (2, 2), (8, 8), (9, 1)])
 def test_blocks_of_one_cluster_need_no_workspace(splits, cluster):
-    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
+    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "sm_count": PROCESSORS}
     plan = Plan.of(batch=1, clusters=True, splits=splits, **sizes)
     assert plan.cluster == cluster
     assert plan.grid[0] % cluster == 0
@@ -298,7 +298,7 @@ def test_blocks_of_one_cluster_need_no_workspace(splits, cluster):
 
 
 def test_a_workspace_grows_and_is_shared():
-    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
+    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "sm_count": PROCESSORS}
     workspace = Workspace("cpu")
     plans = [Plan.of(batch=batch, **sizes) for batch in (4, 1, 64, 8)]
     parts = [workspace.parts(plan) for plan in plans]
@@ -307,7 +307,7 @@ def test_a_workspace_grows_and_is_shared():
     assert not parts[-1].tickets.any()
 
 
-def test_prepared_queries_have_room_that_grows_and_is_shared():
+def test_prepared_queries_have_a_shared_workspace_that_grows():
     workspace = Workspace("cpu")
     few, many, some = (workspace.queries(tokens, 4, 32, torch.float16) for tokens in (5, 100, 60))
     assert few.shape == (5, 4, 32)
@@ -331,7 +331,7 @@ def test_prepared_queries_have_room_that_grows_and_is_shared():
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
 )
-def test_what_does_not_fit_is_refused_by_name(change, message):
+def test_shapes_that_do_not_match_are_refused_by_name(change, message):
     tensors = {n: v if v is None else torch.from_numpy(v) for n, v in case([70, 3], 3).items()}
     tensors = {**tensors, "mixed": torch.zeros(6, 256)} | change
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Windows by the number of running requests: another speed, the same text."""
+"""Draft windows by number of running requests change the speed and no text."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.runtime.round.round import Round
-from tests.engine.test_invisible import outputs, told
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.requests.round import Round
+from tests.engine.test_invisible import output_of, outputs
 from tests.makers import tiny_checkpoint, write_recipe
 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose draft is the target itself: whatever it drafts in full knowledge of the text is accepted."""
+    """A bundle whose draft is the target itself, so every draft with full context is accepted."""
     folder = tmp_path_factory.mktemp("twins")
     target = tiny_checkpoint(folder / "target", seed=1)
     recipe = write_recipe(folder / "twins.toml", target=target, draft=target, window=4)
@@ -24,32 +24,30 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("table", [{1: 4, 2: 2, 3: 0}, {1: 0, 3: 5}])
-def test_a_window_table_gives_the_text_of_plain_decoding(
-    tiny_bundle: Path, ngram_bundle: Path, table: dict[int, int]
-) -> None:
-    plain = [told(output) for output in outputs(tiny_bundle, window=0)]
-    assert [told(output) for output in outputs(tiny_bundle, window=table)] == plain
-    assert [told(output) for output in outputs(ngram_bundle, window=table)] == plain
+def test_a_window_table_changes_no_text(tiny_bundle: Path, ngram_bundle: Path, table: dict[int, int]) -> None:
+    plain = [output_of(output) for output in outputs(tiny_bundle, num_draft_tokens=0)]
+    assert [output_of(output) for output in outputs(tiny_bundle, num_draft_tokens=table)] == plain
+    assert [output_of(output) for output in outputs(ngram_bundle, num_draft_tokens=table)] == plain
 
 
-def test_a_round_drafts_what_the_table_says_for_the_requests_that_run(tiny_bundle: Path) -> None:
-    with LLM(tiny_bundle, threads=1, window={1: 5, 2: 3, 3: 0}, overlap=True) as llm:
+def test_a_round_uses_the_draft_window_of_its_number_of_requests(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1, num_draft_tokens={1: 5, 2: 3, 3: 0}, overlap=True) as llm:
         seen: set[tuple[int, int]] = set()
-        score = llm.loop.tandem.score
+        score = llm.loop.target.score
 
-        def noted(this: Round) -> None:
+        def record_round(this: Round) -> None:
             seen.add((len([running for running in llm.loop.slots if not running.prefilling]), this.window))
             score(this)
 
-        llm.loop.tandem.score = noted  # type: ignore[method-assign]
+        llm.loop.target.score = record_round  # type: ignore[method-assign]
         params = [SamplingParams(seed=1, max_tokens=n, ignore_eos=True) for n in (60, 40, 20)]
         llm.generate(["one", "two", "three"], params)
     assert {(3, 0), (2, 3), (1, 5)} <= seen <= {(3, 0), (2, 3), (1, 5)}
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_draft_that_was_not_asked_for_a_while_is_told_what_it_missed(twins: Path, overlap: bool) -> None:
-    with LLM(twins, threads=1, window={1: 4, 2: 0}, overlap=overlap) as llm:
+def test_a_draft_catches_up_after_rounds_without_drafts(twins: Path, overlap: bool) -> None:
+    with LLM(twins, threads=1, num_draft_tokens={1: 4, 2: 0}, overlap=overlap) as llm:
         prompts = ["first", "other"]
         for lengths in ((70, 20), (70, 33), (80, 51)):
             params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
@@ -60,22 +58,22 @@ def test_a_draft_that_was_not_asked_for_a_while_is_told_what_it_missed(twins: Pa
 
 
 @pytest.mark.parametrize("table", [{1: 9}, {2: 4}, {}])
-def test_a_table_that_makes_no_sense_is_refused(tiny_bundle: Path, table: Any) -> None:
-    with pytest.raises(BadRequest, match="window: "):
-        LLM(tiny_bundle, window=table)
+def test_an_invalid_table_is_rejected(tiny_bundle: Path, table: Any) -> None:
+    with pytest.raises(BadRequest, match="num_draft_tokens: "):
+        LLM(tiny_bundle, num_draft_tokens=table)
 
 
-def test_where_nothing_is_found_in_the_text_a_round_is_one_of_plain_decoding(ngram_bundle: Path) -> None:
+def test_a_round_without_an_ngram_match_drafts_no_token(ngram_bundle: Path) -> None:
     with LLM(ngram_bundle, threads=1) as llm:
         seen: list[tuple[int, int]] = []
-        score = llm.loop.tandem.score
+        score = llm.loop.target.score
 
-        def noted(this: Round) -> None:
-            drafts = llm.loop.tandem.buffers.draft_len.host_view(this.batch).tolist()
+        def record_round(this: Round) -> None:
+            drafts = llm.loop.target.buffers.draft_len.host_view(this.batch).tolist()
             seen.append((this.window, max(drafts, default=0)))
             score(this)
 
-        llm.loop.tandem.score = noted  # type: ignore[method-assign]
+        llm.loop.target.score = record_round  # type: ignore[method-assign]
         params = [SamplingParams(temperature=t, seed=1, max_tokens=60, ignore_eos=True) for t in (0.0, 3.0)]
         for each in params:
             llm.generate("one two one two one two", each)

@@ -1,4 +1,4 @@
-"""Calls of attention over a paged cache on a CUDA device, held to the definition."""
+"""Paged attention calls on a CUDA device, compared with the reference."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_workspace import Workspace
 from tandemrt.plugins.kernels.cudnn_attention import KEYS, serves
 from tests.engine.attention_cases import assert_close, expected, tolerance
-from tests.engine.face_cases import to_numpy, to_torch
+from tests.engine.implementation_cases import to_numpy, to_torch
 
 PACKED = {
     "one run": [(0, 200)],
@@ -22,7 +22,7 @@ def on_device(tensors):
 
 
 def bind(context, tensors, given, splits=None):
-    """The launcher for tensors on the device, and ``mixed`` with room behind it that must stay as it is."""
+    """Return the launcher for tensors on the device, and ``mixed`` followed by memory that must stay unchanged."""
     tokens, width = len(tensors["qkv"]), given["heads"] * tensors["key_cache"].shape[-1]
     room = torch.full((tokens * width + 256,), 77.0, dtype=tensors["qkv"].dtype, device="cuda")
     mixed = room[:-256].view(tokens, width)
@@ -31,11 +31,11 @@ def bind(context, tensors, given, splits=None):
 
 
 def check(context, tensors, given, splits=None, near=None):
-    """Assert that the kernels give what the definition gives, to ``near``; None: what the dtype allows."""
+    """Assert that the kernels equal the reference to ``near``; None: the tolerance of the dtype."""
     held = on_device(tensors)
-    launcher, mixed, behind = bind(context, held, given, splits)
-    for workspace in (kept for kept in context._kept.values() if isinstance(kept, Workspace)):
-        workspace._widened.fill_(0xFF)  # NaN, whatever is computed in
+    launcher, mixed, after = bind(context, held, given, splits)
+    for workspace in (kept for kept in context._cached.values() if isinstance(kept, Workspace)):
+        workspace._converted.fill_(0xFF)  # NaN in any dtype
     launcher.run()
     found = [to_numpy(each) for each in (mixed, held["key_cache"], held["value_cache"])]
     positions = held["prompt_table"].shape[1] * held["key_cache"].shape[2]
@@ -43,4 +43,4 @@ def check(context, tensors, given, splits=None, near=None):
     cleared = KEYS if whole and serves(held["qkv"].dtype, held["key_cache"].shape[-1], positions) else 0
     near = tolerance(tensors["qkv"].dtype) if near is None else near
     assert_close(found, expected(tensors, given), tensors, near, cleared=cleared)
-    assert (behind == 77.0).all()
+    assert (after == 77.0).all()

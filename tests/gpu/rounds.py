@@ -1,5 +1,4 @@
-"""Rounds on a CUDA device: all requests are there before the first round, so every run has the same rounds of the same
-shapes, and texts may be compared bit for bit."""
+"""Rounds on a CUDA device. All requests arrive before the first round, so runs have equal shapes and bits."""
 
 import threading
 from collections.abc import Sequence
@@ -7,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt import LLM, RequestOutput, SamplingParams
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.runtime.metrics import Metrics
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.metrics.metrics import Metrics
 from tests.gpu.here import compute_capabilities
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import eventually
@@ -24,7 +23,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-# Every rule of a constraint and every filter, greedy and sampled; more requests than slots.
+# Every constraint and filter, greedy and sampled; more requests than slots.
 MIXED: Requests = [
     ("hello the world", {"temperature": 0.0, "max_tokens": 30}),
     ("hello the world", {"temperature": 0.7, "seed": 5, "max_tokens": 30}),
@@ -38,19 +37,19 @@ MIXED: Requests = [
     ("a long prompt " * 5, {"temperature": 0.8, "seed": 6, "max_tokens": 12, "stop": ["a", "ne"]}),
 ]
 
-# As many as there are slots, all of one length: every round has one shape.
+# One request per slot, all of one length, so every round has one shape.
 EVEN: Requests = [
     (f"row {i} ", {"temperature": 0.4 * i, "seed": i, "max_tokens": 40, "ignore_eos": True}) for i in range(4)
 ]
 
 
 def tiny(folder: Path, *, backend: str, dtype: str, window: int = 4, **limits: int) -> Path:
-    """A bundle of random models whose texts are noise: a wrong token anywhere shows at once."""
+    """A bundle of random models. Its text is noise, so one wrong token changes all following ones."""
     folder.mkdir(exist_ok=True)
     target = tiny_checkpoint(folder / "target", seed=1, head_dim=32)
     draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32)
     recipe = folder / "tiny.toml"
-    sizes = {"prefill_chunk": 64, **limits}  # so that requests that come together start in one round
+    sizes = {"prefill_chunk": 64, **limits}  # so that requests that arrive together start in one round
     write_recipe(recipe, target=target, draft=draft, window=window, backend=backend, dtype=dtype, **sizes)
     return build(Recipe.load(recipe), folder / "bundle").folder
 
@@ -61,7 +60,7 @@ def paged() -> str:
 
 
 def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[RequestOutput]:
-    """Answer ``requests``, all of which are in the queue before the first of their rounds; the loop is idle then."""
+    """Run ``requests``, all queued before their first round. The loop is idle before."""
     outputs: dict[int, RequestOutput] = {}
     ended, everybody = threading.Semaphore(0), []
     for index, (prompt, params) in enumerate(requests):
@@ -72,11 +71,11 @@ def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[Reque
                 ended.release()
 
         everybody += llm._admission.admit(prompt, SamplingParams(**params), listen)
-        everybody[-1].enforcement.result(timeout_s)
+        everybody[-1].constraints.result(timeout_s)
     queue = llm.loop.scheduler._changed
-    with queue:  # the loop cannot look before all of them are there
+    with queue:  # the loop waits until all of them are queued
         for waiting in everybody:
-            llm._worker.submit(waiting, block=True)
+            llm._loop_thread.submit(waiting, block=True)
     for count in range(len(requests)):
         assert ended.acquire(timeout=timeout_s), f"{count} of {len(requests)} after {timeout_s} s"
     assert eventually(lambda: bool(queue._waiters))  # type: ignore[attr-defined]
@@ -85,31 +84,31 @@ def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[Reque
     return [outputs[index] for index in range(len(requests))]
 
 
-def told(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str, str, str]]:
+def output_of(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str, str, str]]:
     return [(output.token_ids, output.reasoning, output.text, output.finish_reason) for output in outputs]
 
 
 def answered(bundle: Path, requests: Requests, **options: Any) -> tuple[list[RequestOutput], Metrics]:
-    """What ``bundle``, opened with ``options``, answers to ``requests``, and what it counted meanwhile."""
+    """Return the outputs of ``bundle``, opened with ``options``, for ``requests``, and the metrics of the run."""
     with LLM(bundle, device="cuda", **options) as llm:
         return drive(llm, requests), llm.metrics
 
 
 def by_graphs_and_eagerly(bundle: Path, requests: Requests = MIXED) -> list[list[tuple[list[int], str, str, str]]]:
-    """What ``bundle`` answers with CUDA graphs, and without."""
+    """Return the outputs of ``bundle`` with CUDA graphs, and without."""
     (by_graphs, _), (eagerly, metrics) = (answered(bundle, requests, cuda_graphs=on) for on in (True, False))
     assert set(metrics.eager_runs) == {"off"}
-    return [told(by_graphs), told(eagerly)]
+    return [output_of(by_graphs), output_of(eagerly)]
 
 
 def where_windows_part(bundle: Path, requests: Requests = EVEN, window: int = 4) -> list[int | None]:
-    """Where texts with ``window`` drafted tokens part from those of plain decoding; printed, too."""
-    plain, _ = answered(bundle, requests, window=0)
-    return where_texts_part(answered(bundle, requests, window=window)[0], plain)
+    """Return and print where texts with ``window`` drafted tokens differ from autoregressive decoding."""
+    plain, _ = answered(bundle, requests, num_draft_tokens=0)
+    return where_texts_part(answered(bundle, requests, num_draft_tokens=window)[0], plain)
 
 
 def where_texts_part(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> list[int | None]:
-    """The token at which each text parts from the expected one, None where it does not; printed, too."""
+    """Return and print the first differing token of each text, None if equal."""
     places = [first_difference(a.token_ids, b.token_ids) for a, b in zip(found, expected, strict=True)]
     print(f"texts part at {places}")
     return places

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from tandemrt import LLM
-from tandemrt.engines import contract
-from tandemrt.export.model.heads import build_adjust
+from tandemrt.engines.contract import contract
+from tandemrt.export.model.weightless import build_adjust
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.launch import Context
-from tandemrt.runtime.backends.kernels import KernelEngine
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.check.adjust import adjust_case, adjusted, defined
+from tandemrt.plugins.operators.launch import Context
+from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch, reference_adjust, run_adjust
+from tandemrt.runtime.device.backends.kernels import KernelEngine
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 from tests.gpu.here import compute_capabilities
-from tests.gpu.rounds import EVEN, MIXED, drive, paged, tiny, told
+from tests.gpu.rounds import EVEN, MIXED, drive, output_of, paged, tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -47,8 +47,8 @@ def test_the_kernel_gives_the_numbers_of_the_definition(
 ) -> None:
     engine = KernelEngine("adjust_logits", contract.adjust(vocab=vocab, dtype=dtype), context)
     for seed in range(3):
-        case = adjust_case(vocab=vocab, window=window, columns=columns, batch=5, seed=seed)
-        np.testing.assert_array_equal(adjusted(engine, case), defined(case, dtype))
+        case = edge_case_adjust_batch(vocab=vocab, window=window, columns=columns, batch=5, seed=seed)
+        np.testing.assert_array_equal(run_adjust(engine, case), reference_adjust(case, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -59,8 +59,8 @@ def test_the_graph_gives_the_numbers_of_the_definition(
     ir.save(build_adjust(vocab=vocab, dtype=dtype), tmp_path / "adjust.onnx")
     bindings = contract.adjust(vocab=vocab, dtype=dtype)
     engine = OnnxRuntimeEngine.open(tmp_path / "adjust.onnx", bindings, device="cuda")
-    case = adjust_case(vocab=vocab, window=window, columns=columns, batch=5, seed=0)
-    np.testing.assert_array_equal(adjusted(engine, case), defined(case, dtype))
+    case = edge_case_adjust_batch(vocab=vocab, window=window, columns=columns, batch=5, seed=0)
+    np.testing.assert_array_equal(run_adjust(engine, case), reference_adjust(case, dtype))
 
 
 @pytest.fixture(scope="module", params=["float16", "bfloat16"])
@@ -72,11 +72,11 @@ def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundl
     found = []
     for cuda_graphs in (True, False):
         with LLM(bundle, cuda_graphs=cuda_graphs) as llm:
-            first = told(drive(llm, ADJUSTED))
-            assert told(drive(llm, ADJUSTED)) == first, "a second run repeats the first"
+            first = output_of(drive(llm, ADJUSTED))
+            assert output_of(drive(llm, ADJUSTED)) == first, "a second run repeats the first"
             if cuda_graphs:
                 assert set(llm.metrics.eager_runs) == {"prompts"}
-                assert any(key[0] == "adjust" for key in llm.loop.tandem._graphs._graphs)  # type: ignore[index]
+                assert any(key[0] == "adjust" for key in llm.loop.target._graphs._graphs)  # type: ignore[index]
             found.append(first)
     assert found[0] == found[1]
     assert set(found[0][2][0]) == {70}
@@ -87,5 +87,5 @@ def test_overlap_changes_no_penalized_token(bundle: Path) -> None:
     found = []
     for overlap in (True, False):
         with LLM(bundle, overlap=overlap) as llm:
-            found.append(told(drive(llm, even)))
+            found.append(output_of(drive(llm, even)))
     assert found[0] == found[1]

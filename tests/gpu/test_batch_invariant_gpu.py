@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tandemrt import LLM
-from tandemrt.plugins.kernels import float8_product, linear
+from tandemrt.plugins.kernels import float8_matmul, linear
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.launch import Context
+from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tests.gpu.here import compute_capabilities, needs_float8, skipped_without_equal_bits
 from tests.gpu.rounds import drive, paged, tiny
@@ -34,36 +34,36 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "inner"), [(24, 64), (512, 4096), (4096, 1040)])
-def test_a_row_of_a_product_has_the_same_bits_among_any_others(
+def test_a_row_of_a_matmul_has_the_same_bits_among_any_others(
     context: Context, width: int, inner: int, dtype: torch.dtype
 ) -> None:
     x, weight = random(ROWS[-1], inner).to(dtype), random(width, inner).to(dtype)
     found = []
     for rows in ROWS:
-        product = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
+        out = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
         with skipped_without_equal_bits():
-            linear.launch({"x": x[:rows], "weight": weight, "product": product}, {}, context).run()
-        found.append(product)
+            linear.launch({"x": x[:rows], "weight": weight, "out": out}, {}, context).run()
+        found.append(out)
     assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
     torch.testing.assert_close(found[-1].double(), x.double() @ weight.double().T, atol=0.02 * inner**0.5, rtol=0.02)
 
 
 @needs_float8
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_row_of_a_product_in_float8_has_the_same_bits_among_any_others(context: Context, scaled: bool) -> None:
+def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(context: Context, scaled: bool) -> None:
     width, inner = 512, 4096
     x, weight = random(ROWS[-1], inner).to(FLOAT8), random(width, inner).to(FLOAT8)
     found = []
     for rows in ROWS:
-        product = torch.full((rows, width), torch.nan, dtype=torch.bfloat16, device="cuda")
-        tensors = {"quantized": x[:rows], "weight": weight.view(torch.uint8), "product": product}
+        out = torch.full((rows, width), torch.nan, dtype=torch.bfloat16, device="cuda")
+        tensors = {"quantized": x[:rows], "weight": weight.view(torch.uint8), "out": out}
         scales = {"scales": torch.ones(rows, 1, device="cuda"), "weight_scales": torch.ones(width, device="cuda")}
         with skipped_without_equal_bits():
             if scaled:
-                float8_product.launch_scaled(tensors | scales, {}, context).run()
+                float8_matmul.launch_scaled(tensors | scales, {}, context).run()
             else:
-                float8_product.launch(tensors, {}, context).run()
-        found.append(product)
+                float8_matmul.launch(tensors, {}, context).run()
+        found.append(out)
     assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
 
 
@@ -96,7 +96,12 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
         )
         tensors = {**shared, "block_table": table, **no_prompts(table), "write_index": index, "mixed": mixed}
         tensors |= norms | {"qkv": part.flatten(0, 1).contiguous(), "key_cache": key_cache, "value_cache": value_cache}
-        sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "scale": head_dim**-0.5, "sliding_window": sliding_window}
+        sizes = {
+            "heads": HEADS,
+            "kv_heads": KV_HEADS,
+            "scale": head_dim**-0.5,
+            "sliding_window": sliding_window,
+        }
         launch(tensors, sizes, context).run()
         return mixed.view(*part.shape[:2], -1)
 
@@ -118,11 +123,11 @@ TEXTS = [
 
 
 def test_speculation_and_batch_mates_change_no_text(tmp_path: Path) -> None:
-    """Of random models, whose laws are nearly flat: more texts than slots, and each of them alone."""
+    """More texts than slots, and each of them alone. The random models have nearly flat distributions."""
     bundle = tiny(tmp_path / "tiny", backend=paged() + "\nbatch_invariant = true", dtype="bfloat16")
     found = []
     for window in (0, 4, 2):
-        with skipped_without_equal_bits(), LLM(bundle, window=window) as llm:
+        with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
             found.append([output.token_ids for output in drive(llm, TEXTS)])
             if window:
                 found.append([drive(llm, [each])[0].token_ids for each in TEXTS])

@@ -53,7 +53,7 @@ PACKED = [  # tokens of the window of both rows, and of their runs; padding
 @pytest.mark.parametrize("dtype", SHARE)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_packed_calls_equal_transformers(tmp_path: Path, kernels: Path, case: str, dtype: str) -> None:
-    """Runs of both texts, and behind them the windows of both, in one call."""
+    """Runs of both texts, then the windows of both, in one call."""
     open_engine = partial(open_steps, folder=tmp_path, device=torch.device("cuda", 0), kernels=kernels)
     model = make_checkpoint(case, tmp_path, sizes=WIDE.get(case, SIZES))
     texts = [torch.randint(0, VOCAB, (160,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(2)]

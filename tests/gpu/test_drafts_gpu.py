@@ -1,4 +1,4 @@
-"""Heads, parallel and block drafts on a CUDA device: every piece is a graph, and what is drafted changes no text."""
+"""Heads, parallel drafts and block drafts on a CUDA device: every subgraph is a graph, and drafts change no text."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from tandemrt import LLM
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.export.quantize.publish import publish
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.publish import publish
 from tests.engine.draft_kinds import EAGLE3, KINDS, SIZES, Target
 from tests.gpu.here import needs_float8
-from tests.gpu.rounds import MIXED, SCHEMA, drive, paged, told, where_texts_part
+from tests.gpu.rounds import MIXED, SCHEMA, drive, output_of, paged, where_texts_part
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -26,11 +26,11 @@ FLOAT8 = "eagle3 in float8"
 
 @pytest.fixture(scope="module", params=[*KINDS, pytest.param(FLOAT8, marks=needs_float8)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A bundle in bfloat16, and parameters with which many a draft is accepted."""
+    """A bundle in bfloat16, and parameters under which many drafts are accepted."""
     name = "eagle3" if request.param == FLOAT8 else request.param
     kind, folder = KINDS[name], tmp_path_factory.mktemp(name)
     target = tiny_checkpoint(folder / "target", **SIZES)
-    if request.param == FLOAT8:  # whose products have 16 outputs, or a multiple of it
+    if request.param == FLOAT8:  # its matmuls have 16 outputs, or a multiple of it
         whole = replace(EAGLE3, draft_vocab=16).save(folder / "whole")
         publish(whole, folder / "draft", "fp8")
         ids = load_file(whole / "model.safetensors")["d2t"] + torch.arange(16)
@@ -38,7 +38,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         kind.save(folder / "draft", Target(target))
         known = list(kind.known(folder / "draft"))
-    drafting = f'kind = "{name}"\ncheckpoint = "{folder / "draft"}"\nwindow = {kind.window}'
+    drafting = f'kind = "{name}"\ncheckpoint = "{folder / "draft"}"\nnum_draft_tokens = {kind.window}'
     recipe = write_recipe(
         folder / "tiny.toml",
         target=folder / "draft" if kind.with_target else target,
@@ -58,7 +58,8 @@ def test_drafts_are_graphs_and_change_no_text(made: tuple[Path, dict[str, Any]])
     requests = [*MIXED, *(("among " * (7 * i + 1), {"seed": i, "max_tokens": 40, **among}) for i in range(4))]
     with ExitStack() as stack:
         plain, graphs, eager = (
-            stack.enter_context(LLM(bundle, **options)) for options in ({"window": 0}, {}, {"cuda_graphs": False})
+            stack.enter_context(LLM(bundle, **options))
+            for options in ({"num_draft_tokens": 0}, {}, {"cuda_graphs": False})
         )
         expected, found = drive(plain, requests), drive(graphs, requests)
         again, eagerly = drive(graphs, requests), drive(eager, requests)
@@ -67,16 +68,16 @@ def test_drafts_are_graphs_and_change_no_text(made: tuple[Path, dict[str, Any]])
         parted = where_texts_part(found, expected)
         assert set(metrics.eager_runs) == {"prompts"}
         assert sum(metrics.accepted) > 10
-        assert told(again) == told(found)
-        assert told(eagerly) == told(found)
+        assert output_of(again) == output_of(found)
+        assert output_of(eagerly) == output_of(found)
         assert sum(at is None for at in parted) >= len(requests) // 2
 
 
-def test_graphs_keep_the_laws_that_the_rejection_rule_reads(made: tuple[Path, dict[str, Any]]) -> None:
+def test_graphs_keep_the_probabilities_that_the_rejection_rule_reads(made: tuple[Path, dict[str, Any]]) -> None:
     bundle, among = made
     asked = {"temperature": 1.0, "rule": "rejection", "max_tokens": 40, **among}
     requests = [("among " * (7 * i + 1), {"seed": i, **asked}) for i in range(4)]
-    # A prompt that is found again is fed in other calls, which round otherwise: laws are read to the last bit.
+    # A cached prompt is processed in other calls, which round differently: probabilities are compared bit for bit.
     with ExitStack() as stack:
         graphs, eager = (
             stack.enter_context(LLM(bundle, prefix_caching=False, **options))
@@ -86,25 +87,25 @@ def test_graphs_keep_the_laws_that_the_rejection_rule_reads(made: tuple[Path, di
         print(f"accepted {graphs.metrics.accepted}, eager {graphs.metrics.eager_runs}")
         assert set(graphs.metrics.eager_runs) <= {"prompts"}
         assert sum(graphs.metrics.accepted) > 0
-        assert told(drive(eager, requests)) == told(found) == told(drive(graphs, requests))
+        assert output_of(drive(eager, requests)) == output_of(found) == output_of(drive(graphs, requests))
 
 
 def test_masked_drafts_change_no_text(made: tuple[Path, dict[str, Any]]) -> None:
-    """Each is waited for, so drafting runs eagerly; the rest of the round is graphs."""
+    """The host waits for each draft, so drafting runs eagerly; the rest of the round is graphs."""
     bundle, _ = made
     grammar = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 40}
     requests = [("json " * (i + 1), {"seed": i, "temperature": 1.0, **grammar}) for i in range(6)]
     with ExitStack() as stack:
         plain, masked = (
-            stack.enter_context(LLM(bundle, **options, forced_drafts=False))
-            for options in ({"window": 0}, {"draft_masks": True})
+            stack.enter_context(LLM(bundle, **options, fast_forward_drafts=False))
+            for options in ({"num_draft_tokens": 0}, {"draft_masks": True})
         )
         expected, found = drive(plain, requests), drive(masked, requests)
         metrics = masked.metrics
-        print(f"eager {metrics.eager_runs}, accepted {metrics.accepted}, cut {metrics.cut_drafts}")
+        print(f"eager {metrics.eager_runs}, accepted {metrics.accepted}, cut {metrics.constraint_rejected_drafts}")
         parted = where_texts_part(found, expected)
         assert metrics.eager_runs["masks"] > 0
-        assert sum(metrics.accepted) > 0  # a head of two tokens knows little of the grammar
-        assert metrics.cut_drafts < metrics.drafted / 10
-        assert told(drive(masked, requests)) == told(found)
+        assert sum(metrics.accepted) > 0  # a head of two tokens has few tokens of the grammar
+        assert metrics.constraint_rejected_drafts < metrics.drafted / 10
+        assert output_of(drive(masked, requests)) == output_of(found)
         assert sum(at is None for at in parted) >= len(requests) // 2

@@ -1,4 +1,4 @@
-"""Experts on a GPU beyond the cases of every face: company, capture, and as many rows as a prompt has."""
+"""Experts on a GPU beyond the cases of every implementation: company, capture, and as many rows as a prompt has."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 from tandemrt.plugins.kernels import experts
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.experts_grouped import WITH_KERNELS, GroupedMixture
-from tandemrt.plugins.launch import Context
+from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference.experts import experts as reference
 from tests.gpu.here import CAPABILITY, compute_capabilities
 
@@ -44,7 +44,7 @@ def part(given: Tensors, rows: slice) -> Tensors:
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 80), (torch.float16, 1500)])
 def test_a_token_has_the_same_bits_in_any_company(context: Context, dtype: torch.dtype, most: int) -> None:
-    """Up to where grouped products take over."""
+    """Up to where grouped matmuls take over."""
     given = tensors(most, dtype)
     experts.launch(given, GIVEN, context).run()
     for rows in (slice(0, 1), slice(3, 8), slice(most // 8, most // 2), slice(most // 4, most)):
@@ -63,14 +63,14 @@ def test_many_rows_of_one_expert_equal_the_reference(context: Context) -> None:
     np.testing.assert_allclose(given["mixed"][rows].cpu().numpy(), reference(**few, **GIVEN), rtol=1e-4, atol=1e-5)
 
 
-needs_grouped_products = pytest.mark.skipif(
-    CAPABILITY[0] not in WITH_KERNELS, reason="torch's grouped products have no kernel for this GPU"
+needs_grouped_matmuls = pytest.mark.skipif(
+    CAPABILITY[0] not in WITH_KERNELS, reason="torch's grouped matmuls have no kernel for this GPU"
 )
 
 
-@needs_grouped_products
+@needs_grouped_matmuls
 @pytest.mark.parametrize("rows", [600, 2000])
-def test_grouped_products_of_many_rows_are_near_those_of_few(context: Context, rows: int) -> None:
+def test_grouped_matmuls_of_many_rows_are_near_those_of_few(context: Context, rows: int) -> None:
     given = tensors(rows)
     call = experts.launch(given, GIVEN, context)
     assert isinstance(call, GroupedMixture)
@@ -81,8 +81,8 @@ def test_grouped_products_of_many_rows_are_near_those_of_few(context: Context, r
         torch.testing.assert_close(given["mixed"][part_of], few["mixed"], rtol=2**-6, atol=2**-6)
 
 
-@needs_grouped_products
-def test_no_grouped_products_where_torch_would_wait_for_the_host(
+@needs_grouped_matmuls
+def test_no_grouped_matmuls_where_torch_would_wait_for_the_host(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tensors(600)
@@ -92,7 +92,7 @@ def test_no_grouped_products_where_torch_would_wait_for_the_host(
 
 
 @pytest.mark.parametrize("rows", [3, 40, 600])
-def test_a_captured_call_follows_who_chooses_whom(context: Context, rows: int) -> None:
+def test_a_captured_call_follows_changed_routing(context: Context, rows: int) -> None:
     given = tensors(rows)
     call, stream = experts.launch(given, GIVEN, context), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     call.run()  # libraries choose their kernels

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.launch import Context
+from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.check.run import check_bundle
 from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case_in_float8
-from tests.engine.face_cases import KINDS
+from tests.engine.implementation_cases import KINDS
 from tests.gpu.attention import PACKED, bind, check, on_device
 from tests.gpu.here import compute_capabilities, needs_float8
 from tests.gpu.rounds import by_graphs_and_eagerly, paged

@@ -30,19 +30,22 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def test_of_several_outputs_one_computes_the_prompt(llm: LLM) -> None:
     asked = {"temperature": 1.0, "max_tokens": 30, "ignore_eos": True}
     several = llm.generate(PROMPT, SamplingParams(n=3, seed=5, cache_salt="a", **asked)).outputs
-    alone = [llm.generate(PROMPT, SamplingParams(seed=5 + at, window=0, **asked)) for at in range(3)]
+    alone = [llm.generate(PROMPT, SamplingParams(seed=5 + at, num_draft_tokens=0, **asked)) for at in range(3)]
     assert [output.num_cached_tokens for output in several] == [0, 64, 64]
     where_texts_part(several, alone)  # at ties, where they part at all
     assert [output.seed for output in several] == [5, 6, 7]
 
 
 def test_a_prompts_logprobs_are_the_same_in_windows_as_one_by_one(llm: LLM) -> None:
-    before = llm.metrics.forced_drafts
+    before = llm.metrics.fast_forward_drafts
     drafted, plain = (
-        llm.generate(PROMPT, SamplingParams(prompt_logprobs=2, logprobs_law="raw", max_tokens=2, seed=1, window=window))
+        llm.generate(
+            PROMPT,
+            SamplingParams(prompt_logprobs=2, logprobs_mode="raw", max_tokens=2, seed=1, num_draft_tokens=window),
+        )
         for window in (4, 0)
     )
-    assert llm.metrics.forced_drafts - before > 50
+    assert llm.metrics.fast_forward_drafts - before > 50
     found = [np.array([each.logprob for each in output.prompt_logprobs or ()]) for output in (drafted, plain)]
     assert [each.token for each in drafted.prompt_logprobs or ()] == PROMPT[1:]
     print(f"largest difference {np.abs(found[0] - found[1]).max():.2g}")

@@ -1,4 +1,4 @@
-"""Rounds on a CUDA device: graphs repeat what runs without them, and nothing of a round depends on where it ran."""
+"""Rounds on a CUDA device: graphs give the same tokens as eager runs, and slots and memory have no effect."""
 
 import threading
 from collections.abc import Callable
@@ -9,11 +9,21 @@ import pytest
 import torch
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.round.graphs import Graphs
-from tests.gpu.rounds import EVEN, MIXED, answered, by_graphs_and_eagerly, drive, paged, tiny, told, where_texts_part
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.device.graphs import Graphs
+from tandemrt.runtime.metrics.metrics import Metrics
+from tests.gpu.rounds import (
+    EVEN,
+    MIXED,
+    answered,
+    by_graphs_and_eagerly,
+    drive,
+    output_of,
+    paged,
+    tiny,
+    where_texts_part,
+)
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -32,22 +42,22 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(recipe, tmp_path_factory.mktemp("demo") / "bundle").folder
 
 
-def test_every_piece_of_every_round_without_prompts_is_a_graph(bundle: Path) -> None:
+def test_every_subgraph_of_rounds_without_prompts_is_a_graph(bundle: Path) -> None:
     with LLM(bundle) as llm:
         drive(llm, MIXED)
         metrics = llm.metrics
         print(f"captured {metrics.graphs_captured}, replays {metrics.graph_replays}, eager {metrics.eager_runs}")
         assert set(metrics.eager_runs) == {"prompts"}
         assert metrics.graphs_captured >= 3
-        pieces = metrics.graphs_captured + metrics.graph_replays + metrics.eager_runs["prompts"]
-        assert pieces >= 3 * metrics.rounds
+        runs = metrics.graphs_captured + metrics.graph_replays + metrics.eager_runs["prompts"]
+        assert runs >= 3 * metrics.rounds
         assert metrics.rounds <= metrics.waits
 
 
-def test_a_shape_that_first_occurs_beside_slots_that_others_left_is_a_graph(bundle: Path) -> None:
-    """Free slots write into one scratch block. The last request alone has windows of two."""
+def test_a_shape_that_first_occurs_next_to_free_slots_is_a_graph(bundle: Path) -> None:
+    """Free slots write into one scratch block. Only the last request has draft windows of two tokens."""
     requests = [(prompt, params | {"max_tokens": 8}) for prompt, params in EVEN[:3]]
-    requests.append((EVEN[3][0], EVEN[3][1] | {"window": 2}))
+    requests.append((EVEN[3][0], EVEN[3][1] | {"num_draft_tokens": 2}))
     with LLM(bundle) as llm:
         drive(llm, requests)
         assert set(llm.metrics.eager_runs) == {"prompts"}
@@ -61,43 +71,43 @@ def test_replayed_graphs_write_what_eager_runs_write(bundle: Path, requests: Any
 
 def test_overlap_changes_no_token(bundle: Path) -> None:
     (overlapped, _), (in_lockstep, _) = (answered(bundle, EVEN, overlap=overlap) for overlap in (True, False))
-    assert told(overlapped) == told(in_lockstep)
+    assert output_of(overlapped) == output_of(in_lockstep)
 
 
 def test_a_second_run_with_warm_graphs_repeats_the_first(bundle: Path) -> None:
-    """The second one captures the shapes with prompts, which come again."""
+    """The second run captures the shapes with prompts, because they occur again."""
     with LLM(bundle) as llm:
-        first, second = told(drive(llm, MIXED)), told(drive(llm, MIXED))
+        first, second = output_of(drive(llm, MIXED)), output_of(drive(llm, MIXED))
         captured, eager = llm.metrics.graphs_captured, dict(llm.metrics.eager_runs)
-        third = told(drive(llm, MIXED))
+        third = output_of(drive(llm, MIXED))
         assert first == second == third
         assert (llm.metrics.graphs_captured, llm.metrics.eager_runs) == (captured, eager)
 
 
 def test_slots_change_no_token(bundle: Path) -> None:
     with LLM(bundle) as llm:
-        straight = told(drive(llm, EVEN))
+        straight = output_of(drive(llm, EVEN))
         for order in ([1, 2, 3, 0], [3, 2, 1, 0], [2, 0, 3, 1]):
-            permuted = told(drive(llm, [EVEN[i] for i in order]))
+            permuted = output_of(drive(llm, [EVEN[i] for i in order]))
             assert permuted == [straight[i] for i in order]
 
 
-def test_cache_entries_that_nobody_wrote_are_not_read(bundle: Path) -> None:
+def test_unwritten_cache_entries_are_not_read(bundle: Path) -> None:
     found = []
     for poison in (0.0, float("nan")):
         with LLM(bundle) as llm:
             with torch.inference_mode():
-                for cache in (llm.loop.tandem.cache, *llm.loop.drafter.caches):
+                for cache in (llm.loop.target.cache, *llm.loop.drafter.caches):
                     for tensor in cache.tensors.values():
                         tensor.fill_(poison)
             torch.cuda.synchronize()
-            found.append(told(drive(llm, MIXED)))
+            found.append(output_of(drive(llm, MIXED)))
     assert found[0] == found[1]
 
 
 def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
     with LLM(bundle) as llm:
-        table = llm.loop.room
+        table = llm.loop.cache_manager
         before = table.allocator.available  # type: ignore[attr-defined]
         for _ in range(2):  # shapes with prompts are captured when they come again
             drive(llm, MIXED)
@@ -108,29 +118,29 @@ def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
         assert torch.cuda.memory_allocated() <= allocated
         assert table.allocator.available == before  # type: ignore[attr-defined]
         assert not table.device.any()  # type: ignore[attr-defined]
-        assert not llm.loop.tandem.state.view("length", 4).any()
+        assert not llm.loop.target.state.view("length", 4).any()
 
 
 def test_requests_wait_for_memory_and_are_all_served(bundle: Path) -> None:
     with LLM(bundle, cache_tokens=128) as few, LLM(bundle) as many:
-        assert few.loop.room.allocator.blocks == 3  # type: ignore[attr-defined]  # two, and scratch
+        assert few.loop.cache_manager.allocator.blocks == 3  # type: ignore[attr-defined]  # two, and scratch
         lengths = [len(output.token_ids) for output in drive(few, EVEN)]
         assert lengths == [len(output.token_ids) for output in drive(many, EVEN)]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
-def test_windows_are_compared_with_plain_decoding(bundle: Path, window: int) -> None:
-    """A window and a single token may round differently, so texts of noise can part: reported, and few."""
-    (plain, counted), (found, metrics) = (answered(bundle, MIXED, window=size) for size in (0, window))
+def test_draft_windows_are_compared_with_autoregressive_decoding(bundle: Path, window: int) -> None:
+    """A draft window and a single token may round differently, so noise texts may differ: reported, and few."""
+    (plain, counted), (found, metrics) = (answered(bundle, MIXED, num_draft_tokens=size) for size in (0, window))
     assert {*counted.eager_runs, *metrics.eager_runs} == {"prompts"}
     assert sum(at is None for at in where_texts_part(found, plain)) >= len(MIXED) // 2
 
 
-def test_the_rejection_rule_repeats_itself_and_leaves_greedy_requests_as_they_are(bundle: Path) -> None:
+def test_the_rejection_rule_is_reproducible_and_changes_no_greedy_request(bundle: Path) -> None:
     requests = [(prompt, params | {"rule": "rejection"}) for prompt, params in EVEN]
     with LLM(bundle) as llm:
-        first, second = (told(drive(llm, requests)) for _ in range(2))
-        coupled = told(drive(llm, EVEN))
+        first, second = (output_of(drive(llm, requests)) for _ in range(2))
+        coupled = output_of(drive(llm, EVEN))
         assert set(llm.metrics.eager_runs) == {"prompts"}
         assert first == second
         assert first[0] == coupled[0]  # temperature 0
@@ -153,7 +163,7 @@ def test_requests_come_go_and_are_cancelled_under_graphs(bundle: Path) -> None:
             assert [len(output.token_ids) for output in outputs] == [5 + i] * 2
         assert all(cancelled.acquire(timeout=PATIENCE_S) for _ in range(8))
         assert set(llm.metrics.eager_runs) == {"prompts"}
-        assert llm.loop.room.allocator.available == llm.loop.room.allocator.blocks - 1  # type: ignore[attr-defined]
+        assert llm.loop.cache_manager.allocator.available == llm.loop.cache_manager.allocator.blocks - 1  # type: ignore[attr-defined]
 
 
 def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) -> None:
@@ -165,7 +175,7 @@ def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) 
         drive(gpu, requests)
         print("device ms per round", {k: round(v, 3) for k, v in gpu.metrics.device_ms_per_round.items()})
         print("accepted", gpu.metrics.accepted, "of", gpu.metrics.steps, "eager", gpu.metrics.eager_runs)
-    with LLM(demo_bundle, device="cpu", threads=4, window=0) as cpu:
+    with LLM(demo_bundle, device="cpu", threads=4, num_draft_tokens=0) as cpu:
         expected = drive(cpu, requests)
         parted = []
         for at, mine, theirs in zip(where_texts_part(found, expected), found, expected, strict=True):
@@ -179,8 +189,8 @@ def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) 
 
 
 def cpu_logits(llm: LLM, tokens: list[int]) -> torch.Tensor:
-    """Logits of the token that follows ``tokens``, in one call over all of them and an empty cache."""
-    engine = llm.loop.tandem.engines["target"]
+    """Return the logits of the token after ``tokens``, from one call with an empty cache."""
+    engine = llm.loop.target.engines["target"]
     contract, count = engine.contract, len(tokens)
     sizes = {"batch": 1, "query": count, "rows": 1}
     tensors = {
@@ -202,12 +212,12 @@ def run_thrice(work: Callable[[], None], **tensors: Any) -> Metrics:
     found, metrics = graphs()
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         for _ in range(3):
-            found.run("piece", work, **tensors)
+            found.run("phase", work, **tensors)
         torch.cuda.synchronize()
     return metrics
 
 
-def test_a_piece_that_moves_declared_state_is_captured_and_moves_it_once_per_run() -> None:
+def test_a_subgraph_that_changes_declared_state_is_captured_and_changes_it_once_per_run() -> None:
     x, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
 
     def work() -> None:
@@ -220,7 +230,7 @@ def test_a_piece_that_moves_declared_state_is_captured_and_moves_it_once_per_run
     assert y.tolist() == [6] * 5
 
 
-def test_a_piece_that_does_not_repeat_itself_runs_eagerly_by_name() -> None:
+def test_a_subgraph_that_is_not_repeatable_runs_eagerly_by_name() -> None:
     hidden, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
 
     def work() -> None:
@@ -231,7 +241,7 @@ def test_a_piece_that_does_not_repeat_itself_runs_eagerly_by_name() -> None:
     assert (metrics.graphs_captured, metrics.eager_runs) == (0, {"capture-mismatch": 3})
 
 
-def test_a_piece_that_waits_for_the_device_runs_eagerly_by_name() -> None:
+def test_a_subgraph_that_waits_for_the_device_runs_eagerly_by_name() -> None:
     y = torch.zeros(5, device="cuda")
 
     def work() -> None:
@@ -242,7 +252,7 @@ def test_a_piece_that_waits_for_the_device_runs_eagerly_by_name() -> None:
     assert y.tolist() == [7] * 5
 
 
-def test_a_piece_with_prompts_is_captured_when_its_shape_comes_again_and_replayed_from_then_on() -> None:
+def test_a_subgraph_with_prompts_is_captured_when_its_shape_occurs_again() -> None:
     x, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
     found, metrics = graphs()
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
@@ -253,7 +263,7 @@ def test_a_piece_with_prompts_is_captured_when_its_shape_comes_again_and_replaye
     assert (metrics.graphs_captured, metrics.graph_replays, metrics.eager_runs) == (1, 3, {"prompts": 2})
 
 
-def test_a_piece_with_prompts_that_waits_runs_eagerly_from_then_on() -> None:
+def test_a_subgraph_with_prompts_that_waits_runs_eagerly_afterwards() -> None:
     y = torch.zeros(5, device="cuda")
     found, metrics = graphs()
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
@@ -266,7 +276,7 @@ def test_a_piece_with_prompts_that_waits_runs_eagerly_from_then_on() -> None:
     assert (metrics.graphs_captured, y.tolist()) == (1, [7] * 5)
 
 
-def test_a_piece_is_captured_after_another_one_could_not_be() -> None:
+def test_a_subgraph_is_captured_after_a_failed_capture_of_another() -> None:
     y = torch.zeros(5, device="cuda")
     found, metrics = graphs()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cuda.core import Device, ObjectCode
 
-from tandemrt.plugins.faces import plugins
+from tandemrt.plugins.implementations import plugins
 from tandemrt.plugins.kernels.module import Launch, current_stream
 from tandemrt.plugins.reference import token_bitmask
 from tests.engine.operator_cases import case, reference_verify

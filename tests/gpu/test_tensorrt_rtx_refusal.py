@@ -1,6 +1,6 @@
-"""A data centre GPU of compute capability 9.0: TensorRT-RTX refuses it, and TandemRT says so before it is asked.
+"""A data centre GPU of compute capability 9.0: TandemRT refuses it before TensorRT-RTX, which does not support it.
 
-The engines are built in a process that sees no GPU, as they are anywhere else.
+The engines are built in a process that sees no GPU, because building needs none.
 """
 
 import os
@@ -8,18 +8,17 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from tandemrt import LLM
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.engines.gpus import name_of
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.gpus import name_of
 from tandemrt.engines.tensorrt.library import load
-from tandemrt.runtime.backends.tensorrt.open import deserialize
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.runtime.device.backends.tensorrt.open import deserialize
+from tests.gpu.here import CAPABILITY
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytest.importorskip("tensorrt_rtx_bindings")
-CAPABILITY = torch.cuda.get_device_capability()
 pytestmark = pytest.mark.skipif(CAPABILITY != (9, 0), reason="TensorRT-RTX supports other GPUs than 9.0")
 
 
@@ -43,7 +42,7 @@ def test_deserialising_is_refused_by_tensorrt_rtx_itself(bundle: Bundle) -> None
     with pytest.raises(BackendUnavailable) as caught:
         deserialize(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
     message = str(caught.value)
-    print(message)  # the words of the library, for whoever runs this with -s
+    print(message)  # the library's message, shown with -s
     assert "cannot open model.engine" in message
     assert "the compute capability of this GPU is not supported by TensorRT-RTX" in message
     assert "gave no reason" not in message

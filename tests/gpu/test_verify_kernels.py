@@ -10,10 +10,10 @@ import torch
 from tandemrt.plugins.kernels.compile import compile_kernels, compile_ptx
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
 from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch, Workspace, parts, stats_parts
-from tandemrt.plugins.reference import law, sample_draft, token_bitmask
+from tandemrt.plugins.reference import probabilities, sample_draft, token_bitmask
 from tandemrt.plugins.reference.arguments import Sampling
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits
-from tests.engine.operator_cases import BATCH, case, narrowed, reference_verify
+from tests.engine.operator_cases import BATCH, case, reference_verify, restricted
 from tests.gpu.here import compute_capabilities
 
 if not torch.cuda.is_available():
@@ -166,7 +166,7 @@ def test_requests_do_not_see_each_other(modules):
         )
 
 
-def test_rows_behind_the_draft_are_not_read(modules):
+def test_rows_after_the_draft_are_not_read(modules):
     tensors = case(32, 4)
     expected = run_verify(modules, tensors)
     for request, length in enumerate(tensors["draft_len"]):
@@ -179,7 +179,7 @@ def test_rows_behind_the_draft_are_not_read(modules):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [1, 2, 3, 5])
 def test_views_that_start_anywhere_are_read_in_place(modules, dtype, offset):
-    """Logits, mask and laws that begin in the middle of a larger tensor, between two stretches of poison."""
+    """Logits, mask and probabilities that begin in the middle of a larger tensor, between two stretches of poison."""
     tensors = rounded(case(1000, 3), dtype)
     bound = on_gpu(tensors, dtype) | outputs(tensors["logits"].shape[:2])
     for name in ("logits", "bitmask", "draft_probs"):
@@ -241,14 +241,14 @@ def test_a_captured_graph_replays_on_new_contents(modules):
         assert differences(mine, reference_verify(rounded(tensors, "bf16"))) == 0
 
 
-def run_propose(modules, tensors, dtype="fp32", *, laws=True, stats=True):
+def run_propose(modules, tensors, dtype="fp32", *, probs=True, stats=True):
     bound = on_gpu(tensors, dtype)
-    batch, _, vocab = bound["logits"].shape  # those that the draft knows
+    batch, _, vocab = bound["logits"].shape  # those of the draft
     bound["token"] = torch.full((batch,), SENTINEL, device="cuda")
-    if laws:
+    if probs:
         bound["draft_probs"] = torch.full((batch, vocab), float(SENTINEL), device="cuda")
     ProposeLaunch(modules["verify"], bound, Workspace(batch, 1, torch.device("cuda")), stats=stats).run()
-    return bound["token"].cpu().numpy(), bound["draft_probs"].cpu().numpy() if laws else None
+    return bound["token"].cpu().numpy(), bound["draft_probs"].cpu().numpy() if probs else None
 
 
 def drafting(tensors):
@@ -260,29 +260,29 @@ def drafting(tensors):
 def test_drafting_equals_its_definition(modules, vocab, dtype):
     tensors = rounded(drafting(case(vocab, 0, batch=BATCH if vocab < 10_000 else 8)), dtype)
     token, probs = run_propose(modules, tensors, dtype)
-    expected, expected_law = sample_draft(**tensors)
+    expected, expected_probs = sample_draft(**tensors)
     np.testing.assert_array_equal(token, expected)
-    np.testing.assert_allclose(probs, expected_law, rtol=4e-7, atol=1e-44)
-    np.testing.assert_array_equal(run_propose(modules, tensors, dtype, laws=False)[0], expected)
+    np.testing.assert_allclose(probs, expected_probs, rtol=4e-7, atol=1e-44)
+    np.testing.assert_array_equal(run_propose(modules, tensors, dtype, probs=False)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("known", "vocab"), [(1, 33), (8, 33), (33, 1000), (700, 1000), (2049, 32_000), (32_000, 128_256)]
 )
-def test_a_part_of_the_vocabulary_draws_what_all_of_it_would_with_the_rest_barred(modules, known, vocab, dtype):
+def test_a_reduced_vocabulary_draws_as_the_full_one_with_the_rest_masked(modules, known, vocab, dtype):
     whole = rounded(drafting(case(vocab, 0, batch=BATCH if vocab < 10_000 else 8)), dtype)
-    narrow, barred = narrowed(whole, known)
-    token, probs = run_propose(modules, narrow, dtype)
-    expected, law_of_all = run_propose(modules, barred, dtype)
+    part, barred = restricted(whole, known)
+    token, probs = run_propose(modules, part, dtype)
+    expected, probs_of_all = run_propose(modules, barred, dtype)
     np.testing.assert_array_equal(token, expected)
-    np.testing.assert_array_equal(token, sample_draft(**narrow)[0])
-    np.testing.assert_allclose(probs, law_of_all[:, narrow["target_ids"]], rtol=4e-7, atol=1e-44)
-    np.testing.assert_array_equal(run_propose(modules, narrow, dtype, laws=False)[0], expected)
+    np.testing.assert_array_equal(token, sample_draft(**part)[0])
+    np.testing.assert_allclose(probs, probs_of_all[:, part["target_ids"]], rtol=4e-7, atol=1e-44)
+    np.testing.assert_array_equal(run_propose(modules, part, dtype, probs=False)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_law_that_was_proposed_is_accepted_by_verification(modules, dtype):
+def test_verification_accepts_the_probabilities_that_drafting_returned(modules, dtype):
     """Equal logits give equal bits of p and q, so nothing is rejected."""
     tensors = case(1000, 1, batch=200) | {"temperature": np.full(200, 0.9, np.float32), "rule": np.ones(200, np.int64)}
     tensors |= {"logits": np.random.default_rng(3).normal(size=(200, 2, 1000)).astype(np.float32)}
@@ -302,12 +302,14 @@ def test_the_noise_decides_as_it_is_defined(modules, vocab):
         name: np.zeros(4000, np.int64 if name == "top_k" else np.float32) for name in ("top_k", "top_p", "min_p")
     }
     tensors = {"logits": np.zeros((4000, 1, vocab), np.float32), **requests}
-    np.testing.assert_array_equal(run_propose(modules, tensors, laws=False, stats=False)[0], sample_draft(**tensors)[0])
+    np.testing.assert_array_equal(
+        run_propose(modules, tensors, probs=False, stats=False)[0], sample_draft(**tensors)[0]
+    )
 
 
 @pytest.mark.parametrize("rule", [0, 1])
-def test_the_first_token_has_the_law_of_the_target(modules, rule):
-    """200,000 requests of a vocabulary of 8, masked and filtered, each with a draft drawn from a law of its own."""
+def test_the_first_token_has_the_distribution_of_the_target(modules, rule):
+    """200,000 requests of a vocabulary of 8, masked and filtered, each with a draft from its own distribution."""
     count, vocab, series = 50_000, 8, 4  # a launch takes at most 65,535 requests
     rng = np.random.default_rng(11)
     target, draft = 1.5 * rng.normal(size=(2, vocab)).astype(np.float32)
@@ -327,7 +329,7 @@ def test_the_first_token_has_the_law_of_the_target(modules, rule):
     count *= series
     sampling = Sampling.of(1, **shared, seed=0, position=0, rule=rule)
     masked = token_bitmask(target[None, None], bitmask[:1, :1])
-    expected = law(filter_logits(finite_logits(masked), sampling))[0, 0].astype(float)
+    expected = probabilities(filter_logits(finite_logits(masked), sampling))[0, 0].astype(float)
     assert observed[expected == 0].sum() == 0
     inside = expected > 0
     expected = expected[inside] / expected[inside].sum()

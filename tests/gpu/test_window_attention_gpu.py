@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.launch import Context
+from tandemrt.plugins.operators.launch import Context
 from tests.engine.attention_cases import BFLOAT16, attributes, case, expected, tolerance
-from tests.engine.face_cases import to_numpy
+from tests.engine.implementation_cases import to_numpy
 from tests.gpu.attention import PACKED, bind, check, on_device
 from tests.gpu.here import compute_capabilities
 
@@ -71,7 +71,7 @@ def test_sliding_windows_equal_the_definition(context, dtype, sliding_window, qu
 
 
 def test_nothing_before_the_sliding_window_is_read(context):
-    """The blocks there may already belong to somebody else."""
+    """The blocks there may already belong to another request."""
     tensors, given = case([500], 5, dtype=BFLOAT16), attributes(sliding_window=130)
     wanted = expected(tensors, given)[0]
     held = on_device(tensors)
@@ -125,7 +125,7 @@ def test_sliding_windows_of_runs_equal_the_definition(context, dtype, sliding_wi
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_window_behind_a_run_of_the_same_text_sees_the_run(context, dtype):
+def test_a_window_after_a_run_of_the_same_text_sees_the_run(context, dtype):
     tensors = case([500], 5, [(30, 470)], dtype=DTYPES[dtype])
     tensors["block_table"] = tensors["prompt_table"].copy()
     check(context, tensors, attributes())
@@ -138,7 +138,7 @@ def test_long_runs_equal_the_definition(context, runs):
         check(context, case([5], 1, runs, max_blocks=max_blocks, dtype=BFLOAT16, **sizes), attributes(**sizes))
 
 
-def test_windows_beside_prompts_have_the_bits_that_they_have_alone(context):
+def test_windows_have_the_same_bits_with_and_without_prompts(context):
     tensors, given = case([9, 300], 5, PACKED["ragged"], dtype=BFLOAT16), attributes()
     alone = tensors | {
         "qkv": tensors["qkv"][:10],

@@ -1,15 +1,16 @@
-"""What the tests ask the server with, beside OpenAI's own client: plain HTTP, and a reading of /metrics."""
+"""HTTP client of the tests, in addition to OpenAI's own: plain requests, streams and /metrics."""
 
 import http.client
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandemrt import LLM
+from tandemrt.runtime.servers.openai.server import Server
 from tests.waiting import PATIENCE_S
 from tools.demo.corpus import Example, held_out
 
@@ -18,10 +19,12 @@ EXAMPLES = held_out(16)
 
 @dataclass(frozen=True)
 class Served:
-    """A running server: the address that clients take, and the bundle that it has open."""
+    """A running server: the address that clients take, the first bundle that it has open, and all of them by name."""
 
     url: str
     llm: LLM
+    server: Server
+    llms: Mapping[str, LLM] = field(default_factory=dict)
 
     def connect(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)

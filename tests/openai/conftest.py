@@ -1,7 +1,7 @@
-"""A real uvicorn on loopback with the demo, and the clients that ask it."""
+"""Fixtures: a uvicorn server with the demo bundle on loopback, and its clients."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,8 +9,9 @@ import openai
 import pytest
 
 from tandemrt import LLM
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.serve.server import Door, Server, opened
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.openai.server import Server, open_models
 from tests.openai.client import Served
 from tests.waiting import PATIENCE_S
 
@@ -18,8 +19,8 @@ Serve = Callable[..., Served]
 
 
 @contextmanager
-def serving(bundle: Path, door: Door, options: RuntimeOptions) -> Iterator[Served]:
-    """Serve the bundle as ``demo`` in a thread, on a free port."""
+def serving(bundle: Path | Mapping[str, Path], door: ServerConfig, options: RuntimeOptions) -> Iterator[Served]:
+    """Serve the bundle as ``demo``, or each of several by its name, in a thread, on a free port."""
     addresses: list[str] = []
     answers = threading.Event()
 
@@ -27,13 +28,13 @@ def serving(bundle: Path, door: Door, options: RuntimeOptions) -> Iterator[Serve
         addresses.append(address)
         answers.set()
 
-    with opened({"demo": bundle}, options) as models:
+    with open_models({"demo": bundle} if isinstance(bundle, Path) else bundle, options) as models:
         server = Server(models, door, ready)
         thread = threading.Thread(target=server.run, name="server")
         thread.start()
         try:
             assert answers.wait(PATIENCE_S)
-            yield Served(addresses[0], models.llms["demo"])
+            yield Served(addresses[0], next(iter(models.llms.values())), server, models.llms)
         finally:
             server.should_exit = True
             thread.join()
@@ -41,7 +42,7 @@ def serving(bundle: Path, door: Door, options: RuntimeOptions) -> Iterator[Serve
 
 @pytest.fixture(scope="session")
 def served(demo_bundle: Path) -> Iterator[Served]:
-    with serving(demo_bundle, Door(port=0, grace_s=10), RuntimeOptions(threads=1)) as running:
+    with serving(demo_bundle, ServerConfig(port=0, grace_s=10), RuntimeOptions(threads=1)) as running:
         yield running
 
 

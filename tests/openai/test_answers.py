@@ -1,7 +1,8 @@
-"""Answers to OpenAI's own client: the text of the Python API, in OpenAI's shape."""
+"""Responses to OpenAI's own client: the text of the Python API in OpenAI's objects."""
 
 import asyncio
 import json
+import threading
 from typing import Any, Literal
 
 import openai
@@ -9,8 +10,10 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from tandemrt import LLM, Chat, SamplingParams, StructuredOutputs
+import tandemrt
+from tandemrt import LLM, Chat, SamplingParams, StreamOutput, StructuredOutputs
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
+from tests.waiting import PATIENCE_S, Clock, eventually
 from tools.demo.corpus import Example
 
 
@@ -19,7 +22,7 @@ def answer_of(llm: LLM, example: Example, **params: Any) -> Any:
     return llm.generate(example.prompt_messages(), SamplingParams(structured_outputs=structured, **params))
 
 
-def test_a_chat_is_the_answer_of_the_python_api(client: openai.OpenAI, llm: LLM) -> None:
+def test_a_chat_completion_equals_the_python_api(client: openai.OpenAI, llm: LLM) -> None:
     expected = answer_of(llm, EXAMPLES[0], seed=7)
     answer = client.chat.completions.create(**asking(EXAMPLES[0], seed=7))
     choice = answer.choices[0]
@@ -33,7 +36,7 @@ def test_a_chat_is_the_answer_of_the_python_api(client: openai.OpenAI, llm: LLM)
     assert answer.usage.speculation == expected.speculation.to_json()
 
 
-def test_a_stream_is_the_same_text_in_pieces(client: openai.OpenAI, llm: LLM) -> None:
+def test_a_stream_has_the_same_text(client: openai.OpenAI, llm: LLM) -> None:
     expected = answer_of(llm, EXAMPLES[1], seed=7)
     stream = client.chat.completions.create(
         **asking(EXAMPLES[1], seed=7, stream=True, stream_options={"include_usage": True})
@@ -48,7 +51,7 @@ def test_a_stream_is_the_same_text_in_pieces(client: openai.OpenAI, llm: LLM) ->
     assert len(chunks) > 3
 
 
-def test_a_model_may_be_told_not_to_think(client: openai.OpenAI, llm: LLM) -> None:
+def test_thinking_can_be_disabled(client: openai.OpenAI, llm: LLM) -> None:
     """D4."""
     variables = {"enable_thinking": False}
     chat = Chat(EXAMPLES[0].prompt_messages(), chat_template_kwargs=variables)
@@ -65,7 +68,7 @@ def test_a_model_may_be_told_not_to_think(client: openai.OpenAI, llm: LLM) -> No
     assert thinking.reasoning != ""
 
 
-def test_every_object_is_one_that_openai_describes(served: Served) -> None:
+def test_responses_match_openais_schema(served: Served) -> None:
     status, body, _ = served.ask("/v1/chat/completions", asking(EXAMPLES[2], seed=1))
     assert status == 200
     ChatCompletion.model_validate(body, strict=True)
@@ -75,9 +78,9 @@ def test_every_object_is_one_that_openai_describes(served: Served) -> None:
     connection.close()
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
-    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert told == sorted(told)
-    assert told[-1] == body["usage"]["completion_tokens"]
+    streamed = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert streamed == sorted(streamed)
+    assert streamed[-1] == body["usage"]["completion_tokens"]
 
 
 def test_an_answer_parses_into_a_pydantic_model(client: openai.OpenAI) -> None:
@@ -91,7 +94,7 @@ def test_an_answer_parses_into_a_pydantic_model(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.parsed == Order(kind="order", customer="Leo Conti", currency="GBP")
 
 
-def test_an_async_client_gets_the_same(served: Served, llm: LLM) -> None:
+def test_an_async_client_gets_the_same_text(served: Served, llm: LLM) -> None:
     expected = answer_of(llm, EXAMPLES[3], seed=5)
 
     async def ask() -> str:
@@ -102,7 +105,7 @@ def test_an_async_client_gets_the_same(served: Served, llm: LLM) -> None:
     assert asyncio.run(ask()) == expected.text
 
 
-def test_a_text_is_continued(client: openai.OpenAI, llm: LLM) -> None:
+def test_a_completion_equals_the_python_api(client: openai.OpenAI, llm: LLM) -> None:
     params = {"seed": 2, "max_tokens": 12, "temperature": 0.8}
     expected = llm.generate("Please send", SamplingParams(**params))
     answer = client.completions.create(model="demo", prompt="Please send", **params)
@@ -113,6 +116,21 @@ def test_a_text_is_continued(client: openai.OpenAI, llm: LLM) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == expected.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_is_the_prompt_before_each_text(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
+    expected = [llm.generate("Please send", SamplingParams(seed=2 + at, max_tokens=9)).text for at in range(2)]
+    for prompt in ("Please send", llm.tokenizer.encode("Please send")):
+        asked: dict[str, Any] = {"model": "demo", "prompt": prompt, "seed": 2, "max_tokens": 9, "n": 2}
+        answer = client.completions.create(**asked, echo=True, stream=stream)
+        texts = ["", ""]
+        for part in answer if stream else [answer]:
+            for choice in part.choices:
+                texts[choice.index] += choice.text
+        assert texts == [f"Please send{each}" for each in expected]
+    with pytest.raises(openai.BadRequestError, match="echo: must not come with logprobs"):
+        client.completions.create(**asked, echo=True, logprobs=1)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -121,7 +139,7 @@ def test_a_text_is_continued(client: openai.OpenAI, llm: LLM) -> None:
         {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
         {"logit_bias": {"70": 5, "71": -100}},
         {"top_p": 0.5, "top_k": 4, "min_p": 0.1},
-        {"window": 0},
+        {"num_draft_tokens": 0},
         {"rule": "rejection"},
         {"min_tokens": 5, "stop_token_ids": [70]},
         {"structured_outputs": {"regex": "[a-c]{3,9}"}},
@@ -145,13 +163,13 @@ def test_a_thinking_budget_ends_the_reasoning(client: openai.OpenAI, llm: LLM) -
     assert answer.choices[0].message.content == expected.text
 
 
-def test_without_a_seed_the_one_that_was_drawn_is_told(client: openai.OpenAI) -> None:
+def test_the_response_has_the_drawn_seed(client: openai.OpenAI) -> None:
     first = client.completions.create(model="demo", prompt="Please send", max_tokens=16)
     again = client.completions.create(model="demo", prompt="Please send", max_tokens=16, seed=first.choices[0].seed)
     assert again.choices[0].text == first.choices[0].text
 
 
-def test_any_object_may_be_asked_for(client: openai.OpenAI) -> None:
+def test_json_object_is_a_response_format(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": [{"type": "text", "text": "Two "}, {"type": "text", "text": "boxes."}]}],
@@ -165,9 +183,22 @@ def test_any_object_may_be_asked_for(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length" or isinstance(json.loads(content), dict)
 
 
-def test_what_time_cuts_off_says_so(served: Served) -> None:
-    status, body, _ = served.ask("/v1/completions", endless(timeout_s=0.000001))
-    assert (status, body["error"]["code"]) == (504, "timeout")
+def test_a_timeout_before_the_first_token_is_status_504(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen, release = Clock(monkeypatch), threading.Event(), threading.Event()
+
+    def hold(_: StreamOutput) -> None:
+        seen.set()
+        release.wait(PATIENCE_S)
+
+    served.llm.submit("x", SamplingParams(max_tokens=1), hold)
+    assert seen.wait(PATIENCE_S)
+    connection = served.send("/v1/completions", endless(timeout_s=1000))
+    assert eventually(lambda: served.llm.waiting == 1)
+    clock.ahead = 2000.0
+    release.set()
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["code"]) == (504, "timeout")
+    connection.close()
 
 
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI, served: Served) -> None:
@@ -175,6 +206,7 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI, served: Serv
     assert client.models.retrieve("demo").max_model_len == 512
     with pytest.raises(openai.NotFoundError, match=r"must be one of demo, received 'gpt'"):
         client.models.retrieve("gpt")
+    assert served.ask("/version")[:2] == (200, {"version": tandemrt.__version__})
     assert served.ask("/health")[:2] == (200, {"status": "ok", "closed": []})
 
 
@@ -202,7 +234,7 @@ def test_logprobs_come_with_a_chat_and_with_a_completion(client: openai.OpenAI, 
     assert len(completion.choices[0].logprobs.token_logprobs) == completion.usage.completion_tokens
 
 
-def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
+def test_a_stream_has_the_same_logprobs(client: openai.OpenAI) -> None:
     asked = asking(EXAMPLES[0], seed=7, max_tokens=12, logprobs=True, top_logprobs=1)
     whole = client.chat.completions.create(**asked).choices[0].logprobs.content
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
@@ -213,11 +245,11 @@ def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client: openai.OpenA
     completion = client.completions.create(**text).choices[0].logprobs
     parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**text, stream=True)]
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        told = [getattr(part, field) for part in parts if part is not None]
-        assert [each for part in told for each in part] == getattr(completion, field)
+        streamed = [getattr(part, field) for part in parts if part is not None]
+        assert [each for part in streamed for each in part] == getattr(completion, field)
 
 
-def test_each_of_several_outputs_is_that_of_its_seed(client: openai.OpenAI, llm: LLM) -> None:
+def test_output_i_has_the_text_of_seed_plus_i(client: openai.OpenAI, llm: LLM) -> None:
     expected = [answer_of(llm, EXAMPLES[1], seed=7 + index) for index in range(3)]
     asked = asking(EXAMPLES[1], seed=7, n=3)
     answer = client.chat.completions.create(**asked)
@@ -240,7 +272,7 @@ def test_each_of_several_outputs_is_that_of_its_seed(client: openai.OpenAI, llm:
     assert len(texts) == 2
 
 
-def test_a_prompts_logprobs_come_with_the_end_of_a_choice_as_vllm_has_them(served: Served, llm: LLM) -> None:
+def test_the_last_chunk_has_prompt_logprobs_in_vllms_form(served: Served, llm: LLM) -> None:
     asked = {"prompt": "Please send", "prompt_logprobs": 1, "max_tokens": 3, "seed": 1}
     output = llm.generate("Please send", SamplingParams(prompt_logprobs=1, max_tokens=3, seed=1))
     whole = served.ask("/v1/completions", asked)[1]["choices"][0]["prompt_logprobs"]
@@ -250,11 +282,11 @@ def test_a_prompts_logprobs_come_with_the_end_of_a_choice_as_vllm_has_them(serve
     assert last["prompt_logprobs"] == whole
     assert not any("prompt_logprobs" in chunk for chunk in chunks)
     assert whole[0] is None
-    told = [each[str(token)]["logprob"] for each, token in zip(whole[1:], output.prompt_token_ids[1:], strict=True)]
-    assert told == [each.logprob for each in output.prompt_logprobs or ()]
+    streamed = [each[str(token)]["logprob"] for each, token in zip(whole[1:], output.prompt_token_ids[1:], strict=True)]
+    assert streamed == [each.logprob for each in output.prompt_logprobs or ()]
 
 
-def test_token_ids_are_told_whole_and_in_a_stream(served: Served, llm: LLM) -> None:
+def test_token_ids_are_returned_with_and_without_streaming(served: Served, llm: LLM) -> None:
     asked = asking(EXAMPLES[0], seed=7, max_tokens=20, return_token_ids=True)
     expected = answer_of(llm, EXAMPLES[0], seed=7, max_tokens=20)
     choice = served.ask("/v1/chat/completions", asked)[1]["choices"][0]

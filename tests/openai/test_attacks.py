@@ -1,34 +1,35 @@
-"""``python -m tools.attack`` in short: what is too large is refused, and a victim's stream is whole."""
+"""A short run of ``python -m tools.attack``: oversized requests are refused while a stream completes."""
 
 import os
 from urllib.parse import urlsplit
 
 from tests.openai.client import Served, endless, events
-from tools.attack.faces import Http, PythonApi
-from tools.attack.measure import attacked
+from tools.attack.frontends import HttpFrontend, PythonFrontend
+from tools.attack.measure import measure_attack
 from tools.attack.requests import requests
 
-REFUSED = {  # what is known to be too much at a glance, and what is said of it
+REFUSED = {  # requests that are refused by size alone, and words of the message
     "prompt of 1 MB": "max_prompt_bytes",
     "prompt of 800,000 ids": "at most 511 tokens",
     "chat of 20,000 messages": "messages and tools must hold at most 32768 characters",
     "50,000 stop strings": "at most 256 strings",
-    "500,000 banned ids": "banned_token_ids: at most",
+    "500,000 banned ids": "banned_token_ids: must have at most",
+    "128 outputs with 20 logprobs": "outputs times max_tokens times logprobs + 1",
     "EBNF: 100,000 rules": "max_grammar_bytes",
-    "regex: brackets 5,000 deep": "within more than 64 others",
+    "regex: brackets 5,000 deep": "more than 64 nested groups",
     "regex: 20,000 words": "at most 32768 bytes",
     "schema: 20,000 properties": "max_grammar_bytes",
 }
 
 
-def test_attackers_are_refused_in_our_words_while_a_victim_streams(served: Served) -> None:
+def test_attackers_are_refused_while_a_victim_streams(served: Served) -> None:
     port = urlsplit(served.url).port
     assert port is not None
-    face = Http(port, os.getpid())
+    frontend = HttpFrontend(port, os.getpid(), served.llm.bundle.folder)
     alone = served.ask("/v1/completions", endless())[1]["choices"][0]["text"]
     victim = served.send("/v1/completions", endless(stream=True, user="victim"))
     for name, words in REFUSED.items():
-        answer = face.send(requests()[name]())
+        answer = frontend.send(requests()[name]())
         assert answer.startswith("refused: "), f"{name}: {answer}"
         assert words in answer, f"{name}: {answer}"
     assert "".join(event["choices"][0]["text"] for event in events(victim.getresponse())) == alone
@@ -36,8 +37,8 @@ def test_attackers_are_refused_in_our_words_while_a_victim_streams(served: Serve
 
 
 def test_an_attack_is_measured(served: Served) -> None:
-    face = PythonApi(served.llm, os.getpid())
-    found = attacked(face, "one", lambda: face.send({"prompt": "x" * 10_000}), clients=2, limit_s=60.0)
+    frontend = PythonFrontend(served.llm, os.getpid())
+    found = measure_attack(frontend, "one", lambda: frontend.send({"prompt": "x" * 10_000}), clients=2, limit_s=60.0)
     assert found.answer.startswith("refused: prompt: at most 8192 bytes")
-    assert 0 < found.felt.p50 <= found.felt.p99 <= found.felt.longest
+    assert 0 < found.gaps.p50 <= found.gaps.p99 <= found.gaps.longest
     assert found.answered_s is not None

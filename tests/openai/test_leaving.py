@@ -1,4 +1,4 @@
-"""Clients that leave, a server that is asked to stop, and what goes on meanwhile."""
+"""Disconnected clients, slow readers, and a server that stops."""
 
 import http.client
 import signal
@@ -21,16 +21,16 @@ def cancelled(served: Served) -> float:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_hangs_up_is_cancelled(served: Served, stream: bool) -> None:
+def test_a_disconnected_client_is_cancelled(served: Served, stream: bool) -> None:
     """The loop stands still until the client is gone, so what it does next is what it does with one that is gone."""
-    before, told = cancelled(served), served.metrics()["tandemrt_kept_total"]
+    before, kept = cancelled(served), served.metrics()["tandemrt_kept_total"]
     seen, release = threading.Event(), threading.Event()
 
     def hold(_: StreamOutput) -> None:
         seen.set()
         release.wait(PATIENCE_S)
 
-    connection = served.send("/v1/completions", endless(stream=stream, window=0))
+    connection = served.send("/v1/completions", endless(stream=stream, num_draft_tokens=0))
     if stream:
         assert next(events(connection.getresponse()))["choices"]
     else:
@@ -43,11 +43,11 @@ def test_who_hangs_up_is_cancelled(served: Served, stream: bool) -> None:
     release.set()
     assert eventually(lambda: served.llm.running == 0)
     assert cancelled(served) == before + 1
-    assert served.metrics()["tandemrt_kept_total"] - told < 490
+    assert served.metrics()["tandemrt_kept_total"] - kept < 490
 
 
-def test_who_reads_slowly_holds_nobody_up(served: Served) -> None:
-    slow = [served.send("/v1/completions", endless(stream=True)) for _ in range(4)]  # and nobody reads
+def test_a_slow_reader_does_not_delay_others(served: Served) -> None:
+    slow = [served.send("/v1/completions", endless(stream=True)) for _ in range(4)]  # their client does not read
     status, body, _ = served.ask("/v1/completions", endless(max_tokens=50))
     assert (status, body["usage"]["completion_tokens"]) == (200, 50)
     assert eventually(lambda: served.llm.running == 0)
@@ -57,7 +57,7 @@ def test_who_reads_slowly_holds_nobody_up(served: Served) -> None:
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_server_that_is_asked_to_stop_finishes_what_runs(demo_bundle: Path) -> None:
+def test_a_stopping_server_finishes_running_requests(demo_bundle: Path) -> None:
     command = [sys.executable, "-c", "from tandemrt.cli import main; main()", "serve", f"mine={demo_bundle}"]
     command += ["--port", "0", "--threads", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Many clients at once: none lost, and each gets what it would get alone."""
+"""Many clients at once: each gets the text that it would get alone."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tools.demo.corpus import held_out
 STREAMS = 64
 
 
-def test_concurrent_streams_say_what_the_python_api_says(served: Served, llm: LLM) -> None:
+def test_concurrent_streams_equal_the_python_api(served: Served, llm: LLM) -> None:
     examples = held_out(STREAMS)
     prompts = [example.prompt_messages() for example in examples]
     params = [

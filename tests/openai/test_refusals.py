@@ -1,4 +1,4 @@
-"""What cannot be served is refused by name, in OpenAI's form, and nothing else is touched."""
+"""Invalid requests are refused with the name of the field, in OpenAI's form, without an effect on others."""
 
 import threading
 from contextlib import ExitStack
@@ -9,13 +9,16 @@ import openai
 import pytest
 
 from tandemrt import SamplingParams, StreamOutput
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.serve.server import Door
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.servers.openai.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
 from tests.openai.conftest import serving
 from tests.waiting import PATIENCE_S, eventually
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+LISTED = {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}
+CONTAINS = {"type": "function", "function": {"name": "f", "parameters": LISTED}}
 
 
 def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
@@ -32,12 +35,16 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"temperatur": 1}, "temperatur", "is no field of this endpoint (did you mean 'temperature'?), received 1"),
         ({"temperature": 101}, "temperature", "must be at most 100"),
         ({"temperature": "1"}, "temperature", "must be a number; got '1'"),
+        ({"guided_json": {}}, "guided_json", 'has been replaced, received {}; send structured_outputs {"json": ...}'),
+        ({"functions": []}, "functions", "has been replaced, received []; send tools"),
+        ({"metadata": {"a": 1}}, "metadata.a", "must be a valid string"),
+        ({"store": "yes"}, "store", "must be a valid boolean"),
         ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
         ({"max_tokens": 10**6}, "max_tokens", "must fit the engine's length 512"),
-        ({"max_completion_tokens": 7}, "max_completion_tokens", "is another name of max_tokens, received 7 and 2"),
+        ({"max_completion_tokens": 7}, "max_completion_tokens", "is an alias of max_tokens, received 7 and 2"),
         ({"n": 0}, "n", "must be at least 1"),
         ({"n": 129}, "n", "must be at most 128"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "must be at most 20"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be at most 20"),
         ({"logprobs": 3}, "logprobs", "must be true or false in a chat, received 3"),
         ({"top_logprobs": 3}, "top_logprobs", "must come with logprobs true, received 3"),
         (
@@ -45,7 +52,7 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
             "chat_template_kwargs",
             "reads enable_thinking, received 'enable'",
         ),
-        ({"reasoning_effort": "low"}, "chat_template_kwargs", "reads enable_thinking, received 'reasoning_effort'"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "reads enable_thinking, received 'reasoning_effort'"),
         (
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
             "reasoning_effort",
@@ -57,10 +64,11 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"seed": 2**65}, "seed", "must be less than"),
         ({"stop": ["x"] * 300}, "stop", "at most 256 strings"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "token ids must be in 0.."),
-        ({"window": 9}, "window", "drafts at most 4"),
+        ({"num_draft_tokens": 9}, "num_draft_tokens", "drafts at most 4"),
         ({"messages": []}, "messages", "must not be empty"),
         ({"messages": "x"}, "messages", "must be a valid list"),
-        ({"messages": [{"content": "x"}]}, "messages.0.role", "must be a text, received None"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "must be one of system, developer, user,"),
+        ({"messages": [{"role": "boss", "content": "x"}]}, "messages.0.role", "tool, function, received 'boss'"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "is required and missing"),
         ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight", "is not supported"),
         (
@@ -68,7 +76,7 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
             "messages.0.content.0",
             "must be a part of type text",
         ),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "prompt", "must be text that UTF-8 can spell"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "must be text that UTF-8 can encode"),
         (
             {"response_format": {"type": "json_schema"}},
             "response_format.json_schema",
@@ -76,9 +84,15 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
-            "structured_outputs.json",
+            "response_format",
             "not",
         ),
+        (
+            {"tools": [CONTAINS], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tools",
+            "#/properties/a/contains",
+        ),
+        ({"temperature": 101, "response_format": {"type": "json_object"}}, "temperature", "must be at most 100"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
@@ -88,7 +102,7 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_field_that_cannot_be_served_is_named(
+def test_an_invalid_field_is_named_in_the_error(
     served: Served, fields: dict[str, Any], param: str, message: str
 ) -> None:
     status, error = refused(served, "/v1/chat/completions", CHAT | fields)
@@ -96,9 +110,35 @@ def test_a_field_that_cannot_be_served_is_named(
     assert message in error["message"]
 
 
-@pytest.mark.parametrize("fields", [{"n": 1, "logprobs": False, "store": None, "user": "me"}, {"model": None}])
-def test_what_asks_for_nothing_is_accepted(served: Served, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1, "logprobs": False, "store": None, "user": "me"},
+        {"model": None, "guided_json": None},
+        {"store": True, "metadata": {"job": "7"}},
+    ],
+)
+def test_fields_with_no_effect_are_accepted(served: Served, fields: dict[str, Any]) -> None:
     assert served.ask("/v1/chat/completions", CHAT | fields)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "a b " * 600}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a" * 10**6}]}, "messages"),
+        ("chat/completions", {"messages": CHAT["messages"], "max_completion_tokens": 512}, "max_completion_tokens"),
+        ("completions", {"prompt": "a b " * 600}, "prompt"),
+        ("completions", {"prompt": [70] * 512}, "prompt"),
+        ("completions", {"prompt": "a", "max_tokens": 512}, "max_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_beyond_the_context_has_openais_code(
+    served: Served, path: str, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    status, error = refused(served, f"/v1/{path}", {**fields, "stream": stream})
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +154,7 @@ def test_what_asks_for_nothing_is_accepted(served: Served, fields: dict[str, Any
         (b'{"\\ud800": 1}', "is no field of this endpoint"),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes, message: str) -> None:
+def test_a_malformed_body_is_refused(served: Served, body: bytes, message: str) -> None:
     status, error = refused(served, "/v1/completions", body)
     assert status == 400
     assert message in error["message"]
@@ -125,14 +165,18 @@ def test_several_prompts_are_refused(served: Served) -> None:
     assert (status, error["param"]) == (400, "prompt")
 
 
-def test_unknown_models_and_places_are_not_found(served: Served) -> None:
+def test_unknown_models_and_paths_are_not_found(served: Served) -> None:
     status, error = refused(served, "/v1/completions", {"model": "gpt", "prompt": "x"})
-    assert (status, error["code"], error["param"]) == (404, "model_not_found", None)
-    assert refused(served, "/v1/embeddings", {"input": "x"})[0] == 404
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    status, error = refused(served, "/v1/embeddings", {"input": "x"})
+    assert (status, error["code"]) == (404, "unsupported_endpoint")
+    assert "/v1/embeddings is not supported" in error["message"]
+    for path in ("/docs", "/redoc", "/openapi.json", "/v1/nothing"):
+        assert refused(served, path, None)[0] == 404
     assert refused(served, "/v1/completions", None)[0] == 405
 
 
-def test_a_body_over_the_limit_is_refused_before_it_has_come(served: Served) -> None:
+def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served) -> None:
     connection = served.connect()
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Length", str(100 << 20))
@@ -158,8 +202,11 @@ def test_a_body_of_unknown_length_is_cut_off_at_the_limit(served: Served) -> Non
     assert served.ask("/health")[0] == 200
 
 
-def test_a_full_queue_says_when_to_come_again(demo_bundle: Path) -> None:
-    with serving(demo_bundle, Door(port=0), RuntimeOptions(threads=1, queue_limit=1)) as short, ExitStack() as stack:
+def test_a_full_queue_returns_429_with_retry_after(demo_bundle: Path) -> None:
+    with (
+        serving(demo_bundle, ServerConfig(port=0), RuntimeOptions(threads=1, queue_limit=1)) as short,
+        ExitStack() as stack,
+    ):
         holding, release = threading.Event(), threading.Event()
         stack.callback(release.set)
 
@@ -167,7 +214,7 @@ def test_a_full_queue_says_when_to_come_again(demo_bundle: Path) -> None:
             holding.set()
             release.wait(PATIENCE_S)
 
-        short.llm.submit("x", SamplingParams(max_tokens=1), hold)  # nobody leaves a slot or the queue meanwhile
+        short.llm.submit("x", SamplingParams(max_tokens=1), hold)  # no request leaves a slot or the queue meanwhile
         assert holding.wait(PATIENCE_S)
         room = short.llm.bundle.limits.batch + 1
         sent = [short.send("/v1/completions", endless(max_tokens=1)) for _ in range(room + 3)]
@@ -182,24 +229,37 @@ def test_a_full_queue_says_when_to_come_again(demo_bundle: Path) -> None:
         assert set(statuses) == {200, 429}
 
 
-def test_a_key_is_asked_for_everywhere_under_v1(demo_bundle: Path) -> None:
-    with serving(demo_bundle, Door(port=0, api_key="a key ö"), RuntimeOptions(threads=1)) as locked:
-        for path, body in (("/v1/models", None), ("/v1/completions", b"no JSON"), ("/v1/chat/completions", CHAT)):
-            for headers in ({}, {"Authorization": "Bearer a key"}, {"Authorization": "Basic a key ö"}):
+def test_v1_and_metrics_require_the_api_key(demo_bundle: Path) -> None:
+    with serving(demo_bundle, ServerConfig(port=0, api_key="a key à"), RuntimeOptions(threads=1)) as locked:
+        posts = (
+            ("/tokenize", b"no JSON"),
+            ("/detokenize", b"no JSON"),
+            ("/v1/completions", b"no JSON"),
+            ("/v1/chat/completions", CHAT),
+        )
+        for path, body in (("/metrics", None), ("/version", None), ("/v1/models", None), *posts):
+            for headers in ({}, {"Authorization": "Bearer a key"}, {"Authorization": "Basic a key à"}):
                 status, error, answered = locked.ask(path, body, headers={k: v.encode() for k, v in headers.items()})
                 assert (status, error["error"]["code"]) == (401, "invalid_api_key")
                 assert answered["www-authenticate"] == "Bearer"
-        right = {"Authorization": "Bearer a key ö".encode()}
-        assert locked.ask("/v1/models", headers=right)[0] == 200
+        right = {"Authorization": "Bearer a key à".encode()}
+        assert locked.ask("/v1/models", headers=right)[0] == locked.ask("/metrics", headers=right)[0] == 200
         assert locked.ask("/v1/chat/completions", CHAT, headers=right)[0] == 200
         assert locked.ask("/health")[0] == 200
 
 
-def test_openais_client_raises_what_it_knows(client: openai.OpenAI) -> None:
+def test_metrics_without_the_key_are_an_option(demo_bundle: Path) -> None:
+    door = ServerConfig(port=0, api_key="a key", metrics_without_key=True)
+    with serving(demo_bundle, door, RuntimeOptions(threads=1)) as open_metrics:
+        assert open_metrics.ask("/metrics")[0] == 200
+        assert open_metrics.ask("/v1/models")[0] == 401
+
+
+def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="must be at most 100"):
         client.completions.create(model="demo", prompt="x", temperature=101)
     schema = {"type": "array", "contains": {"type": "integer"}}
-    with pytest.raises(openai.BadRequestError, match=r"#/contains: .* is not held"):
+    with pytest.raises(openai.BadRequestError, match=r"#/contains: .* is not supported"):
         client.chat.completions.create(
             model="demo",
             messages=[{"role": "user", "content": "x"}],
@@ -208,7 +268,7 @@ def test_openais_client_raises_what_it_knows(client: openai.OpenAI) -> None:
         )
 
 
-def test_others_are_answered_as_if_nothing_had_been_refused(served: Served) -> None:
+def test_refused_requests_do_not_affect_others(served: Served) -> None:
     alone = served.ask("/v1/chat/completions", asking(EXAMPLES[4], seed=1))[1]["choices"][0]["message"]
     stream = served.send("/v1/chat/completions", asking(EXAMPLES[4], seed=1, stream=True))
     for body in (b"", b"{", CHAT | {"n": 0}, CHAT | {"structured_outputs": {"regex": "("}}):

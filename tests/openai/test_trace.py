@@ -1,4 +1,4 @@
-"""A server's trace: what its clients asked for, and nothing that it asked itself."""
+"""Trace of a server: requests of clients, without the warm-up."""
 
 import json
 import sys
@@ -8,13 +8,13 @@ import pytest
 
 from tandemrt import SamplingParams
 from tandemrt.cli import main
-from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.serve.server import opened
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.servers.openai.server import open_models
 
 
-def test_the_requests_of_a_warm_up_are_nobodys(demo_bundle: Path, tmp_path: Path) -> None:
+def test_a_trace_does_not_contain_the_warm_up(demo_bundle: Path, tmp_path: Path) -> None:
     trace = tmp_path / "out.json"
-    with opened({"demo": demo_bundle}, RuntimeOptions(threads=1), trace) as models:
+    with open_models({"demo": demo_bundle}, RuntimeOptions(threads=1), trace) as models:
         models.llms["demo"].generate("a", SamplingParams(max_tokens=4))
     events = json.loads(trace.read_text())["traceEvents"]
     assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["rounds", "request 0"]

@@ -1,16 +1,20 @@
-"""What the constraint tests share: a small byte-level vocabulary with control tokens, rows as sets, fresh replays."""
+"""Shared by the constraint tests: a byte-level vocabulary with control tokens, and mask rows as sets of tokens."""
 
 import json
+from concurrent.futures import Future
 from functools import cache
 
 import numpy as np
 
-from tandemrt.engines.contract import mask_words
-from tandemrt.engines.vocabulary import Vocabulary
+from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.constraints.mask_rows import MaskRows
+from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.schema.emit import enforceable
+from tandemrt.runtime.workers.clients import UNNAMED, Client
 
 MERGES = (b'{"', b'":', b'",', b"true", b"<|", b"think", b"/think", b"  ", b'"}', b"\n\n", b"12")
 MERGED = {text: 256 + index for index, text in enumerate(MERGES)}
@@ -28,8 +32,8 @@ VOCABULARY = Vocabulary(
     valid_tokens=VALID,
 )
 
-# Behind an opening brace more may follow than llguidance follows up at once; a number is as simple as any.
-TOO_COMPLEX_BEHIND_A_BRACE = {
+# llguidance finds this grammar too complex after an opening brace. A number stays simple.
+TOO_COMPLEX_AFTER_A_BRACE = {
     "anyOf": [
         {"type": "integer"},
         *(
@@ -68,7 +72,7 @@ def rows_for(draft) -> np.ndarray:
 
 
 def fill(state: Constraint, draft, rows) -> int:
-    return len(state.fill(draft, MaskRows(rows), 0).tokens)
+    return len(state.fill_rows(draft, MaskRows(rows), 0).tokens)
 
 
 def tokens_in(row) -> frozenset[int]:
@@ -83,15 +87,20 @@ def allowed(state: Constraint) -> frozenset[int]:
     return tokens_in(rows[0])
 
 
-def spell(text: str | bytes) -> list[int]:
+def byte_tokens(text: str | bytes) -> list[int]:
     return list(text.encode() if isinstance(text, str) else text)
 
 
-def pieces(commits) -> list[tuple[str, tuple[int, ...]]]:
-    """The pieces of several commits, neighbours of one kind joined."""
+def joined_spans(commits) -> list[tuple[str, tuple[int, ...]]]:
+    """The spans of several commits; adjacent spans of one role are joined."""
     joined: list[tuple[str, tuple[int, ...]]] = []
     for commit in commits:
-        for piece in commit.pieces:
-            before = joined.pop()[1] if joined and joined[-1][0] == piece.kind else ()
-            joined.append((piece.kind, before + piece.tokens))
+        for span in commit.spans:
+            before = joined.pop()[1] if joined and joined[-1][0] == span.role else ()
+            joined.append((span.role, before + span.tokens))
     return joined
+
+
+def compiled_by(library: GrammarLibrary, structured: StructuredOutputs, client: Client = UNNAMED) -> "Future[Compiled]":
+    """Read and compile, as admission and the queue do one after the other."""
+    return library.compile(library.read(structured, client), client)

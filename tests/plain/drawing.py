@@ -1,4 +1,4 @@
-"""Texts drawn from the rows of a grammar, for tests that hold them against what the grammar stands for."""
+"""Random texts from the mask rows of a grammar, for tests that compare grammars with a reference."""
 
 import json
 import random
@@ -6,14 +6,14 @@ import random
 import numpy as np
 
 from tandemrt.runtime.grammars.schema.emit import enforceable
-from tests.plain.constraints import STOP, WORDS, compiler, spell, tokens_in
+from tests.plain.constraints import STOP, WORDS, byte_tokens, compiler, tokens_in
 
 
 def write(grammar, chance: random.Random, limit: int = 250) -> bytes | None:
-    """A text drawn from the rows of a grammar, quick to close what is open; None if it grew too long."""
+    """Return a random text of the grammar, or None if it grew past ``limit`` bytes. Open brackets close early."""
     matcher, row, text = grammar.matcher(), np.empty(WORDS, np.int32), []
     while len(text) < limit:
-        matcher.fill(row)
+        matcher.fill_row(row)
         legal = sorted(token for token in tokens_in(row) if token < 256 or token == STOP)
         assert legal, "a grammar must not run dry"
         if STOP in legal and (legal == [STOP] or chance.random() < 0.5):
@@ -28,9 +28,9 @@ def write(grammar, chance: random.Random, limit: int = 250) -> bytes | None:
     return None
 
 
-def takes(grammar, text: str | bytes) -> bool:
+def accepts(grammar, text: str | bytes) -> bool:
     matcher = grammar.matcher()
-    return all(map(matcher.accept, spell(text))) and matcher.accept(STOP)
+    return all(map(matcher.accept, byte_tokens(text))) and matcher.accept(STOP)
 
 
 def grammar_of(schema, any_whitespace=False, closed=True):

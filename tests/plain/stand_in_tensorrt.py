@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.contract import Contract
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
 
 CAPACITY, VOCAB = 8, 3
 CONTRACT = Contract(
@@ -73,7 +73,7 @@ class Engine:
 
 
 class Context:
-    """One execution context; what it was told is in its attributes."""
+    """One execution context. Its attributes record the calls."""
 
     def __init__(self, engine, how):
         self.engine, self.how = engine, how
@@ -143,7 +143,7 @@ class Runtime:
 
 
 class RuntimeConfig:
-    """What TensorRT-RTX is told about its contexts."""
+    """The runtime configuration that TensorRT-RTX gets for its contexts."""
 
     def create_runtime_cache(self):
         return SimpleNamespace(deserialize=bool, serialize=lambda: b"kernels")

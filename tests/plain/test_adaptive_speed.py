@@ -1,6 +1,8 @@
-"""Windows that adapt against the best fixed one, in a simulated clock: rounds cost what a table says, and drafts are
-accepted with given chances. What exploring costs is in it. As with overlap, a round is chosen before the last one is
-committed."""
+"""Adaptive draft windows against the best fixed one, in a simulated clock.
+
+Rounds cost what a table says, and drafts are accepted with given rates. The cost of exploring is included. As in the
+overlap schedule, a window is chosen before the last round is committed.
+"""
 
 import random
 from collections.abc import Sequence
@@ -8,8 +10,9 @@ from itertools import cycle
 
 import pytest
 
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.windows import Windows
+from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
+from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.running import RunningRequest
 from tests.plain.requests import make_running
 
 MOST = 4
@@ -39,22 +42,22 @@ def accepted(chances: Chances, window: int, chance: random.Random) -> int:
 
 
 def speed(
-    windows: Windows, rows: int, costs: Sequence[float], drafts: Sequence[Chances], *, most: int = TOKENS
+    windows: DraftWindowPlanner, rows: int, costs: Sequence[float], drafts: Sequence[Chances], *, most: int = TOKENS
 ) -> float:
-    """Tokens in the time, of texts one behind the other in ``rows`` slots."""
+    """Tokens per unit of time, of consecutive texts in ``rows`` slots."""
     chance, kinds, time, tokens = random.Random(7), cycle(drafts), 0.0, 0
-    live: dict[int, tuple[Running, Chances, int]] = {}
-    last: list[tuple[Running, int, int]] = []
+    live: dict[int, tuple[RunningRequest, Chances, int]] = {}
+    last: list[tuple[RunningRequest, int, int]] = []
     while tokens < most:
         for slot in range(rows):
             if slot not in live:
                 running = make_running([1], slot=slot)
                 windows.join(running)
                 live[slot] = running, next(kinds), LENGTH
-        window = windows.drafted([running.acceptance for running, _, _ in live.values()], rows)
+        window = windows.choose([running for running, _, _ in live.values()], rows)
         time += costs[window]
         for running, kept, asked in last:
-            running.acceptance.note(kept, asked)
+            windows.observe(running, kept, asked)
         last = []
         for slot, (running, chances, left) in list(live.items()):
             kept = accepted(chances, window, chance)
@@ -62,32 +65,40 @@ def speed(
             tokens += kept + 1
             live[slot] = running, chances, left - kept - 1
             if left <= kept + 1:
-                windows.leave(slot)
+                end(windows, running)
                 del live[slot]
+    for running, _, _ in live.values():
+        end(windows, running)
     return tokens / time
 
 
-def adapting(rows: int, costs: Sequence[float]) -> Windows:
-    windows = Windows(MOST, MOST, adaptive=True)
+def end(windows: DraftWindowPlanner, running: RunningRequest) -> None:
+    running.finish(Finish("stop"))
+    windows.leave(running.slot)
+
+
+def adapting(rows: int, costs: Sequence[float]) -> DraftWindowPlanner:
+    windows = DraftWindowPlanner(MOST, MOST, adaptive=True)
     for window, cost in enumerate(costs):
-        windows.costs.measured(rows, window, cost)
+        windows.costs.calibrate(rows, window, cost)
     return windows
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_windows_that_adapt_are_nearly_as_fast_as_the_best_fixed_one(rounds: str, drafts: str) -> None:
+def test_adaptive_windows_are_nearly_as_fast_as_the_best_fixed_window(rounds: str, drafts: str) -> None:
     rows, costs = ROUNDS[rounds]
-    fixed = [speed(Windows(window, MOST), rows, costs, DRAFTS[drafts]) for window in range(MOST + 1)]
+    fixed = [speed(DraftWindowPlanner(window, MOST), rows, costs, DRAFTS[drafts]) for window in range(MOST + 1)]
     assert speed(adapting(rows, costs), rows, costs, DRAFTS[drafts]) >= 0.97 * max(fixed)
 
 
 @pytest.mark.parametrize("rounds", [name for name, (rows, _) in ROUNDS.items() if rows == 1])
-def test_a_request_unlike_those_before_it_is_hardly_slower_for_them(rounds: str) -> None:
+def test_a_request_unlike_earlier_ones_loses_little(rounds: str) -> None:
     rows, costs = ROUNDS[rounds]
     for before, itself, share in ((USEFUL, USELESS, 0.97), (USELESS, USEFUL, 0.95)):
         windows = adapting(rows, costs)
         speed(windows, rows, costs, [before])
-        windows.leave(0)
-        fixed = [speed(Windows(window, MOST), rows, costs, [itself], most=LENGTH) for window in range(MOST + 1)]
+        fixed = [
+            speed(DraftWindowPlanner(window, MOST), rows, costs, [itself], most=LENGTH) for window in range(MOST + 1)
+        ]
         assert speed(windows, rows, costs, [itself], most=LENGTH) >= share * max(fixed)

@@ -1,4 +1,4 @@
-"""What a draft was not fed: rounds without drafts leave it for later, and no more of it than there is room for."""
+"""The backlog of a draft: rounds without drafts leave emitted tokens for later, within its room."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.runtime.drafters.backlog import Backlog
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.requests.round import Round
 
 ROOM = 5
 ROUNDS = st.lists(st.tuples(st.integers(0, ROOM - 1), st.booleans(), st.integers(0, ROOM)))
@@ -22,19 +22,21 @@ def running(tokens: int, prefill_end: int = 0) -> Any:
 
 
 @given(ROUNDS)
-def test_no_more_waits_than_there_is_room_for_and_what_is_held_was_fed(rounds: list[tuple[int, bool, int]]) -> None:
+def test_a_backlog_keeps_its_capacity_and_cached_tokens_are_processed(
+    rounds: list[tuple[int, bool, int]],
+) -> None:
     """Rounds with a window, whether they draft, and how many tokens they emit at most."""
     backlog = Backlog(ROOM)
     backlog.join()
-    text, waiting = 10, 1  # what the host knows at a round's end, and what is in no cache
+    text, waiting = 10, 1  # tokens that the host has at a round's end, and those not in the cache
     for window, drafts, most in rounds:
         this = of_window(window)
-        waits = not (window and drafts) and backlog.may_wait(this)
+        waits = not (window and drafts) and backlog.defer(this)
         assert not (waits and window), "what waits is kept token by token"
         if window and drafts:
-            backlog.feed()
+            backlog.mark_processed()
         waiting = waiting if waits else 0
-        assert backlog.held(running(text)) <= text - waiting
+        assert backlog.cached_tokens(running(text)) <= text - waiting
         emitted = min(most, window + 1)
         assert backlog.emitted(this) == (not waits)
         waiting, text = waiting + emitted, text + emitted
@@ -45,12 +47,12 @@ def test_rounds_without_drafts_share_a_run() -> None:
     backlog, plain = Backlog(ROOM), of_window(0)
     feeds = []
     for _ in range(100):
-        feeds.append(not backlog.may_wait(plain))
+        feeds.append(not backlog.defer(plain))
         backlog.emitted(plain)
     assert sum(feeds) == 100 // ROOM
 
 
-def test_of_a_prompt_everything_is_held() -> None:
+def test_all_tokens_of_a_prompt_count_as_cached() -> None:
     backlog, plain = Backlog(ROOM), of_window(0)
-    assert backlog.may_wait(plain)
-    assert backlog.held(running(12, prefill_end=11)) == 11
+    assert backlog.defer(plain)
+    assert backlog.cached_tokens(running(12, prefill_end=11)) == 11

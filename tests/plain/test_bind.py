@@ -1,12 +1,12 @@
-"""Tensors that are not what a contract asks for are refused before an engine reads past them."""
+"""Tensors that violate an engine's contract are rejected before the engine runs."""
 
 import pytest
 import torch
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import InternalError
-from tandemrt.runtime.backends.base import check_tensors
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.runtime.device.backends.base import check_tensors
 
 CPU = torch.device("cpu")
 CONTRACT = Contract(
@@ -24,7 +24,7 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_every_symbol_has_the_size_that_the_tensors_give_it() -> None:
+def test_symbolic_dimensions_take_their_size_from_the_tensors() -> None:
     assert check_tensors(CONTRACT, tensors(), CPU) == {"batch": 3, "query": 5}
 
 
@@ -41,11 +41,11 @@ def test_every_symbol_has_the_size_that_the_tensors_give_it() -> None:
         ("present_key", torch.zeros(3, 2, 8), r"\['present_key'\] are not bindings"),
     ],
 )
-def test_a_tensor_that_departs_is_named(name: str, tensor: torch.Tensor, message: str) -> None:
+def test_a_tensor_that_violates_the_contract_is_named(name: str, tensor: torch.Tensor, message: str) -> None:
     with pytest.raises(InternalError, match=message):
         check_tensors(CONTRACT, tensors() | {name: tensor}, CPU)
 
 
-def test_a_tensor_that_is_missing_is_named() -> None:
-    with pytest.raises(InternalError, match=r"bind: logits.* is not given"):
+def test_a_missing_tensor_is_named() -> None:
+    with pytest.raises(InternalError, match=r"bind: logits.* is missing"):
         check_tensors(CONTRACT, {name: tensor for name, tensor in tensors().items() if name != "logits"}, CPU)

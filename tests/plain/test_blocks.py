@@ -1,4 +1,4 @@
-"""Blocks of a paged cache, against a naive model: who shares them, whose they are, and what is still known of them."""
+"""KV cache blocks, compared with a naive model: sharing, ownership and registered prefixes."""
 
 from collections import Counter
 
@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tandemrt.engines.contract import BLOCK_SIZE
-from tandemrt.engines.errors import InternalError
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.caches.allocator import BlockAllocator
 
 BLOCKS = 9
-TEXTS = ["aaaa", "aaab", "aabb", "b", "bb"]  # a letter a block; what names a block is all up to it
+TEXTS = ["aaaa", "aaab", "aabb", "b", "bb"]  # One letter is a block. The hash of a block is all text up to its end.
 
 
 def hashes_of(text: str) -> list[bytes]:
@@ -26,7 +26,7 @@ class BlocksModel(RuleBasedStateMachine):
         self.held: dict[int, list[int]] = {}
         self.texts: dict[int, str] = {}
         self.known: dict[bytes, int] = {}
-        self.freed: list[int] = []  # known blocks that nobody holds, longest free first
+        self.freed: list[int] = []  # registered blocks that no row holds, longest free first
 
     @property
     def owned(self) -> Counter[int]:
@@ -60,7 +60,7 @@ class BlocksModel(RuleBasedStateMachine):
         self.freed = [block for block in self.freed if block not in shared]
         lost = [block for block in fresh if block in self.freed]
         assert lost == self.freed[: len(lost)], "longest free first"
-        assert not lost or set(fresh) >= free - set(self.freed), "those that nobody can find before them"
+        assert not lost or set(fresh) >= free - set(self.freed), "unregistered blocks go first"
         self.freed = self.freed[len(lost) :]
         self.known = {name: block for name, block in self.known.items() if block not in lost}
         self.held[row] = before + got
@@ -68,17 +68,17 @@ class BlocksModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def know(self, data: st.DataObject) -> None:
+    def register_prefix(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(sorted(self.held)))
         text = self.texts[row]
         count = data.draw(st.integers(0, min(len(text), len(self.held[row]))))
-        self.allocator.know(row, hashes_of(text)[:count])
+        self.allocator.register_prefix(row, hashes_of(text)[:count])
         for block, name in zip(self.held[row], hashes_of(text)[:count], strict=False):
             self.known.setdefault(name, block)
 
     @rule(text=st.sampled_from(TEXTS))
     def find(self, text: str) -> None:
-        found = self.allocator.found(hashes_of(text))
+        found = self.allocator.count_cached(hashes_of(text))
         assert all(name in self.known for name in hashes_of(text)[:found])
         assert found == len(text) or hashes_of(text)[found] not in self.known
 
@@ -109,7 +109,7 @@ class BlocksModel(RuleBasedStateMachine):
                 if block in self.held[row]
             }
             assert owners == 1 or (len(begun) == 1 and block in self.known.values())
-        assert all(self.allocator.held(row) == len(self.held.get(row, [])) for row in range(5))
+        assert all(self.allocator.num_blocks(row) == len(self.held.get(row, [])) for row in range(5))
 
     def teardown(self) -> None:
         for row in list(self.held):
@@ -122,11 +122,24 @@ TestBlocks = BlocksModel.TestCase
 TestBlocks.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-def test_the_end_of_a_text_is_given_up_before_its_beginning() -> None:
+def test_blocks_at_the_end_of_a_text_are_evicted_before_its_beginning() -> None:
     allocator = BlockAllocator(5)
     allocator.allocate(0, 4 * BLOCK_SIZE)
-    allocator.know(0, hashes_of("abcd"))
+    allocator.register_prefix(0, hashes_of("abcd"))
     allocator.free(0)
     for kept in (3, 2, 1, 0):
         allocator.allocate(4 - kept, BLOCK_SIZE)
-        assert allocator.found(hashes_of("abcd")) == kept
+        assert allocator.count_cached(hashes_of("abcd")) == kept
+
+
+@pytest.mark.parametrize(("more", "fits"), [(2, True), (3, True), (4, False)])
+def test_free_cached_blocks_that_are_shared_are_not_also_free_for_others(more: int, fits: bool) -> None:
+    """Of 5 free blocks, 2 are cached and become shared, so 3 are left."""
+    allocator = BlockAllocator(6)
+    allocator.allocate(0, 2 * BLOCK_SIZE)
+    allocator.register_prefix(0, hashes_of("ab"))
+    allocator.free(0)
+    got = allocator.allocate(1, (2 + more) * BLOCK_SIZE, hashes_of("ab"))
+    assert (got is not None) == fits
+    assert allocator.available == (3 - more if fits else 5)
+    assert allocator.count_cached(hashes_of("ab")) == 2

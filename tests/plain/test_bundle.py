@@ -1,4 +1,4 @@
-"""Opening a bundle: what is checked, what is refused, and that a manifest says what it said when it was written."""
+"""Bundles: checks on opening, validation of manifests, and round trips of manifests."""
 
 import json
 import shutil
@@ -11,26 +11,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandemrt.engines import contract
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.digest import combined_digest, file_digest
-from tandemrt.engines.errors import BadBundle
-from tandemrt.engines.manifest import Draft, Engine, File, Limits, Manifest, Marker, Markers, Provenance
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.digest import combined_digest, file_digest
+from tandemrt.engines.bundle.draft import NgramEntry
+from tandemrt.engines.bundle.manifest import Delimiter, Engine, File, Limits, Manifest, Provenance, ReasoningDelimiters
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.validation.errors import BadBundle
 
 WEIGHTS = "target/model.safetensors"
 ENGINES = ("target", "adjust", "verify", "verify_probs")
 
 
 def write_bundle(folder: Path) -> Bundle:
-    """Write a folder with the shape of a bundle; what is in the engines plays no part in opening it."""
+    """Write a folder with the files of a bundle. Opening it does not read the engines."""
     contents = {
         "target/model.onnx": b"graph of the target",
         WEIGHTS: b"weights " * 100,
         "adjust.onnx": b"graph of biases and penalties",
         "verify.onnx": b"graph of verification",
-        "verify_probs.onnx": b"graph of verification with draft laws",
+        "verify_probs.onnx": b"graph of verification with draft probabilities",
         "tokenizer/tokenizer.json": b"{}",
     }
     for name, content in contents.items():
@@ -42,19 +43,21 @@ def write_bundle(folder: Path) -> Bundle:
 
 def manifest(folder: Path, names: Any) -> Manifest:
     decoder = contract.decoder(layers=2, kv_heads=2, head_dim=8, capacity=37, vocab=96, dtype="float32")
-    marker = Marker(text="</think>", ids=(91,))
+    delimiter = Delimiter(text="</think>", ids=(91,))
     contracts = {"target": decoder, "adjust": contract.adjust(vocab=96, dtype="float32")} | {
         name: contract.verify(vocab=96, dtype="float32", draft_probs=name != "verify") for name in ENGINES[2:]
     }
     return Manifest(
-        manifest_version=3,
+        manifest_version=4,
         name="sample",
-        limits=Limits(batch=4, length=32, capacity=37, window=4, prefill_chunk=16),
+        limits=Limits(batch=4, length=32, capacity=37, num_draft_tokens=4, prefill_chunk=16),
         vocab=96,
         valid_tokens=92,
         stop_ids=(89,),
-        markers=Markers(start=Marker(text="<think>", ids=(90,)), ends=(marker,), forced_end=marker),
-        draft=Draft(kind="ngram", ngram_min=2, ngram_max=4),
+        reasoning=ReasoningDelimiters(
+            think_start=Delimiter(text="<think>", ids=(90,)), think_ends=(delimiter,), forced_end=delimiter
+        ),
+        draft=NgramEntry(kind="ngram", ngram_min=2, ngram_max=4),
         specs={"target": {"family": "qwen3", "rope": {"theta": 1e4}, "window": None}},
         engines={
             name: Engine(
@@ -95,17 +98,17 @@ def bundle(tmp_path: Path) -> Bundle:
     return write_bundle(tmp_path / "sample")
 
 
-def test_an_opened_bundle_answers_from_its_manifest(bundle: Bundle) -> None:
+def test_an_opened_bundle_has_the_values_of_its_manifest(bundle: Bundle) -> None:
     assert bundle.path("target") == bundle.folder / "target/model.onnx"
     assert bundle.contract("verify") == contract.verify(vocab=96, dtype="float32", draft_probs=False)
     assert bundle.tokenizer_dir == bundle.folder / "tokenizer"
     assert (bundle.name, bundle.vocab, bundle.valid_tokens, bundle.stop_ids) == ("sample", 96, 92, (89,))
-    assert bundle.markers is not None
-    assert bundle.markers.ends[0].ids == (91,)
+    assert bundle.reasoning is not None
+    assert bundle.reasoning.think_ends[0].ids == (91,)
     assert (bundle.limits.capacity, bundle.draft.kind) == (37, "ngram")
 
 
-def test_a_manifest_reads_back_as_it_was_written(bundle: Bundle) -> None:
+def test_a_manifest_round_trips(bundle: Bundle) -> None:
     assert Manifest.read(bundle.folder) == bundle.manifest
     assert json.loads(bundle.manifest.to_json())["engines"]["target"]["contract"] == bundle.contract("target").to_json()
 
@@ -114,12 +117,12 @@ KERNELS = {"kernels/attention.ptx": "compute_80", "kernels/swiglu.ptx": "compute
 
 
 def paged_manifest(bundle: Bundle, steps: list[Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """The manifest's data with a target of one layer in steps, and kernels; all files are among the files."""
+    """Return manifest data with kernels and a one-layer target in steps; ``files`` lists all their files."""
     data = bundle.manifest.model_dump(mode="json")
     decoder = steps_of_one_layer()
     if steps is not None:
         decoder["steps"] = steps
-    files = [decoder["constants"]["file"], *(f"target/piece.{i:02}.onnx" for i in range(3))]
+    files = [decoder["constants"]["file"], *(f"target/subgraph.{i:02}.onnx" for i in range(3))]
     kernels = dict.fromkeys(("kernels/attention.sm_90.cubin", "kernels/swiglu.sm_90.cubin"), "sm_90")
     extra = dict.fromkeys((*files, *kernels), data["files"]["verify.onnx"])
     made = contract.decoder(layers=1, kv_heads=2, head_dim=8, capacity=37, vocab=96, dtype="float32", cache="paged")
@@ -128,8 +131,8 @@ def paged_manifest(bundle: Bundle, steps: list[Any] | None = None, **changes: An
     return data | changes
 
 
-def piece(index: int, inputs: list[str], outputs: list[str]) -> dict[str, Any]:
-    return {"file": f"target/piece.{index:02}.onnx", "inputs": inputs, "outputs": outputs}
+def subgraph(index: int, inputs: list[str], outputs: list[str]) -> dict[str, Any]:
+    return {"file": f"target/subgraph.{index:02}.onnx", "inputs": inputs, "outputs": outputs}
 
 
 SAID = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "scale": 0.2, "epsilon": 1e-6}
@@ -147,12 +150,12 @@ def swiglu(**changes: Any) -> dict[str, Any]:
 
 
 def adjusting(value: str, result: str) -> dict[str, Any]:
-    """An operator that changes ``value`` in place."""
+    """Return an operator that updates ``value`` in place."""
     return {"name": "adjust_logits", "inputs": [value, *["token_ids"] * 9], "outputs": [result], "attributes": {}}
 
 
-FIRST, SECOND = piece(0, ["token_ids"], ["hidden.0", "qkv.0"]), piece(1, ["hidden.0", "mixed.0"], ["gate_up.0"])
-LAST = piece(2, ["activated.0", "score_rows"], ["logits"])
+FIRST, SECOND = subgraph(0, ["token_ids"], ["hidden.0", "qkv.0"]), subgraph(1, ["hidden.0", "mixed.0"], ["gate_up.0"])
+LAST = subgraph(2, ["activated.0", "score_rows"], ["logits"])
 
 
 def steps_of_one_layer() -> dict[str, Any]:
@@ -166,7 +169,7 @@ def steps_of_one_layer() -> dict[str, Any]:
     }
 
 
-def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle: Bundle) -> None:
+def test_a_manifest_with_subgraphs_and_kernels_round_trips(bundle: Bundle) -> None:
     written = Manifest.model_validate_json(json.dumps(paged_manifest(bundle)))
     (bundle.folder / "bundle.json").write_text(written.to_json())
     assert Manifest.read(bundle.folder) == written
@@ -177,11 +180,11 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
     [
         (
             {"steps": [attention(), FIRST, SECOND, swiglu(), LAST]},
-            r"decoder\.steps\.0\.inputs must be there before they are read; got 'qkv\.0'",
+            r"decoder\.steps\.0\.inputs must be written before they are read; got 'qkv\.0'",
         ),
         (
             {"steps": [FIRST, attention(), SECOND, swiglu(), swiglu(), LAST]},
-            r"decoder\.steps\.4\.outputs must be made once; got 'activated\.0'",
+            r"decoder\.steps\.4\.outputs must be written once; got 'activated\.0'",
         ),
         (
             {"steps": [FIRST, attention(), SECOND, swiglu(outputs=["other"]), LAST]},
@@ -189,15 +192,15 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
         ),
         (
             {"steps": [FIRST, attention(), SECOND, swiglu()]},
-            "decoder.steps must make every output of the contract; 'logits' is not made",
+            "decoder.steps must write every output of the contract; 'logits' is not written",
         ),
         (
-            {"steps": [FIRST, attention(), piece(1, ["mixed.0"], ["logits"])]},
-            "decoder.steps must make every value; 'gate_up.0' is not made",
+            {"steps": [FIRST, attention(), subgraph(1, ["mixed.0"], ["logits"])]},
+            "decoder.steps must write every value; 'gate_up.0' is not written",
         ),
         (
             {"steps": [FIRST, attention(), attention(outputs=["gate_up.0", "activated.0", "logits"])]},
-            r"decoder\.steps\.2\.inputs must be there before they are read; got 'past_key\.0'",
+            r"decoder\.steps\.2\.inputs must be written before they are read; got 'past_key\.0'",
         ),
         (
             {"steps": [FIRST, attention(), SECOND, swiglu(name="swigle"), LAST]},
@@ -221,11 +224,11 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
         ),
         (
             {"steps": [FIRST, adjusting("cosine", "mixed.0"), SECOND, swiglu(), LAST]},
-            r"decoder\.steps\.1 must not change constants in place; got 'cosine'",
+            r"decoder\.steps\.1 must not update constants in place; got 'cosine'",
         ),
         (
             {"steps": [FIRST, attention(outputs=["mixed.0", "present_value.0", "present_key.0"]), SECOND]},
-            "must make every output",
+            "must write every output",
         ),
         (
             {
@@ -237,7 +240,7 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
                     LAST,
                 ]
             },
-            "must change in place what the contract says and nothing else; got 'present_key.0' of 'past_key.0'",
+            "must update in place exactly the contract's aliases; got 'present_key.0' for 'past_key.0'",
         ),
         ({"kernels": KERNELS}, "kernels must be among files; got 'kernels/attention.ptx'"),
         ({"kernels": {}}, "kernels must hold attention, swiglu for the operators of its decoders; got none"),
@@ -249,7 +252,7 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
                     "batch": 1,
                     "length": 100,
                     "capacity": 101,
-                    "window": 0,
+                    "num_draft_tokens": 0,
                     "prefill_chunk": 1,
                     "cache_blocks": 1,
                 }
@@ -258,32 +261,107 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
         ),
     ],
 )
-def test_pieces_kernels_and_blocks_that_contradict_the_rest_are_refused(
+def test_inconsistent_subgraphs_kernels_and_blocks_are_rejected(
     bundle: Bundle, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Manifest.model_validate_json(json.dumps(paged_manifest(bundle, **changes)))
 
 
+LIMITS = {"batch": 2, "length": 100, "capacity": 128, "num_draft_tokens": 20, "prefill_chunk": 100}
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"capacity": 120}, "capacity must be at least .* = 121; got 120"),
+        ({"capacity": 121}, None),
+        ({"capacity": 122}, None),
+        ({"prefill_chunk": 99}, None),
+        ({"prefill_chunk": 100}, None),
+        ({"prefill_chunk": 101}, "prefill_chunk must be at most 100, .*; got 101"),
+        ({"cache_blocks": 1}, "cache_blocks must hold one full row, 2 blocks; got 1"),
+        ({"cache_blocks": 2}, None),
+        ({"cache_blocks": 3}, None),
+        ({"capacity": 129, "cache_blocks": 2}, "cache_blocks must hold one full row, 3 blocks; got 2"),
+        ({"capacity": 129, "cache_blocks": 3}, None),
+        ({"cache_blocks": 2, "prefill_chunk": 200}, None),
+        ({"cache_blocks": 2, "prefill_chunk": 201}, "prefill_chunk must be at most 200, .*; got 201"),
+        ({"batch": 0}, "batch"),
+        ({"num_draft_tokens": 0}, None),
+        ({"num_draft_tokens": -1}, "num_draft_tokens"),
+    ],
+    ids=str,
+)
+def test_limits_hold_at_exactly_their_bounds(limits: dict[str, int], message: str | None) -> None:
+    given = LIMITS | limits
+    if message is None:
+        assert Limits(**given).model_dump(exclude_none=True) == given
+    else:
+        with pytest.raises(ValueError, match=message):
+            Limits(**given)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 2), (2, 2), (3, 4), (0, 0), (0, 1), (2, 1), (5, 4)])
+def test_ngram_bounds_may_be_equal_and_must_be_ordered(low: int, high: int) -> None:
+    if 1 <= low <= high:
+        entry = NgramEntry(kind="ngram", ngram_min=low, ngram_max=high)
+        assert (entry.ngram_min, entry.ngram_max) == (low, high)
+    else:
+        with pytest.raises(ValueError, match="ngram_m"):
+            NgramEntry(kind="ngram", ngram_min=low, ngram_max=high)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("valid_tokens",), 96, None),
+        (("valid_tokens",), 97, "valid_tokens must not exceed vocab 96; got 97"),
+        (("stop_ids",), [89, 91], None),
+        (("stop_ids",), [89, 92], "must be below valid_tokens 92; got 92"),
+        (("reasoning", "think_ends", 0, "ids"), [3, 91], None),
+        (("reasoning", "think_ends", 0, "ids"), [3, 92], "must be below valid_tokens 92; got 92"),
+        (("reasoning", "forced_end", "ids"), [3, 92], "must be below valid_tokens 92; got 92"),
+        (("reasoning", "implicit_ends"), [{"text": "a", "ids": [3]}, {"text": "b", "ids": [92]}], "got 92"),
+    ],
+    ids=str,
+)
+def test_token_ids_of_a_manifest_hold_at_exactly_their_bounds(
+    bundle: Bundle, path: tuple[str | int, ...], value: Any, message: str | None
+) -> None:
+    data = bundle.manifest.model_dump(mode="json")
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    if message is None:
+        assert Manifest.model_validate_json(json.dumps(data)).model_dump(mode="json") == data
+    else:
+        with pytest.raises(ValueError, match=message):
+            Manifest.model_validate_json(json.dumps(data))
+
+
 @pytest.mark.parametrize("name", ["hidden.0", "token_ids"])
-def test_a_value_that_is_declared_twice_is_refused(bundle: Bundle, name: str) -> None:
+def test_a_value_that_is_declared_twice_is_rejected(bundle: Bundle, name: str) -> None:
     data = paged_manifest(bundle)
     values = data["engines"]["target"]["decoder"]["values"]
     values.append({"name": name, "dtype": "float32", "shape": ["tokens", 7]})
     with pytest.raises(
-        ValueError, match=f"values must name every value once, and none of the contract's; got '{name}'"
+        ValueError, match=f"values must have distinct names that the contract does not have; got '{name}'"
     ):
         Manifest.model_validate_json(json.dumps(data))
 
 
-def test_a_piece_that_is_not_among_the_files_is_refused(bundle: Bundle) -> None:
+def test_a_subgraph_that_is_not_among_the_files_is_rejected(bundle: Bundle) -> None:
     data = paged_manifest(bundle)
-    del data["files"]["target/piece.01.onnx"]
-    with pytest.raises(ValueError, match=r"engines\.target\.decoder must be among files; got 'target/piece\.01\.onnx'"):
+    del data["files"]["target/subgraph.01.onnx"]
+    with pytest.raises(
+        ValueError, match=r"engines\.target\.decoder must be among files; got 'target/subgraph\.01\.onnx'"
+    ):
         Manifest.model_validate_json(json.dumps(data))
 
 
-def test_a_written_manifest_fits_the_json_schema_of_its_definition(bundle: Bundle) -> None:
+def test_a_written_manifest_matches_its_json_schema(bundle: Bundle) -> None:
     schema = Manifest.model_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     written = json.loads((bundle.folder / "bundle.json").read_text())
@@ -296,45 +374,47 @@ def test_a_moved_bundle_opens(bundle: Bundle, tmp_path: Path) -> None:
     assert Bundle.open(tmp_path / "moved", verify=True).path("target").is_file()
 
 
-def test_a_bundle_cannot_be_opened_from_nowhere(tmp_path: Path) -> None:
+def test_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match=r"must be a folder with bundle.json; got .*none'. Build one with: tandemrt"):
         Bundle.open(tmp_path / "none")
     with pytest.raises(BadBundle, match=r"bundle\.json must be readable: No such file"):
         Bundle.open(tmp_path)
 
 
-def test_an_engine_that_was_not_built_is_refused_by_name(bundle: Bundle) -> None:
+def test_a_missing_engine_is_rejected_with_its_name(bundle: Bundle) -> None:
     with pytest.raises(BadBundle, match="must hold engine 'draft'; it holds target, adjust, verify, verify_probs"):
         bundle.path("draft")
 
 
 @pytest.mark.parametrize("name", ["target/model.onnx", "verify.onnx", "tokenizer/tokenizer.json"])
-def test_a_changed_byte_is_found_on_opening(bundle: Bundle, name: str) -> None:
-    content = bytearray((bundle.folder / name).read_bytes())
-    content[0] ^= 1
-    (bundle.folder / name).write_bytes(content)
+def test_opening_detects_a_changed_byte(bundle: Bundle, name: str) -> None:
+    original = (bundle.folder / name).read_bytes()
+    (bundle.folder / name).write_bytes(bytes([original[0] ^ 1]) + original[1:])
     with pytest.raises(
         BadBundle, match=rf"build it again or copy it anew:\n{name} must have sha256 \w{{64}}; it has \w"
     ):
         Bundle.open(bundle.folder)
+    (bundle.folder / name).write_bytes(original)
+    Bundle.open(bundle.folder)
 
 
-def test_a_changed_byte_of_the_weights_is_found_with_verify(bundle: Bundle) -> None:
-    content = bytearray((bundle.folder / WEIGHTS).read_bytes())
-    content[-1] ^= 128
-    (bundle.folder / WEIGHTS).write_bytes(content)
+def test_verify_detects_a_changed_byte_of_the_weights(bundle: Bundle) -> None:
+    original = (bundle.folder / WEIGHTS).read_bytes()
+    (bundle.folder / WEIGHTS).write_bytes(original[:-1] + bytes([original[-1] ^ 128]))
     Bundle.open(bundle.folder)
     with pytest.raises(BadBundle, match=f"{WEIGHTS} must have sha256"):
         Bundle.open(bundle.folder, verify=True)
+    (bundle.folder / WEIGHTS).write_bytes(original)
+    Bundle.open(bundle.folder, verify=True)
 
 
-def test_truncated_weights_are_found_without_reading_them(bundle: Bundle) -> None:
+def test_opening_detects_truncated_weights_without_reading_them(bundle: Bundle) -> None:
     (bundle.folder / WEIGHTS).write_bytes(b"weights ")
     with pytest.raises(BadBundle, match=f"{WEIGHTS} must have 800 bytes; it has 8"):
         Bundle.open(bundle.folder)
 
 
-def test_a_missing_file_and_an_added_one_are_both_named(bundle: Bundle) -> None:
+def test_missing_and_added_files_are_both_reported(bundle: Bundle) -> None:
     (bundle.folder / "verify.onnx").rename(bundle.folder / "tokenizer/chat_template.jinja")
     with pytest.raises(BadBundle) as caught:
         Bundle.open(bundle.folder)
@@ -342,63 +422,63 @@ def test_a_missing_file_and_an_added_one_are_both_named(bundle: Bundle) -> None:
     assert "tokenizer/chat_template.jinja must be in the manifest; it was added" in str(caught.value)
 
 
-def test_a_link_in_a_bundle_is_refused_even_where_it_leads_to_the_right_bytes(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_symbolic_link_is_rejected_even_if_its_target_is_correct(bundle: Bundle, tmp_path: Path) -> None:
     for name in ("tokenizer/tokenizer.json", WEIGHTS):
         (bundle.folder / name).rename(tmp_path / "elsewhere")
         (bundle.folder / name).symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(BadBundle, match=f"{name} must be the bundle's own; it is a symbolic link"):
+        with pytest.raises(BadBundle, match=f"{name} must be a regular file or folder; it is a symbolic link"):
             Bundle.open(bundle.folder)
         (tmp_path / "elsewhere").replace(bundle.folder / name)
     (bundle.folder / "tokenizer").rename(tmp_path / "folder")
     (bundle.folder / "tokenizer").symlink_to(tmp_path / "folder")
-    assert "tokenizer must be the bundle's own; it is a symbolic link" in bundle.problems()
+    assert "tokenizer must be a regular file or folder; it is a symbolic link" in bundle.problems()
 
 
-def test_a_file_that_cannot_be_read_is_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_rejected(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> str:
         raise PermissionError(13, "Permission denied", "verify.onnx")
 
-    monkeypatch.setattr("tandemrt.engines.digest.file_digest", refuse)
+    monkeypatch.setattr("tandemrt.engines.bundle.digest.file_digest", refuse)
     with pytest.raises(BadBundle, match=r"every file of bundle .* must be readable; verify.onnx: Permission denied"):
         Bundle.open(bundle.folder)
 
 
-def test_files_that_a_file_manager_leaves_behind_do_no_harm(bundle: Bundle) -> None:
+def test_hidden_files_of_a_file_manager_are_ignored(bundle: Bundle) -> None:
     (bundle.folder / "target/.DS_Store").write_text("")
     Bundle.open(bundle.folder)
 
 
-def test_a_newer_manifest_is_refused_with_what_to_do(bundle: Bundle) -> None:
-    edit(bundle.folder, "manifest_version", value=4)
-    with pytest.raises(BadBundle, match=r"must be at most 3; got 4\. Update tandemrt, or build"):
+def test_a_newer_manifest_is_rejected_with_the_remedy(bundle: Bundle) -> None:
+    edit(bundle.folder, "manifest_version", value=5)
+    with pytest.raises(BadBundle, match=r"must be at most 4; got 5\. Update tandemrt, or build"):
         Bundle.open(bundle.folder)
 
 
-def test_a_newer_manifest_is_refused_before_its_new_keys_are_looked_at(bundle: Bundle) -> None:
+def test_a_newer_manifest_is_rejected_before_its_keys_are_read(bundle: Bundle) -> None:
     edit(bundle.folder, "paged", value=True)
-    edit(bundle.folder, "manifest_version", value=4)
+    edit(bundle.folder, "manifest_version", value=5)
     with pytest.raises(BadBundle, match="Update tandemrt"):
         Bundle.open(bundle.folder)
 
 
-def test_a_bundle_of_version_1_which_lacks_engines_is_to_be_built_again(bundle: Bundle) -> None:
+def test_a_bundle_of_version_1_must_be_built_again(bundle: Bundle) -> None:
     edit(bundle.folder, "manifest_version", value=1)
     edit(bundle.folder, "engines", "adjust", value=None)
-    with pytest.raises(BadBundle, match=r"manifest_version must be 3; got 1\. Build the bundle again"):
+    with pytest.raises(BadBundle, match=r"manifest_version must be 4; got 1\. Build the bundle again"):
         Bundle.open(bundle.folder)
 
 
-def test_a_bundle_of_version_2_whose_decoders_are_laws_about_layers_is_to_be_built_again(bundle: Bundle) -> None:
+def test_a_bundle_of_version_2_must_be_built_again(bundle: Bundle) -> None:
     edit(bundle.folder, "manifest_version", value=2)
     edit(bundle.folder, "engines", "target", "segments", value={"files": ["target/segment.00.onnx"]})
-    with pytest.raises(BadBundle, match=r"manifest_version must be 3; got 2\. Build the bundle again"):
+    with pytest.raises(BadBundle, match=r"manifest_version must be 4; got 2\. Build the bundle again"):
         Bundle.open(bundle.folder)
 
 
 @pytest.mark.parametrize("version", [0, -1, True, "3", 3.0, None])
-def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> None:
+def test_any_other_manifest_version_is_rejected(bundle: Bundle, version: Any) -> None:
     edit(bundle.folder, "manifest_version", value=version)
-    with pytest.raises(BadBundle, match="manifest_version must be 3; got "):
+    with pytest.raises(BadBundle, match="manifest_version must be 4; got "):
         Bundle.open(bundle.folder)
 
 
@@ -409,34 +489,29 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
         (("vocab",), "96", "vocab: must be a valid integer; got '96'"),
         (("vocab",), 64, "valid_tokens must not exceed vocab 64; got 92"),
         (("stop_ids",), [], "stop_ids: must not be empty"),
-        (("stop_ids",), [92], "stop_ids and marker ids must be below valid_tokens 92; got 92"),
-        (("markers", "start", "ids"), [95], "must be below valid_tokens 92; got 95"),
-        (("limits", "capacity"), 36, r"capacity must be at least length \+ window \+ 1 = 37; got 36"),
+        (("stop_ids",), [92], "stop_ids and ids of reasoning must be below valid_tokens 92; got 92"),
+        (("reasoning", "think_start", "ids"), [95], "must be below valid_tokens 92; got 95"),
+        (("limits", "capacity"), 36, r"capacity must be at least length \+ num_draft_tokens \+ 1 = 37; got 36"),
         (
             ("draft", "kind"),
             "medusa",
-            "draft.kind: must be 'model', 'eagle3', 'peagle', 'mtp', 'pard', 'dflash', 'dspark', 'ngram' or 'none'",
+            "draft.kind: must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dspark', "
+            "'ngram', 'none'",
         ),
+        (("draft", "kind"), "pard", "draft.mask_token: is required and missing\ndraft.ngram_min: is not a known key"),
+        (("draft", "mask_token"), 3, "draft.mask_token: is not a known key; got 3"),
+        (("draft", "vocab"), 3, "draft.vocab: is not a known key; got 3"),
+        (("draft", "layers"), 2, "draft.layers: is not a known key; got 2"),
+        (("draft", "ngram_min"), 5, r"draft: ngram_min must not exceed ngram_max; got \(5, 4\)"),
+        (("draft",), {"kind": "model", "greedy_below": 101.0}, "draft.greedy_below: must be at most 100.0"),
         (
-            ("draft", "kind"),
-            "pard",
-            "draft: mask_token must be set for kinds peagle, pard, dflash, dspark, and no other; got None",
-        ),
-        (
-            ("draft", "mask_token"),
-            3,
-            "draft: mask_token must be set for kinds peagle, pard, dflash, dspark, and no other; got 3",
-        ),
-        (("draft", "vocab"), 3, "draft: vocab must be set for kinds eagle3, peagle, mtp, dflash, dspark alone; got 3"),
-        (("draft", "layers"), 2, "draft: layers must not be set for kind [a-z]+; got 2"),
-        (
-            ("draft", "kind"),
-            "model",
+            ("draft",),
+            {"kind": "model"},
             "engines must be adjust, draft, propose, propose_probs, target, verify, verify_probs",
         ),
         (("engines", "target", "file"), "target/other.onnx", "engines.target.file must be among files"),
-        (("engines", "target", "file"), "/etc/model.onnx", "must be a plain relative path inside it"),
-        (("engines", "target", "file"), "target/../../model.onnx", "must be a plain relative path inside it"),
+        (("engines", "target", "file"), "/etc/model.onnx", "must have a plain relative path inside"),
+        (("engines", "target", "file"), "target/../../model.onnx", "must have a plain relative path inside"),
         (("engines", "target", "contract", "inputs", 0, "dtype"), 1, "inputs.0.dtype: must be a valid string; got 1"),
         (("engines", "target", "contract", "aliases", 0), ["a"], "aliases.0"),
         (("files", WEIGHTS, "sha256"), "12", "sha256: must match"),
@@ -444,7 +519,7 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
         (("provenance", "recipe"), None, "provenance.recipe: must be a valid string; got None"),
     ],
 )
-def test_a_manifest_with_a_wrong_value_is_refused_by_its_key(
+def test_a_manifest_with_an_invalid_value_is_rejected_with_its_key(
     bundle: Bundle, path: tuple[str | int, ...], value: Any, message: str
 ) -> None:
     edit(bundle.folder, *path, value=value)
@@ -454,7 +529,7 @@ def test_a_manifest_with_a_wrong_value_is_refused_by_its_key(
 
 @given(length=st.integers(0, 10_000))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_truncated_manifest_is_a_bad_bundle_wherever_it_ends(bundle: Bundle, length: int) -> None:
+def test_a_manifest_truncated_anywhere_is_rejected(bundle: Bundle, length: int) -> None:
     text = bundle.manifest.to_json()
     cut = text[: min(length, len(text.rstrip()) - 1)]
     (bundle.folder / "bundle.json").write_text(cut)
@@ -464,7 +539,7 @@ def test_a_truncated_manifest_is_a_bad_bundle_wherever_it_ends(bundle: Bundle, l
 
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_changed_byte_of_the_manifest_is_refused_or_means_the_same(bundle: Bundle, data: st.DataObject) -> None:
+def test_a_changed_byte_of_the_manifest_is_rejected_or_has_no_effect(bundle: Bundle, data: st.DataObject) -> None:
     content = bytearray(bundle.manifest.to_json().encode())
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     (bundle.folder / "bundle.json").write_bytes(content)
@@ -472,7 +547,7 @@ def test_any_changed_byte_of_the_manifest_is_refused_or_means_the_same(bundle: B
         assert Manifest.read(bundle.folder) == bundle.manifest
 
 
-def test_a_manifest_that_was_edited_into_another_valid_one_is_refused(bundle: Bundle) -> None:
+def test_a_manifest_edited_into_a_valid_one_is_rejected(bundle: Bundle) -> None:
     edit(bundle.folder, "stop_ids", value=[88])
     with pytest.raises(BadBundle, match=r"manifest_sha256 must be \w{64}; got .* changed after the build; build"):
         Bundle.open(bundle.folder)
@@ -480,7 +555,7 @@ def test_a_manifest_that_was_edited_into_another_valid_one_is_refused(bundle: Bu
 
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_changed_byte_anywhere_is_found_by_verify(bundle: Bundle, data: st.DataObject) -> None:
+def test_verify_detects_any_changed_byte(bundle: Bundle, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(bundle.manifest.files)))
     original = (bundle.folder / name).read_bytes()
     content = bytearray(original)
@@ -508,19 +583,21 @@ contracts = st.builds(
 
 @given(text=names, contract=contracts, ids=st.lists(st.integers(0, 91), min_size=1, max_size=9).map(tuple))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_texts_ids_and_contracts_of_any_kind_survive_the_round_trip(
+def test_any_texts_ids_and_contracts_round_trip(
     bundle: Bundle, text: str, contract: Contract, ids: tuple[int, ...]
 ) -> None:
-    marker = Marker(text=text, ids=ids)
-    markers = Markers(start=marker, ends=(marker, marker), forced_end=marker, implicit_ends=(marker,))
+    delimiter = Delimiter(text=text, ids=ids)
+    delimiters = ReasoningDelimiters(
+        think_start=delimiter, think_ends=(delimiter, delimiter), forced_end=delimiter, implicit_ends=(delimiter,)
+    )
     entry = bundle.engine("target").model_copy(update={"contract": contract})
     engines = {**bundle.manifest.engines, "target": entry}
-    changed = bundle.manifest.model_copy(update={"markers": markers, "stop_ids": ids, "engines": engines})
+    changed = bundle.manifest.model_copy(update={"reasoning": delimiters, "stop_ids": ids, "engines": engines})
     (bundle.folder / "bundle.json").write_text(changed.to_json(), encoding="utf-8")
     assert Manifest.read(bundle.folder) == changed
 
 
-def test_a_combined_digest_depends_on_names_and_digests_and_not_on_their_order() -> None:
+def test_a_combined_digest_depends_on_names_and_digests_but_not_on_order() -> None:
     one = combined_digest({"a": "1", "b": "2"})
     assert one == combined_digest({"b": "2", "a": "1"})
     assert len({one, combined_digest({"a": "2", "b": "1"}), combined_digest({"a": "1", "c": "2"})}) == 3

@@ -1,4 +1,4 @@
-"""Chats: what a template is told, whatever form messages come in, and that no text of a user is a control token."""
+"""Chats: forms of messages, variables of a template, and user text that never becomes a control token."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,12 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tandemrt import Chat
-from tandemrt.engines.control_tokens import MARKS, control_tokens
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.engines.text.control_tokens import MARKS, control_tokens
+from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
+from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.prompt import PromptReader
-from tests.makers import MARKERS, VOCAB, tiny_tokenizer
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tests.makers import DELIMITERS, VOCAB, tiny_tokenizer
 from tests.plain.test_tokenizer_parity import llama_like
 
 CHATML = (
@@ -36,14 +36,14 @@ def tokenizer(backend: Backend, template: str) -> Tokenizer:
 
 
 def token_ids(chat: Any, made: Tokenizer, *, valid_tokens: int = VOCAB) -> list[int]:
-    """The prompt of a chat. No process starts: these templates are quick, these texts short."""
+    """Return the prompt of a chat. The templates and texts are short, so no worker process starts."""
     pool = ProcessPool(processes=1)
-    reader = PromptReader(made, valid_tokens=valid_tokens, limit=10**6, most_bytes=10**5, processes=pool, timeout_s=9)
+    reader = PromptReader(made, valid_tokens=valid_tokens, limit=10**6, max_bytes=10**5, processes=pool, timeout_s=9)
     return reader.read(chat)
 
 
 def prompt(backend: Backend, chat: Any, template: str = CHATML) -> str:
-    """What the prompt of a chat decodes to."""
+    """Return the decoded prompt of a chat."""
     made = tokenizer(backend, template)
     return made.decode(token_ids(chat, made))
 
@@ -52,11 +52,10 @@ def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-# Forms of messages.
+# Forms of messages
 
 
-def test_parts_of_text_are_joined_before_a_template_could_print_a_python_list(backend: Backend) -> None:
-    """D3."""
+def test_text_parts_of_a_message_are_joined(backend: Backend) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     assert prompt(backend, user(parts)) == prompt(backend, user("one two"))
 
@@ -64,8 +63,10 @@ def test_parts_of_text_are_joined_before_a_template_could_print_a_python_list(ba
 @pytest.mark.parametrize(
     "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, "text", {"type": "text", "text": 1}]
 )
-def test_a_part_that_is_no_text_is_refused_by_its_place(backend: Backend, part: Any) -> None:
-    with pytest.raises(BadRequest, match=r"messages\.0\.content\.1: must be a part of type text, .* reads text"):
+def test_a_part_that_is_not_text_is_rejected_with_its_place(backend: Backend, part: Any) -> None:
+    with pytest.raises(
+        BadRequest, match=r"messages\.0\.content\.1: must be a part of type text, received .* text only"
+    ):
         prompt(backend, user([{"type": "text", "text": "a"}, part]))
 
 
@@ -81,7 +82,7 @@ def test_a_part_that_is_no_text_is_refused_by_its_place(backend: Backend, part: 
         ("{{ arguments['city'] }}", "Rö"),
     ],
 )
-def test_a_template_gets_the_arguments_of_a_call_as_it_wants_them(
+def test_a_template_may_read_the_arguments_of_a_call_as_object_or_text(
     backend: Backend, template: str, expected: str, arguments: Any
 ) -> None:
     reads = "{% set arguments = messages[1].tool_calls[0].function.arguments %}" + template
@@ -91,16 +92,15 @@ def test_a_template_gets_the_arguments_of_a_call_as_it_wants_them(
 
 
 @pytest.mark.parametrize("arguments", ["{broken", "[1]", "", "7"])
-def test_arguments_that_are_no_json_object_stay_what_the_model_wrote(backend: Backend, arguments: str) -> None:
+def test_arguments_that_are_not_a_json_object_stay_text(backend: Backend, arguments: str) -> None:
     chat = [*user("x"), {"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}]
     assert prompt(backend, chat, "[{{ messages[1].tool_calls[0].arguments }}]") == f"[{arguments}]"
 
 
-# What a template is told.
+# Variables of a template
 
 
 def test_variables_reach_the_template(backend: Backend) -> None:
-    """D4."""
     template = CHATML + "{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
     for variables, end in (({}, "<think>"), ({"enable_thinking": False}, "<think></think>")):
         assert prompt(backend, Chat(user("x"), chat_template_kwargs=variables), template).endswith(end)
@@ -114,7 +114,7 @@ def test_tools_reach_the_template(backend: Backend) -> None:
     assert prompt(backend, Chat(user("x"), tools=[tool]), "{{ tools | tojson }}") == json.dumps([tool])
 
 
-def test_a_variable_that_the_template_does_not_read_is_refused_with_those_it_reads(backend: Backend) -> None:
+def test_the_error_for_an_unread_variable_lists_the_variables_that_the_template_reads(backend: Backend) -> None:
     template = CHATML + "{{ reasoning_effort }}{% set own = enable_thinking %}{{ own }}{{ bos_token }}"
     with pytest.raises(
         BadRequest,
@@ -126,20 +126,20 @@ def test_a_variable_that_the_template_does_not_read_is_refused_with_those_it_rea
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs: messages is no variable for a template"),
-        ({"chat_template_kwargs": {"__x": 1}}, "chat_template_kwargs: a variable of a template must have a name"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs: messages must not be a variable"),
+        ({"chat_template_kwargs": {"__x": 1}}, "chat_template_kwargs: names must be identifiers"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs: must be a valid dictionary"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "must not come with add_generation_prompt"),
         ({"continue_final_mesage": True}, "did you mean 'continue_final_message'"),
         ({"tools": [1]}, r"tools.0: must be a valid dictionary"),
     ],
 )
-def test_what_cannot_be_said_of_a_chat_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_chat_option_is_rejected_with_its_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         Chat(user("x"), **options)
 
 
-def test_a_prompt_may_end_behind_the_last_message(backend: Backend) -> None:
+def test_a_prompt_may_end_after_the_last_message(backend: Backend) -> None:
     ends = prompt(backend, Chat(user("x"), add_generation_prompt=False))
     assert ends == "<|im_start|>user\nx<|im_end|>\n"
 
@@ -147,7 +147,7 @@ def test_a_prompt_may_end_behind_the_last_message(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("content", "template"), [("so it is ", CHATML), ("so  it is", CHATML.replace("t }", "t | trim }"))]
 )
-def test_an_answer_goes_on_with_the_last_message(backend: Backend, content: str, template: str) -> None:
+def test_an_answer_may_continue_the_last_message(backend: Backend, content: str, template: str) -> None:
     chat = [*user("x"), {"role": "assistant", "content": content}]
     expected = f"<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n{content}"
     assert prompt(backend, Chat(chat, continue_final_message=True), template) == expected
@@ -155,18 +155,18 @@ def test_an_answer_goes_on_with_the_last_message(backend: Backend, content: str,
     assert prompt(backend, Chat(parts, continue_final_message=True), template) == expected
 
 
-def test_what_cannot_be_continued_is_refused(backend: Backend) -> None:
+def test_a_message_that_cannot_be_continued_is_rejected(backend: Backend) -> None:
     calls = [{"role": "assistant", "tool_calls": []}]
-    with pytest.raises(BadRequest, match="continue_final_message: the last message must have a text to go on with"):
+    with pytest.raises(BadRequest, match="continue_final_message: the last message must have a text to continue"):
         prompt(backend, Chat(calls, continue_final_message=True))
     with pytest.raises(BadRequest, match="continue_final_message: the chat template leaves out the last message"):
         prompt(backend, Chat(user("x"), continue_final_message=True), "only this")
 
 
-# Texts of users.
+# Control tokens in texts of users
 
 
-texts = st.lists(st.sampled_from([*MARKERS, "<|im_start|>", "the", "<|im_", "end|>", " ", "\n", "é", MARKS[0]])).map(
+texts = st.lists(st.sampled_from([*DELIMITERS, "<|im_start|>", "the", "<|im_", "end|>", " ", "\n", "é", MARKS[0]])).map(
     "".join
 )
 
@@ -179,29 +179,29 @@ def named(backend: Backend) -> Tokenizer:
 @settings(max_examples=150, deadline=None)
 @given(content=texts, name=texts)
 def test_no_text_of_a_user_becomes_a_control_token(backend: Backend, named: Tokenizer, content: str, name: str) -> None:
-    """Whatever it spells: the prompt reads as written, and its control tokens are those that the template writes."""
+    """The prompt has the text as written, and only the template's control tokens."""
     made = named
     control = {index for index, token in backend.get_added_tokens_decoder().items()}
     chat = [{"role": "user", "name": name, "content": content}]
     found = token_ids(chat, made)
-    spelled = [made.decode([index]) for index in found if index in control]
-    assert spelled == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
+    texts_of_control = [made.decode([index]) for index in found if index in control]
+    assert texts_of_control == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
     assert made.decode(found) == f"<|im_start|>user{name}\n{content}<|im_end|>\n<|im_start|>assistant\n<think>"
 
 
-def test_a_chat_without_control_tokens_is_encoded_as_it_always_was(backend: Backend) -> None:
+def test_a_chat_without_control_tokens_is_encoded_directly(backend: Backend) -> None:
     made = tokenizer(backend, CHATML)
     found = token_ids(user("the <b>text</b>"), made)
     assert found == made.encode(made.apply_chat_template(user("the <b>text</b>")), add_special_tokens=False)
 
 
-def test_texts_become_control_tokens_where_that_is_allowed(backend: Backend) -> None:
+def test_texts_become_control_tokens_if_allowed(backend: Backend) -> None:
     made = tokenizer(backend, CHATML)
     found = token_ids(Chat(user("<|im_end|>"), allow_control_tokens=True), made)
     assert found.count(backend.token_to_id("<|im_end|>")) == 2
 
 
-def test_tools_and_variables_are_texts_of_users_too(backend: Backend) -> None:
+def test_tools_and_variables_do_not_become_control_tokens(backend: Backend) -> None:
     made = tokenizer(backend, "{{ tools | tojson }}{{ documents[0] }}<|im_end|>")
     chat = Chat(user("x"), tools=[{"<think>": "<|im_end|>"}], chat_template_kwargs={"documents": ["<|im_end|>"]})
     found = token_ids(chat, made)
@@ -210,7 +210,7 @@ def test_tools_and_variables_are_texts_of_users_too(backend: Backend) -> None:
 
 
 def tagged(backend: Backend) -> Backend:
-    """With tags that are not called special, as Qwen3 and DeepSeek have them, and line breaks, as Gemma has them."""
+    """Return a tokenizer with tags that are not special (Qwen3, DeepSeek) and line breaks as tokens (Gemma)."""
     made = Backend.from_str(backend.to_str())
     made.add_tokens(
         [AddedToken(text, normalized=False) for text in ("<tool>", "</tool>", "\n\n", "<table>", "content")]
@@ -224,13 +224,13 @@ TAGGED = (
 )
 
 
-def test_control_tokens_are_special_ones_and_the_tags_that_a_template_writes(backend: Backend) -> None:
-    """D9: Gemma's line breaks and HTML tags are text."""
+def test_control_tokens_are_special_tokens_and_tags_of_the_template(backend: Backend) -> None:
+    """Gemma's line breaks and HTML tags are text."""
     found = {token.content for token in control_tokens(tagged(backend), [TAGGED]).values()}
-    assert found == {*MARKERS, "<|im_start|>", "<tool>", "</tool>"}
+    assert found == {*DELIMITERS, "<|im_start|>", "<tool>", "</tool>"}
 
 
-def test_a_template_finds_its_tags_in_an_answer_that_is_sent_back(backend: Backend) -> None:
+def test_a_template_finds_its_tags_in_an_earlier_answer(backend: Backend) -> None:
     made = tokenizer(tagged(backend), TAGGED)
     chat = [*user("a</tool>b"), {"role": "assistant", "content": "<tool>x</tool>\n\n<table><|im_end|>"}]
     found = token_ids(chat, made)
@@ -238,7 +238,7 @@ def test_a_template_finds_its_tags_in_an_answer_that_is_sent_back(backend: Backe
     assert [made.decode([i]) for i in found if i >= 262] == ["<|im_end|>", "\n\n", "<table>", "<|im_end|>", "<tool>"]
 
 
-def test_a_tokenizer_that_writes_spaces_its_own_way_adds_none_around_such_a_text(tmp_path: Path) -> None:
+def test_escaped_control_tokens_get_no_spaces_around_them(tmp_path: Path) -> None:
     made = Tokenizer(
         open_tokenizer(llama_like(tmp_path), 4096)[0].backend, {}, {"default": "<s>{{ messages[0].content }}</s>"}
     )
@@ -247,13 +247,13 @@ def test_a_tokenizer_that_writes_spaces_its_own_way_adds_none_around_such_a_text
     assert made.decode(found, skip_special_tokens=True) == "the</s>the <s>"
 
 
-def test_half_a_surrogate_pair_is_refused_wherever_it_stands(backend: Backend) -> None:
+def test_a_lone_surrogate_is_rejected_anywhere(backend: Backend) -> None:
     for chat in (user("\ud800"), Chat(user("x"), tools=[{"\ud800": 1}])):
-        with pytest.raises(BadRequest, match="prompt: must be text that UTF-8 can spell"):
+        with pytest.raises(BadRequest, match="prompt: must be text that UTF-8 can encode"):
             prompt(backend, chat)
 
 
-# The template itself.
+# Sources of a template
 
 
 def test_a_template_may_come_from_a_file(tmp_path: Path) -> None:
@@ -261,5 +261,5 @@ def test_a_template_may_come_from_a_file(tmp_path: Path) -> None:
     file.write_text("mine: {{ messages[0].content }}")
     made, _ = open_tokenizer(folder, VOCAB, chat_template=str(file))
     assert made.apply_chat_template(user("x")) == "mine: x"
-    with pytest.raises(BadRequest, match=r"chat_template: must be a file with a template, in UTF-8, received .*; name"):
+    with pytest.raises(BadRequest, match=r"chat_template: must be a file with a template, in UTF-8, received .*; give"):
         open_tokenizer(folder, VOCAB, chat_template=str(tmp_path))

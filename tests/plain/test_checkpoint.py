@@ -1,4 +1,4 @@
-"""Opening a checkpoint folder: what is read, and what is refused before any weight is touched."""
+"""Opening a checkpoint folder: reading headers, and errors before any weight is read."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 
 TENSORS = {
@@ -31,7 +31,7 @@ def with_header(header: object, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def test_offsets_are_places_in_the_file(folder):
+def test_tensor_offsets_count_from_the_start_of_the_file(folder):
     checkpoint = Checkpoint.open(folder)
     content = (folder / "model.safetensors").read_bytes()
     assert checkpoint.config == {"model_type": "llama"}
@@ -59,20 +59,20 @@ def test_shards_are_read_through_the_index(folder):
     [
         ({"weight_map": {"a": "one.safetensors", "b": "gone.safetensors"}}, "gone.safetensors is missing"),
         ({"weight_map": {"a": "one.safetensors", "z": "one.safetensors"}}, "'z' should be in one.safetensors"),
-        ({"weight_map": {"a": "../one.safetensors"}}, r"beside the index, it names '\.\./one"),
+        ({"weight_map": {"a": "../one.safetensors"}}, r"in the index's folder, it names '\.\./one"),
         ({"weight_map": {"a": 3}}, "weight_map should map"),
         ({"weight_map": {}}, "weight_map should map"),
         ({}, "weight_map should map"),
     ],
 )
-def test_an_index_that_does_not_hold(folder, index, message):
+def test_an_invalid_index_is_rejected(folder, index, message):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(BadCheckpoint, match=message):
         Checkpoint.open(folder)
 
 
-def test_an_index_that_names_another_shard_than_the_one_that_holds_a_tensor_is_refused(folder):
+def test_an_index_with_the_wrong_shard_is_rejected(folder):
     (folder / "model.safetensors").unlink()
     save_file({"a": TENSORS["a"]}, folder / "one.safetensors")
     save_file({"b": TENSORS["b"]}, folder / "two.safetensors")
@@ -89,20 +89,20 @@ def test_a_missing_file_is_named(folder, name):
         Checkpoint.open(folder)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder_is_rejected(tmp_path):
     with pytest.raises(BadCheckpoint, match=r"nowhere is not a folder"):
         Checkpoint.open(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "", "\xff"])
-def test_a_config_that_is_not_a_json_object(folder, text):
+def test_a_config_must_be_a_json_object(folder, text):
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(BadCheckpoint, match=r"config\.json: should hold"):
         Checkpoint.open(folder)
 
 
 @given(st.integers(0, len(save(TENSORS)) - 1))
-def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path_factory, length):
+def test_a_file_truncated_at_any_byte_is_rejected(tmp_path_factory, length):
     file = tmp_path_factory.mktemp("truncated") / "model.safetensors"
     file.write_bytes(save(TENSORS)[:length])
     with pytest.raises(BadCheckpoint, match="truncated"):
@@ -110,7 +110,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path_factory, length):
 
 
 @given(st.integers(0, len(save(TENSORS)) - 1), st.integers(1, 255))
-def test_a_changed_byte_is_refused_or_leaves_every_tensor_within_the_file(tmp_path_factory, place, change):
+def test_a_changed_byte_never_moves_a_tensor_out_of_the_file(tmp_path_factory, place, change):
     content = bytearray(save(TENSORS))
     content[place] ^= change
     file = tmp_path_factory.mktemp("changed") / "model.safetensors"
@@ -146,7 +146,34 @@ def test_a_changed_byte_is_refused_or_leaves_every_tensor_within_the_file(tmp_pa
         (struct.pack("<Q", 1 << 60) + b"{}", "the header should be 1152921504606846976 bytes long"),
     ],
 )
-def test_a_header_that_lies(tmp_path, content, message):
+def test_an_inconsistent_header_is_rejected(tmp_path, content, message):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(BadCheckpoint, match=message):
         read_header(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtypes", "found"),
+    [
+        ("a", (2, 3), ("float32",), None),
+        ("a", (2, 3), ("float16", "float32"), None),
+        ("b", (5,), ("float16", "float32"), None),
+        ("c", (0, 4), ("int8",), None),
+        ("a", (2, 3), ("float16",), r"float32\[2, 3\]"),
+        ("a", (2, 3), ("float16", "int64"), r"float32\[2, 3\]"),
+        ("a", (2, 3), (), r"float32\[2, 3\]"),
+        ("a", (3, 2), ("float32",), r"float32\[2, 3\]"),
+        ("a", (6,), ("float32",), r"float32\[2, 3\]"),
+        ("b", (4,), ("float16",), r"float16\[5\]"),
+        ("b", (6,), ("float16",), r"float16\[5\]"),
+        ("c", (4, 0), ("int8",), r"int8\[0, 4\]"),
+        ("z", (2, 3), ("float32",), "missing"),
+    ],
+)
+def test_a_tensor_is_read_only_with_its_own_shape_and_dtype(folder, name, shape, dtypes, found):
+    checkpoint = Checkpoint.open(folder)
+    if found is None:
+        np.testing.assert_array_equal(checkpoint.read(name, shape, dtypes), TENSORS[name], strict=True)
+    else:
+        with pytest.raises(BadCheckpoint, match=rf"tensor '{name}' should be .*, it is {found}$"):
+            checkpoint.read(name, shape, dtypes)

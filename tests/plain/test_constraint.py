@@ -1,13 +1,13 @@
-"""Rules of a constraint, one by one: what each phase allows, how blocks end, how requests end."""
+"""Behaviour of a constraint: the tokens each phase allows, how reasoning blocks end, how requests end."""
 
 import numpy as np
 import pytest
 
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.state import Phase
+from tandemrt.runtime.constraints.mask_rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.constraints.transitions import Phase
 from tests.plain.constraints import (
     CALL,
     END,
@@ -17,34 +17,35 @@ from tests.plain.constraints import (
     OTHER_STOP,
     STOP,
     THINK,
-    TOO_COMPLEX_BEHIND_A_BRACE,
+    TOO_COMPLEX_AFTER_A_BRACE,
     UNREAD,
     VALID,
     VOCABULARY,
     WIDTH,
     WORDS,
     allowed,
+    byte_tokens,
+    compiled,
     constraint,
     fill,
+    joined_spans,
     json_grammar,
-    pieces,
     regex_grammar,
     rows_for,
-    spell,
     tokens_in,
 )
 
 A, B, C, PHRASE, TAIL, BRACE = 97, 98, 99, 33, 58, 123
 FLAG = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-FLAG_TEXT = spell('{"ok": true}')
+FLAG_TEXT = byte_tokens('{"ok": true}')
 
 
 def rule(**change):
-    given = {"start": (THINK,), "ends": [(END,)], "forced_end": (END,)} | change
+    given = {"think_start": (THINK,), "think_ends": [(END,)], "forced_end": (END,)} | change
     return ThinkingRule(**given, vocabulary=VOCABULARY)
 
 
-# Where a request begins.
+# The phase after the prompt.
 
 
 @pytest.mark.parametrize(
@@ -58,21 +59,20 @@ def rule(**change):
         ([A, THINK, B, CALL], Phase.ANSWER),
     ],
 )
-def test_the_last_marker_of_the_prompt_decides_the_phase(prompt, phase):
+def test_the_last_delimiter_of_the_prompt_decides_the_phase(prompt, phase):
     assert constraint(prompt=prompt, thinking=rule(implicit_ends=[(CALL,)])).phase is phase
 
 
-def test_without_a_thinking_rule_a_request_begins_with_its_answer():
+def test_without_a_thinking_rule_a_request_begins_in_the_answer():
     state = constraint(prompt=[THINK])
     assert state.phase is Phase.ANSWER
     assert allowed(state) == EVERYTHING
 
 
-# What each phase allows.
+# Tokens that each phase allows.
 
 
 def test_padding_of_the_logits_is_always_masked():
-    """G16."""
     for options in ({}, {"thinking": rule(), "prompt": [THINK]}, {"grammar": json_grammar({"type": "string"})}):
         state = constraint(**options)
         for _ in range(2):
@@ -80,12 +80,12 @@ def test_padding_of_the_logits_is_always_masked():
             state.commit([34])
 
 
-def test_thinking_is_free_but_cannot_stop():
+def test_reasoning_allows_every_token_but_stop_tokens():
     state = constraint(stop_ids=(STOP, OTHER_STOP), thinking=rule(), prompt=[THINK])
     assert allowed(state) == EVERYTHING - {STOP, OTHER_STOP}
 
 
-def test_banned_and_allowed_tokens_hold_in_every_phase_but_a_forced_end():
+def test_banned_and_allowed_tokens_apply_in_every_phase_but_a_forced_end():
     state = constraint(thinking=rule(budget=1), prompt=[THINK], banned=[B, END], allowed=[A, B, STOP, END])
     assert allowed(state) == {A}
     state.commit([A])
@@ -94,7 +94,7 @@ def test_banned_and_allowed_tokens_hold_in_every_phase_but_a_forced_end():
     assert allowed(state) == {A, STOP}
 
 
-def test_stop_tokens_wait_for_min_tokens():
+def test_stop_tokens_are_masked_before_min_tokens():
     state = constraint(min_tokens=2)
     for _ in range(2):
         assert allowed(state) == EVERYTHING - {STOP}
@@ -103,19 +103,18 @@ def test_stop_tokens_wait_for_min_tokens():
 
 
 def test_control_tokens_cannot_appear_inside_a_json_string():
-    """G14."""
     state = constraint(grammar=json_grammar({"type": "string"}))
     state.commit([34])
     inside = allowed(state)
     assert inside.isdisjoint({THINK, END, CALL, OTHER, OTHER_STOP, STOP})
-    assert MERGED[b"<|"] in inside, "the text of a marker, spelled out, is ordinary text"
+    assert MERGED[b"<|"] in inside, "the text of a control token is ordinary text"
 
 
-# Windows.
+# Draft windows.
 
 
-def test_a_marker_inside_the_window_switches_the_rows_after_it():
-    """G8: rows up to the one that emits the end marker are free, later ones are the grammar's."""
+def test_a_delimiter_inside_the_draft_window_switches_the_rows_after_it():
+    """Rows up to the end delimiter allow any reasoning token, later rows are the grammar's."""
     state = constraint(thinking=rule(), prompt=[THINK], grammar=json_grammar(FLAG))
     draft = [A, END, *FLAG_TEXT[:3], A]
     rows = rows_for(draft)
@@ -125,8 +124,7 @@ def test_a_marker_inside_the_window_switches_the_rows_after_it():
     assert (rows[6] == UNREAD).all()
 
 
-def test_an_end_marker_that_was_drafted_and_refused_leaves_the_block_open():
-    """G9."""
+def test_a_rejected_draft_of_an_end_delimiter_leaves_the_block_open():
     state = constraint(thinking=rule(), prompt=[THINK], grammar=json_grammar(FLAG))
     fill(state, [END, *FLAG_TEXT], rows_for([END, *FLAG_TEXT]))
     assert state.commit([A]).kept == [A]
@@ -135,8 +133,7 @@ def test_an_end_marker_that_was_drafted_and_refused_leaves_the_block_open():
     assert allowed(state) == {123, MERGED[b'{"']}, "the grammar has seen nothing yet"
 
 
-def test_the_usable_draft_ends_before_the_first_token_its_own_row_refuses():
-    """G2."""
+def test_the_usable_draft_ends_before_the_first_masked_token():
     state = constraint(grammar=json_grammar(FLAG))
     draft = [*FLAG_TEXT[:2], A, *FLAG_TEXT[3:6]]
     rows = rows_for(draft)
@@ -145,19 +142,18 @@ def test_the_usable_draft_ends_before_the_first_token_its_own_row_refuses():
 
 
 @pytest.mark.parametrize("stray", [-1, VALID, WIDTH, 10**9])
-def test_a_drafted_id_that_does_not_exist_is_refused_like_any_other(stray):
+def test_a_drafted_id_outside_the_vocabulary_is_cut(stray):
     rows = rows_for([A, stray])
     assert fill(constraint(), [A, stray], rows) == 1
 
 
 @pytest.mark.parametrize("stray", [-1, VALID, 10**9])
-def test_a_committed_id_that_does_not_exist_is_a_bug_in_an_open_beginning_too(stray):
+def test_committing_an_id_outside_the_vocabulary_raises_an_internal_error(stray):
     with pytest.raises(InternalError, match="is forbidden in phase open"):
         constraint(thinking=rule(), grammar=json_grammar(FLAG)).commit([stray])
 
 
-def test_what_is_drafted_behind_the_end_is_discarded_in_silence():
-    """G3, G21: a stop token in the middle of a window."""
+def test_drafts_after_a_stop_token_are_discarded():
     state = constraint(grammar=json_grammar(FLAG))
     draft = [*FLAG_TEXT, STOP, A, STOP, 123]
     rows = rows_for(draft)
@@ -166,8 +162,7 @@ def test_what_is_drafted_behind_the_end_is_discarded_in_silence():
     assert (commit.kept, commit.finish, commit.stop_token) == ([*FLAG_TEXT, STOP], "stop", STOP)
 
 
-def test_a_stop_token_that_was_drafted_and_refused_leaves_the_request_running():
-    """G3."""
+def test_a_rejected_draft_of_a_stop_token_leaves_the_request_running():
     state = constraint(grammar=regex_grammar("a+"))
     state.commit([A])
     assert fill(state, [STOP, A], rows_for([STOP, A])) == 1
@@ -176,7 +171,6 @@ def test_a_stop_token_that_was_drafted_and_refused_leaves_the_request_running():
 
 
 def test_a_finished_request_may_stay_in_the_batch():
-    """G4."""
     state = constraint(grammar=json_grammar(FLAG))
     state.commit([*FLAG_TEXT, STOP])
     rows = rows_for([A, A])
@@ -186,8 +180,7 @@ def test_a_finished_request_may_stay_in_the_batch():
     assert state.commit([]).finish == "stop"
 
 
-def test_no_accepted_draft_at_all_changes_nothing():
-    """G5."""
+def test_a_commit_without_tokens_changes_nothing():
     state = constraint(grammar=json_grammar(FLAG))
     state.commit(FLAG_TEXT[:3])
     before = allowed(state)
@@ -195,22 +188,21 @@ def test_no_accepted_draft_at_all_changes_nothing():
     assert allowed(state) == before
 
 
-def test_the_first_token_of_an_answer_is_accepted_exactly_once():
-    """G6."""
+def test_the_grammar_accepts_the_first_token_of_an_answer_exactly_once():
     state = constraint(grammar=regex_grammar("ab"), thinking=rule(), prompt=[THINK])
     state.commit([END, A])
     assert allowed(state) == {B}
 
 
-def test_the_rows_of_a_window_lie_where_they_are_asked_for_and_nothing_else_is_written():
+def test_fill_rows_writes_only_the_requested_rows():
     rows = np.full((6, WORDS), UNREAD, np.int32)
     state = constraint(grammar=regex_grammar("ab"))
-    assert state.fill([A], MaskRows(rows), 2).tokens == [A]
+    assert state.fill_rows([A], MaskRows(rows), 2).tokens == [A]
     assert [tokens_in(row) for row in rows[2:4]] == [{A}, {B}]
     assert (rows[[0, 1, 4, 5]] == UNREAD).all()
 
 
-# Ends.
+# The end of a request.
 
 
 def test_the_request_ends_exactly_at_max_tokens():
@@ -220,7 +212,7 @@ def test_the_request_ends_exactly_at_max_tokens():
     assert (commit.kept, commit.finish, commit.stop_token) == ([A, A, A], "length", None)
 
 
-def test_a_stop_token_at_max_tokens_is_a_stop():
+def test_a_stop_token_at_max_tokens_gives_finish_reason_stop():
     assert constraint(max_tokens=2).commit([A, STOP]).finish == "stop"
 
 
@@ -231,59 +223,61 @@ def test_an_empty_row_ends_the_request_and_keeps_the_text():
     assert not rows[1].any()
     commit = state.commit([A])
     assert (commit.kept, commit.finish) == ([A], "constraint")
-    assert pieces([commit]) == [("answer", (A,))]
+    assert joined_spans([commit]) == [("answer", (A,))]
 
 
-def test_an_empty_first_row_ends_the_request_with_an_empty_run():
+def test_an_empty_first_row_ends_the_request_without_tokens():
     state = constraint(grammar=regex_grammar("a"), min_tokens=5)
     state.commit([A])
     rows = rows_for([STOP])
     assert fill(state, [STOP], rows) == 0
-    assert state.stuck
+    assert state.allows_nothing
     assert state.commit([]).finish == "constraint"
     assert state.finished
 
 
-def test_a_text_too_complex_behind_one_drafted_token_only_ends_where_that_is_taken():
-    """The row behind it allows nothing, so a run ends with it at the latest; every other text goes on."""
-    state = constraint(grammar=json_grammar(TOO_COMPLEX_BEHIND_A_BRACE))
+def test_a_too_complex_draft_ends_only_the_text_that_contains_it():
+    """The row after the too complex token allows no token. Texts without this token continue."""
+    state = constraint(grammar=json_grammar(TOO_COMPLEX_AFTER_A_BRACE))
     plain, rows = allowed(state), rows_for("...")
     assert fill(state, [BRACE, ord('"'), ord("a")], rows) == 1
     assert (tokens_in(rows[0]), tokens_in(rows[1])) == (plain, frozenset())
     number = state.fork()
-    assert number.commit(spell("17")).finish is None
+    assert number.commit(byte_tokens("17")).finish is None
     assert fill(number, [STOP], rows) == 1
     assert state.commit([BRACE]).kept == [BRACE]
-    assert state.forced(9) == []
+    assert state.fast_forward_tokens(9) == []
     with pytest.raises(BadRequest, match="the text so far makes the grammar too complex"):
         fill(state, [], rows)
 
 
-def test_a_row_behind_a_draft_that_could_not_be_written_allows_nothing(monkeypatch):
+def test_a_draft_row_that_fails_to_fill_allows_no_token(monkeypatch):
     grammar = regex_grammar("abc")
-    written = grammar.fill
+    written = grammar.fill_row
 
     def fill_and_fail(row):
         written(row)
         if grammar._text:
             raise BadRequest("too complex")
 
-    monkeypatch.setattr(grammar, "fill", fill_and_fail)
+    monkeypatch.setattr(grammar, "fill_row", fill_and_fail)
     rows = rows_for("..")
     assert fill(constraint(grammar=grammar), [A, B], rows) == 1
     assert not rows[1].any()
 
 
-def test_what_a_run_held_before_a_text_became_too_complex_is_kept_whatever_was_drafted():
+def test_tokens_before_a_too_complex_text_are_kept():
     for draft in ([], [MERGED[b"\n\n"]], [A, BRACE], [A, BRACE, A]):
-        state = constraint(thinking=rule(start=(A, A)), grammar=json_grammar(TOO_COMPLEX_BEHIND_A_BRACE), prompt=[A])
-        state.fill(draft, MaskRows(rows_for("....")), 0)
+        state = constraint(
+            thinking=rule(think_start=(A, A)), grammar=json_grammar(TOO_COMPLEX_AFTER_A_BRACE), prompt=[A]
+        )
+        state.fill_rows(draft, MaskRows(rows_for("....")), 0)
         assert state.commit([BRACE]).kept == [BRACE]
         with pytest.raises(BadRequest, match="too complex"):
-            state.fill([], MaskRows(rows_for("....")), 0)
+            state.fill_rows([], MaskRows(rows_for("....")), 0)
 
 
-def test_a_grammar_waits_for_min_tokens_also_where_its_stop_tokens_end_nothing_else():
+def test_a_grammar_waits_for_min_tokens_without_stop_ids_of_the_request():
     state = constraint(stop_ids=(), grammar=regex_grammar("ab?"), min_tokens=2)
     state.commit([A])
     assert allowed(state) == {B}
@@ -291,12 +285,12 @@ def test_a_grammar_waits_for_min_tokens_also_where_its_stop_tokens_end_nothing_e
     assert allowed(state) == {STOP}
 
 
-def test_an_empty_row_is_found_without_a_fill_too():
+def test_an_empty_row_is_found_without_filling_rows():
     state = constraint(grammar=regex_grammar("a"), banned=[A])
     assert state.commit([]).finish == "constraint"
 
 
-def test_an_empty_row_behind_a_token_that_was_not_taken_ends_nothing():
+def test_an_empty_row_after_a_rejected_draft_ends_no_request():
     state = constraint(grammar=regex_grammar("ab|cc"), banned=[B])
     fill(state, [A], rows_for([A]))
     assert state.commit([C]).finish is None
@@ -304,7 +298,7 @@ def test_an_empty_row_behind_a_token_that_was_not_taken_ends_nothing():
 
 
 @pytest.mark.parametrize("phase_tokens", [[], [END], [END, *FLAG_TEXT[:2]]])
-def test_a_token_its_own_row_forbids_is_a_bug_and_changes_nothing(phase_tokens):
+def test_committing_a_masked_token_raises_an_internal_error_and_changes_nothing(phase_tokens):
     state = constraint(thinking=rule(), prompt=[THINK], grammar=json_grammar(FLAG))
     state.commit(phase_tokens)
     before = allowed(state)
@@ -320,8 +314,8 @@ def test_a_token_its_own_row_forbids_is_a_bug_and_changes_nothing(phase_tokens):
 @pytest.mark.parametrize("budget", [0, 1, 2, 5])
 @pytest.mark.parametrize("forced_end", [(END,), (PHRASE, END), (END, TAIL), (PHRASE, END, TAIL)])
 @pytest.mark.parametrize("window", [1, 2, 8])
-def test_a_spent_budget_forces_the_whole_end_inside_any_window(budget, forced_end, window):
-    """G10, G11: exactly N reasoning tokens, then single bits; the grammar has no say."""
+def test_a_spent_budget_forces_the_whole_end_inside_any_draft_window(budget, forced_end, window):
+    """Exactly N reasoning tokens, then mask rows of one bit. The grammar is not consulted there."""
     state = constraint(thinking=rule(budget=budget, forced_end=forced_end), prompt=[THINK], grammar=json_grammar(FLAG))
     text = [*[A] * budget, *forced_end, *FLAG_TEXT, STOP]
     commits = []
@@ -341,17 +335,17 @@ def test_a_spent_budget_forces_the_whole_end_inside_any_window(budget, forced_en
     assert out == len(text)
     assert (state.forced_ends, state.reasoning_tokens) == (1, budget)
     phrase = tuple([A] * budget) + forced_end[: forced_end.index(END)]
-    expected = [("reasoning", phrase), ("marker", forced_end[forced_end.index(END) :]), ("answer", tuple(FLAG_TEXT))]
-    assert pieces(commits) == [piece for piece in expected if piece[1]]
+    expected = [("reasoning", phrase), ("delimiter", forced_end[forced_end.index(END) :]), ("answer", tuple(FLAG_TEXT))]
+    assert joined_spans(commits) == [span for span in expected if span[1]]
 
 
-def test_a_marker_the_model_writes_at_its_last_token_needs_no_forcing():
+def test_an_end_delimiter_as_the_last_budgeted_token_is_not_forced():
     state = constraint(thinking=rule(budget=2), prompt=[THINK])
     state.commit([A, END])
     assert (state.phase, state.forced_ends, state.reasoning_tokens) == (Phase.ANSWER, 0, 1)
 
 
-def test_reasoning_in_the_prompt_counts():
+def test_reasoning_in_the_prompt_counts_against_the_budget():
     state = constraint(thinking=rule(budget=3), prompt=[THINK, A, A])
     state.commit([A])
     assert allowed(state) == {END}
@@ -368,77 +362,77 @@ def test_a_second_block_has_its_own_budget():
     assert state.forced_ends == 2
 
 
-def test_without_a_block_nothing_is_forced():
+def test_without_a_reasoning_block_no_token_is_forced():
     state = constraint(thinking=rule(budget=0))
     state.commit([A, B])
     assert allowed(state) == EVERYTHING
 
 
-def test_a_forced_tail_is_answer_text_where_no_grammar_governs_the_answer():
+def test_without_a_grammar_text_after_the_forced_delimiter_is_answer_text():
     state = constraint(thinking=rule(budget=0, forced_end=(PHRASE, END, TAIL)), prompt=[THINK])
     commit = state.commit([PHRASE, END, TAIL, A, STOP])
-    assert pieces([commit]) == [("reasoning", (PHRASE,)), ("marker", (END,)), ("answer", (TAIL, A))]
+    assert joined_spans([commit]) == [("reasoning", (PHRASE,)), ("delimiter", (END,)), ("answer", (TAIL, A))]
 
 
-def test_a_forced_end_that_holds_two_end_markers_ends_the_reasoning_at_the_first():
+def test_a_forced_end_with_two_delimiters_ends_the_reasoning_at_the_first():
     state = constraint(thinking=rule(budget=0, forced_end=(PHRASE, END, TAIL, END)), prompt=[THINK])
     commit = state.commit([PHRASE, END, TAIL, END, A, STOP])
-    assert pieces([commit]) == [("reasoning", (PHRASE,)), ("marker", (END,)), ("answer", (TAIL, END, A))]
+    assert joined_spans([commit]) == [("reasoning", (PHRASE,)), ("delimiter", (END,)), ("answer", (TAIL, END, A))]
 
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 4])
-def test_max_tokens_falls_inside_a_forced_end_as_anywhere_else(max_tokens):
+def test_max_tokens_may_end_a_request_inside_a_forced_end(max_tokens):
     state = constraint(thinking=rule(budget=1, forced_end=(PHRASE, END, TAIL)), prompt=[THINK], max_tokens=max_tokens)
     commit = state.commit([A, PHRASE, END, TAIL, B][:max_tokens])
     assert (commit.finish, len(commit.kept)) == ("length", max_tokens)
 
 
-# Markers of several tokens.
+# Delimiters of several tokens.
 
 
-def test_a_marker_may_straddle_prompt_and_output():
-    state = constraint(thinking=rule(ends=[(B, C)], forced_end=(B, C)), prompt=[THINK, A, B])
+def test_a_delimiter_may_begin_in_the_prompt_and_end_in_the_output():
+    state = constraint(thinking=rule(think_ends=[(B, C)], forced_end=(B, C)), prompt=[THINK, A, B])
     commit = state.commit([C, A])
     assert state.phase is Phase.ANSWER
-    assert pieces([commit]) == [("marker", (C,)), ("answer", (A,))]
+    assert joined_spans([commit]) == [("delimiter", (C,)), ("answer", (A,))]
     assert state.reasoning_tokens == 1
-    opening = constraint(thinking=rule(start=(A, B)), prompt=[C, A])
+    opening = constraint(thinking=rule(think_start=(A, B)), prompt=[C, A])
     opening.commit([B])
     assert opening.phase is Phase.THINKING
 
 
-def test_tokens_that_may_be_part_of_a_marker_are_held_back_until_that_is_known():
-    state = constraint(thinking=rule(ends=[(B, B, C)], forced_end=(B, B, C)), prompt=[THINK])
-    assert [pieces([state.commit([token])]) for token in (A, B, B, B, C, A)] == [
+def test_tokens_of_a_possible_delimiter_are_held_back_until_it_is_decided():
+    state = constraint(thinking=rule(think_ends=[(B, B, C)], forced_end=(B, B, C)), prompt=[THINK])
+    assert [joined_spans([state.commit([token])]) for token in (A, B, B, B, C, A)] == [
         [("reasoning", (A,))],
         [],
         [],
         [("reasoning", (B,))],
-        [("marker", (B, B, C))],
+        [("delimiter", (B, B, C))],
         [("answer", (A,))],
     ]
 
 
-def test_tokens_held_back_come_out_when_the_request_ends():
-    state = constraint(thinking=rule(start=(A, B)), max_tokens=2)
-    assert pieces([state.commit([C, A])]) == [("answer", (C, A))]
+def test_held_back_tokens_are_released_when_the_request_ends():
+    state = constraint(thinking=rule(think_start=(A, B)), max_tokens=2)
+    assert joined_spans([state.commit([C, A])]) == [("answer", (C, A))]
 
 
-def test_the_stop_token_is_in_no_piece():
-    assert pieces([constraint().commit([A, STOP])]) == [("answer", (A,))]
+def test_the_stop_token_is_in_no_span():
+    assert joined_spans([constraint().commit([A, STOP])]) == [("answer", (A,))]
 
 
 # Implicit ends.
 
 
-def test_an_implicit_end_is_content_and_is_fed_to_the_grammar():
+def test_an_implicit_end_is_answer_text_and_advances_the_grammar():
     state = constraint(
         thinking=rule(implicit_ends=[(B,)]), prompt=[THINK], grammar=regex_grammar("bc"), stop_ids=[STOP]
     )
     commits = [state.commit([A]), state.commit([B])]
     assert allowed(state) == {C}
     commits.append(state.commit([C, STOP]))
-    assert pieces(commits) == [("reasoning", (A,)), ("answer", (B, C))]
+    assert joined_spans(commits) == [("reasoning", (A,)), ("answer", (B, C))]
 
 
 def test_an_implicit_end_that_the_grammar_cannot_begin_with_is_masked():
@@ -448,16 +442,31 @@ def test_an_implicit_end_that_the_grammar_cannot_begin_with_is_masked():
     assert allowed(state) == EVERYTHING - {STOP, CALL, C}
 
 
-def test_without_a_grammar_every_implicit_end_is_free():
+@pytest.mark.parametrize(("pattern", "in_prompt_ends"), [("c", True), ("bbc", False)])
+def test_the_row_within_an_implicit_end_depends_on_what_the_prompt_has_of_it(pattern, in_prompt_ends):
+    """The grammar is fed no symbol of the prompt, so one place in the delimiter has two rows in one request."""
+    end = {"thinking": rule(implicit_ends=[(B, B, C)]), "stop_ids": [STOP]}
+    state = constraint(prompt=[THINK, B, B], grammar=regex_grammar(pattern), **end)
+    assert (C in allowed(state)) is in_prompt_ends
+    state.commit([A, B, B])
+    assert (C in allowed(state)) is not in_prompt_ends
+    partly = constraint(prompt=[THINK, B], grammar=regex_grammar("bc"), **end)
+    partly.commit([B])
+    assert C in allowed(partly)
+    partly.commit([A, B, B])
+    assert C not in allowed(partly)
+
+
+def test_without_a_grammar_every_implicit_end_is_allowed():
     state = constraint(thinking=rule(implicit_ends=[(CALL,)], budget=1), prompt=[THINK])
     state.commit([CALL])
     assert state.phase is Phase.ANSWER
 
 
-# An open beginning with a grammar.
+# The beginning of an output, which may be reasoning or an answer, with a grammar.
 
 
-def test_an_answer_may_begin_with_a_block_or_with_the_grammar():
+def test_an_output_may_begin_with_a_reasoning_block_or_with_the_grammar():
     state = constraint(thinking=rule(), grammar=json_grammar(FLAG))
     assert allowed(state) == {123, MERGED[b'{"'], THINK}
     thinker = state.fork()
@@ -468,41 +477,41 @@ def test_an_answer_may_begin_with_a_block_or_with_the_grammar():
     assert THINK not in allowed(state)
 
 
-def test_a_start_marker_the_grammar_refuses_is_finished_once_begun():
-    state = constraint(thinking=rule(start=(A, B, C)), grammar=json_grammar(FLAG))
+def test_a_start_delimiter_that_the_grammar_rejects_must_be_completed():
+    state = constraint(thinking=rule(think_start=(A, B, C)), grammar=json_grammar(FLAG))
     assert allowed(state) == {123, MERGED[b'{"'], A}
     commits = [state.commit([A])]
     assert allowed(state) == {B}
     commits += [state.commit([B]), state.commit([C])]
     assert state.phase is Phase.THINKING
-    assert pieces(commits) == [("marker", (A, B, C))]
+    assert joined_spans(commits) == [("delimiter", (A, B, C))]
 
 
-def test_a_start_marker_that_is_also_legal_text_stays_both_until_it_is_decided():
-    state = constraint(thinking=rule(start=(A, B)), grammar=regex_grammar("a(c|d)e"))
+def test_a_start_delimiter_that_is_also_grammar_text_stays_undecided():
+    state = constraint(thinking=rule(think_start=(A, B)), grammar=regex_grammar("a(c|d)e"))
     state.commit([A])
     assert allowed(state) == {B, C, ord("d")}
     answer, block = state.fork(), state
     commit = answer.commit([C])
-    assert (answer.phase, pieces([commit])) == (Phase.ANSWER, [("answer", (A, C))])
+    assert (answer.phase, joined_spans([commit])) == (Phase.ANSWER, [("answer", (A, C))])
     assert allowed(answer) == {ord("e")}
     block.commit([B, END])
     assert allowed(block) == {A}, "the grammar starts anew after the block"
 
 
-def test_a_start_marker_begun_in_the_prompt_may_be_finished_despite_a_grammar():
-    state = constraint(thinking=rule(start=(A, B)), grammar=json_grammar(FLAG), prompt=[C, A])
+def test_a_start_delimiter_that_began_in_the_prompt_may_be_completed_with_a_grammar():
+    state = constraint(thinking=rule(think_start=(A, B)), grammar=json_grammar(FLAG), prompt=[C, A])
     assert allowed(state) == {123, MERGED[b'{"'], A, B}
     state.commit([B])
     assert state.phase is Phase.THINKING
 
 
-def test_a_banned_start_marker_is_not_offered():
+def test_a_banned_start_delimiter_is_masked():
     state = constraint(thinking=rule(), grammar=json_grammar(FLAG), banned=[THINK])
     assert allowed(state) == {123, MERGED[b'{"']}
 
 
-# Refusals.
+# Invalid options.
 
 
 @pytest.mark.parametrize(
@@ -519,11 +528,24 @@ def test_a_banned_start_marker_is_not_offered():
         ({"min_tokens": 1.5}, "min_tokens: must be an integer >= 0"),
         ({"max_tokens": 0}, "max_tokens: must be an integer >= 1"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens: must not be above max_tokens"),
-        ({"thinking": rule(start=(VALID,))}, "thinking.start: token ids must be in"),
+        ({"thinking": rule(think_start=(VALID,))}, "thinking.think_start: token ids must be in"),
         ({"thinking": rule(forced_end=(STOP, END))}, "thinking.forced_end: must not contain a stop token"),
         ({"thinking": rule(implicit_ends=[(STOP,)])}, "thinking.implicit_ends: must not contain a stop token"),
     ],
 )
-def test_an_option_out_of_range_is_refused_by_name(options, message):
+def test_an_option_out_of_range_is_rejected_by_name(options, message):
     with pytest.raises(BadRequest, match=message):
         Constraint(**({"vocab_size": WIDTH, "stop_ids": [STOP], "valid_tokens": VALID} | options))
+
+
+@pytest.mark.parametrize(
+    "grammar", [lambda: regex_grammar("ab[cd]"), lambda: compiled("grammar", 'root ::= "ab" [cd]').matcher()]
+)
+def test_the_row_of_a_rejected_token_is_filled_once(monkeypatch, grammar):
+    grammar = grammar()
+    filled, fill_row = [], grammar.fill_row
+    monkeypatch.setattr(grammar, "fill_row", lambda row: filled.append(0) or fill_row(row))
+    rows = rows_for("....")
+    assert fill(constraint(grammar=grammar), [A, B, A, C], rows) == 2
+    assert len(filled) == 3
+    assert [tokens_in(row) for row in rows[:3]] == [{A}, {B}, {C, 100}]

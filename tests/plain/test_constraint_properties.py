@@ -1,4 +1,4 @@
-"""Whatever the rule, the draft and what was taken of it: rows and states are those of a fresh replay."""
+"""Properties of constraints: rows and states always equal those of a fresh replay, for random rules and drafts."""
 
 from dataclasses import dataclass, field
 
@@ -6,28 +6,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandemrt.engines.errors import InternalError
+from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.state import Phase
+from tandemrt.runtime.constraints.mask_rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.constraints.transitions import Phase
 from tests.plain.constraints import (
     STOP,
     UNREAD,
     VOCABULARY,
     allowed,
+    byte_tokens,
     constraint,
     fill,
+    joined_spans,
     json_grammar,
-    pieces,
     regex_grammar,
     rows_for,
-    spell,
     tokens_in,
 )
 
-# A few token ids, so that markers overlap with themselves, with each other and with the grammar's text.
-LETTERS = spell('ab{"')
+# A few token ids, so that delimiters overlap with themselves, with each other and with the grammar's text.
+LETTERS = byte_tokens('ab{"')
 SCHEMA = {"type": "object", "properties": {"ab": {"enum": ["ab", True, 12]}, "b": {"type": "boolean"}}}
 GRAMMARS = {
     "none": lambda: None,
@@ -36,20 +36,20 @@ GRAMMARS = {
     "short": lambda: regex_grammar("ab?"),
 }
 
-# A machine shared with other work is slow at times; that says nothing about the constraint.
+# Tests may run on a busy machine, so examples have no deadline.
 patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 letter = st.sampled_from(LETTERS)
-marker = st.lists(letter, min_size=1, max_size=3).map(tuple)
+delimiter = st.lists(letter, min_size=1, max_size=3).map(tuple)
 
 
 @st.composite
 def rules(draw):
-    ends = draw(st.lists(marker, min_size=1, max_size=2, unique=True))
-    implicit = [end for end in draw(st.lists(marker, max_size=1)) if end not in ends]
+    ends = draw(st.lists(delimiter, min_size=1, max_size=2, unique=True))
+    implicit = [end for end in draw(st.lists(delimiter, max_size=1)) if end not in ends]
     forced = (*draw(st.lists(letter, max_size=2)), *ends[0], *draw(st.lists(letter, max_size=2)))
     budget = draw(st.sampled_from([None, 0, 1, 2, 4]))
-    return ThinkingRule(draw(marker), ends, forced, implicit, budget, vocabulary=VOCABULARY)
+    return ThinkingRule(draw(delimiter), ends, forced, implicit, budget, vocabulary=VOCABULARY)
 
 
 @st.composite
@@ -66,10 +66,10 @@ def requests(draw):
 
 
 def propose(data, state: Constraint, length: int) -> list[int]:
-    """A draft that mostly follows the rows, and sometimes does not."""
+    """Return a draft that mostly follows the rows, and sometimes does not."""
     ahead, draft = state.fork(), []
     while len(draft) < length:
-        legal = sorted(allowed(ahead) & {*LETTERS, *spell(': tru}12"'), STOP})
+        legal = sorted(allowed(ahead) & {*LETTERS, *byte_tokens(': tru}12"'), STOP})
         stray = data.draw(st.integers(0, 9)) == 0
         if stray or not legal or ahead.finished:
             draft.append(data.draw(st.sampled_from([*LETTERS, STOP])))
@@ -79,53 +79,54 @@ def propose(data, state: Constraint, length: int) -> list[int]:
     return draft + data.draw(st.lists(letter, max_size=2))
 
 
-def hold_what_follows(data, make, state: Constraint, history: list[int], draft: list[int]) -> None:
-    """Forced tokens take the place of refused and missing ones, and where they overrule, of all that they follow."""
+def check_fast_forward(data, make, state: Constraint, history: list[int], draft: list[int]) -> None:
+    """Check that fast-forward tokens replace illegal and missing drafts, and with override all drafts after them."""
     most, overrule = data.draw(st.integers(0, 7)), data.draw(st.booleans())
     rows = rows_for(range(max(len(draft), most)))
-    window = state.fill(draft, MaskRows(rows), 0, most=most, overrule=overrule)
+    window = state.fill_rows(draft, MaskRows(rows), 0, limit=most, override=overrule)
     replay = make()
     for token in history:
         replay.commit([token])
-    assert state.forced(most) == replay.forced(most)
+    assert state.fast_forward_tokens(most) == replay.fast_forward_tokens(most)
     for at, token in enumerate(window.tokens):
         row = allowed(replay)
         assert tokens_in(rows[at]) == row
         assert token in row
-        must = [token] if len(row) == 1 else replay.forced(1)
+        must = [token] if len(row) == 1 else replay.fast_forward_tokens(1)
         drafted = draft[at] if at < len(draft) and window.tokens[:at] == draft[:at] else None
-        if at not in window.forced:
+        if at not in window.fast_forward:
             assert token == drafted
             assert not (overrule and at < most and len(row) == 1)
         else:
             assert at < most
-            assert must  # of a text that spells itself in one way, or in several
+            assert must  # the text has one tokenization, or several
             assert overrule or drafted not in row
         replay.commit([token])
     if len(window.tokens) < most and not replay.finished:
-        assert not replay.forced(1)
+        assert not replay.fast_forward_tokens(1)
 
 
 @settings(max_examples=100, **patient)
 @given(make=requests(), data=st.data())
-def test_a_plain_run_leads_where_its_tokens_lead_one_by_one(make, data):
+def test_a_run_of_ordinary_tokens_equals_its_tokens_one_by_one(make, data):
     state = make()
     draft = propose(data, state, data.draw(st.integers(0, 4)))
     state.commit(draft[: fill(state, draft, rows_for(draft))])
-    phases, begun = state._phases, state._state
+    rows, begun = state._rows, state._state
     tokens = data.draw(st.lists(st.sampled_from([*LETTERS, STOP]), max_size=8))
-    count, after = phases.plain_run(begun, tokens), begun
+    shared, after = rows.shared(begun), begun
+    count = 0 if shared is None else state._lookahead.ordinary_run(begun, tokens)
     for token in tokens[:count]:
-        assert phases.shared_row(after) is phases.shared_row(begun)
-        after, told = phases.step(after, token)
-        assert [(each.kind, each.left) for each in told] == [(phases.plain_kind(begun), 0)]
-    assert not count or after == phases.lengthened(begun, count)
+        assert rows.shared(after) is shared
+        after, updates = state._transitions.step(after, token)
+        assert [(each.role, each.undecided) for each in updates] == [(begun.default_role, 0)]
+    assert not count or after == state._lookahead.after_run(begun, count)
 
 
 @settings(max_examples=250, **patient)
 @given(make=requests(), data=st.data())
-def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):
-    """G1, G6, G7, G10, S10: and `fill` leaves no trace, and `commit` takes any prefix the rows allow."""
+def test_every_row_of_a_draft_window_equals_the_row_of_a_fresh_replay(make, data):
+    """`fill_rows` leaves no trace, and `commit` accepts any prefix that the rows allow."""
     state, history, commits = make(), [], []
     for _ in range(data.draw(st.integers(1, 5))):
         draft = propose(data, state, data.draw(st.integers(0, 5)))
@@ -133,7 +134,7 @@ def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):
         usable = fill(state, draft, rows)
         again = rows_for(draft)
         assert fill(state, draft, again) == usable
-        hold_what_follows(data, make, state, history, draft)
+        check_fast_forward(data, make, state, history, draft)
         assert (rows == again).all()
         for index in range(usable + 1):
             replay = make()
@@ -148,7 +149,7 @@ def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):
                 assert replay.finished or draft[index] not in tokens_in(rows[index])
         assert (rows[usable + 1 :] == UNREAD).all()
         taken = draft[: data.draw(st.integers(0, usable))]
-        bonus = sorted(tokens_in(rows[len(taken)]) & {*LETTERS, *spell(": t12"), STOP})
+        bonus = sorted(tokens_in(rows[len(taken)]) & {*LETTERS, *byte_tokens(": t12"), STOP})
         if bonus and not state.finished:
             taken.append(data.draw(st.sampled_from(bonus)))
         commit = state.commit(taken)
@@ -158,17 +159,17 @@ def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):
         history += commit.kept
         if commit.finish:
             break
-    told = [token for _, tokens in pieces(commits) for token in tokens]
+    emitted = [token for _, tokens in joined_spans(commits) for token in tokens]
     ending = [commits[-1].stop_token] if commits[-1].stop_token is not None else []
     if state.finished:
-        assert [*told, *ending] == history
+        assert [*emitted, *ending] == history
     else:
-        assert told == history[: len(told)]
+        assert emitted == history[: len(emitted)]
 
 
 @settings(max_examples=150, **patient)
 @given(make=requests(), data=st.data())
-def test_commit_raises_exactly_where_the_row_has_no_bit(make, data):
+def test_commit_raises_exactly_for_tokens_that_the_row_masks(make, data):
     state = make()
     for token in data.draw(st.lists(st.sampled_from([*LETTERS, STOP]), max_size=8)):
         if state.finished:
@@ -184,7 +185,7 @@ def test_commit_raises_exactly_where_the_row_has_no_bit(make, data):
 
 @settings(max_examples=100, **patient)
 @given(make=requests(), data=st.data())
-def test_a_fork_goes_its_own_way(make, data):
+def test_a_fork_does_not_change_its_original(make, data):
     state = make()
     for token in propose(data, state, 3):
         if token in allowed(state) and not state.finished:
@@ -196,14 +197,14 @@ def test_a_fork_goes_its_own_way(make, data):
     assert allowed(state) == before
 
 
-# The thinking rules again, as one would write them without any state: the whole text is read anew for every row.
+# Reference: the thinking rule without incremental state. It reads the whole text anew for every row.
 
 
 @dataclass
 class Reading:
     thinking: bool = False
-    since: list[int] = field(default_factory=list)  # tokens since the last marker that counted
-    forced: int | None = None  # tokens of the forced end that are out
+    since: list[int] = field(default_factory=list)  # tokens since the last delimiter that counted
+    forced: int | None = None  # number of emitted tokens of the forced end
 
 
 def read(rule: ThinkingRule, prompt: list[int], output: list[int]) -> Reading:
@@ -217,9 +218,9 @@ def read(rule: ThinkingRule, prompt: list[int], output: list[int]) -> Reading:
             continue
         seen.append(token)
         state.since.append(token)
-        explicit = any(tuple(seen[-len(end) :]) == end for end in rule.ends)
+        explicit = any(tuple(seen[-len(end) :]) == end for end in rule.think_ends)
         implicit = any(tuple(seen[-len(end) :]) == end for end in rule.implicit_ends)
-        start = tuple(seen[-len(rule.start) :]) == rule.start
+        start = tuple(seen[-len(rule.think_start) :]) == rule.think_start
         if state.thinking and (explicit or implicit):
             state, seen = Reading(), []
         elif start and (in_prompt or not state.thinking):
@@ -234,8 +235,8 @@ def read(rule: ThinkingRule, prompt: list[int], output: list[int]) -> Reading:
 
 @settings(max_examples=400, **patient)
 @given(rule=rules(), prompt=st.lists(letter, min_size=1, max_size=8), data=st.data())
-def test_blocks_are_those_of_reading_the_whole_text_for_every_row(rule, prompt, data):
-    """G12, and rule 5 to the letter: exactly N tokens, then the whole forced end, again in every block."""
+def test_reasoning_blocks_equal_those_of_the_reference_reader(rule, prompt, data):
+    """In every block: exactly N reasoning tokens, then the whole forced end."""
     state, output = constraint(thinking=rule, prompt=prompt), []
     for _ in range(data.draw(st.integers(0, 12))):
         expected = read(rule, prompt, output)

@@ -1,4 +1,4 @@
-"""The demo task: the same for the same seed, right in its arithmetic, valid, spelled by its tokenizer, small."""
+"""The demo task: the same for the same seed, right in its arithmetic, valid, tokenized without loss, small."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from tools.demo.decode import accepted_per_round, exact, greedy
 from tools.demo.draw import is_reserved
 from tools.demo.lexicon import FIRST_NAMES, LAST_NAMES
 from tools.demo.models import CHECKPOINTS, DRAFT, TARGET, load
-from tools.demo.tokenizer import END, MARKERS, PAD, START, THINK, THINK_END, prompt_ids
+from tools.demo.tokenizer import ADDED_TOKENS, END, PAD, START, THINK, THINK_END, prompt_ids
 
 SAMPLE = list(examples(11, 400))
 FULL_NAMES = [f"{first} {last}" for first, last in itertools.product(FIRST_NAMES, LAST_NAMES)]
@@ -109,12 +109,14 @@ def test_totals_weights_dates_and_ends_follow_from_the_rest_of_the_record():
             assert record["weight_kg"] == sum(int(count) * Decimal(unit) for count, unit in products)
 
 
-def test_markers_are_single_tokens_and_digits_stand_alone(tokenizer):
-    for marker in (PAD, START, END, THINK, THINK_END):
-        assert len(tokenizer(marker)["input_ids"]) == 1
+def test_delimiters_are_single_tokens_and_digits_stand_alone(tokenizer):
+    for text in (PAD, START, END, THINK, THINK_END):
+        assert len(tokenizer(text)["input_ids"]) == 1
     assert [tokenizer.decode([token]) for token in tokenizer("2026")["input_ids"]] == ["2", "0", "2", "6"]
     assert 1024 <= len(tokenizer) <= 4096
-    assert {token.content for token in tokenizer.added_tokens_decoder.values()} == {token.content for token in MARKERS}
+    assert {token.content for token in tokenizer.added_tokens_decoder.values()} == {
+        token.content for token in ADDED_TOKENS
+    }
 
 
 def test_the_tokenizer_returns_every_text_unchanged(tokenizer):
@@ -134,11 +136,11 @@ def test_the_chat_template_ends_where_the_training_text_goes_on(tokenizer):
 
 
 def test_the_grammar_of_each_schema_accepts_its_records_token_by_token(tokenizer):
-    pieces = [""] * len(tokenizer)
-    for piece, token in tokenizer.get_vocab().items():
-        pieces[token] = "" if token in tokenizer.added_tokens_decoder else piece
+    texts = [""] * len(tokenizer)
+    for text, token in tokenizer.get_vocab().items():
+        texts[token] = "" if token in tokenizer.added_tokens_decoder else text
     info = xgrammar.TokenizerInfo(
-        pieces, xgrammar.VocabType.BYTE_LEVEL, vocab_size=2048, stop_token_ids=[tokenizer.eos_token_id]
+        texts, xgrammar.VocabType.BYTE_LEVEL, vocab_size=2048, stop_token_ids=[tokenizer.eos_token_id]
     )
     compiler = xgrammar.GrammarCompiler(info, max_threads=1)
     grammars = {

@@ -1,11 +1,11 @@
-"""What a DFlash checkpoint may say, and what is refused before anything is built."""
+"""Reading configs of DFlash checkpoints, and errors before anything is built."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.dflash import DFlashSpec
 from tests.dflash import BlockHead
 from tests.plain.test_eagle3_spec import TARGET
@@ -19,8 +19,8 @@ def read(config: dict[str, Any], **layer: Any) -> DFlashSpec:
     return DFlashSpec.from_hf(config, TARGET)
 
 
-def test_both_forms_of_config_say_the_same() -> None:
-    """The one names layers by their inputs, the other by their outputs."""
+def test_both_config_forms_give_the_same_spec() -> None:
+    """speculators lists layers by their inputs, the flat form by their outputs."""
     flat = replace(HEAD, flat=True).config()
     assert flat["dflash_config"]["target_layer_ids"] == [1, 3, 4]
     newer = {name: value for name, value in flat.items() if name != "block_size"}
@@ -29,14 +29,19 @@ def test_both_forms_of_config_say_the_same() -> None:
     assert read(HEAD.config()).features == (2, 4, 5)
 
 
-def test_a_block_that_is_sampled_from_its_anchor_foresees_one_token_more() -> None:
-    assert read(HEAD.config()).longest_window == 7
-    assert read(HEAD.config() | {"sample_from_anchor": True}).longest_window == 8
+def test_sampling_from_the_anchor_drafts_one_more_token() -> None:
+    assert read(HEAD.config()).max_draft_tokens == 7
+    assert read(HEAD.config() | {"sample_from_anchor": True}).max_draft_tokens == 8
 
 
-def test_layers_that_slide_are_causal_unless_the_config_says_otherwise() -> None:
+@pytest.mark.parametrize("size", [2, 17])
+def test_the_smallest_and_the_largest_block_are_read(size: int) -> None:
+    assert read(HEAD.config() | {"block_size": size}).max_draft_tokens == size - 1
+
+
+def test_sliding_layers_are_causal_by_default() -> None:
     slides = replace(HEAD, sliding=(True, False)).config()
-    assert (read(slides).causal, read(slides).reach) == ((True, False), 64)
+    assert (read(slides).causal, read(slides).max_context) == ((True, False), 64)
     assert read(slides | {"sliding_window_non_causal": True}).causal == (False, False)
 
 
@@ -58,7 +63,7 @@ def test_layers_that_slide_are_causal_unless_the_config_says_otherwise() -> None
         ({"markov_rank": 256}, {}, "the field(s) 'markov_rank'"),
     ],
 )
-def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: str) -> None:
+def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message: str) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         read(HEAD.config() | changes, **layer)
     assert message in str(caught.value)
@@ -69,16 +74,19 @@ def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: 
     [
         ({"architectures": ["DSparkDraftModel"]}, "architectures should be ['DFlashDraftModel'], it is"),
         ({"num_target_layers": 9}, "num_target_layers should be the target's num_hidden_layers, 8, it is 9"),
-        ({"use_sliding_window": True, "sliding_window": 40}, "see the block in different ways in different tools"),
+        (
+            {"use_sliding_window": True, "sliding_window": 40},
+            "tools disagree how layers with a sliding",
+        ),
         (
             {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 7]}},
-            "by their outputs, -1..6 (tools disagree on 7, what the last one gives), it is [1, 7]",
+            "by their outputs, -1..6 (tools disagree on 7, the last layer's output), it is [1, 7]",
         ),
         ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1], "causal": True}}, "the field(s) 'causal'"),
-        ({"block_size": None}, "block_size should be a whole number of at least 1"),
+        ({"block_size": None}, "block_size should be an integer of at least 1"),
     ],
 )
-def test_flat_configs_that_do_not_fit_are_refused(changes: Any, message: str) -> None:
+def test_flat_configs_that_do_not_fit_are_rejected(changes: Any, message: str) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         read(replace(HEAD, flat=True).config() | changes)
     assert message in str(caught.value)

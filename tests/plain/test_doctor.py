@@ -1,8 +1,10 @@
-"""The doctor says what to install for what somebody wants, and nothing else."""
+"""``tandemrt doctor WHAT``: names what must be installed, and nothing else."""
 
 import pytest
+from typer.testing import CliRunner
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.cli import app
+from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.cli import doctor
 
 
@@ -14,21 +16,46 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return packages
 
 
-def test_of_an_extra_only_what_is_absent_is_named(installed: dict[str, str]) -> None:
+def test_only_missing_packages_of_an_extra_are_named(installed: dict[str, str]) -> None:
     installed |= {"fastapi": "1", "uvicorn": "1"}
     assert doctor.missing("serve") == ["serve needs prometheus-client: pip install 'tandemrt[serve]'"]
     installed["prometheus-client"] = "1"
     assert doctor.missing("serve") == []
 
 
-def test_of_a_backend_its_own_extra_is_named(installed: dict[str, str]) -> None:
+def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
     assert doctor.missing("onnxruntime-cpu") == ["onnxruntime-cpu needs: pip install 'tandemrt[cpu]'"]
     installed["onnxruntime"] = "1"
     assert doctor.missing("onnxruntime-cpu") == []
 
 
-def test_what_is_nothing_of_ours_is_refused_with_what_there_is() -> None:
+def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(
         BadRequest, match=r"WHAT: must be one of onnxruntime-cpu, .*, triton, or the folder of a bundle"
     ):
         doctor.missing("gpu")
+
+
+def test_the_table_is_narrow_and_advice_follows_uncut(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed |= {"onnxruntime": "1", "torch": "2"}
+    monkeypatch.setenv("COLUMNS", "60")
+    printed = CliRunner().invoke(app, ["doctor"]).output.splitlines()
+    advice = next(line for line in printed if line.startswith("onnxruntime-cuda, to run: "))
+    assert advice.endswith("pip uninstall onnxruntime, pip install 'tandemrt[cuda]'")
+    row = next(line for line in printed if line.strip().startswith("onnxruntime-cuda "))
+    assert row.split()[0::2] == ["onnxruntime-cuda", "-", "yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("builds", "runs", "notes"),
+    [
+        ("yes", "yes", []),
+        ("yes", "needs: pip install it", ["cpu, to run: pip install it"]),
+        ("needs version 11: pip", "needs version 11: pip", ["cpu: needs version 11: pip"]),
+        ("yes, ahead", "needs a GPU", ["cpu, to build: yes, ahead", "cpu, to run: needs a GPU"]),
+    ],
+)
+def test_a_backend_notes_what_is_missing(builds: str, runs: str, notes: list[str]) -> None:
+    assert doctor.BackendStatus("cpu", "1", builds, runs).notes() == notes

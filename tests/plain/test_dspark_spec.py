@@ -1,11 +1,11 @@
-"""What a DSpark checkpoint may say, and what is refused before anything is built."""
+"""Reading configs of DSpark checkpoints, and errors before anything is built."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.dspark import DSparkSpec
 from tests.dspark import DSparkHead
 from tests.plain.test_eagle3_spec import TARGET
@@ -18,19 +18,19 @@ def read(config: dict[str, Any]) -> DSparkSpec:
 
 
 @pytest.mark.parametrize("markov", ["vanilla", "gated", "rnn"])
-def test_all_forms_of_config_say_the_same(markov: str) -> None:
+def test_all_config_forms_give_the_same_spec(markov: str) -> None:
     head = replace(HEAD, markov=markov)
     flat, nested = (replace(head, flat=True, nested=nested) for nested in (False, True))
     assert read(head.config()) == read(flat.config()) == read(nested.config())
-    assert read(head.config()).longest_window == 7
-    assert read(head.config() | {"sample_from_anchor": None}) == read(head.config())  # it is unless the config says so
+    assert read(head.config()).max_draft_tokens == 7
+    assert read(head.config() | {"sample_from_anchor": None}) == read(head.config())  # true by default
 
 
-def test_a_block_may_leave_its_anchor_out() -> None:
-    assert read(HEAD.config() | {"sample_from_anchor": False}).longest_window == 6
+def test_a_block_may_skip_sampling_from_its_anchor() -> None:
+    assert read(HEAD.config() | {"sample_from_anchor": False}).max_draft_tokens == 6
 
 
-def test_what_a_confidence_head_and_training_say_changes_nothing() -> None:
+def test_fields_of_confidence_heads_and_training_are_ignored() -> None:
     other = {"enable_confidence_head": False, "confidence_head_with_markov": False, "num_anchors": 3}
     assert read(HEAD.config() | other) == read(HEAD.config())
 
@@ -38,8 +38,8 @@ def test_what_a_confidence_head_and_training_say_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"markov_rank": None}, "markov_rank should be a whole number of at least 1"),
-        ({"markov_rank": 0}, "markov_rank should be a whole number of at least 1, it is 0"),
+        ({"markov_rank": None}, "markov_rank should be an integer of at least 1"),
+        ({"markov_rank": 0}, "markov_rank should be an integer of at least 1, it is 0"),
         ({"markov_head_type": "lstm"}, "markov_head_type is 'lstm', which the exporter does not implement"),
         (
             {"markov_head_type": "rnn", "sample_from_anchor": False},
@@ -50,7 +50,7 @@ def test_what_a_confidence_head_and_training_say_changes_nothing() -> None:
         ({"block_size": 18}, "block_size should be 2 to 17, it is 18"),
     ],
 )
-def test_configs_that_do_not_fit_are_refused(changes: Any, message: str) -> None:
+def test_configs_that_do_not_fit_are_rejected(changes: Any, message: str) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         read(HEAD.config() | changes)
     assert message in str(caught.value)
@@ -67,7 +67,7 @@ def test_configs_that_do_not_fit_are_refused(changes: Any, message: str) -> None
         ({"target_layer_ids": [1, 7]}, "by their outputs, -1..6"),
     ],
 )
-def test_flat_configs_that_do_not_fit_are_refused(changes: Any, message: str) -> None:
+def test_flat_configs_that_do_not_fit_are_rejected(changes: Any, message: str) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         read(replace(HEAD, flat=True).config() | changes)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 checkpoint may say, and what is refused before anything is built."""
+"""Reading configs and token maps of EAGLE-3 checkpoints, and errors before anything is built."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.draft_heads import target_ids
 from tandemrt.export.read.eagle3 import Eagle3Spec
-from tandemrt.export.read.heads import target_ids
 from tandemrt.export.read.spec import ModelSpec
 from tests.eagle3 import Head
 
@@ -37,8 +37,8 @@ def read(config: dict[str, Any], *, layer: dict[str, Any] | None = None, **optio
     )
 
 
-def test_both_forms_of_config_say_the_same() -> None:
-    """The one names layers of the target by their inputs, the other by their outputs."""
+def test_both_config_forms_give_the_same_spec() -> None:
+    """speculators lists layers of the target by their inputs, the flat form by their outputs."""
     flat = replace(HEAD, flat=True)
     assert flat.config()["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
     assert read(flat.config()) == read(HEAD.config())
@@ -46,8 +46,8 @@ def test_both_forms_of_config_say_the_same() -> None:
 
 
 @pytest.mark.parametrize("named", [[17, 1, 33], [1, 17, 33]])
-def test_a_flat_config_names_outputs_in_any_order(named: list[int]) -> None:
-    """That of gpt-oss-120b as SpecForge publishes it; its default, which names none, is 1, N/2 - 1 and N - 4."""
+def test_a_flat_config_lists_layer_outputs_in_any_order(named: list[int]) -> None:
+    """SpecForge's config for gpt-oss-120b; without the field the default is 1, N/2 - 1 and N - 4."""
     target = replace(TARGET, layers=36, sliding_layers=(False,) * 36)
     config = replace(HEAD, flat=True).config() | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": named}}
     assert Eagle3Spec.from_hf(config, target).features == (2, 18, 34)
@@ -55,7 +55,7 @@ def test_a_flat_config_names_outputs_in_any_order(named: list[int]) -> None:
     assert default.features == tuple(layer + 1 for layer in (1, 36 // 2 - 1, 36 - 4))
 
 
-def test_what_speculators_and_modelopt_write_beside_it_is_known() -> None:
+def test_other_fields_of_speculators_and_modelopt_are_accepted() -> None:
     package = {
         "auto_map": {"": "config.Eagle3SpeculatorConfig"},
         "dtype": "bfloat16",
@@ -72,16 +72,16 @@ def test_what_speculators_and_modelopt_write_beside_it_is_known() -> None:
 
 
 @pytest.mark.parametrize(("layers", "ids"), [(32, (2, 16, 29)), (36, (2, 18, 33)), (28, (2, 14, 25)), (8, (2, 4, 5))])
-def test_layers_that_are_not_named_are_the_published_default(layers: int, ids: tuple[int, ...]) -> None:
+def test_absent_feature_layers_have_the_published_default(layers: int, ids: tuple[int, ...]) -> None:
     config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
     spec = Eagle3Spec.from_hf(config, replace(TARGET, layers=layers, sliding_layers=(False,) * layers))
     assert spec.features == ids
 
 
-def test_a_sliding_window_bounds_the_text_instead() -> None:
+def test_a_sliding_window_limits_the_length_of_texts() -> None:
     slides = {"layer_types": ["sliding_attention"], "sliding_window": 40, "use_sliding_window": True}
-    assert read(HEAD.config(), layer=slides).reach == 40
-    assert read(HEAD.config(), layer={"sliding_window": 2048, "layer_types": ["full_attention"]}).reach is None
+    assert read(HEAD.config(), layer=slides).max_context == 40
+    assert read(HEAD.config(), layer={"sliding_window": 2048, "layer_types": ["full_attention"]}).max_context is None
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_a_sliding_window_bounds_the_text_instead() -> None:
         ({"eagle_aux_hidden_state_layer_ids": [-1, 4]}, {}, "0..7"),
         ({"speculators_model_type": "dflash"}, {}, "speculators_model_type is 'dflash', which the exporter does not"),
         ({"transformer_layer_config": 3}, None, "transformer_layer_config should be an object, it is 3"),
-        ({"norm_after_fc": True}, {}, "does not know the field(s) 'norm_after_fc'"),
+        ({"norm_after_fc": True}, {}, "does not support the field(s) 'norm_after_fc'"),
         ({}, {"model_type": "gemma3"}, "architectures should be one of"),
-        ({}, {"layer_types": ["sliding_attention"]}, "sliding_window should be a whole number, it is None"),
+        ({}, {"layer_types": ["sliding_attention"]}, "sliding_window should be an integer, it is None"),
     ],
 )
-def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: str) -> None:
+def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message: str) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         read(HEAD.config() | changes, layer=layer)
     assert message in str(caught.value)
@@ -110,24 +110,24 @@ def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm_output": True}, "norm_output is True: in SpecForge it says that a norm stands in front of lm_head"),
+        ({"norm_output": True}, "norm_output is True: in SpecForge it means a norm before lm_head"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True, which the exporter does not"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2], "depth": 3}}, "the field(s) 'depth'"),
         (
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}},
-            "different layers of the target by their outputs, -1..6 (tools disagree on 7, what the last one gives)",
+            "different layers of the target by their outputs, -1..6 (tools disagree on 7, the last layer's output)",
         ),
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "for an EAGLE-3 head, it is"),
         ({"mask_token_id": 3}, "the field(s) 'mask_token_id'"),
     ],
 )
-def test_flat_configs_that_mean_something_else_are_refused(changes: Any, message: str) -> None:
+def test_flat_configs_with_another_meaning_are_rejected(changes: Any, message: str) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         read(replace(HEAD, flat=True).config() | changes)
     assert message in str(caught.value)
 
 
-def test_somebody_may_vouch_for_norm_output() -> None:
+def test_norm_output_may_be_ignored_by_name() -> None:
     flat = replace(HEAD, flat=True).config()
     assert read(flat | {"norm_output": True}, ignored=["norm_output"]) == read(flat)
 
@@ -146,19 +146,19 @@ def test_a_parallel_head_has_a_mask_token() -> None:
         (replace(HEAD, flat=True).config(), "speculators_model_type should be 'peagle', the field is missing"),
     ],
 )
-def test_what_is_no_parallel_head_is_refused(config: dict[str, Any], message: str) -> None:
+def test_configs_of_other_heads_are_rejected_for_parallel_drafts(config: dict[str, Any], message: str) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         read(config, parallel=True)
     assert message in str(caught.value)
 
 
-def test_a_target_of_few_layers_needs_them_named() -> None:
+def test_a_target_with_few_layers_needs_explicit_feature_layers() -> None:
     config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
     with pytest.raises(BadCheckpoint, match="must be given for a target of 6 layers"):
         Eagle3Spec.from_hf(config, replace(TARGET, layers=6, sliding_layers=(False,) * 6))
 
 
-def test_the_map_gives_the_targets_ids(tmp_path: Path) -> None:
+def test_d2t_maps_draft_tokens_to_target_ids(tmp_path: Path) -> None:
     weights = HEAD.weights()
     found = target_ids(Checkpoint.open(HEAD.save(tmp_path, weights)), read(HEAD.config()))
     assert found is not None
@@ -175,7 +175,7 @@ def test_the_map_gives_the_targets_ids(tmp_path: Path) -> None:
         (torch.zeros(21, dtype=torch.int64), "tensor 'd2t' should be int64 or int32[20], it is int64[21]"),
     ],
 )
-def test_maps_that_do_not_hold_together_are_refused(tmp_path: Path, d2t: torch.Tensor | None, message: str) -> None:
+def test_inconsistent_d2t_and_t2d_are_rejected(tmp_path: Path, d2t: torch.Tensor | None, message: str) -> None:
     weights = {name: each for name, each in HEAD.weights().items() if name != "d2t"} | (
         {} if d2t is None else {"d2t": d2t}
     )

@@ -1,4 +1,4 @@
-"""Of what was received an error quotes so much that it is recognized, and no more."""
+"""Errors quote values in a limited number of characters."""
 
 from collections import UserList
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tandemrt import SamplingParams, StructuredOutputs
-from tandemrt.engines.errors import QUOTED, BadRequest, clipped, named, quoted
-from tandemrt.engines.options import RuntimeOptions
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import QUOTED, BadRequest, clipped, named, quoted
 
-DIGITS = 10**5000  # Python refuses to spell it
+DIGITS = 10**5000  # above Python's limit for conversion to text
 
 
 def nested(depth: int) -> list[Any]:
@@ -36,31 +36,31 @@ STRANGE = [DIGITS, -DIGITS, [DIGITS], nested(10**5), cyclic(), Broken(), [Broken
 
 
 @pytest.mark.parametrize("value", [1, "a", [1, "a"], {"a": None}, b"a", (1.5,), "x" * (QUOTED - 2)])
-def test_a_short_value_is_quoted_as_python_spells_it(value: Any) -> None:
+def test_a_short_value_is_quoted_as_its_repr(value: Any) -> None:
     assert quoted(value) == repr(value)
 
 
 @pytest.mark.parametrize("value", LARGE + STRANGE, ids=lambda value: type(value).__name__)
-def test_any_value_can_be_quoted_and_takes_little_room(value: Any) -> None:
+def test_any_value_can_be_quoted_in_few_characters(value: Any) -> None:
     assert 0 < len(quoted(value)) <= QUOTED
     assert len(quoted([value])) <= QUOTED
 
 
-def test_what_was_cut_off_shows() -> None:
+def test_clipped_text_ends_with_an_ellipsis() -> None:
     assert quoted("x" * 1000) == "'" + "x" * (QUOTED - 4) + "..."
     assert clipped("x" * QUOTED) == "x" * QUOTED
     assert clipped("x" * (QUOTED + 1)) == "x" * (QUOTED - 3) + "..."
 
 
-def test_an_error_is_named_by_its_kind_and_one_that_is_not_ours_is_cut() -> None:
+def test_an_error_has_its_kind_and_foreign_messages_are_clipped() -> None:
     assert named(KeyError("x" * 1000)) == "KeyError: '" + "x" * (QUOTED - 4) + "..."
     assert named(ValueError("short")) == "ValueError: short"
-    ours = BadRequest("\n".join(["a line that says what to do"] * 20))  # quotes little by itself, and says much
-    assert named(ours) == f"BadRequest: {ours}"
+    own = BadRequest("\n".join(["a line that says what to do"] * 20))  # a long message without quotes
+    assert named(own) == f"BadRequest: {own}"
 
 
 def refusal(ask: Callable[..., Any], **asked: Any) -> str:
-    """What the request is refused with; nothing if it is not."""
+    """Return the error that rejects the request, or ""."""
     try:
         ask(**asked)
     except BadRequest as error:
@@ -70,7 +70,7 @@ def refusal(ask: Callable[..., Any], **asked: Any) -> str:
 
 @pytest.mark.parametrize("value", LARGE + STRANGE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("ask", [SamplingParams, StructuredOutputs, RuntimeOptions])
-def test_nothing_that_is_asked_for_is_quoted_at_length(ask: Callable[..., Any], value: Any) -> None:
+def test_errors_quote_long_values_in_few_characters(ask: Callable[..., Any], value: Any) -> None:
     names = [field.alias or name for name, field in ask.model_fields.items()]  # type: ignore[attr-defined]
     refusals = {name: refusal(ask, **{name: value}) for name in (*names, "unknown", "x" * 10**5)}
     assert sum(map(bool, refusals.values())) > len(names) / 2

@@ -1,4 +1,4 @@
-"""Workers are shared: whatever one client sends, another one's work is begun."""
+"""Worker shares: every client makes progress, regardless of the load from other clients."""
 
 import threading
 from collections import Counter
@@ -8,68 +8,126 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.errors import Closed
-from tandemrt.runtime.fair import FairExecutor, Shares
+from tandemrt.engines.validation.errors import Closed, QueueFull
+from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.fair import FairExecutor, WorkerShares
 from tests.waiting import PATIENCE_S
 
-steps = st.one_of(st.sampled_from(["", "a", "b", "c"]), st.just(1), st.just(-1))
+CLIENTS = [UNNAMED, Client("a"), Client("a", "x"), Client("a", "y"), Client("b"), Client(user="x"), Client(user="y")]
+steps = st.one_of(st.sampled_from(CLIENTS), st.just(1), st.just(-1))
 
 
 @given(workers=st.integers(1, 4), script=st.lists(steps, max_size=60))
-def test_whoever_has_the_fewest_workers_is_next_and_one_is_left_to_others(workers: int, script: list) -> None:
-    shares: Shares[int] = Shares(workers)
-    waiting: list[tuple[str, int]] = []
-    working: list[str] = []
+def test_the_client_with_the_fewest_workers_is_next_and_one_worker_stays_reserved(workers: int, script: list) -> None:
+    shares: WorkerShares[int] = WorkerShares(workers)
+    waiting: list[tuple[Client, int]] = []
+    working: list[Client] = []
     for number, step in enumerate(script):
-        if isinstance(step, str):
+        if isinstance(step, Client):
             shares.add(step, number)
             waiting.append((step, number))
         elif step == -1 and working:
             shares.done(working.pop(0))
         elif step == 1 and len(working) < workers:
-            have = Counter(working)
-            able = [each for each in waiting if not each[0] or have[each[0]] < max(1, workers - 1)]
-            expected = min(able, key=lambda each: (have[each[0]], each[1]), default=None)
-            assert shares.take() == expected
-            if expected is not None:
-                waiting.remove(expected)
-                working.append(expected[0])
+            names, users = Counter(client.name for client in working), Counter(working)
+            able = [
+                client
+                for client, _ in waiting
+                if client == UNNAMED or (names[client.name] if client.name else users[client]) < max(1, workers - 1)
+            ]
+            taken = shares.take()
+            assert (taken is None) == (not able)
+            if taken is not None:
+                client, _ = taken
+                assert (names[client.name], users[client]) == min((names[each.name], users[each]) for each in able)
+                assert taken == next(each for each in waiting if each[0] == client), "its oldest work"
+                waiting.remove(taken)
+                working.append(client)
         assert len(shares) == len(waiting)
 
 
-@pytest.fixture
-def held() -> threading.Event:
-    return threading.Event()
+def test_a_sender_that_uses_many_names_delays_another_address_by_one_task() -> None:
+    shares: WorkerShares[int] = WorkerShares(2)
+    for number in range(1000):
+        shares.add(Client("address", f"user {number}"), number)
+    shares.add(Client("other address"), -1)
+    first, second = shares.take(), shares.take()
+    assert {first, second} == {(Client("address", "user 0"), 0), (Client("other address"), -1)}
+    assert shares.take() is None
 
 
-def test_a_client_that_holds_its_workers_keeps_one_from_nobody(held: threading.Event) -> None:
+def test_users_of_one_name_take_turns() -> None:
+    shares: WorkerShares[int] = WorkerShares(2)
+    for number, user in enumerate("aaaabbc"):
+        shares.add(Client("address", user), number)
+    served = []
+    while taken := shares.take():
+        served.append(taken[0].user)
+        shares.done(taken[0])
+    assert "".join(served) == "abcabaa"
+
+
+def test_a_client_with_busy_workers_does_not_block_another_client() -> None:
+    held_workers = threading.Event()
     executor = FairExecutor(2, "test")
-    flood = [executor.submit("attacker", held.wait, PATIENCE_S) for _ in range(5)]
-    assert executor.submit("victim", int, "7").result(PATIENCE_S) == 7
+    flood = [executor.submit(Client("attacker"), held_workers.wait, PATIENCE_S) for _ in range(5)]
+    assert executor.submit(Client("victim"), int, "7").result(PATIENCE_S) == 7
     assert not any(future.done() for future in flood)
-    held.set()
+    held_workers.set()
     assert all(future.result(PATIENCE_S) for future in flood)
     executor.shutdown(wait=True)
 
 
-def test_what_was_not_begun_is_told_when_it_is_shut_down(held: threading.Event) -> None:
+def test_shutdown_cancels_queued_work() -> None:
+    held_workers = threading.Event()
     executor = FairExecutor(1, "test")
-    begun, waiting = executor.submit("", held.wait, PATIENCE_S), executor.submit("", int)
-    threading.Timer(0.05, held.set).start()
+    begun, waiting = executor.submit(UNNAMED, held_workers.wait, PATIENCE_S), executor.submit(UNNAMED, int)
+    threading.Timer(0.05, held_workers.set).start()
     executor.shutdown(wait=True)
     assert begun.result() is True
     with pytest.raises(Closed):
         waiting.result(0)
     with pytest.raises(Closed):
-        executor.submit("", int)
+        executor.submit(UNNAMED, int)
 
 
-def test_what_nobody_waits_for_is_not_begun_and_what_is_raised_is_told(held: threading.Event) -> None:
+def test_cancelled_work_leaves_the_queue_at_once() -> None:
+    held_workers = threading.Event()
     executor = FairExecutor(1, "test")
-    begun, gone = executor.submit("", held.wait, PATIENCE_S), executor.submit("", pytest.fail)
-    failing: Future[int] = executor.submit("", int, "x")
+    begun = executor.submit(UNNAMED, held_workers.wait, PATIENCE_S)
+    for _ in range(1000):
+        assert executor.submit(Client("a"), pytest.fail).cancel()
+    assert len(executor) == 0
+    held_workers.set()
+    assert begun.result(PATIENCE_S) is True
+    executor.shutdown(wait=True)
+
+
+def test_a_client_may_have_so_many_tasks_waiting_and_an_unnamed_one_any_number() -> None:
+    held_workers = threading.Event()
+    executor = FairExecutor(1, "test", most_waiting=3)
+    tasks = [executor.submit(UNNAMED, held_workers.wait, PATIENCE_S)]
+    tasks += [executor.submit(Client("a", str(number)), held_workers.wait, PATIENCE_S) for number in range(3)]
+    with pytest.raises(QueueFull, match="at most 3 tasks of one client may wait"):
+        executor.submit(Client("a", "another"), pytest.fail)
+    tasks += [executor.submit(Client(user="a"), held_workers.wait, PATIENCE_S) for _ in range(3)]
+    with pytest.raises(QueueFull):
+        executor.submit(Client(user="a"), pytest.fail)
+    tasks += [executor.submit(UNNAMED, held_workers.wait, PATIENCE_S) for _ in range(9)]
+    assert tasks[1].cancel()
+    tasks[1] = executor.submit(Client("a"), held_workers.wait, PATIENCE_S)
+    held_workers.set()
+    assert all(task.result(PATIENCE_S) for task in tasks)
+    executor.shutdown(wait=True)
+
+
+def test_cancelled_work_is_not_begun_and_exceptions_reach_the_future() -> None:
+    held_workers = threading.Event()
+    executor = FairExecutor(1, "test")
+    begun, gone = executor.submit(UNNAMED, held_workers.wait, PATIENCE_S), executor.submit(UNNAMED, pytest.fail)
+    failing: Future[int] = executor.submit(UNNAMED, int, "x")
     assert gone.cancel()
-    held.set()
+    held_workers.set()
     with pytest.raises(ValueError, match="invalid literal"):
         failing.result(PATIENCE_S)
     assert begun.result() is True

@@ -1,19 +1,19 @@
-"""The configs of published checkpoints, family by family: every field understood, and read as transformers reads it."""
+"""Configs of published checkpoints, family by family: every field is accepted, and read as transformers reads it."""
 
 import json
 
 import pytest
 from transformers import AutoConfig
 
-from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.export.read.block import ClampedSwiglu, Experts
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.families import FAMILIES
+from tandemrt.export.read.layer import ClampedSwiglu, Experts
 from tandemrt.export.read.spec import ModelSpec
 
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
-# As read in public repositories, of long lists a part; SmolLM3's and parts of Phi-4-mini's and OLMo-3's from memory.
-# Beside each what its spec must say.
+# Copied from public repositories, long lists shortened; SmolLM3's and parts of Phi-4-mini's and OLMo-3's from memory.
+# Each comes with a check of its spec.
 PUBLISHED = {
     "granite-3.3-8b-instruct": (
         """{"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
@@ -135,7 +135,7 @@ PUBLISHED = {
         "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.0, "rope_theta": 1000000.0,
         "rope_type": "yarn", "type": "yarn"}, "sliding_window": null, "tie_word_embeddings": false,
         "vocab_size": 131072}""",
-        lambda spec: (spec.rope.kind, spec.rope.growth, spec.hidden) == ("yarn", 0.0, 12288),
+        lambda spec: (spec.rope.kind, spec.rope.query_scale_beta, spec.hidden) == ("yarn", 0.0, 12288),
     ),
     "Hy-MT2-7B": (
         """{"add_classification_head": false, "architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": false,
@@ -249,16 +249,16 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_config_is_understood(name):
+def test_a_published_config_is_read(name):
     config, holds = PUBLISHED[name]
     assert holds(ModelSpec.from_hf(json.loads(config)))
 
 
-THEIRS = {"mimo": "qwen2"}  # whose code comes with the checkpoint, and is Qwen2's
+THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_fields_that_are_left_out_are_what_transformers_takes_for_them(architecture):
+def test_absent_fields_have_the_defaults_of_transformers(architecture):
     family = FAMILIES[architecture]
     given = {"model_type": family.name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     given |= {"intermediate_size": 32, "num_hidden_layers": 8, "vocab_size": 99, "max_position_embeddings": 64}
@@ -291,10 +291,10 @@ def test_fields_that_are_left_out_are_what_transformers_takes_for_them(architect
         ("Hy-MT2-7B", {"rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 2.0}}, "factor is 2.0"),
         ("SmolLM3-3B", {"use_sliding_window": True}, "use_sliding_window is True"),
         ("SmolLM3-3B", {"no_rope_layers": [1]}, "no_rope_layers should hold 0 or 1 for each of 36 layers"),
-        ("EXAONE-4.0-32B", {"layer_types": None}, "sliding_window_pattern should be a whole number where"),
+        ("EXAONE-4.0-32B", {"layer_types": None}, "sliding_window_pattern should be an integer where"),
         ("gemma-3-27b-it", {"text_config": None}, "text_config should be an object whose model_type is one of gemma3"),
         ("Mistral-Small-3.1-24B", {"text_config": {"model_type": "mamba"}}, "one of mistral, ministral3"),
-        ("Mistral-Small-3.1-24B", {"twist": 1}, r"does not know the field\(s\) 'twist'"),
+        ("Mistral-Small-3.1-24B", {"twist": 1}, r"does not support the field\(s\) 'twist'"),
         ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "should be at most the number of experts, 128, it is 129"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers should be a list of layers, it is 3"),
         ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
@@ -303,15 +303,15 @@ def test_fields_that_are_left_out_are_what_transformers_takes_for_them(architect
         ("gpt-oss-20b", {"swiglu_limit": None}, "swiglu_limit should be a number above 0, or absent, it is None"),
         ("gpt-oss-20b", {"swiglu_alpha": None}, "swiglu_alpha should be a number above 0, or absent, it is None"),
         ("gemma-3-1b-it", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar should be a number .* or absent"),
-        ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not know the field\(s\) 'attention_bias'"),
+        ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not support the field\(s\) 'attention_bias'"),
     ],
 )
-def test_a_value_that_changes_the_graph_is_refused(name, changes, message):
+def test_a_value_that_changes_the_graph_is_rejected(name, changes, message):
     with pytest.raises(BadCheckpoint, match=message):
         ModelSpec.from_hf(json.loads(PUBLISHED[name][0]) | changes)
 
 
-def test_longrope_takes_its_factors_by_the_longest_text_that_is_served():
+def test_longrope_selects_factors_by_the_longest_served_text():
     config = json.loads(PUBLISHED["Phi-4-mini-instruct"][0])
     short, long = (ModelSpec.from_hf(config, length=length).rope for length in (4096, 4097))
     assert short.frequencies[0] == long.frequencies[0]

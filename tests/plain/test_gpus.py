@@ -1,10 +1,10 @@
-"""Which GPUs an engine was built for."""
+"""GPU targets of an engine, and the kernels for them."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.gpus import built_for, capabilities_for, covers
+from tandemrt.engines.contract.gpus import built_for, capabilities_for, covers
 
 KNOWN = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 
@@ -36,7 +36,7 @@ def test_a_capability_and_all_later_ones(oldest, capability) -> None:
         ("cpu", (9, 0), False),
     ],
 )
-def test_targets_as_manifests_write_them(target: str, capability: tuple[int, int], expected: bool) -> None:
+def test_targets_have_the_format_of_manifests(target: str, capability: tuple[int, int], expected: bool) -> None:
     assert covers(target, capability) is expected
 
 

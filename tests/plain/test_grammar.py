@@ -1,4 +1,4 @@
-"""The adapters over the grammar engines, which keep the same laws, and the vocabulary they are built from."""
+"""Grammar matchers on llguidance and xgrammar behave alike, and the vocabulary that they are built from."""
 
 import json
 from random import Random
@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
-from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
-from tandemrt.runtime.grammars.rows import LONGEST_FORCED
+from tandemrt.engines.text.vocabulary import Vocabulary, vocabulary_from_tokenizer
+from tandemrt.engines.validation.errors import BadBundle, BadRequest, InternalError
+from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES
 from tests.plain.constraints import (
     CALL,
     END,
@@ -22,15 +22,15 @@ from tests.plain.constraints import (
     VALID,
     VOCABULARY,
     WORDS,
+    byte_tokens,
     compiled,
     compiler,
     json_grammar,
     regex_grammar,
-    spell,
     tokens_in,
 )
 
-# One language in the form of each engine: llguidance reads the expression, xgrammar the EBNF.
+# One language in the form of each engine: llguidance reads a regular expression, xgrammar an EBNF.
 AB = {"llguidance": ("regex", "ab+"), "xgrammar": ("grammar", 'root ::= "a" "b"+')}
 MAYBE_B = {"llguidance": ("regex", "ab?"), "xgrammar": ("grammar", 'root ::= "a" "b"?')}
 CHOICE = {"llguidance": ("regex", "a(b|c)"), "xgrammar": ("grammar", 'root ::= "a" ("b" | "c")')}
@@ -52,12 +52,12 @@ def start(engine, language, stops=None):
 
 def row_of(grammar):
     row = np.full(WORDS, 0x55555555, np.int32)
-    grammar.fill(row)
+    grammar.fill_row(row)
     return tokens_in(row)
 
 
-def take(grammar, text):
-    for token in spell(text):
+def accept_text(grammar, text):
+    for token in byte_tokens(text):
         assert grammar.accept(token)
     return grammar
 
@@ -66,7 +66,7 @@ def take(grammar, text):
 def test_a_complete_text_may_stop_and_an_incomplete_one_may_not(engine):
     grammar = start(engine, AB)
     assert row_of(grammar) == {ord("a")}
-    take(grammar, "ab")
+    accept_text(grammar, "ab")
     assert row_of(grammar) == {ord("b"), STOP}
 
 
@@ -74,7 +74,7 @@ def test_a_complete_text_may_stop_and_an_incomplete_one_may_not(engine):
 def test_stop_tokens_of_a_request_replace_those_of_the_compiler(engine):
     grammar = start(engine, MAYBE_B, [OTHER_STOP, ord("b")])
     assert not grammar.accept(OTHER_STOP)
-    take(grammar, "a")
+    accept_text(grammar, "a")
     assert row_of(grammar) == {ord("b"), OTHER_STOP}
     assert grammar.accept(ord("b"))
     assert grammar.is_terminated(), "a stop token ends the text, even one the grammar could read as text"
@@ -82,10 +82,10 @@ def test_stop_tokens_of_a_request_replace_those_of_the_compiler(engine):
 
 @engines
 @pytest.mark.parametrize("stops", [[OTHER_STOP], [ord("x")], [STOP, OTHER_STOP], [STOP]], ids=str)
-def test_a_row_allows_what_the_grammar_takes_and_nothing_else_whatever_stops_a_request(engine, stops):
-    """Inside a string xgrammar leaves the stop tokens of its compiler in the row, which it then refuses."""
+def test_a_row_allows_exactly_the_tokens_that_the_grammar_accepts_for_any_stop_ids(engine, stops):
+    """Inside a string, xgrammar leaves the stop tokens of its compiler in the row and then rejects them."""
     grammar = start(engine, QUOTED, stops)
-    for token in [None, *spell('"aé"')]:
+    for token in [None, *byte_tokens('"aé"')]:
         assert token is None or grammar.accept(token)
         row = row_of(grammar)
         for candidate in range(VALID):
@@ -97,8 +97,8 @@ def test_a_row_allows_what_the_grammar_takes_and_nothing_else_whatever_stops_a_r
 @engines
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed):
-    """Accepts, refusals, rollbacks, forks, looks ahead and questions in any order leave no trace in a row."""
+def test_a_row_equals_that_of_a_fresh_replay_after_any_calls(engine, seed):
+    """Accepts, rejections, rollbacks, forks, lookahead and precomputed rows in any order leave no trace in a row."""
     chance = Random(seed)
     language = chance.choice([AB, CHOICE, QUOTED, NESTED, ANY])
     grammar, text = start(engine, language), []
@@ -118,20 +118,20 @@ def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed)
                 for _ in range(3):
                     other.accept(chance.randrange(VALID))
             case 2:
-                assert grammar.forced() == fresh.forced()
+                assert grammar.fast_forward_tokens() == fresh.fast_forward_tokens()
             case 3:
                 token = chance.randrange(VALID)
                 text += [token] if grammar.accept(token) else []
             case 4:
-                grammar.look_ahead([*written(fresh, chance, 3), chance.randrange(VALID), ord("a")])
+                grammar.precompute_rows([*write_tokens(fresh, chance, 3), chance.randrange(VALID), ord("a")])
             case 5 if not grammar.is_terminated():
                 token = chance.choice(sorted(row_of(grammar)))
                 assert grammar.accept(token)
                 text.append(token)
 
 
-def written(grammar, chance, most):
-    """Up to ``most`` tokens that ``grammar``, which is advanced by them, takes."""
+def write_tokens(grammar, chance, most):
+    """Advance ``grammar`` by up to ``most`` tokens that it accepts, and return them."""
     text = []
     while len(text) < most and not grammar.is_terminated():
         text.append(chance.choice(sorted(row_of(grammar))))
@@ -139,11 +139,11 @@ def written(grammar, chance, most):
     return text
 
 
-def test_the_rows_of_a_window_are_worked_out_in_one_call(monkeypatch):
+def test_the_rows_of_a_draft_window_are_computed_in_one_call(monkeypatch):
     grammar = start("llguidance", NESTED)
-    window = spell("[[null,")
-    grammar.look_ahead([*window, ord("x"), ord("y")])
-    monkeypatch.setattr(grammar, "_matcher", None)  # whoever asked it would fail
+    window = byte_tokens("[[null,")
+    grammar.precompute_rows([*window, ord("x"), ord("y")])
+    monkeypatch.setattr(grammar, "_matcher", None)  # any call of it would fail
     for token in window:
         assert token in row_of(grammar)
         assert grammar.accept(token)
@@ -153,12 +153,12 @@ def test_the_rows_of_a_window_are_worked_out_in_one_call(monkeypatch):
 
 
 @engines
-def test_a_terminated_grammar_takes_nothing_and_can_be_rolled_back(engine):
-    grammar = take(start(engine, CHOICE), "ab")
+def test_a_terminated_grammar_accepts_no_token_and_can_be_rolled_back(engine):
+    grammar = accept_text(start(engine, CHOICE), "ab")
     assert grammar.accept(STOP)
     assert grammar.is_terminated()
     assert not grammar.accept(ord("a"))
-    assert grammar.forced() == []
+    assert grammar.fast_forward_tokens() == []
     with pytest.raises(InternalError, match="must not be filled after its end"):
         row_of(grammar)
     grammar.rollback(1)
@@ -166,7 +166,7 @@ def test_a_terminated_grammar_takes_nothing_and_can_be_rolled_back(engine):
 
 
 @engines
-def test_a_refused_token_changes_nothing(engine):
+def test_a_rejected_token_changes_nothing(engine):
     grammar = start(engine, AB)
     assert not grammar.accept(ord("b"))
     assert not grammar.accept(len(VOCABULARY.tokens))
@@ -174,47 +174,58 @@ def test_a_refused_token_changes_nothing(engine):
 
 
 @engines
-def test_a_fork_goes_its_own_way(engine):
-    """G7."""
+def test_a_fork_does_not_change_its_original(engine):
     grammar = start(engine, CHOICE)
-    fork = take(grammar.fork(), "ab")
+    fork = accept_text(grammar.fork(), "ab")
     assert row_of(fork) == {STOP}
     assert row_of(grammar) == {ord("a")}
 
 
 @engines
-def test_what_the_text_must_go_on_with_is_forced(engine):
+def test_a_fork_of_a_terminated_grammar_is_terminated(engine):
+    grammar = accept_text(start(engine, CHOICE), "ab")
+    assert grammar.accept(STOP)
+    fork = grammar.fork()
+    assert fork.is_terminated()
+    assert not fork.accept(STOP)
+    fork.rollback(1)
+    assert row_of(fork) == {STOP}
+    assert grammar.is_terminated()
+
+
+@engines
+def test_tokens_without_an_alternative_are_fast_forwarded(engine):
     grammar = start(engine, AB)
-    assert grammar.forced() == [ord("a"), ord("b")]
-    take(grammar, "ab")
-    assert grammar.forced() == []
+    assert grammar.fast_forward_tokens() == [ord("a"), ord("b")]
+    accept_text(grammar, "ab")
+    assert grammar.fast_forward_tokens() == []
 
 
 @engines
-def test_a_forced_text_is_spelled_by_the_longest_tokens(engine):
+def test_a_fast_forward_text_uses_the_longest_tokens(engine):
     literal = {"llguidance": ("regex", "true"), "xgrammar": ("grammar", 'root ::= "true"')}
-    assert start(engine, literal).forced() == [MERGED[b"true"]]
+    assert start(engine, literal).fast_forward_tokens() == [MERGED[b"true"]]
 
 
 @engines
-def test_of_a_long_text_that_is_forced_the_beginning_is_spelled(engine):
+def test_a_long_fast_forward_text_is_cut_at_the_limit(engine):
     text = "true" * 20_000
     literal = {"llguidance": ("regex", text), "xgrammar": ("grammar", f'root ::= "{text}"')}
-    assert start(engine, literal).forced() == [MERGED[b"true"]] * (LONGEST_FORCED // 4)
+    assert start(engine, literal).fast_forward_tokens() == [MERGED[b"true"]] * (MAX_FAST_FORWARD_BYTES // 4)
 
 
 @engines
 @pytest.mark.parametrize(
-    "spelled",
+    "encoded",
     [b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\x80"],
     ids=["surrogate", "overlong 3", "overlong 4", "overlong 2", "beyond U+10FFFF", "no lead", "no start"],
 )
 @pytest.mark.parametrize("language", [ANY, QUOTED], ids=["class", "string"])
-def test_bytes_that_are_no_utf8_are_refused(engine, language, spelled):
+def test_bytes_that_are_no_utf8_are_rejected(engine, language, encoded):
     grammar = start(engine, language)
     if language is QUOTED:
-        take(grammar, '"')
-    for byte in spelled:
+        accept_text(grammar, '"')
+    for byte in encoded:
         legal = row_of(grammar)
         assert grammar.accept(byte) == (byte in legal)
         if byte not in legal:
@@ -223,12 +234,12 @@ def test_bytes_that_are_no_utf8_are_refused(engine, language, spelled):
 
 
 @engines
-def test_characters_of_every_length_are_taken(engine):
-    take(start(engine, ANY), "aé€😀\ud7ff\ue000\U0010ffff")
+def test_characters_of_every_utf8_length_are_accepted(engine):
+    accept_text(start(engine, ANY), "aé€😀\ud7ff\ue000\U0010ffff")
 
 
 @engines
-def test_taking_back_fewer_than_no_tokens_is_refused(engine):
+def test_rolling_back_a_negative_count_is_rejected(engine):
     with pytest.raises(InternalError, match="count: must be >= 0"):
         start(engine, AB).rollback(-1)
 
@@ -245,15 +256,14 @@ def test_taking_back_fewer_than_no_tokens_is_refused(engine):
         [0] * WORDS,
     ],
 )
-def test_a_row_that_cannot_be_written_safely_is_refused(engine, row):
-    """G15: the engines write through an address."""
+def test_a_row_that_cannot_be_written_safely_is_rejected(engine, row):
+    """The engines write through a raw address."""
     with pytest.raises(InternalError, match="row: must be"):
-        start(engine, AB).fill(row)
+        start(engine, AB).fill_row(row)
 
 
-def test_control_tokens_and_padding_are_unknown_to_every_grammar():
-    """G14, G16."""
-    for grammar in (take(json_grammar({"type": "string"}), '"'), regex_grammar(".+")):
+def test_grammars_mask_control_tokens_and_padding():
+    for grammar in (accept_text(json_grammar({"type": "string"}), '"'), regex_grammar(".+")):
         row = row_of(grammar)
         assert row.isdisjoint(VOCABULARY.special)
         assert row.isdisjoint(range(VALID, len(VOCABULARY.tokens)))
@@ -262,7 +272,7 @@ def test_control_tokens_and_padding_are_unknown_to_every_grammar():
 
 @pytest.mark.parametrize("schema", [{"type": "string", "minLength": 1}, {"type": "string", "maxLength": 3}, {}])
 def test_raw_control_characters_cannot_appear_in_json(schema):
-    row = row_of(take(json_grammar(schema), '"'))
+    row = row_of(accept_text(json_grammar(schema), '"'))
     assert row.isdisjoint(range(0x20))
     assert row.isdisjoint({MERGED[b"\n\n"]})
 
@@ -275,7 +285,7 @@ def test_raw_control_characters_cannot_appear_in_json(schema):
         ("json", json.dumps({"type": "integer", "minimum": 5, "maximum": 3}), "is greater than maximum"),
     ],
 )
-def test_what_does_not_compile_is_refused_with_the_reason(kind, source, message):
+def test_an_invalid_source_is_rejected_with_the_reason(kind, source, message):
     with pytest.raises(BadRequest, match=rf"structured_outputs\.{kind}: cannot be compiled: .*{message}"):
         compiler().compile(kind, source)
 
@@ -293,22 +303,22 @@ def byte_level(vocabulary=None, added=()):
     return tokenizer
 
 
-def test_a_byte_level_vocabulary_spells_every_byte_once():
+def test_a_byte_level_vocabulary_has_every_byte_once():
     vocabulary = vocabulary_from_tokenizer(byte_level(), 300)
     assert sorted(vocabulary.tokens[:256]) == [bytes([byte]) for byte in range(256)]
     assert (vocabulary.valid_tokens, vocabulary.special) == (256, frozenset())
     assert vocabulary.tokens[256:] == (b"",) * 44
 
 
-def test_the_tokens_of_a_text_spell_the_text():
+def test_the_bytes_of_tokens_join_to_the_encoded_text():
     tokenizer = byte_level()
     tokens = vocabulary_from_tokenizer(tokenizer, 256).tokens
     text = 'é 😀\n{"a": 1}\x00'
     assert b"".join(tokens[token] for token in tokenizer.encode(text).ids) == text.encode()
 
 
-def test_special_tokens_and_the_tags_of_a_template_spell_nothing_and_other_added_tokens_their_text():
-    """G14, D9: line breaks and HTML tags are added tokens of some tokenizers, and text."""
+def test_special_tokens_and_template_tags_have_no_text_and_other_added_tokens_have_theirs():
+    """Line breaks and HTML tags are added tokens of some tokenizers, and are text."""
     texts = [("<|end|>", True), ("<think>", False), ("\n\n", False), ("<table>", False)]
     added = [AddedToken(text, special=special, normalized=False) for text, special in texts]
     vocabulary = vocabulary_from_tokenizer(byte_level(added=added), 262, ["{{ '\n\n' }}<think>\n\n"])
@@ -317,13 +327,13 @@ def test_special_tokens_and_the_tags_of_a_template_spell_nothing_and_other_added
     assert vocabulary.valid_tokens == 260
 
 
-def test_a_byte_fallback_vocabulary_is_spelled_too():
+def test_a_byte_fallback_vocabulary_is_read():
     tokenizer = Tokenizer(models.BPE(vocab={"<0x0A>": 0, "▁a": 1, "é": 2}, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     assert vocabulary_from_tokenizer(tokenizer, 3).tokens == (b"\n", b" a", "é".encode())
 
 
-def test_a_tokenizer_that_does_not_fit_is_refused():
+def test_a_tokenizer_that_does_not_fit_is_rejected():
     with pytest.raises(BadBundle, match="width of the logits"):
         vocabulary_from_tokenizer(byte_level(), 255)
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
@@ -331,15 +341,15 @@ def test_a_tokenizer_that_does_not_fit_is_refused():
         vocabulary_from_tokenizer(words, 1)
 
 
-def test_digests_tell_vocabularies_of_one_size_apart():
-    """G17: neither a swap of tokens nor a shift of their borders goes unseen."""
+def test_vocabularies_of_one_size_have_different_digests():
+    """The digest changes if tokens are swapped or if their borders shift."""
     kinds = [(b"a", b"bc"), (b"bc", b"a"), (b"ab", b"c"), (b"abc", b"")]
     assert len({Vocabulary(tokens, frozenset(), 2).digest for tokens in kinds}) == len(kinds)
 
 
 @engines
-def test_a_token_that_spells_nothing_is_refused_without_a_word(engine, capfd):
-    """xgrammar says a line on stderr for each, and drafts hold such tokens all the time."""
+def test_a_token_without_text_is_rejected_without_output_on_stderr(engine, capfd):
+    """xgrammar prints a line on stderr for each such token, and drafts contain them often."""
     grammar = start(engine, QUOTED)
     assert not any(grammar.accept(token) for token in (THINK, END, CALL))
     fork = grammar.fork()
@@ -347,16 +357,16 @@ def test_a_token_that_spells_nothing_is_refused_without_a_word(engine, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_request_is_not_charged_for_the_texts_of_others(monkeypatch):
-    """Copies of llguidance's matchers share one lexer and its limit: whoever meets it goes on with one of its own."""
+def test_the_lexer_limit_of_one_request_does_not_affect_others(monkeypatch):
+    """Copies of an llguidance matcher share a lexer and its limit. A copy that reaches the limit gets its own lexer."""
     grammar = compiler().compile("json", '{"type": "string"}')
     one, other = grammar.matcher(), grammar.matcher()
-    take(one, '"a')
-    failed = take(other, '"a')._matcher.deep_copy()
+    accept_text(one, '"a')
+    failed = accept_text(other, '"a')._matcher.deep_copy()
     failed.consume_token(ord("\x00"))
     assert failed.is_error()
     monkeypatch.setattr(one, "_matcher", failed)
     assert row_of(one) == row_of(other)
     monkeypatch.setattr(other, "_matcher", failed)
     assert other.accept(ord("b"))
-    assert row_of(take(other, '"')) == {STOP}
+    assert row_of(accept_text(other, '"')) == {STOP}

@@ -1,9 +1,9 @@
-"""A histogram counts as Prometheus does, and a copy of it stands still."""
+"""A histogram counts as in Prometheus, and its copies are immutable."""
 
 import pytest
 
-from tandemrt.runtime.histogram import Histogram
-from tandemrt.runtime.metrics import DEVICE, Metrics
+from tandemrt.runtime.metrics.histogram import Histogram
+from tandemrt.runtime.metrics.metrics import DEVICE_PHASES, Metrics
 
 
 def observed(*values: float) -> Histogram:
@@ -21,7 +21,7 @@ def test_a_value_on_a_bound_counts_below_it(value: float, counts: list[int]) -> 
     assert (histogram.counts, histogram.sum, histogram.count) == (counts, value, 1)
 
 
-def test_a_value_that_came_several_times_counts_so_often_and_is_heard_so_often() -> None:
+def test_a_repeated_value_is_counted_and_reported_each_time() -> None:
     heard: list[float] = []
     histogram = observed()
     histogram.listener = heard.append
@@ -29,7 +29,7 @@ def test_a_value_that_came_several_times_counts_so_often_and_is_heard_so_often()
     assert (histogram.counts, histogram.sum, heard) == ([0, 3, 0], 4.5, [1.5, 1.5, 1.5])
 
 
-def test_a_copy_counts_nothing_more_and_nobody_hears_of_it() -> None:
+def test_a_copy_counts_no_later_value_and_notifies_no_listener() -> None:
     heard: list[float] = []
     histogram = observed(0.5)
     histogram.listener = heard.append
@@ -39,7 +39,7 @@ def test_a_copy_counts_nothing_more_and_nobody_hears_of_it() -> None:
     assert heard == [1.5]
 
 
-def test_what_came_after_a_copy_has_counts_and_a_sum_of_its_own() -> None:
+def test_the_difference_to_a_copy_has_its_own_counts_and_sum() -> None:
     histogram = observed(0.5, 1.5)
     copy = histogram.copy()
     histogram.observe(2.5)
@@ -47,7 +47,7 @@ def test_what_came_after_a_copy_has_counts_and_a_sum_of_its_own() -> None:
     assert (since.counts, since.sum) == ([0, 0, 1], 2.5)
 
 
-def test_reasons_are_counted_from_where_they_stood_and_new_ones_from_nothing() -> None:
+def test_differences_of_reasons_start_at_the_copy_and_new_reasons_at_zero() -> None:
     metrics = Metrics(finished={"stop": 2})
     copy = metrics.copy()
     metrics.finished["stop"] += 1
@@ -56,16 +56,16 @@ def test_reasons_are_counted_from_where_they_stood_and_new_ones_from_nothing() -
     assert metrics.since(copy).finished == {"stop": 1, "length": 4}
 
 
-def test_a_step_counts_every_position_that_was_accepted() -> None:
+def test_a_step_counts_every_accepted_position() -> None:
     metrics = Metrics(accepted=[0, 0, 0])
     for count in (2, 0, 3, 1):
         metrics.accept(count)
     assert (metrics.accepted, metrics.steps, metrics.accepted_per_step.sum) == ([3, 2, 1], 4, 6)
 
 
-def test_the_device_is_idle_where_a_round_spends_time_on_no_piece() -> None:
+def test_time_of_a_round_outside_its_parts_is_idle_time() -> None:
     seconds = {"prefill": 0.002, "propose": 0.004, "target": 0.01, "verify": 0.001, "round": 0.02}
-    assert set(seconds) == set(DEVICE)
+    assert set(seconds) == set(DEVICE_PHASES)
     ms = Metrics(timed_rounds=2, device_seconds=seconds).device_ms_per_round
     assert ms == pytest.approx(
         {"prefill": 1.0, "propose": 2.0, "target": 5.0, "verify": 0.5, "round": 10.0, "idle": 1.5}

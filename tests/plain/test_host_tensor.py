@@ -1,4 +1,4 @@
-"""On a CPU the runtime's tensors are numpy arrays under torch's names: what is done to them gives what torch gives."""
+"""HostTensor: numpy arrays with torch's names. Operations give the same results as torch."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ import torch as real
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.plugins.tensors import host_floats
 from tandemrt.plugins.tensors import torch as host
+from tandemrt.plugins.tensors.dtypes import host_floats
 
 DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32")
 
 
 def both(shape: tuple[int, ...], dtype: str = "int64") -> list[Any]:
-    """The same values as a HostTensor and as torch's tensor."""
+    """Return the same values as a HostTensor and as a torch tensor."""
     made = []
     for library in (host, real):
         tensor = library.zeros(*shape, dtype=getattr(library, dtype), device=library.device("cpu"))
@@ -36,6 +36,7 @@ OPERATIONS = {
     "copy with broadcasting": lambda lib, t: t.copy_(lib.tensor([7], dtype=lib.int64)),
     "add in place": lambda lib, t: t[:2, 0].add_(lib.tensor([5, 6], dtype=lib.int64)),
     "sums and products": lambda _, t: t.copy_(2 * (t[:, :1] * True) + 1 * t.reshape(-1)[:4] + t * 3),
+    "differences": lambda lib, t: t.copy_(t - lib.tensor([1, 2, 3, 4], dtype=lib.int64) - 1 + (7 - t) + -t),
     "clamp in place": lambda _, t: t.clamp_(min=4),
     "assignment": lambda lib, t: t.__setitem__((1, slice(0, 2)), lib.tensor([8, 8], dtype=lib.int64)),
     "add": lambda lib, t: lib.add(t[0], t[1], out=t[2]),
@@ -50,7 +51,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_changes_a_tensor_changes_it_as_in_torch(name: str) -> None:
+def test_operations_give_the_results_of_torch(name: str) -> None:
     ours, theirs = both((3, 4))
     OPERATIONS[name](host, ours)
     OPERATIONS[name](real, theirs)
@@ -58,7 +59,7 @@ def test_what_changes_a_tensor_changes_it_as_in_torch(name: str) -> None:
 
 
 @given(rows=st.integers(1, 4), counts=st.data())
-def test_gathering_the_newest_tokens_is_the_same(rows: int, counts: st.DataObject) -> None:
+def test_gathering_the_newest_tokens_equals_torch(rows: int, counts: st.DataObject) -> None:
     index = [[counts.draw(st.integers(0, 3)) for _ in range(2)] for _ in range(rows)]
     results = []
     for library, tensor in zip((host, real), both((rows, 4)), strict=True):
@@ -78,7 +79,7 @@ def test_dtypes_have_torchs_names_and_sizes(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_logits_of_any_dtype_are_read_on_the_host_whatever_holds_them(dtype: str) -> None:
+def test_host_floats_reads_any_dtype_from_either_library(dtype: str) -> None:
     for tensor in both((2, 3), dtype):
         floats = host_floats(tensor)
         assert (floats.dtype, floats.tolist()) == (np.float32, [[0, 1, 2], [3, 4, 5]])
@@ -94,7 +95,7 @@ def test_views_slices_and_dtypes_share_their_memory() -> None:
     assert not tensor.T.is_contiguous()
 
 
-def test_what_is_not_contiguous_has_no_view_in_another_shape() -> None:
+def test_a_tensor_that_is_not_contiguous_has_no_view_in_another_shape() -> None:
     with pytest.raises(ValueError, match="does not lie in memory"):
         host.zeros(2, 3).T.view(6)
 

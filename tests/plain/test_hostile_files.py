@@ -1,7 +1,8 @@
-"""Whatever stands in the files that a build or an opening reads: our error or the right answer, nothing else."""
+"""Any content of the files that a build or an opening reads gives a TandemError or the correct result."""
 
 import copy
 import json
+import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadBundle, BadCheckpoint, BadRecipe, TandemError
-from tandemrt.engines.manifest import DIGEST, Manifest, _digest
-from tandemrt.engines.recipe import Recipe, locate
-from tandemrt.engines.tokenizer import open_tokenizer
-from tandemrt.export.build import build
-from tandemrt.export.model.opening import open_models
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import DIGEST, MAX_BYTES, Manifest, _digest
+from tandemrt.engines.recipe.recipe import Recipe, locate
+from tandemrt.engines.text.tokenizer import open_tokenizer
+from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRecipe, TandemError
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.opening import open_models
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.plain.test_bundle import write_bundle
 
@@ -25,7 +26,7 @@ NESTED = "[" * 100_000
 
 
 def places(value: Any, *path: str | int) -> Iterator[tuple[str | int, ...]]:
-    """Where something stands in a JSON value; of long lists the first three."""
+    """Yield the places in a JSON value, with the first three items of each list."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -50,7 +51,7 @@ def changed(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe whose checkpoint has all files that are read, rope parameters, stop tokens and a layer list in them."""
+    """Return a recipe and a checkpoint with every file that a build reads: rope parameters, stop tokens, layer list."""
     folder = tmp_path_factory.mktemp("hostile")
     checkpoint = tiny_checkpoint(folder / "target")
     config = json.loads((checkpoint / "config.json").read_text())
@@ -62,18 +63,18 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_all(recipe: Path) -> None:
-    """All that a build reads of a checkpoint, and what the runtime then opens."""
+    """Read a checkpoint as a build does, and open the tokenizer as the runtime does."""
     asked = Recipe.load(recipe)
     [model] = open_models(asked)
     stops = model.vocabulary.stop_ids(model.checkpoint.config)
     assert asked.reasoning is not None
-    model.vocabulary.markers(asked.reasoning, stops)
+    model.vocabulary.delimiters(asked.reasoning, stops)
     tokenizer, _ = open_tokenizer(model.checkpoint.folder, model.spec.vocab)
     assert tokenizer.decode(tokenizer.encode("the text")) == "the text"
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_any_value_in_any_place_of_a_checkpoint_is_read_or_refused(recipe: Path, name: str) -> None:
+def test_any_value_anywhere_in_a_checkpoint_is_read_or_rejected(recipe: Path, name: str) -> None:
     file = recipe.parent / "target" / name
     written = file.read_text()
     refused = read = 0
@@ -95,12 +96,12 @@ def test_any_value_in_any_place_of_a_checkpoint_is_read_or_refused(recipe: Path,
     assert min(refused, read) > 3
 
 
-def test_any_value_in_any_place_of_a_recipe_is_read_or_refused(recipe: Path, tmp_path: Path) -> None:
+def test_any_value_anywhere_in_a_recipe_is_read_or_rejected(recipe: Path, tmp_path: Path) -> None:
     data = tomllib.loads(recipe.read_text())
     refused = 0
     for path in places(data):
         for value in VALUES:
-            if value is None or value is MISSING:  # which TOML cannot say
+            if value is None or value is MISSING:  # TOML has no null
                 continue
             file = tmp_path / "recipe.toml"
             file.write_text(as_toml(changed(data, path, value)))
@@ -112,14 +113,14 @@ def test_any_value_in_any_place_of_a_recipe_is_read_or_refused(recipe: Path, tmp
 
 
 @pytest.mark.parametrize("content", [f"x = {NESTED}", "x = 1" + "0" * 5000, "x = \x00", "", "[[", b"\xff"])
-def test_a_recipe_that_is_no_toml_is_refused(tmp_path: Path, content: str | bytes) -> None:
+def test_a_recipe_that_is_not_toml_is_rejected(tmp_path: Path, content: str | bytes) -> None:
     file = tmp_path / "recipe.toml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(BadRecipe, match="recipe"):
         Recipe.load(file)
 
 
-def test_any_value_in_any_place_of_a_manifest_is_read_or_refused(tmp_path: Path) -> None:
+def test_any_value_anywhere_in_a_manifest_is_read_or_rejected(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "sample")
     file = bundle.folder / "bundle.json"
     data = json.loads(file.read_text())
@@ -128,7 +129,7 @@ def test_any_value_in_any_place_of_a_manifest_is_read_or_refused(tmp_path: Path)
         for value in VALUES:
             forged = changed(data, path, value)
             forged.pop(DIGEST, None)
-            file.write_text(json.dumps(forged | {DIGEST: _digest(forged)}))  # as whoever makes a bundle signs it
+            file.write_text(json.dumps(forged | {DIGEST: _digest(forged)}))  # with the digest that a build writes
             try:
                 manifest = Manifest.read(bundle.folder)
             except BadBundle:
@@ -141,8 +142,70 @@ def test_any_value_in_any_place_of_a_manifest_is_read_or_refused(tmp_path: Path)
         Manifest.read(bundle.folder)
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "device", "link"])
+def test_a_manifest_that_is_no_regular_file_is_rejected_and_not_read(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "bundle.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        (tmp_path / "real.json").write_text("{}")
+        file.symlink_to("/dev/zero" if kind == "device" else tmp_path / "real.json")
+    with pytest.raises(BadBundle, match=r"bundle\.json must be a regular file; it is a link, pipe or device"):
+        Bundle.open(tmp_path)
+
+
+def test_a_manifest_of_an_enormous_size_is_rejected_and_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "bundle.json").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)  # a sparse file
+    with pytest.raises(BadBundle, match=f"must have at most {MAX_BYTES} bytes; it has {MAX_BYTES + 1}"):
+        Bundle.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "accepted"),
+    [
+        (("vocab",), 1 << 24, True),
+        (("vocab",), (1 << 24) + 1, False),
+        (("vocab",), 1 << 31, False),
+        (("reasoning", "think_start", "text"), "<" * 4096, True),
+        (("reasoning", "think_start", "text"), "<" * 4097, False),
+        (("reasoning", "think_ends"), [{"text": "</", "ids": [1]}] * 64, True),
+        (("reasoning", "think_ends"), [{"text": "</", "ids": [1]}] * 65, False),
+    ],
+)
+def test_sizes_in_a_manifest_are_bounded(tmp_path: Path, path: tuple[str, ...], value: Any, accepted: bool) -> None:
+    bundle = write_bundle(tmp_path / "sample")
+    file = bundle.folder / "bundle.json"
+    data = json.loads(file.read_text())
+    data["reasoning"] = {"think_start": {"text": "<", "ids": [1]}, "think_ends": [{"text": ">", "ids": [2]}]}
+    data["reasoning"] |= {"forced_end": {"text": ">", "ids": [2]}, "implicit_ends": []}
+    forged = changed(data, path, value)
+    forged.pop(DIGEST, None)
+    file.write_text(json.dumps(forged | {DIGEST: _digest(forged)}))
+    if accepted:
+        assert Manifest.read(bundle.folder).vocab
+        return
+    with pytest.raises(BadBundle, match=rf"{path[0]}.*must (be|have) at most"):
+        Manifest.read(bundle.folder)
+
+
+@pytest.mark.parametrize(("ends", "accepted"), [(64, True), (65, False), (100_000, False)])
+def test_the_number_of_reasoning_ends_in_a_recipe_is_bounded(tmp_path: Path, ends: int, accepted: bool) -> None:
+    texts = json.dumps([f"</{number}>" for number in range(ends)])
+    (tmp_path / "recipe.toml").write_text(
+        f'name = "x"\n[target]\ncheckpoint = "c"\n[reasoning]\nthink_start = "<t>"\n'
+        f'think_ends = {texts}\nforced_end = "</0>"\n'
+    )
+    if accepted:
+        assert len(Recipe.load(tmp_path / "recipe.toml").reasoning.think_ends) == ends
+        return
+    with pytest.raises(BadRecipe, match=r"reasoning\.think_ends: must have at most 64"):
+        Recipe.load(tmp_path / "recipe.toml")
+
+
 @pytest.mark.parametrize("kind", ["loop", "long", "zero"])
-def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, recipe: Path, kind: str) -> None:
+def test_invalid_paths_are_rejected(tmp_path: Path, recipe: Path, kind: str) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     path = {"loop": str(loop / "x"), "long": "x" * 5000, "zero": "x\x00y"}[kind]
@@ -162,7 +225,7 @@ def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, recipe: Path, kind:
 
 
 def as_toml(data: dict[str, Any]) -> str:
-    """``data`` in TOML, tables inline: JSON but for the signs between keys and values."""
+    """Return ``data`` as TOML with inline tables: JSON with "=" between keys and values."""
     return "\n".join(f"{json.dumps(key)} = {_inline(value)}" for key, value in data.items())
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints named as the Hugging Face hub does: from its cache, or fetched into it, or refused with the reason.
+"""Checkpoints with hub names: from the hub's cache, or fetched into it, or rejected with the reason.
 
-The hub's own client runs; the other end is a server of this file, which speaks what the client asks.
+The hub's real client runs against a local server defined in this file, which implements the requests of the client.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from urllib.parse import unquote, urlsplit
 import huggingface_hub.constants as hub
 import pytest
 
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
-from tandemrt.engines.recipe import Recipe, locate
-from tandemrt.export.build import build
+from tandemrt.engines.recipe.recipe import Recipe, locate
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
+from tandemrt.export.bundle.build import build
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.hub import with_checkpoints
+from tandemrt.export.read.hub import resolve_checkpoints
 from tests.makers import tiny_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -105,16 +105,14 @@ def recipe(folder: Path, checkpoint: str, draft: str = 'kind = "none"') -> Recip
     return Recipe.load(file)
 
 
-def test_a_name_of_the_hub_is_fetched_built_and_found_again_without_a_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_name_is_fetched_built_and_found_again_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    told: list[tuple[str, int, int]] = []
+    progress: list[tuple[str, int, int]] = []
     asked = recipe(tmp_path / "recipes", "someone/tiny")
-    found = with_checkpoints(asked, begun.append, lambda *what: told.append(what))
+    found = resolve_checkpoints(asked, begun.append, lambda *what: progress.append(what))
     assert begun == ["Fetch someone/tiny from the Hugging Face hub"]
-    assert told
-    assert told[-1][1] <= told[-1][2]
+    assert progress
+    assert progress[-1][1] <= progress[-1][2]
     names = {path.name for path in found.target.checkpoint.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not {"README.md", "original", "onnx"} & names
@@ -125,55 +123,55 @@ def test_a_name_of_the_hub_is_fetched_built_and_found_again_without_a_network(
     report = build(asked, tmp_path / "bundle", progress=begun.append)
     assert not any("Fetch" in step for step in begun)
     assert report.manifest.files
-    assert with_checkpoints(recipe(tmp_path / "others", "someone/tiny@main")).target == found.target
+    assert resolve_checkpoints(recipe(tmp_path / "others", "someone/tiny@main")).target == found.target
 
 
-def test_what_others_left_in_the_cache_is_fetched_whole(tmp_path: Path, cache: Path) -> None:
+def test_an_incomplete_cache_folder_is_completed(tmp_path: Path, cache: Path) -> None:
     kept = cache / "models--someone--tiny"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text(COMMIT)
     (kept / "snapshots" / COMMIT).mkdir(parents=True)
     (kept / "snapshots" / COMMIT / "config.json").write_text("{}")
-    found = with_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint
+    found = resolve_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint
     assert (found / "model.safetensors").is_file()
 
 
-def test_a_head_has_no_tokenizer_and_is_whole_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = recipe(tmp_path, "someone/tiny", 'kind = "eagle3"\ncheckpoint = "someone/head"\nwindow = 2')
-    found = with_checkpoints(asked)
+def test_a_draft_head_is_complete_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = recipe(tmp_path, "someone/tiny", 'kind = "eagle3"\ncheckpoint = "someone/head"\nnum_draft_tokens = 2')
+    found = resolve_checkpoints(asked)
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
-    assert with_checkpoints(asked).checkpoints() == found.checkpoints()
-    model = recipe(tmp_path, "someone/tiny", 'kind = "model"\ncheckpoint = "someone/head"\nwindow = 2')
-    with pytest.raises(BadRecipe, match=r"draft\.checkpoint: .* is not whole in the hub's cache"):
-        with_checkpoints(model)
+    assert resolve_checkpoints(asked).checkpoints() == found.checkpoints()
+    model = recipe(tmp_path, "someone/tiny", 'kind = "model"\ncheckpoint = "someone/head"\nnum_draft_tokens = 2')
+    with pytest.raises(BadRecipe, match=r"draft\.checkpoint: .* is not complete in the hub's cache"):
+        resolve_checkpoints(model)
 
 
-def test_a_repository_of_pickles_is_refused_by_what_it_holds(tmp_path: Path) -> None:
+def test_a_repository_of_pickles_is_rejected_with_its_format(tmp_path: Path) -> None:
     with pytest.raises(BadRecipe, match=r"'someone/pickled' holds weights as PyTorch pickles \(pytorch_model\.bin\)"):
-        with_checkpoints(recipe(tmp_path, "someone/pickled"))
+        resolve_checkpoints(recipe(tmp_path, "someone/pickled"))
 
 
 @pytest.mark.parametrize("revision", ["main", "refs/pr/7", "v1.0", COMMIT])
 def test_a_revision_may_be_a_branch_a_tag_a_commit_or_a_pull_request(
     tmp_path: Path, cache: Path, revision: str
 ) -> None:
-    found = with_checkpoints(recipe(tmp_path, f"someone/tiny@{revision}")).target.checkpoint
+    found = resolve_checkpoints(recipe(tmp_path, f"someone/tiny@{revision}")).target.checkpoint
     assert found == cache / "models--someone--tiny" / "snapshots" / COMMIT
     assert revision == COMMIT or (cache / "models--someone--tiny" / "refs" / revision).read_text() == COMMIT
 
 
-def test_the_folder_of_the_cache_itself_is_refused_with_what_to_name(tmp_path: Path, cache: Path) -> None:
-    with_checkpoints(recipe(tmp_path, "someone/tiny"))
+def test_the_cache_folder_itself_is_rejected_with_advice(tmp_path: Path, cache: Path) -> None:
+    resolve_checkpoints(recipe(tmp_path, "someone/tiny"))
     with pytest.raises(BadCheckpoint, match=r"as the Hugging Face hub's cache keeps it; name it as the hub does"):
         Checkpoint.open(cache / "models--someone--tiny")
 
 
-def test_a_folder_that_is_there_is_taken_and_nobody_is_asked(tmp_path: Path, repository: Hub) -> None:
+def test_an_existing_folder_is_used_without_requests_to_the_hub(tmp_path: Path, repository: Hub) -> None:
     folder = tmp_path / "someone" / "tiny"
     folder.mkdir(parents=True)
     before = len(repository.asked)
-    assert with_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint == folder
+    assert resolve_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint == folder
     assert len(repository.asked) == before
 
 
@@ -185,26 +183,26 @@ def test_a_folder_that_is_there_is_taken_and_nobody_is_asked(tmp_path: Path, rep
         ("someone/run--3", "could not be fetched"),
     ],
 )
-def test_what_the_hub_refuses_is_refused_with_what_to_do(tmp_path: Path, name: str, reason: str) -> None:
+def test_errors_of_the_hub_are_reported_with_advice(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(BadRecipe) as caught:
-        with_checkpoints(recipe(tmp_path, name))
+        resolve_checkpoints(recipe(tmp_path, name))
     assert f"target.checkpoint: must be an existing folder or a name of the Hugging Face hub; got '{name}'" in str(
         caught.value
     )
     assert reason in str(caught.value)
 
 
-def test_without_a_network_what_is_not_in_the_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncached_name_is_rejected_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(BadRecipe, match="is not whole in the hub's cache, and could not be fetched"):
-        with_checkpoints(recipe(tmp_path, "someone/tiny"))
+    with pytest.raises(BadRecipe, match="is not complete in the hub's cache, and could not be fetched"):
+        resolve_checkpoints(recipe(tmp_path, "someone/tiny"))
 
 
 @pytest.mark.parametrize("path", ["tiny", "a/b/tiny", "../someone/tiny", "/someone/tiny", "some one/tiny", "./x/-y"])
-def test_other_paths_are_folders_and_never_asked_for(tmp_path: Path, repository: Hub, path: str) -> None:
+def test_other_paths_are_never_requested_from_the_hub(tmp_path: Path, repository: Hub, path: str) -> None:
     before = len(repository.asked)
     with pytest.raises(BadRecipe, match="must be an existing folder; got"):
-        with_checkpoints(recipe(tmp_path / "recipes", path))
+        resolve_checkpoints(recipe(tmp_path / "recipes", path))
     assert len(repository.asked) == before
 
 

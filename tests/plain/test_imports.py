@@ -1,4 +1,4 @@
-"""Imports point one way (docs/design.md, section 1), and to what is there."""
+"""Imports follow the layers of packages and of their rooms (docs/design.md), and name existing objects."""
 
 import ast
 from collections.abc import Iterator
@@ -14,26 +14,68 @@ MAY_IMPORT = {
     "export": {"engines", "plugins", "export"},
     "runtime": {"engines", "plugins", "runtime"},
 }
+# The one module that leaves its package's layer: it builds what is not a bundle yet, and is loaded only then.
+BUILDS_ON_DEMAND = ("runtime/llm/on_demand.py", "tandemrt.export.cli.on_demand")
+
+# The rooms of each package, lowest layer first: a subfolder, or a module at the top of the package. A room imports only
+# rooms of lower layers, also for type checking; rooms of one layer do not import each other.
+ROOMS = {
+    "engines": ("user_cache validation", "contract tensorrt text", "bundle recipe", "options parameters"),
+    "plugins": ("tensors", "operators", "functions kernels reference", "onnxruntime tensorrt", "implementations"),
+    "export": ("read staging", "graph triton", "model passes quantize", "compile", "bundle", "cli"),
+    "runtime": (
+        "metrics workers",
+        "device",
+        "caches",
+        "grammars",
+        "constraints",
+        "requests",
+        "drafters",
+        "engine_loop",
+        "trace",
+        "llm",
+        "check servers",
+        "cli",
+    ),
+}
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_a_folder_imports_only_what_stands_before_it(folder: str) -> None:
-    files = [f for f in (ROOT / folder).rglob("*.py") if "built" not in f.parts]
+def test_a_package_imports_only_the_packages_below_it(folder: str) -> None:
+    files = _files(folder)
     assert files
     wrong = {
         f"{file.relative_to(ROOT)}: {module}"
         for file in files
         for module in _imported(file)
+        if (file.relative_to(ROOT).as_posix(), module) != BUILDS_ON_DEMAND
         if module.startswith("tools")
         or (module.startswith("tandemrt.") and module.split(".")[1] not in {*MAY_IMPORT[folder], "__version__"})
     }
     assert not wrong
 
 
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_of_a_package_has_a_layer(package: str) -> None:
+    listed = " ".join(ROOMS[package]).split()
+    assert sorted(listed) == sorted({_room(package, file) for file in _files(package)} - {"__init__"})
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_of_lower_layers(package: str) -> None:
+    layers = {room: at for at, rooms in enumerate(ROOMS[package]) for room in rooms.split()}
+    wrong = {
+        f"{file.relative_to(ROOT)}: {package}/{imported}"
+        for file in _files(package)
+        for imported in _rooms_imported(package, file)
+        if imported != (room := _room(package, file)) and layers[imported] >= layers[room]
+    }
+    assert not wrong
+
+
 def test_the_engines_folder_needs_neither_torch_nor_an_engine_library() -> None:
     heavy = {"torch", "onnx", "onnx_ir", "onnxruntime", "transformers", "xgrammar"}
-    files = [f for f in (ROOT / "engines").rglob("*.py") if "built" not in f.parts]
-    assert not {m for f in files for m in _imported(f) if m.split(".")[0] in heavy}
+    assert not {m for f in _files("engines") for m in _imported(f) if m.split(".")[0] in heavy}
 
 
 def test_the_package_is_the_four_folders_under_one_name() -> None:
@@ -44,8 +86,8 @@ def test_the_package_is_the_four_folders_under_one_name() -> None:
 
 
 @pytest.mark.parametrize("folder", ["gpu", "real", "serve", "tensorrt", "vocabularies"])
-def test_what_tests_of_other_environments_import_of_the_project_is_there(folder: str) -> None:
-    """Most test runs do not import them, and would not see a name that has moved."""
+def test_tests_of_other_environments_import_existing_names(folder: str) -> None:
+    """Most test runs do not import these tests and would miss a renamed object."""
     files = [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / folder).rglob("*.py")]
     asked = {(file, module, name) for file in files for module, name in _asked_of_the_project(file)}
     assert asked
@@ -61,7 +103,7 @@ def _asked_of_the_project(file: Path) -> Iterator[tuple[str, str]]:
 
 @cache
 def _names(module: str) -> frozenset[str]:
-    """What a module of the project holds at its top; nothing if there is none."""
+    """Return the names at the top of a module of the project; none if there is no such module."""
     path = ROOT / "src" / Path(*module.split(".")) if module.startswith("tandemrt") else ROOT / Path(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
@@ -77,12 +119,28 @@ def _names(module: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _imported(file: Path) -> set[str]:
+def _files(package: str) -> list[Path]:
+    return [file for file in (ROOT / package).rglob("*.py") if "built" not in file.parts]
+
+
+def _room(package: str, file: Path) -> str:
+    return file.relative_to(ROOT / package).parts[0].removesuffix(".py")
+
+
+def _rooms_imported(package: str, file: Path) -> set[str]:
+    """Return the rooms of ``package`` that ``file`` imports, also inside functions and for type checking."""
+    parts = [module.split(".") for module in _imported(file, package)]
+    return {part[2] for part in parts if part[:2] == ["tandemrt", package] and len(part) > 2}
+
+
+def _imported(file: Path, package: str = "") -> set[str]:
+    """Return the modules that ``file`` imports; of ``tandemrt`` and its ``package`` the imported names too."""
+    whole = ("tandemrt", f"tandemrt.{package}")
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "tandemrt")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names if node.module in whole)
     return names

@@ -1,4 +1,4 @@
-"""Pairs that are fed again: of every slot the last of its text, whatever prompts and rounds came in which order."""
+"""Kept pairs: the last (token, feature) pairs of every text are kept, for any order of prompts and rounds."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +15,12 @@ BEGIN = st.tuples(st.just("begin"), st.integers(0, SLOTS - 1), st.none())
 
 
 @given(st.integers(1, 3), st.lists(st.one_of(PROMPT, ROUND, BEGIN), max_size=12))
-def test_they_are_the_last_pairs_of_each_text_and_behind_them_what_a_round_emitted(kept: int, steps: list) -> None:
+def test_the_last_pairs_of_each_text_are_kept_before_emitted_ones(kept: int, steps: list) -> None:
     tokens = torch.zeros(SLOTS, kept + QUERY + 2, dtype=torch.int64).fill_(-1)
     states = torch.zeros(SLOTS, kept + QUERY, 2)
     counts = torch.zeros(SLOTS, dtype=torch.int64)
     pairs = KeptPairs(tokens, states, counts, kept=kept, query=QUERY)
-    texts: list[list[int]] = [[] for _ in range(SLOTS)]  # of each slot, the tokens of its pairs
+    texts: list[list[int]] = [[] for _ in range(SLOTS)]  # tokens of the kept pairs, per slot
     reading, new = [True] * SLOTS, [0] * SLOTS
     following = iter(range(1, 10_000))
 
@@ -29,7 +29,7 @@ def test_they_are_the_last_pairs_of_each_text_and_behind_them_what_a_round_emitt
 
     for kind, which, how in steps:
         if kind == "begin":
-            pairs.forget(which)
+            pairs.clear(which)
             counts[which] = 0
             texts[which], reading[which], new[which] = [], True, 0
         elif kind == "prompt":
@@ -46,7 +46,7 @@ def test_they_are_the_last_pairs_of_each_text_and_behind_them_what_a_round_emitt
             emitted = [[next(following) for _ in range(min(count, query))] for count in how]
             rows = [[*each, *[-1] * (query - len(each))] for each in emitted]
             given = torch.tensor([stated(row) for row in rows], dtype=torch.float32)
-            pairs.emitted(torch.tensor(rows), given, torch.tensor([len(each) for each in emitted]))
+            pairs.add_emitted(torch.tensor(rows), given, torch.tensor([len(each) for each in emitted]))
             for slot, each in enumerate(emitted):
                 texts[slot] += each
                 new[slot] = len(each)

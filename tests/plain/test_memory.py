@@ -1,4 +1,4 @@
-"""What the benchmarks say of a process's memory is that process's."""
+"""Benchmarks measure the memory of their own process."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from tools.memory import peak_mb, resident_mb
 
 
-def test_a_peak_is_remembered_and_not_handed_down_to_who_is_started() -> None:
+def test_the_memory_peak_is_kept_and_not_inherited_by_child_processes() -> None:
     held = bytearray(b"x" * (200 << 20))
     del held
     assert peak_mb() > 200

@@ -1,4 +1,4 @@
-"""Metrics are read by other threads than the one that counts."""
+"""Metrics may be read by other threads while the loop counts."""
 
 import sys
 import threading
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandemrt.runtime.histogram import Histogram
-from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.metrics.histogram import Histogram
+from tandemrt.runtime.metrics.metrics import Metrics
 
 
 @pytest.fixture
 def eager_threads() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -20,7 +20,7 @@ def eager_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("eager_threads")
-def test_metrics_may_be_copied_while_the_loop_meets_new_reasons() -> None:
+def test_metrics_may_be_copied_while_the_loop_adds_new_reasons() -> None:
     metrics, copied = Metrics(finished={f"reason {i}": i for i in range(200)}), threading.Event()
 
     def count() -> None:
@@ -39,7 +39,7 @@ def test_metrics_may_be_copied_while_the_loop_meets_new_reasons() -> None:
         thread.join()
 
 
-def test_a_copy_stands_still() -> None:
+def test_a_copy_does_not_change() -> None:
     metrics = Metrics(accepted=[1, 2])
     copy = metrics.copy()
     metrics.accepted[0] += 1
@@ -56,7 +56,7 @@ def test_a_value_on_a_bound_counts_below_it_as_prometheus_has_it() -> None:
     assert (histogram.counts, histogram.count, histogram.sum) == ([2, 2, 1], 5, 7.5)
 
 
-def test_a_bucket_says_what_was_observed_since_a_copy() -> None:
+def test_buckets_count_observations_since_a_copy() -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.observe(0.5)
     copy = histogram.copy()

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.drafters.ngram import NgramDrafter, NgramIndex
-from tandemrt.runtime.round.buffers import RoundBuffers
-from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.requests.round import Round
 from tests.plain.requests import make_running
 
 
@@ -26,9 +26,7 @@ def search(tokens: list[int], shortest: int, longest: int, count: int) -> list[i
     st.integers(0, 3),
     st.integers(0, 5),
 )
-def test_a_growing_text_is_looked_up_as_if_it_were_searched(
-    parts: list[list[int]], shortest: int, more: int, count: int
-) -> None:
+def test_lookup_in_a_growing_text_equals_a_search(parts: list[list[int]], shortest: int, more: int, count: int) -> None:
     tokens: list[int] = []
     index = NgramIndex(tokens, range(shortest + more, shortest - 1, -1))
     for part in parts:
@@ -36,11 +34,11 @@ def test_a_growing_text_is_looked_up_as_if_it_were_searched(
         assert index.lookup(count) == search(tokens, shortest, shortest + more, count)
         following = part[:2]
         found = index.lookup(count, following)
-        assert found == search_behind(tokens, following, shortest, shortest + more, count)
+        assert found == search_after(tokens, following, shortest, shortest + more, count)
 
 
-def search_behind(tokens: list[int], following: list[int], shortest: int, longest: int, count: int) -> list[int]:
-    """The same where ``following`` stands behind the text, of which it is no part yet."""
+def search_after(tokens: list[int], following: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    """The same with ``following`` after the text."""
     text = tokens + following
     for size in range(longest, shortest - 1, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
@@ -50,19 +48,19 @@ def search_behind(tokens: list[int], following: list[int], shortest: int, longes
     return []
 
 
-def test_a_text_that_repeats_itself_is_drafted_further_than_it_goes() -> None:
+def test_lookup_continues_a_periodic_text_beyond_its_end() -> None:
     tokens = [1, 2, 3, 1, 2, 3]
     assert NgramIndex(tokens, range(3, 1, -1)).lookup(7) == [1, 2, 3, 1, 2, 3, 1]
     assert NgramIndex([5, 5, 5], range(3, 1, -1)).lookup(4) == [5, 5, 5, 5]
 
 
-def test_behind_forced_tokens_a_text_goes_on_as_it_did_behind_them() -> None:
+def test_lookup_continues_after_fast_forward_tokens() -> None:
     cpu = torch.device("cpu")
     buffers = RoundBuffers(slots=1, window=4, vocab=256, length=64, chunk=8, dtype=torch.float32, device=cpu)
     drafter = NgramDrafter(buffers, window=4, shortest=1, longest=2)
     running = make_running(prompt=[1, 2, 3, 1, 5, 6, 1])
     drafter.join(running)
-    this = Round({0: running}, 1, 4, filters=False, rules=frozenset(), forced={0: [2]})
-    assert drafter.needed(this) == 4
+    this = Round({0: running}, 1, 4, filters=False, rules=frozenset(), fast_forward={0: [2]})
+    assert drafter.window_needed(this) == 4
     drafter.propose(this)
     assert buffers.draft_tokens.view(1, 4).tolist() == [[2, 3, 1, 5]]

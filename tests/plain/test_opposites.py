@@ -1,4 +1,4 @@
-"""The opposite of a pattern is found in the very texts in which the pattern is not."""
+"""The complement of a pattern matches exactly the texts that the pattern does not match."""
 
 import re
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
-from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.opposites import opposite
-from tandemrt.runtime.grammars.pattern_parts import Unreadable
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.complement import complement
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 
 letters = st.sampled_from(["a", "b", "[ab]", "[^a]", ".", r"\d", r"[^\\\"]", "é", "[a-c]"])
 expressions = st.recursive(
@@ -30,27 +30,27 @@ texts = st.text(st.sampled_from('abcx1 é\n"\\\u2028😀'), max_size=8)
 @given(found=st.lists(anchored, min_size=1, max_size=2), asked=st.lists(texts, min_size=1, max_size=12))
 @example(found=["^a|b$"], asked=["", "a", "cb", "ca", "bc"])
 @example(found=["a?"], asked=["", "b"])
-def test_every_text_has_a_pattern_in_it_or_fits_the_opposite(found, asked):
+def test_every_text_matches_either_a_pattern_or_its_complement(found, asked):
     try:
-        written = opposite(tuple(found))
-    except Unreadable:  # it has too many cases, which is a refusal
+        written = complement(tuple(found))
+    except UnsupportedPattern:  # rejected because the complement has too many cases
         reject()
     for text in asked:
-        # ECMA-262 ends a text where it ends, and knows two more line ends than Python.
+        # In ECMA-262, `$` matches only at the end, and there are two more line terminators than in Python.
         read = [each.replace("$", r"\Z").replace(".", r"[^\n\r\u2028\u2029]") for each in found]
         held = any(re.search(each, text) for each in read)
         assert held != (written is not None and patterns.matches(written, text))
 
 
-def test_what_matches_all_texts_has_no_opposite():
-    assert opposite(("",)) is None
-    assert opposite(("^a", "^[^a]", "^$")) is None
+def test_a_pattern_that_matches_all_texts_has_no_complement():
+    assert complement(("",)) is None
+    assert complement(("^a", "^[^a]", "^$")) is None
 
 
 @pytest.mark.parametrize(
     ("pattern", "reason"),
-    [(r"^\p{L}$", "a class of Unicode"), ("(a|b)*a(a|b){12}$", "of many cases"), ("(a{99}){99}", "of many cases")],
+    [(r"^\p{L}$", "a Unicode class"), ("(a|b)*a(a|b){12}$", "of many cases"), ("(a{99}){99}", "of many cases")],
 )
-def test_what_has_no_short_opposite_is_refused(pattern, reason):
-    with pytest.raises(Unreadable, match=reason):
-        opposite((pattern,))
+def test_a_pattern_without_a_short_complement_is_rejected(pattern, reason):
+    with pytest.raises(UnsupportedPattern, match=reason):
+        complement((pattern,))

@@ -1,11 +1,11 @@
-"""Parameters out of range, of the wrong type or unknown are refused by name."""
+"""Sampling parameters: invalid values and unknown names are rejected with the name."""
 
 from typing import Any
 
 import pytest
 
 from tandemrt import SamplingParams, StructuredOutputs
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.validation.errors import BadRequest
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ from tandemrt.engines.errors import BadRequest
         ({"thinking_token_budget": 1.5}, "thinking_token_budget: must .*got 1.5"),
         ({"stop": ""}, "stop"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"allowed_token_ids": [1], "banned_token_ids": [1]}, "allowed_token_ids must leave a token"),
+        ({"allowed_token_ids": [1], "banned_token_ids": [1]}, "allowed_token_ids must have a token"),
         ({"cache_salt": ""}, "cache_salt: must .*got ''"),
         ({"cache_salt": 7}, "cache_salt: must be a valid string; got 7"),
         ({"cache_salt": b"salt"}, "cache_salt: must be a valid string; got b'salt'"),
         ({"rule": "typical"}, "rule: .*'coupled', 'rejection' or 'synthetic'; got 'typical'"),
-        ({"window": -1}, "window: "),
+        ({"num_draft_tokens": -1}, "num_draft_tokens: "),
         ({"draft_sampling": "typical"}, "draft_sampling: .*'coupled'; got 'typical'"),
         ({"draft_sampling": "probabilistic"}, "must be greedy or coupled under the rule coupled; got probabilistic"),
         (
@@ -42,6 +42,10 @@ from tandemrt.engines.errors import BadRequest
             "must be greedy or probabilistic under the rule rejection",
         ),
         ({"draft_greedy_below": -0.5}, "draft_greedy_below: must be at least 0.0; got -0.5"),
+        (
+            {"draft_sampling": "greedy", "draft_temperature_scale": 0.5},
+            "draft_temperature_scale must not be set with draft_sampling greedy, .* got 0.5. Leave one of them out",
+        ),
         ({"draft_temperature_scale": 0}, "draft_temperature_scale: must be at least 0.01; got 0"),
         ({"draft_temperature_scale": 10.5}, "draft_temperature_scale: must be at most 10.0; got 10.5"),
         ({"timeout_s": 0}, "timeout_s: "),
@@ -53,32 +57,32 @@ from tandemrt.engines.errors import BadRequest
         ({"logit_bias": {"7": -101}}, "logit_bias.7: must be at least -100.0; got -101"),
         ({"logit_bias": {-1: 1}}, "logit_bias.-1.*: must be at least 0; got -1"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x.*: must be a valid integer; got 'x'"),
-        ({"logit_bias": {7: 1, "07": 2}}, "logit_bias: a token must have one bias; got several for 7"),
+        ({"logit_bias": {7: 1, "07": 2}}, "logit_bias: must have one bias per token; got several for 7"),
         ({"logit_bias": [7]}, r"logit_bias: must be a valid dictionary; got \[7\]"),
-        ({"stop": ["a"] * 257}, "stop: at most 256 strings may stop a text; got 257"),
-        ({"stop": ["ab", "c" * 8191]}, "stop: at most 8192 characters may stop a text in all; got 8193"),
-        ({"logit_bias": dict.fromkeys(range(1025), 0)}, "logit_bias: at most 1024 tokens may have a bias; got 1025"),
+        ({"stop": ["a"] * 257}, "stop: must have at most 256 strings; got 257"),
+        ({"stop": ["ab", "c" * 8191]}, "stop: must have at most 8192 characters in all; got 8193"),
+        ({"logit_bias": dict.fromkeys(range(1025), 0)}, "logit_bias: must have at most 1024 tokens; got 1025"),
         ({"mirostat_tau": 0.5}, "unknown key 'mirostat_tau'"),
         ({"temprature": 0.5}, "unknown key 'temprature' .did you mean 'temperature'"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
     ],
 )
-def test_a_parameter_that_cannot_be_meant_is_refused(params: dict[str, Any], message: str) -> None:
+def test_an_invalid_parameter_is_rejected(params: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         SamplingParams(**params)
 
 
 @pytest.mark.parametrize("off", [None, -1])
-def test_no_budget_may_be_said_in_two_ways(off: int | None) -> None:
+def test_minus_one_and_none_mean_no_thinking_budget(off: int | None) -> None:
     assert SamplingParams(thinking_token_budget=off).thinking_token_budget == off
 
 
-def test_one_stop_string_may_stand_alone() -> None:
+def test_a_single_stop_string_needs_no_list() -> None:
     assert SamplingParams(stop="END").stop == ("END",)
 
 
-def test_the_tokens_of_a_bias_may_be_spelt_as_json_spells_keys() -> None:
+def test_logit_bias_accepts_token_ids_as_json_keys() -> None:
     assert SamplingParams(logit_bias={"7": 1, 8: -2.5}).logit_bias == {7: 1.0, 8: -2.5}  # type: ignore[dict-item]
 
 
@@ -87,14 +91,14 @@ def test_the_tokens_of_a_bias_may_be_spelt_as_json_spells_keys() -> None:
     ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "timeout_s"],
 )
 @pytest.mark.parametrize("value", [True, "1", b"1"])
-def test_a_truth_or_a_text_is_no_number(name: str, value: Any) -> None:
+def test_booleans_and_texts_are_not_numbers(name: str, value: Any) -> None:
     with pytest.raises(BadRequest, match=f"{name}: must be a number; got {value!r}"):
         SamplingParams(**{name: value})
     with pytest.raises(BadRequest, match=r"logit_bias.7: must be a number"):
         SamplingParams(logit_bias={7: value})
 
 
-def test_bytes_are_no_text() -> None:
+def test_bytes_are_not_text() -> None:
     for asked in ({"regex": b"a"}, {"grammar": b"a"}, {"choice": [b"a"]}, {"json": b"{}"}):
         with pytest.raises(BadRequest, match=r"must be a valid string"):
             StructuredOutputs(**asked)
@@ -102,8 +106,8 @@ def test_bytes_are_no_text() -> None:
         SamplingParams(stop=[b"a"])
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "window", "thinking_token_budget", "top_k"])
-def test_whole_numbers_have_64_bits(name: str) -> None:
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "num_draft_tokens", "thinking_token_budget", "top_k"])
+def test_integers_have_64_bits(name: str) -> None:
     for value in (2**63, 10**5000):
         with pytest.raises(BadRequest, match=rf"{name}: must be less than 9223372036854775808; got "):
             SamplingParams(**{name: value})
@@ -112,8 +116,8 @@ def test_whole_numbers_have_64_bits(name: str) -> None:
 def test_a_copy_is_validated_like_the_original() -> None:
     params = SamplingParams(seed=1, structured_outputs=StructuredOutputs(json={"type": "null"}))
     assert params.model_copy() == params
-    changed = params.model_copy(update={"window": 0}, deep=True)
-    assert (changed.seed, changed.window, changed.structured_outputs) == (1, 0, params.structured_outputs)
+    changed = params.model_copy(update={"num_draft_tokens": 0}, deep=True)
+    assert (changed.seed, changed.num_draft_tokens, changed.structured_outputs) == (1, 0, params.structured_outputs)
     with pytest.raises(BadRequest, match=r"temperature: must be at least 0.0; got -1"):
         params.model_copy(update={"temperature": -1})
     with pytest.raises(BadRequest, match="unknown key 'temprature'"):
@@ -122,7 +126,7 @@ def test_a_copy_is_validated_like_the_original() -> None:
         StructuredOutputs(regex="a").model_copy(update={"choice": ["b"]})
 
 
-def test_what_went_around_validation_is_found_when_it_is_checked() -> None:
+def test_checked_detects_values_that_bypassed_validation() -> None:
     forged, changed = SamplingParams.model_construct(temperature=-1.0), SamplingParams()
     changed.__dict__["top_p"] = 7
     within = SamplingParams.model_construct(structured_outputs=StructuredOutputs.model_construct(regex=""))

@@ -1,4 +1,4 @@
-"""Regular expressions and formats: what is written for the engine matches the very texts that ECMA-262 means."""
+"""Regular expressions and formats: the translation for the engine matches exactly the strings of ECMA-262."""
 
 import base64
 import datetime
@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.pattern_parts import Unreadable
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.formats import PATTERNS
-from tests.plain.constraints import STOP, compiled, spell
-from tests.plain.drawing import grammar_of, takes, write
+from tests.plain.constraints import STOP, byte_tokens, compiled
+from tests.plain.drawing import accepts, grammar_of, write
 
 # Patterns and formats.
 
@@ -29,28 +29,28 @@ from tests.plain.drawing import grammar_of, takes, write
         (r"\bword", r"the escape \\b"),
         (r"(a)\1", r"the escape \\1"),
         (r"\p{Script=Greek}", r"the escape \\p"),
-        (r"\ud800", "half a character"),
+        (r"\ud800", "a lone surrogate"),
         ("a(?!b)", r"the group \(\?!"),
         ("(?<=a)b", r"the group \(\?<"),
         ("(?i:a)", r"the group \(\?i"),
         ("a{1,3}+", r"the repetition \{1,3\}\+"),
         ("a++", r"the repetition \+\+"),
-        ("*a", r"the repetition \* of nothing"),
+        ("*a", r"the repetition \* without an expression before it"),
         ("a^b", "an anchor inside"),
         ("a$b", "an anchor inside"),
         ("(^a)*b", "an anchor inside"),
         ("(a", "a missing closing parenthesis"),
         ("[a", "a missing closing bracket"),
-        ("a)", "a parenthesis that nothing opened"),
-        ("[]", "a class of no character"),
+        ("a)", "an unmatched closing parenthesis"),
+        ("[]", "an empty character class"),
         (r"\ud8zz\udczz", r"the escape \\u"),
-        (r"\ud83d", r"the escape \\ud83d, half a character"),
-        ("(" * 65 + "a" + ")" * 65, "within more than 64 others"),
+        (r"\ud83d", r"the escape \\ud83d, a lone surrogate"),
+        ("(" * 65 + "a" + ")" * 65, "more than 64 nested groups"),
     ],
 )
-def test_what_is_not_held_in_a_pattern_is_named(pattern, reason):
-    with pytest.raises(Unreadable, match=reason):
-        patterns.whole(pattern)
+def test_unsupported_syntax_of_a_pattern_is_named(pattern, reason):
+    with pytest.raises(UnsupportedPattern, match=reason):
+        patterns.search_expression(pattern)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ expressions = st.recursive(
 
 
 def strings_of(matcher):
-    """Every string of up to three letters that the grammar of a JSON string takes."""
-    found, spelled = (
+    """Return every string of up to three letters that the grammar of a JSON string accepts."""
+    found, encodings = (
         set(),
         {"a": b"a", "b": b"b", "0": b"0", '"': b'\\"', "\\": b"\\\\", "\n": b"\\n", "é": "é".encode()},
     )
@@ -110,42 +110,42 @@ def strings_of(matcher):
                 found.add(text)
                 matcher.rollback(1)
             matcher.rollback(1)
-        for letter, spelling in spelled.items() if len(text) < 3 else ():
+        for letter, encoding in encodings.items() if len(text) < 3 else ():
             count = 0
-            while count < len(spelling) and matcher.accept(spelling[count]):
+            while count < len(encoding) and matcher.accept(encoding[count]):
                 count += 1
-            if count == len(spelling):
+            if count == len(encoding):
                 explore(text + letter)
             matcher.rollback(count)
 
     assert matcher.accept(34)
     explore("")
-    return found, ["".join(letters) for length in range(4) for letters in itertools.product(spelled, repeat=length)]
+    return found, ["".join(letters) for length in range(4) for letters in itertools.product(encodings, repeat=length)]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pattern=expressions, begin=st.sampled_from(["", "^"]), end=st.sampled_from(["", "$"]))
-def test_a_pattern_is_found_in_the_very_strings_that_python_finds_it_in(pattern, begin, end):
+def test_a_pattern_matches_the_same_strings_as_python(pattern, begin, end):
     pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
     found, strings = strings_of(grammar_of({"type": "string", "pattern": pattern}).matcher())
     assert found == {text for text in strings if re.search(pattern.replace("$", r"\Z"), text, re.ASCII)}
 
 
 @pytest.mark.parametrize("words", [["a"], ["a", "ab", "b"], [""], ["", "a"], ['"', "a\\"], ["é", "e\n"]])
-def test_every_text_but_some_words(words):
+def test_negated_words_accept_every_other_text(words):
     strings = ["".join(letters) for length in range(4) for letters in itertools.product('abe"\\\né', repeat=length)]
     written = patterns.other_than(words)
     assert {text for text in strings if not patterns.matches(written, text)} == {w for w in words if w in strings}
     grammar = grammar_of({"type": "string", "not": {"enum": words}})
     for text in strings[:60] + words:
-        assert takes(grammar, json.dumps(text, ensure_ascii=False)) == (text not in words)
+        assert accepts(grammar, json.dumps(text, ensure_ascii=False)) == (text not in words)
 
 
 @pytest.mark.parametrize("pattern", ["[a-c]+", r"\d{2}:\d{2}", '"[^"]*"', r"a\n\tb", "yes|no", ".{1,3}"])
-def test_a_regex_of_its_own_writes_only_full_matches(pattern):
+def test_a_regex_source_writes_only_full_matches(pattern):
     chance = random.Random(0)
     for _ in range(30):
-        text = write(compiled("regex", patterns.full(pattern)), chance)
+        text = write(compiled("regex", patterns.fullmatch_expression(pattern)), chance)
         assert text is None or re.fullmatch(pattern, text.decode())
 
 
@@ -199,7 +199,7 @@ ORACLES = {
 
 
 @pytest.mark.parametrize("name", sorted(PATTERNS))
-def test_every_text_of_a_format_is_read_by_its_standard_reader(name):
+def test_every_text_of_a_format_is_valid_for_a_standard_parser(name):
     grammar, chance = grammar_of({"type": "string", "format": name}), random.Random(1)
     for _ in range(60):
         text = write(grammar, chance)
@@ -207,11 +207,11 @@ def test_every_text_of_a_format_is_read_by_its_standard_reader(name):
 
 
 def taken_endings(matcher, endings):
-    """Which of the strings the grammar takes from here on, as the rest of a JSON string."""
+    """Return the strings that the grammar accepts as the rest of a JSON string."""
     taken = set()
     for ending in endings:
         count = 0
-        for token in [*spell(ending), 34, STOP]:
+        for token in [*byte_tokens(ending), 34, STOP]:
             if not matcher.accept(token):
                 break
             count += 1
@@ -223,19 +223,19 @@ def taken_endings(matcher, endings):
 
 def format_grammar(name, begun):
     matcher = grammar_of({"type": "string", "format": name}).matcher()
-    assert all(map(matcher.accept, spell('"' + begun)))
+    assert all(map(matcher.accept, byte_tokens('"' + begun)))
     return matcher
 
 
 @pytest.mark.parametrize("year", [1000, 1896, 1900, 1999, 2000, 2001, 2004, 2100, 2400, 2999])
-def test_dates_are_those_of_the_calendar(year):
+def test_date_format_accepts_exactly_calendar_dates(year):
     days = {f"-{month:02}-{day:02}" for month in range(14) for day in range(33)}
     first = datetime.date(year, 1, 1)
     known = {(first + datetime.timedelta(day)).isoformat() for day in range(366)}
     assert taken_endings(format_grammar("date", str(year)), days) == {day for day in days if f"{year}{day}" in known}
 
 
-def test_times_are_those_of_a_day():
+def test_time_format_accepts_exactly_times_of_a_day():
     pairs = [f"{pair:02}" for pair in range(100)]
     assert taken_endings(format_grammar("time", ""), [f"{hour}:30:00Z" for hour in pairs]) == {
         f"{hour}:30:00Z" for hour in pairs[:24]
@@ -248,7 +248,7 @@ def test_times_are_those_of_a_day():
 
 
 @pytest.mark.parametrize("begun", ["", "1.", "1.255.", "0.0.10."])
-def test_parts_of_an_address_are_bytes_without_leading_zeros(begun):
+def test_ipv4_parts_are_bytes_without_leading_zeros(begun):
     rest = ".1" * (3 - begun.count("."))
     parts = [str(part) + rest for part in range(1000)] + [f"0{part}{rest}" for part in range(100)]
     assert taken_endings(format_grammar("ipv4", begun), parts) == {f"{part}{rest}" for part in range(256)}

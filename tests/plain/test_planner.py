@@ -1,21 +1,21 @@
-"""What goes into the caches in a round: one budget, in order; and the few sizes that calls with prompts have."""
+"""Prefill planning of a round: one token budget in queue order, and few sizes of calls with prompts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.calls import (
+from tandemrt.engines.contract.calls import (
     NO_PROMPTS,
     TILE,
-    beside,
     largest_calls,
     largest_prompts,
     most_query,
     packed,
     packed_sizes,
+    repacked,
     unpadded,
 )
-from tandemrt.engines.drafts import DRAFTS
-from tandemrt.runtime.round.planner import Chunk, plan, rectangles, total
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.runtime.device.prompt_plan import Chunk, group_equal_chunks, num_tokens, plan
 
 SLOTS = 6
 MISSING = st.lists(
@@ -24,13 +24,13 @@ MISSING = st.lists(
 
 
 @given(MISSING, st.integers(1, 200))
-def test_a_plan_spends_the_whole_budget_on_those_who_came_first(missing: list[Chunk], budget: int) -> None:
+def test_a_plan_spends_the_whole_budget_in_queue_order(missing: list[Chunk], budget: int) -> None:
     chunks = plan(missing, budget)
-    assert total(chunks) == min(budget, total(missing))
+    assert num_tokens(chunks) == min(budget, num_tokens(missing))
     assert all(chunk.tokens for chunk in chunks)
     wanted = [chunk for chunk in missing if chunk.tokens]
     *whole, last = chunks or [None]
-    assert whole == wanted[: len(whole)], "whoever comes before another one gets all that it misses"
+    assert whole == wanted[: len(whole)], "an earlier chunk is planned completely before a later one"
     if last is not None:
         first = wanted[len(whole)]
         assert (last.slot, last.start) == (first.slot, first.start)
@@ -38,7 +38,7 @@ def test_a_plan_spends_the_whole_budget_on_those_who_came_first(missing: list[Ch
 
 
 @given(MISSING, st.integers(1, 30))
-def test_round_by_round_every_token_goes_in_once_and_in_order(missing: list[Chunk], budget: int) -> None:
+def test_every_token_is_prefilled_once_and_in_order(missing: list[Chunk], budget: int) -> None:
     at = {chunk.slot: chunk.start for chunk in missing}
     rounds = 0
     while chunks := plan([chunk._replace(start=at[chunk.slot]) for chunk in missing], budget):
@@ -47,13 +47,13 @@ def test_round_by_round_every_token_goes_in_once_and_in_order(missing: list[Chun
             assert start == at[slot]
             at[slot] = end
     assert at == {chunk.slot: chunk.end for chunk in missing}
-    assert rounds == -(-total(missing) // budget)
+    assert rounds == -(-num_tokens(missing) // budget)
 
 
 @given(MISSING, st.integers(1, 60))
-def test_calls_over_a_linear_cache_are_rectangles_of_slots_side_by_side(missing: list[Chunk], budget: int) -> None:
+def test_calls_on_a_linear_cache_are_rectangles_of_adjacent_slots(missing: list[Chunk], budget: int) -> None:
     chunks = plan(missing, budget)
-    found = rectangles(chunks)
+    found = group_equal_chunks(chunks)
     assert sorted(chunk for rectangle in found for chunk in rectangle) == sorted(chunks)
     for rectangle in found:
         assert len({chunk.tokens for chunk in rectangle}) == 1
@@ -61,7 +61,7 @@ def test_calls_over_a_linear_cache_are_rectangles_of_slots_side_by_side(missing:
 
 
 @given(st.integers(0, 600), st.integers(1, 5000), st.integers(1, 64))
-def test_a_packed_call_has_room_for_its_prompts_and_wastes_little(windows: int, tokens: int, runs: int) -> None:
+def test_a_packed_call_fits_its_prompts_with_little_padding(windows: int, tokens: int, runs: int) -> None:
     prompt_tokens, prompts = packed(windows, tokens, runs)
     assert tokens <= prompt_tokens <= max(16, 2 * (windows + tokens))
     assert prompt_tokens - tokens < TILE
@@ -70,15 +70,15 @@ def test_a_packed_call_has_room_for_its_prompts_and_wastes_little(windows: int, 
 
 
 @given(st.integers(0, 600), st.integers(1, 5000))
-def test_where_more_waits_than_fits_a_call_is_filled_to_its_last_row(windows: int, most: int) -> None:
+def test_a_call_is_filled_completely_if_enough_tokens_wait(windows: int, most: int) -> None:
     tokens = unpadded(windows, most)
     assert most / 2 <= tokens <= most
     if tokens < most or (windows + most) % TILE == 0:
         assert packed(windows, tokens, 1).prompt_tokens == tokens or windows + tokens <= TILE
 
 
-@given(st.sampled_from([*DRAFTS]), st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data())
-def test_the_largest_call_holds_every_other_one_and_a_drafts_beside_it(
+@given(st.sampled_from([*DRAFT_KINDS]), st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data())
+def test_the_largest_call_fits_every_other_call_and_the_draft_call(
     kind: str, batch: int, window: int, chunk: int, data: st.DataObject
 ) -> None:
     query, rows = most_query(kind, window), data.draw(st.integers(0, batch))
@@ -87,12 +87,12 @@ def test_the_largest_call_holds_every_other_one_and_a_drafts_beside_it(
     call, largest = packed(windows, tokens, runs), largest_prompts(batch, chunk)
     most = max(sizes["tokens"] for sizes in largest_calls(kind, batch, window, chunk))
     for others in (windows, 2 * rows, query * rows, 0):
-        each = call if others == windows else beside(others, call)
+        each = call if others == windows else repacked(others, call)
         assert call.prompt_tokens <= each.prompt_tokens <= largest.prompt_tokens
         assert each.prompts == call.prompts <= largest.prompts
         assert others + each.prompt_tokens <= most
         assert others + each.prompt_tokens in packed_sizes(most)
 
 
-def test_a_round_without_prompts_has_a_call_without_any() -> None:
+def test_a_round_without_prompts_has_a_call_without_prompts() -> None:
     assert packed(5, 0, 0) == NO_PROMPTS

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 from tokenizers import processors
 
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
+from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests import prompt as prompts
 from tandemrt.runtime.requests.prompt import Chat, Prompt, PromptReader, is_batch
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.waiting import PATIENCE_S
 from tools.demo.models import CHECKPOINTS
 
@@ -26,7 +26,7 @@ def opened(template: str | None = None) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessPool]:
-    """One process, started by whoever is the first to need it."""
+    """One worker process, which the first call starts."""
     pool = ProcessPool(processes=1)
     yield pool
     pool.close()
@@ -37,7 +37,7 @@ def token_ids(processes: ProcessPool) -> Callable[..., list[int]]:
     """Read one prompt."""
 
     def read(prompt: Prompt, tokenizer: Tokenizer, deadline: float | None = None, **limits: Any) -> list[int]:
-        options = {"valid_tokens": 2048, "limit": 100, "most_bytes": 8192, "timeout_s": PATIENCE_S} | limits
+        options = {"valid_tokens": 2048, "limit": 100, "max_bytes": 8192, "timeout_s": PATIENCE_S} | limits
         return PromptReader(tokenizer, processes=processes, **options).read(prompt, deadline)
 
     return read
@@ -149,7 +149,7 @@ def test_a_template_that_does_not_end_is_ended(token_ids, template: str) -> None
 
 @pytest.mark.parametrize("template", ["{{ 'a' * 10**10 }}", "{{ 'a'.ljust(10**10) }}", "{{ 'a'|center(10**10) }}"])
 def test_a_template_that_takes_too_much_memory_is_refused(token_ids, template: str) -> None:
-    with pytest.raises(BadRequest, match="the chat template took more memory than a process may have"):
+    with pytest.raises(BadRequest, match="the chat template took more memory than a worker process may use"):
         token_ids(ASKED, opened(template))
 
 
@@ -174,7 +174,7 @@ def test_a_long_text_of_a_user_becomes_no_control_token_either(token_ids, tokeni
     assert token_ids(chat, tokenizer) == quick
 
 
-def test_what_a_slow_template_raises_is_told(token_ids) -> None:
+def test_the_error_of_a_slow_template_is_reported(token_ids) -> None:
     with pytest.raises(BadRequest, match=r"the chat template refused the messages: no 5{10}; received \[\{'role"):
         token_ids(ASKED, opened("{{ raise_exception('no ' ~ '5' * 10) }}"))
 
@@ -201,7 +201,7 @@ def test_what_is_too_large_is_refused_before_anything_is_done_with_it(prompt: An
         cast("Tokenizer", None),
         valid_tokens=9,
         limit=100,
-        most_bytes=8192,
+        max_bytes=8192,
         processes=cast("ProcessPool", None),
         timeout_s=1.0,
     )

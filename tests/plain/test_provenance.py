@@ -1,10 +1,10 @@
-"""A bundle says which packages decided its bytes."""
+"""A bundle records the packages that determine its bytes."""
 
 from importlib import metadata
 
 import pytest
 
-from tandemrt.export.provenance import collect
+from tandemrt.export.bundle.provenance import collect
 
 COMPILERS = ("onnx", "onnx-ir", "nvidia-cuda-nvrtc", "tensorrt-rtx-cu13-bindings")
 

@@ -1,4 +1,4 @@
-"""What a quantization_config says of each module, and what of it is refused by name."""
+"""Reading a quantization_config: the scheme of each module, and errors that name the field."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.quantization.config import read_quantization
-from tandemrt.export.read.quantization.scheme import WHOLE, Quantization, Scheme
+from tandemrt.export.read.quantization.scheme import FULL_DIM, Quantization, Scheme
 
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 LAYER = "model.layers.0."
@@ -32,40 +32,40 @@ def test_a_checkpoint_without_the_field_is_not_quantized(tmp_path):
     assert read_quantization({}, tmp_path) is None
 
 
-def test_each_module_is_stored_as_the_first_group_that_names_it_says():
+def test_the_first_matching_group_gives_the_scheme_of_a_module():
     attention = {"targets": [r"re:.*self_attn\.(q|o)_proj$", f"{LAYER}self_attn.v_proj"], "weights": FLOAT8}
     found = read(compressed(attention, {"weights": INT4}, ignore=["lm_head", "re:.*down_proj"]))
     schemes = {name: found.scheme(f"{LAYER}{name}") for name in ("self_attn.q_proj", "self_attn.v_proj")}
-    assert set(schemes.values()) == {Scheme("float8_e4m3fn", "compressed-tensors", (1, WHOLE))}
+    assert set(schemes.values()) == {Scheme("float8_e4m3fn", "compressed-tensors", (1, FULL_DIM))}
     assert found.scheme(f"{LAYER}self_attn.k_proj") == Scheme("int4", "compressed-tensors", (1, 64))
     for whole in (f"{LAYER}mlp.down_proj", "lm_head", "model.embed_tokens"):
         assert found.scheme(whole) is None
 
 
-def test_parts_of_names_are_left_out_whole():
+def test_ignored_modules_match_complete_name_parts():
     said = {"quant_method": "fp8", "modules_to_not_convert": ["layers.0.mlp.gate", "up_proj", "lm_head"]}
     found = read(said)
     assert found.scheme("model.layers.0.mlp.gate_proj") == Scheme(
-        "float8_e4m3fn", "fp8", (128, 128), inputs="token", input_block=128
+        "float8_e4m3fn", "fp8", (128, 128), inputs="token", input_group=128
     )
     assert found.scheme("model.layers.0.mlp.up_proj") is None
     assert found.scheme("model.layers.10.mlp.gate_proj") is not None
 
 
-def test_of_mxfp4_only_experts_are_narrow_where_they_are_not_left_out():
+def test_mxfp4_quantizes_only_experts_that_are_not_ignored():
     said = {
         "quant_method": "mxfp4",
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.1", "lm_head"],
     }
     found = read(said)
-    assert found.comes_packed
+    assert found.is_packed
     assert found.scheme(f"{LAYER}mlp.experts.3.down_proj") == Scheme("mxfp4", "mxfp4", (1, 32))
     assert found.scheme("model.layers.11.mlp.experts.3.down_proj") is not None
     for whole in (f"{LAYER}self_attn.q_proj", f"{LAYER}mlp.gate", "model.layers.1.mlp.experts.3.down_proj", "lm_head"):
         assert found.scheme(whole) is None
 
 
-def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path):
+def test_modelopt_config_may_be_a_separate_file(tmp_path):
     said = {
         "producer": {"name": "modelopt"},
         "quantization": {"quant_algo": "FP8", "exclude_modules": ["*.0.*", "lm_*"]},
@@ -75,7 +75,7 @@ def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path):
     assert found is not None
     assert found.scheme("lm_head") is found.scheme(f"{LAYER}mlp.up_proj") is None
     assert found.scheme("model.layers.1.mlp.up_proj") == Scheme(
-        "float8_e4m3fn", "modelopt", (WHOLE, WHOLE), inputs="static"
+        "float8_e4m3fn", "modelopt", (FULL_DIM, FULL_DIM), inputs="static"
     )
 
 
@@ -90,8 +90,26 @@ def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path):
         ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, True),
     ],
 )
-def test_keys_and_values_are_in_float8_where_it_says_so(said, asks):
+def test_the_config_selects_a_float8_kv_cache(said, asks):
     assert read(said).float8_cache == asks
+
+
+@pytest.mark.parametrize(
+    ("field", "accepted", "rejected"),
+    [
+        ("type", "float", "int"),
+        ("num_bits", 8, 4),
+        ("strategy", "tensor", "channel"),
+        ("symmetric", True, False),
+        ("dynamic", False, True),
+        ("group_size", None, 64),
+        ("block_structure", None, [128, 128]),
+    ],
+)
+def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, rejected):
+    assert read(compressed(kv_cache_scheme=CACHE | {field: accepted})).float8_cache
+    with pytest.raises(BadCheckpoint, match=f"kv_cache_scheme: {field} is "):
+        read(compressed(kv_cache_scheme=CACHE | {field: rejected}))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +117,10 @@ def test_keys_and_values_are_in_float8_where_it_says_so(said, asks):
     [
         ({"quant_method": "bitsandbytes"}, "quant_method should be one of compressed-tensors, .*it is 'bitsandbytes'"),
         ("fp8", "quant_method should be one of .*it is 'fp8'"),
-        (compressed({"weights": FLOAT8}, mystery=1), r"quantization_config: .*does not know the field\(s\) 'mystery'"),
+        (
+            compressed({"weights": FLOAT8}, mystery=1),
+            r"quantization_config: .*does not support the field\(s\) 'mystery'",
+        ),
         (compressed({"weights": FLOAT8}, kv_cache_scheme=BY_TOKEN), "kv_cache_scheme: strategy is 'token', which the"),
         (compressed({"weights": FLOAT8}, kv_cache_scheme=CACHE | {"num_bits": 4}), "kv_cache_scheme: num_bits is 4"),
         (
@@ -110,10 +131,10 @@ def test_keys_and_values_are_in_float8_where_it_says_so(said, asks):
         (compressed({"weights": FLOAT8 | {"num_bits": 4}}), "float of 8 bits or int of 4, they are 'float' of 4"),
         (compressed({"weights": INT4 | {"group_size": 16}}), "group_size is 16"),
         (compressed({"weights": INT4 | {"strategy": "channel"}}), "strategy should be one of group, it is 'channel'"),
-        (compressed({"weights": INT4, "input_activations": BY_TOKEN}), "null beside weights of 4 bits"),
+        (compressed({"weights": INT4, "input_activations": BY_TOKEN}), "null with weights of 4 bits"),
         (
             compressed({"weights": FLOAT8, "input_activations": BY_TOKEN | {"strategy": "tensor"}}),
-            "lets the requests of a batch change one another; quantize with dynamic scales per token",
+            "would let the requests of a batch change one another; quantize with dynamic scales per token",
         ),
         (compressed({"weights": FLOAT8, "output_activations": BY_TOKEN}), "output_activations is"),
         (compressed({"weights": FLOAT8, "targets": ["re:("]}), r"'re:\(|'\(' should be a regular expression"),
@@ -121,7 +142,7 @@ def test_keys_and_values_are_in_float8_where_it_says_so(said, asks):
         (compressed({"weights": FLOAT8}, ignore="lm_head"), "ignore should be a list of strings, it is 'lm_head'"),
         (compressed(), "config_groups should name at least one group"),
         ({"quant_method": "fp8", "scale_fmt": "ue8m0"}, "scale_fmt is 'ue8m0'"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "two whole numbers or null"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "two integers or null"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme should be dynamic where"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo is"),
@@ -130,6 +151,6 @@ def test_keys_and_values_are_in_float8_where_it_says_so(said, asks):
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is 'gemv'"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(said, message):
+def test_unknown_fields_and_values_are_rejected_by_name(said, message):
     with pytest.raises(BadCheckpoint, match=message):
         read(said)

@@ -1,12 +1,16 @@
 """The maker of random checkpoints writes what transformers would."""
 
+import sys
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
+from tools.random_checkpoint import Dtype, Family, Size, app, write_checkpoint
 
 
 @pytest.mark.parametrize("family", list(Family))
@@ -28,9 +32,27 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path):
     assert a != c
 
 
-def test_a_sparse_file_has_the_size_of_its_weights_and_takes_no_room(tmp_path):
+def test_a_sparse_file_has_the_size_of_its_weights_and_takes_no_disk_space(tmp_path):
     nbytes = write_checkpoint(tmp_path, Family.MISTRAL, Size.B8, sparse=True)
     file = (tmp_path / "model.safetensors").stat()
     assert 14e9 < nbytes < file.st_size
     assert file.st_blocks * 512 < 1e6
     assert len(Checkpoint.open(tmp_path).tensors) == 32 * 9 + 3
+
+
+def test_the_command_writes_a_tokenizer_of_the_models_size(tmp_path):
+    found = CliRunner().invoke(app, [str(tmp_path), "--family", "qwen3"])
+    assert found.exit_code == 0, found.output
+    vocab = ModelSpec.from_hf(Checkpoint.open(tmp_path).config).vocab
+    tokenizer, _ = open_tokenizer(tmp_path, vocab)
+    assert tokenizer.backend.get_vocab_size() == vocab
+
+
+def test_the_command_names_a_missing_package_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    found = CliRunner().invoke(app, [str(tmp_path / "new")])
+    assert (found.exit_code, found.output) == (
+        2,
+        "random_checkpoint needs torch and transformers: pip install torch transformers\n",
+    )
+    assert not (tmp_path / "new").exists()

@@ -5,23 +5,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tandemrt.engines.params import StructuredOutputs
-from tandemrt.engines.recipe import Reasoning
-from tandemrt.engines.vocabulary import vocabulary_from_tokenizer
-from tandemrt.export.quantize.stored import read_blocks
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.recipe.recipe import Reasoning
+from tandemrt.engines.text.vocabulary import vocabulary_from_tokenizer
+from tandemrt.export.quantize.stored_weights import read_low_bit
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
-from tandemrt.export.read.quantization.scheme import WHOLE
+from tandemrt.export.read.quantization.scheme import FULL_DIM
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
-from tandemrt.export.read.values import values
+from tandemrt.export.read.values import read_values
 from tandemrt.runtime.grammars.library import GrammarLibrary
+from tests.plain.constraints import compiled_by
 from tools.filler_tokenizer import write_tokenizer
-from tools.narrow_weights import Stored
+from tools.quantized_weights import WeightFormat
 from tools.random_checkpoint import Dtype, Size
 from tools.random_pair import write_pair
 
 
-def test_two_models_draw_alike_as_often_as_was_asked(tmp_path, capsys):
+def test_two_models_agree_as_often_as_requested(tmp_path, capsys):
     write_pair(tmp_path, Size.SMALL, device="cpu", dtype=Dtype.FLOAT32, acceptance=3.0, shard_bytes=3_000_000)
     assert "tokens a round" in capsys.readouterr().out
     models = [AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("target", "draft")]
@@ -37,19 +38,19 @@ def test_two_models_draw_alike_as_often_as_was_asked(tmp_path, capsys):
     assert len(Checkpoint.open(tmp_path / "target").files) > 1
 
 
-def test_a_pair_that_is_not_scaled_down_hardly_agrees(tmp_path, capsys):
+def test_a_pair_with_a_large_scale_rarely_agrees(tmp_path, capsys):
     write_pair(tmp_path, Size.SMALL, device="cpu", acceptance=None, scale=10.0)
-    assert float(capsys.readouterr().out.split("drawn alike, ")[-1].split()[0]) < 1.3
+    assert float(capsys.readouterr().out.split("equal samples, ")[-1].split()[0]) < 1.3
 
 
 @pytest.mark.parametrize("acceptance", [1.0, 5.1])
 def test_an_acceptance_that_no_scale_gives_is_refused(tmp_path, acceptance):
-    with pytest.raises(ValueError, match=f"up to window \\+ 1 = 5 is needed, got {acceptance}"):
+    with pytest.raises(ValueError, match=f"at most window \\+ 1 = 5, got {acceptance}"):
         write_pair(tmp_path, Size.SMALL, device="cpu", acceptance=acceptance)
 
 
-def test_a_size_without_room_for_a_tokenizer_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ValueError, match="at least 278 ids are needed, got 97"):
+def test_a_size_too_small_for_a_tokenizer_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="must be at least 278, got 97"):
         write_pair(tmp_path / "out", Size.TINY, device="cpu", acceptance=None)
     assert not (tmp_path / "out").exists()
 
@@ -67,11 +68,11 @@ def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
     opened = CheckpointTokenizer.open(write_tokenizer(tmp_path, size))
     assert opened.size == len(opened.tokenizer.get_vocab()) == size
     assert opened.stop_ids({}) == (size - 3,)
-    reasoning = Reasoning(start="<think>", ends=("</think>",), forced_end="</think>")
-    assert opened.markers(reasoning).start.ids == (size - 2,)
+    reasoning = Reasoning(think_start="<think>", think_ends=("</think>",), forced_end="</think>")
+    assert opened.delimiters(reasoning).think_start.ids == (size - 2,)
     vocabulary = vocabulary_from_tokenizer(AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer, size)
     library = GrammarLibrary(vocabulary, stop_ids=opened.stop_ids({}), timeout_s=60)
-    compiled = library.compile(StructuredOutputs(regex="[a-z]+")).result()
+    compiled = compiled_by(library, StructuredOutputs(regex="[a-z]+")).result()
     library.close()
     matcher = compiled.matcher((size - 3,))
     letters = [i for i, token in enumerate(vocabulary.tokens) if token.isalpha() and token.islower()]
@@ -79,32 +80,43 @@ def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
     assert all(matcher.fork().accept(token) for token in letters[::50])
 
 
-def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="at least 278 ids are needed, got 100"):
+def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must be at least 278, got 100"):
         write_tokenizer(tmp_path, 100)
 
 
-def test_products_may_be_stored_in_4_bits(tmp_path):
-    for stored in (Stored.WHOLE, Stored.INT4):
-        made = {"dtype": Dtype.FLOAT32, "acceptance": None, "scale": 0.1, "stored": stored}
-        write_pair(tmp_path / stored, Size.SMALL, device="cpu", **made)
-    whole, narrow = (Checkpoint.open(tmp_path / stored / "target") for stored in (Stored.WHOLE, Stored.INT4))
-    quantization = read_quantization(narrow.config, narrow.folder)
+def test_matmuls_may_be_stored_in_4_bits(tmp_path):
+    for weight_format in (WeightFormat.UNQUANTIZED, WeightFormat.INT4):
+        made = {"dtype": Dtype.FLOAT32, "acceptance": None, "scale": 0.1, "weight_format": weight_format}
+        write_pair(tmp_path / weight_format, Size.SMALL, device="cpu", **made)
+    unquantized, quantized = (
+        Checkpoint.open(tmp_path / weight_format / "target")
+        for weight_format in (WeightFormat.UNQUANTIZED, WeightFormat.INT4)
+    )
+    quantization = read_quantization(quantized.config, quantized.folder)
     for module in ("lm_head", "model.layers.1.mlp.down_proj"):
-        weight = values(whole.tensors[f"{module}.weight"])
-        found = read_blocks(module, narrow.tensors, quantization.scheme(module)).restored
+        weight = read_values(unquantized.tensors[f"{module}.weight"])
+        found = read_low_bit(module, quantized.tensors, quantization.scheme(module)).dequantized
         assert np.abs(found - weight).max() < 0.1 * np.abs(weight).max()
         assert found.std() == pytest.approx(weight.std(), rel=0.02)
-    assert narrow.tensors["model.embed_tokens.weight"].dtype == "float32"
+    assert quantized.tensors["model.embed_tokens.weight"].dtype == "float32"
 
 
-def test_products_may_be_stored_in_float8_by_channel(tmp_path):
-    write_pair(tmp_path, Size.SMALL, device="cpu", dtype=Dtype.FLOAT32, acceptance=None, scale=0.1, stored=Stored.FP8)
+def test_matmuls_may_be_stored_in_float8_by_channel(tmp_path):
+    write_pair(
+        tmp_path,
+        Size.SMALL,
+        device="cpu",
+        dtype=Dtype.FLOAT32,
+        acceptance=None,
+        scale=0.1,
+        weight_format=WeightFormat.FP8,
+    )
     checkpoint = Checkpoint.open(tmp_path / "target")
     scheme = read_quantization(checkpoint.config, checkpoint.folder).scheme("lm_head")
-    assert (scheme.block, scheme.inputs) == ((1, WHOLE), "token")
+    assert (scheme.group_shape, scheme.inputs) == ((1, FULL_DIM), "token")
     assert checkpoint.tensors["model.embed_tokens.weight"].dtype == "float32"
     for name, tensor in checkpoint.tensors.items():
         if f"{name}_scale" in checkpoint.tensors:
             assert tensor.dtype == "float8_e4m3fn"
-            assert float(abs(values(tensor).astype("float32")).max()) == 448
+            assert float(abs(read_values(tensor).astype("float32")).max()) == 448

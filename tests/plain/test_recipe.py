@@ -1,4 +1,4 @@
-"""Recipes: what is read, what is refused, and that a refusal names the key, the rule, the value and what to do."""
+"""Recipes: loading, defaults, and errors with the key, the rule, the value and the remedy."""
 
 import hashlib
 from contextlib import suppress
@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.errors import BadRecipe
-from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
-from tandemrt.engines.recipe import (
+from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
+from tandemrt.engines.recipe.recipe import (
     INCLUDED,
     DFlashDraft,
     Eagle3Draft,
@@ -20,6 +19,7 @@ from tandemrt.engines.recipe import (
     Recipe,
     locate,
 )
+from tandemrt.engines.validation.errors import BadRecipe
 
 DRAWN = 'sampling = "greedy"\ngreedy_below = 1\ntemperature_scale = 0.25'
 MINIMAL = 'name = "r"\n[target]\ncheckpoint = "models/target"\n'
@@ -46,23 +46,23 @@ def test_paths_are_relative_to_the_recipe_file(tmp_path: Path, monkeypatch: pyte
 def test_defaults_are_a_float32_model_on_the_cpu_without_a_drafter(tmp_path: Path) -> None:
     recipe = load(tmp_path, MINIMAL)
     assert (recipe.target.dtype, recipe.backend.name, recipe.draft.kind) == ("float32", "onnxruntime-cpu", "none")
-    assert recipe.draft.window == 4
+    assert recipe.draft.num_draft_tokens == 4
     assert recipe.reasoning is None
 
 
-def test_a_draft_computes_in_the_targets_dtype_unless_it_names_its_own(tmp_path: Path) -> None:
+def test_a_draft_has_the_targets_dtype_unless_the_recipe_sets_one(tmp_path: Path) -> None:
     text = MINIMAL + 'dtype = "float16"\n[draft]\nkind = "model"\ncheckpoint = "d"\n'
     assert load(tmp_path, text).draft_dtype == "float16"
     assert load(tmp_path, text + 'dtype = "float32"').draft_dtype == "float32"
     assert load(tmp_path, MINIMAL).draft_dtype is None
 
 
-def test_capacity_leaves_slack_for_the_padded_tail_of_the_last_window(tmp_path: Path) -> None:
-    draft = '[draft]\nkind = "ngram"\nwindow = 5\n'
+def test_capacity_has_slack_for_the_padded_end_of_the_last_draft_window(tmp_path: Path) -> None:
+    draft = '[draft]\nkind = "ngram"\nnum_draft_tokens = 5\n'
     assert load(tmp_path, MINIMAL + draft + "[limits]\nlength = 100\n").capacity == 100 + 5 + 1
 
 
-def test_a_chunk_of_a_prompt_suits_the_backend_unless_the_recipe_says_it(tmp_path: Path) -> None:
+def test_prefill_chunk_defaults_to_the_backends(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).prefill_chunk == 256
     assert load(tmp_path, MINIMAL + "[limits]\nlength = 100").prefill_chunk == 100
     assert load(tmp_path, MINIMAL + "[limits]\nprefill_chunk = 7").prefill_chunk == 7
@@ -72,7 +72,7 @@ def test_a_chunk_of_a_prompt_suits_the_backend_unless_the_recipe_says_it(tmp_pat
 CUDA = MINIMAL + '[backend]\nname = "onnxruntime-cuda"\n'
 
 
-def test_a_cuda_recipe_has_paged_caches_and_kernels_for_every_compute_capability_unless_it_says_otherwise(
+def test_cuda_defaults_to_paged_caches_and_kernels_for_every_compute_capability(
     tmp_path: Path,
 ) -> None:
     recipe = load(tmp_path, CUDA)
@@ -82,18 +82,18 @@ def test_a_cuda_recipe_has_paged_caches_and_kernels_for_every_compute_capability
     assert (load(tmp_path, MINIMAL).cache, load(tmp_path, MINIMAL).kernel_capabilities) == ("linear", ())
 
 
-def test_a_paged_cache_has_room_for_every_slot_or_for_the_tokens_a_recipe_says(tmp_path: Path) -> None:
-    limits = "[limits]\nbatch = 3\nlength = 128\n"  # 129 tokens in a row: three blocks of 64
+def test_a_paged_cache_holds_every_slot_or_cache_tokens(tmp_path: Path) -> None:
+    limits = "[limits]\nbatch = 3\nlength = 128\n"  # a row of 129 tokens: three blocks of 64
     assert load(tmp_path, CUDA + limits).cache_blocks == 9
     assert load(tmp_path, CUDA + limits + "cache_tokens = 200").cache_blocks == 4
 
 
-def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
+def test_the_digest_is_the_files(tmp_path: Path) -> None:
     recipe = load(tmp_path, MINIMAL)
     assert recipe.digest == hashlib.sha256((tmp_path / "r.toml").read_bytes()).hexdigest()
 
 
-def test_a_recipe_cannot_be_changed(tmp_path: Path) -> None:
+def test_a_recipe_is_immutable(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
         load(tmp_path, MINIMAL).name = "other"
 
@@ -102,8 +102,9 @@ def test_included_recipes_load_and_are_found_by_name() -> None:
     demos: dict[str, type] = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft}
     demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-pard": PardDraft, "demo-dflash": DFlashDraft}
     pairs = {"qwen3-8b": ModelDraft, "llama-3.1-8b": ModelDraft}
-    assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs}
-    for name, kind in (demos | pairs).items():
+    on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
+    assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu}
+    for name, kind in (demos | pairs | on_a_cpu).items():
         recipe = Recipe.load(locate(name))
         assert recipe.name == name
         assert isinstance(recipe.draft, kind)
@@ -113,23 +114,23 @@ def test_included_recipes_load_and_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.1-8b"])
-def test_a_checkpoint_that_is_not_there_is_refused_by_its_key_and_file(name: str) -> None:
+def test_a_missing_checkpoint_is_rejected_with_its_key_and_file(name: str) -> None:
     recipe = Recipe.load(locate(name))
     with pytest.raises(BadRecipe) as caught:
         recipe.require_checkpoints()
     said = str(caught.value)
-    assert f"recipe {locate(name)} names a checkpoint that is not there. Put the checkpoint there, or copy" in said
+    assert f"recipe {locate(name)} names a checkpoint that does not exist. Put the checkpoint there, or copy" in said
     for section, model in (("target", recipe.target), ("draft", recipe.draft)):
         assert f"{section}.checkpoint: must be an existing folder; got '{model.checkpoint}'" in said  # type: ignore[union-attr]
 
 
-def test_a_path_wins_over_the_name_of_an_included_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_takes_precedence_over_an_included_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("demo").write_text(MINIMAL)
     assert Recipe.load(locate("demo")).name == "r"
 
 
-def test_an_unknown_recipe_name_is_answered_with_the_nearest_one() -> None:
+def test_the_error_for_an_unknown_recipe_name_suggests_the_nearest_one() -> None:
     with pytest.raises(BadRecipe, match=r"got 'demo-rtxx' \(did you mean 'demo-rtx'\?\).*Included: demo, "):
         locate("demo-rtxx")
 
@@ -139,15 +140,19 @@ def test_an_unknown_recipe_name_is_answered_with_the_nearest_one() -> None:
     [
         ('nam = "r"', "nam", "name"),
         (MINIMAL + 'dtyp = "float16"', "dtyp", "dtype"),
-        (MINIMAL + '[draft]\nkind = "model"\ncheckpoint = "d"\nwindo = 4', "windo", "window"),
+        (
+            MINIMAL + '[draft]\nkind = "model"\ncheckpoint = "d"\nnum_draft_token = 4',
+            "num_draft_token",
+            "num_draft_tokens",
+        ),
         (MINIMAL + '[draft]\nkind = "ngram"\nngram_maximum = 4', "ngram_maximum", "ngram_max"),
         (MINIMAL + '[draft]\nkind = "none"\nkinds = 1', "kinds", "kind"),
-        (MINIMAL + '[reasoning]\nstart = "a"\nends = ["b"]\nforced = "b"', "forced", "forced_end"),
+        (MINIMAL + '[reasoning]\nthink_start = "a"\nthink_ends = ["b"]\nforced = "b"', "forced", "forced_end"),
         (MINIMAL + "[limits]\nprefill-chunk = 4", "prefill-chunk", "prefill_chunk"),
         (MINIMAL + '[backend]\nname = "tensorrt-rtx"\ncompute_capability = ["8.6"]', "compute_capability", None),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, text: str, key: str, near: str) -> None:
+def test_the_error_for_an_unknown_key_suggests_the_nearest_one(tmp_path: Path, text: str, key: str, near: str) -> None:
     message = refusal(tmp_path, text)
     assert f"unknown key '{key}' (did you mean '{near or 'compute_capabilities'}'?); known keys: " in message
 
@@ -164,21 +169,24 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
             MINIMAL + 'dtype = "int2"',
             "target.dtype: must be 'float32', 'float16', 'bfloat16', 'int8' or 'int4'; got 'int2'",
         ),
-        (MINIMAL + "[draft]\nwindow = 4", "draft.kind: is required and missing"),
+        (MINIMAL + "[draft]\nnum_draft_tokens = 4", "draft.kind: is required and missing"),
         (
             MINIMAL + '[draft]\nkind = "medusa"',
             "must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dspark', 'ngram', 'none'; got",
         ),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
         (
-            MINIMAL + '[draft]\nkind = "ngram"\nwindow = 0',
-            "draft.window: must be at least 1; got 0",
+            MINIMAL + '[draft]\nkind = "ngram"\nnum_draft_tokens = 0',
+            "draft.num_draft_tokens: must be at least 1; got 0",
         ),
         (
-            MINIMAL + '[draft]\nkind = "ngram"\nwindow = 17',
-            "draft.window: must be at most 16; got 17",
+            MINIMAL + '[draft]\nkind = "ngram"\nnum_draft_tokens = 17',
+            "draft.num_draft_tokens: must be at most 16; got 17",
         ),
-        (MINIMAL + '[draft]\nkind = "ngram"\nwindow = 4.0', "draft.window: must be a valid integer; got 4.0"),
+        (
+            MINIMAL + '[draft]\nkind = "ngram"\nnum_draft_tokens = 4.0',
+            "draft.num_draft_tokens: must be a valid integer; got 4.0",
+        ),
         (MINIMAL + "[limits]\nbatch = 0", "limits.batch: must be at least 1; got 0"),
         (MINIMAL + "[limits]\nbatch = true", "limits.batch: must be a valid integer; got True"),
         (MINIMAL + '[limits]\nlength = "512"', "limits.length: must be a valid integer; got '512'"),
@@ -189,25 +197,25 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
             "backend.compute_capabilities: is required and missing",
         ),
         (
-            MINIMAL + '[reasoning]\nstart = ""\nends = ["b"]\nforced_end = "b"',
-            "reasoning.start: must not be empty; got ''",
+            MINIMAL + '[reasoning]\nthink_start = ""\nthink_ends = ["b"]\nforced_end = "b"',
+            "reasoning.think_start: must not be empty; got ''",
         ),
         (
-            MINIMAL + '[reasoning]\nstart = "a"\nends = []\nforced_end = "b"',
-            "reasoning.ends: must not be empty",
+            MINIMAL + '[reasoning]\nthink_start = "a"\nthink_ends = []\nforced_end = "b"',
+            "reasoning.think_ends: must not be empty",
         ),
         (
-            MINIMAL + '[reasoning]\nstart = "a"\nends = "b"\nforced_end = "b"',
-            "reasoning.ends: must be a list; got 'b'",
+            MINIMAL + '[reasoning]\nthink_start = "a"\nthink_ends = "b"\nforced_end = "b"',
+            "reasoning.think_ends: must be a list; got 'b'",
         ),
     ],
 )
-def test_a_missing_or_wrong_value_is_refused_by_its_key(tmp_path: Path, text: str, message: str) -> None:
+def test_a_missing_or_invalid_value_is_rejected_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     assert message in refusal(tmp_path, text)
 
 
 @pytest.mark.parametrize("kind", ["model", "eagle3", "peagle", "mtp", "pard", "dflash", "dspark"])
-def test_a_recipe_says_how_a_draft_of_any_kind_that_computes_is_drawn(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_draft_model_has_sampling_options(tmp_path: Path, kind: str) -> None:
     text = MINIMAL + f'[draft]\nkind = "{kind}"\ncheckpoint = "d"\n'
     plain, asked = (load(tmp_path, text + keys).draft.model_dump() for keys in ("", DRAWN))
     assert [plain[key] for key in ("sampling", "greedy_below", "temperature_scale")] == [None, 0.0, 1.0]
@@ -215,13 +223,13 @@ def test_a_recipe_says_how_a_draft_of_any_kind_that_computes_is_drawn(tmp_path: 
 
 
 @pytest.mark.parametrize("value", ["0", "0.001", "11", "nan", "true", '"0.5"'])
-def test_a_scale_that_is_no_number_between_its_bounds_is_refused(tmp_path: Path, value: str) -> None:
+def test_a_temperature_scale_out_of_bounds_is_rejected(tmp_path: Path, value: str) -> None:
     text = MINIMAL + f'[draft]\nkind = "model"\ncheckpoint = "d"\ntemperature_scale = {value}'
     assert "draft.temperature_scale: must be " in refusal(tmp_path, text)
 
 
 @pytest.mark.parametrize("capability", ["9.0", "8.7", "86", "sm_86"])
-def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tmp_path: Path, capability: str) -> None:
+def test_a_compute_capability_that_tensorrt_rtx_does_not_support_is_rejected(tmp_path: Path, capability: str) -> None:
     backend = f'dtype = "float16"\n[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "{capability}"]'
     message = refusal(tmp_path, MINIMAL + backend)
     assert "compute_capabilities.1: must be '7.5', '8.0', '8.6', '8.9', '12.0' or '12.1'; got " in message
@@ -236,14 +244,14 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             "prefill_chunk must not exceed batch * length; got 65 > 64. Lower",
         ),
         (
-            '[draft]\nkind = "ngram"\nwindow = 8\n[limits]\nlength = 8\nprefill_chunk = 8',
-            "draft.window must be below limits.length; got 8 >= 8. Lower",
+            '[draft]\nkind = "ngram"\nnum_draft_tokens = 8\n[limits]\nlength = 8\nprefill_chunk = 8',
+            "draft.num_draft_tokens must be below limits.length; got 8 >= 8. Lower",
         ),
         ('[draft]\nkind = "ngram"\nngram_min = 5', "ngram_min must not exceed ngram_max; got 5 > 4. Lower"),
         ('[draft]\nkind = "model"\ncheckpoint = "d"\nngram_min = 2', "draft 'model': unknown key 'ngram_min'"),
         ('[draft]\nkind = "none"\ncheckpoint = "d"', "draft 'none': unknown key 'checkpoint'"),
         ('[draft]\nkind = "ngram"\ntemperature_scale = 0.5', "draft 'ngram': unknown key 'temperature_scale'"),
-        ('[draft]\nkind = "none"\nwindow = 17', "draft.window: must be at most 16; got 17"),
+        ('[draft]\nkind = "none"\nnum_draft_tokens = 17', "draft.num_draft_tokens: must be at most 16; got 17"),
         (
             '[backend]\nname = "onnxruntime-cpu"\ncompute_capabilities = ["8.6"]',
             "backend 'onnxruntime-cpu': unknown key 'compute_capabilities'",
@@ -258,7 +266,7 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
         ),
         (
             '[limits]\nlength = 100\ncache_tokens = 100\n[backend]\nname = "onnxruntime-cuda"',
-            "limits.cache_tokens must hold one request: length + window + 1 = 105; got 100. Raise it",
+            "limits.cache_tokens must hold one request: length + num_draft_tokens + 1 = 105; got 100. Raise it",
         ),
         (
             '[backend]\nname = "onnxruntime-cuda"\ncompute_capabilities = ["9.0", "9.0"]',
@@ -279,11 +287,11 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
         ),
         (
             'dtype = "int4"\n[backend]\nname = "onnxruntime-cuda"\ncache = "linear"',
-            "with cache = 'paged', which has 'int4'; got 'int4' for 'onnxruntime-cuda' with a linear",
+            "'int4' for 'onnxruntime-cuda' with cache = 'paged'; got 'int4' for 'onnxruntime-cuda' with a linear",
         ),
         (
             'dtype = "int4"\n[backend]\nname = "tensorrt"',
-            "with cache = 'paged', which has 'int4'; got 'int4' for 'tensorrt' with a linear",
+            "'int4' for 'onnxruntime-cuda' with cache = 'paged'; got 'int4' for 'tensorrt' with a linear",
         ),
         ('dtype = "bfloat16"', "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu'"),
         (
@@ -301,11 +309,11 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
         ),
     ],
 )
-def test_contradictions_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_contradictions_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     assert message in refusal(tmp_path, MINIMAL + text)
 
 
-def test_tensorrt_leaves_to_the_library_what_the_recipe_does_not_say(tmp_path: Path) -> None:
+def test_tensorrt_options_default_to_the_librarys(tmp_path: Path) -> None:
     backend = load(tmp_path, MINIMAL + 'dtype = "float16"\n[backend]\nname = "tensorrt"').backend
     assert backend.model_dump() == {
         "name": "tensorrt",
@@ -316,7 +324,7 @@ def test_tensorrt_leaves_to_the_library_what_the_recipe_does_not_say(tmp_path: P
     }
 
 
-def test_another_backend_takes_the_place_of_the_files_section(tmp_path: Path) -> None:
+def test_backend_replaces_the_section_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(MINIMAL + '[backend]\nname = "onnxruntime-cuda"\ncache = "linear"')
     plain = Recipe.load(tmp_path / "r.toml")
     same = Recipe.load(tmp_path / "r.toml", backend="onnxruntime-cuda")
@@ -329,7 +337,7 @@ def test_another_backend_takes_the_place_of_the_files_section(tmp_path: Path) ->
     assert len({plain.digest, same.digest, other.digest}) == 3
 
 
-def test_another_dtype_takes_the_place_of_target_and_draft(tmp_path: Path) -> None:
+def test_dtype_replaces_the_dtype_of_target_and_draft(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(
         MINIMAL + 'dtype = "float32"\n[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "float32"'
     )
@@ -344,26 +352,26 @@ def test_another_dtype_takes_the_place_of_target_and_draft(tmp_path: Path) -> No
         ("vulkan", "with --backend vulkan must be corrected:\nbackend.name: must be one of 'onnxruntime-cpu'"),
     ],
 )
-def test_a_backend_that_does_not_fit_the_recipe_is_refused_by_name(tmp_path: Path, backend: str, message: str) -> None:
+def test_a_backend_that_contradicts_the_recipe_is_rejected(tmp_path: Path, backend: str, message: str) -> None:
     (tmp_path / "r.toml").write_text(MINIMAL)
     with pytest.raises(BadRecipe) as caught:
         Recipe.load(tmp_path / "r.toml", backend=backend)
     assert message in str(caught.value)
 
 
-def test_every_violation_is_reported_at_once(tmp_path: Path) -> None:
+def test_all_violations_are_reported_together(tmp_path: Path) -> None:
     message = refusal(tmp_path, MINIMAL + 'dtype = "int2"\n[limits]\nbatch = 0\nlength = 1')
     assert all(key in message for key in ("target.dtype", "limits.batch", "limits.length"))
 
 
 @pytest.mark.parametrize("content", [b"name = ", b"name = '\xff'", b"a = 1\na = 2"])
-def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "r.toml").write_bytes(content)
     with pytest.raises(BadRecipe, match="must be TOML in UTF-8"):
         Recipe.load(tmp_path / "r.toml")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadRecipe, match="cannot be read: No such file"):
         Recipe.load(tmp_path / "none.toml")
 
@@ -371,13 +379,15 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 values = st.sampled_from(
     ["1", "-3", "1.5", "nan", "true", '"model"', '"float32"', "[]", '["8.6"]', "{a = 1}", "1979-05-27"]
 )
-keys = st.sampled_from(["name", "checkpoint", "dtype", "kind", "window", "batch", "length", "ends", "start", "zz"])
+keys = st.sampled_from(
+    ["name", "checkpoint", "dtype", "kind", "num_draft_tokens", "batch", "length", "think_ends", "think_start", "zz"]
+)
 sections = st.sampled_from(["target", "draft", "reasoning", "limits", "backend", "zz"])
 tables = st.dictionaries(sections, st.dictionaries(keys, values, max_size=4), max_size=5)
 
 
 @given(top=st.dictionaries(keys, values, max_size=2), tables=tables)
-def test_whatever_a_file_says_it_is_a_recipe_or_a_bad_recipe(
+def test_any_file_loads_or_raises_bad_recipe(
     tmp_path_factory: pytest.TempPathFactory, top: dict[str, str], tables: dict[str, dict[str, str]]
 ) -> None:
     def lines(table: dict[str, str]) -> str:

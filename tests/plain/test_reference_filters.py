@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p and min-p, in that order, ties kept."""
+"""Temperature, top-k, top-p and min-p, in that order. Ties are kept."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tandemrt.plugins.reference import filter_logits, law
+from tandemrt.plugins.reference import filter_logits, probabilities
 from tandemrt.plugins.reference.arguments import Sampling
 
 
@@ -41,8 +41,8 @@ def kept(probabilities, **filters):
     ],
     ids=str,
 )
-def test_the_filters_are_those_of_transformers(vocab, filters):
-    """Regression S4's oracle: transformers' warpers in its own order, on rows without ties."""
+def test_the_filters_equal_those_of_transformers(vocab, filters):
+    """The reference is transformers' warpers in their own order, on rows without ties."""
     logits = 3 * np.random.default_rng(vocab).normal(size=(20, vocab)).astype(np.float32)
     warpers = [TemperatureLogitsWarper(filters.get("temperature", 1.0))]
     warpers += [TopKLogitsWarper(filters["top_k"])] if "top_k" in filters else []
@@ -51,7 +51,7 @@ def test_the_filters_are_those_of_transformers(vocab, filters):
     expected = torch.from_numpy(logits).double()
     for warper in warpers:
         expected = warper(None, expected)
-    np.testing.assert_allclose(law(scores_of(logits, **filters)), expected.softmax(-1).numpy(), rtol=1e-5)
+    np.testing.assert_allclose(probabilities(scores_of(logits, **filters)), expected.softmax(-1).numpy(), rtol=1e-5)
 
 
 def test_top_k_keeps_every_token_that_ties_with_the_last():
@@ -65,7 +65,7 @@ def test_top_p_counts_strictly_more_probable_tokens():
     assert kept([0.5, 0.25, 0.25], top_p=0.5) == [0]
 
 
-def test_top_p_is_over_the_mass_that_top_k_left():
+def test_top_p_applies_to_the_renormalized_mass_after_top_k():
     assert kept([0.4, 0.3, 0.2, 0.1], top_p=0.65) == [0, 1]
     assert kept([0.4, 0.3, 0.2, 0.1], top_k=3, top_p=0.44) == [0]  # 0.4 / 0.9 > 0.44
     assert kept([0.4, 0.3, 0.2, 0.1], top_p=0.44) == [0, 1]
@@ -78,7 +78,7 @@ def test_min_p_is_relative_to_the_most_probable_token():
 
 
 @pytest.mark.parametrize("off", [{}, {"top_k": 0}, {"top_k": 4}, {"top_p": 0}, {"top_p": 1.0}, {"min_p": 0}], ids=str)
-def test_a_filter_that_is_off_keeps_everything(off):
+def test_a_disabled_filter_keeps_every_token(off):
     assert kept([0.7, 0.2, 0.1, 1e-30], **off) == [0, 1, 2, 3]
 
 
@@ -92,4 +92,4 @@ def test_a_masked_token_is_never_kept():
 
 
 def test_a_tiny_temperature_cannot_overflow():
-    np.testing.assert_array_equal(law(scores_of([[1e30, 1e29, -1e38]], temperature=1e-30)), [[1, 0, 0]])
+    np.testing.assert_array_equal(probabilities(scores_of([[1e30, 1e29, -1e38]], temperature=1e-30)), [[1, 0, 0]])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tandemrt.plugins.operators import Purpose
+from tandemrt.plugins.operators.constants import Purpose
 from tandemrt.plugins.reference import accept_coin, philox4x32, position_bits, position_noise
 
 SMALLEST_COIN_SEED = 3313741  # at position 0, found by search
@@ -24,7 +24,7 @@ LARGEST_COIN_SEED = 15626855
     ids=["zeros", "ones", "pi"],
 )
 def test_philox_gives_the_published_words(counter, key, words):
-    """The known-answer vectors that its authors publish with Random123 for philox4x32, 10 rounds."""
+    """Known-answer vectors of Random123 for philox4x32, 10 rounds."""
     np.testing.assert_array_equal(philox4x32(counter, key), words)
 
 
@@ -48,8 +48,8 @@ def test_a_token_has_the_same_noise_in_every_vocabulary_and_batch():
     np.testing.assert_array_equal(position_noise(7, 11, Purpose.SAMPLE, 31), wide[1, 1, :31])
 
 
-def test_streams_never_meet():
-    """A position's draft, coin, residual and sample are different draws, as are neighbouring seeds and positions."""
+def test_noise_streams_are_distinct():
+    """Draft, coin, residual and sample of one position are different draws, as are neighbouring seeds and positions."""
     streams = [position_bits(1, 2, purpose, 1000) for purpose in Purpose]
     streams += [position_bits(2, 2, Purpose.SAMPLE, 1000), position_bits(1, 3, Purpose.SAMPLE, 1000)]
     streams += [position_bits(1 << 32, 2, Purpose.SAMPLE, 1000), position_bits(1, 2 << 32, Purpose.SAMPLE, 1000)]
@@ -62,10 +62,10 @@ def test_the_noise_is_standard_gumbel():
     assert np.abs(np.exp(-np.exp(-noise)) - empirical).max() < 1.95 / np.sqrt(noise.size)  # Kolmogorov, 0.1 %
 
 
-def test_the_extreme_coins_lie_inside_the_open_interval():
-    """Regression S8: the smallest uniform is not 0, the largest is not 1, and the noise of both is finite."""
+def test_the_extreme_coins_are_inside_the_open_interval():
+    """The smallest uniform is above 0, the largest is below 1, and the noise of both is finite."""
     assert accept_coin(SMALLEST_COIN_SEED, 0) == 2.0**-25
     assert accept_coin(LARGEST_COIN_SEED, 0) == 1 - 2.0**-25
-    assert np.float32(1 - 2.0**-25) == 1  # why the coin and the noise are float64 inside
+    assert np.float32(1 - 2.0**-25) == 1  # the reason for float64 in the coin and the noise
     noise = position_noise([SMALLEST_COIN_SEED, LARGEST_COIN_SEED], 0, Purpose.ACCEPT, 1)[:, 0]
     np.testing.assert_allclose(noise, [-2.852, 17.329], atol=1e-3)

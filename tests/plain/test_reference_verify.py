@@ -1,9 +1,9 @@
-"""verify_draft and sample_draft, case by case. Laws are in test_laws.py."""
+"""Cases of verify_draft and sample_draft. test_distributions.py tests the distributions."""
 
 import numpy as np
 import pytest
 
-from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference import accept_coin, position_noise, sample_draft, token_bitmask, verify_draft
 from tests.plain.test_reference_noise import LARGEST_COIN_SEED, SMALLEST_COIN_SEED
 
@@ -19,7 +19,7 @@ def verify(logits, draft, length=None, **changes):
 
 
 def peaked(tokens, vocab=8):
-    """Rows of logits whose largest is at ``tokens``."""
+    """Return rows of logits with their maximum at ``tokens``."""
     return np.eye(vocab, dtype=np.float32)[np.asarray(tokens)]
 
 
@@ -37,7 +37,7 @@ def peaked(tokens, vocab=8):
     ],
 )
 def test_a_greedy_request_accepts_while_the_draft_is_the_largest_logit(rule, choices, draft, length, emitted):
-    """Regression S1: everything, first, middle or last refused, a short draft, no draft; whatever the rule."""
+    """For every rule: all drafts accepted, the first, middle or last rejected, a short draft, no draft."""
     tokens, count = verify(
         peaked(choices)[None], np.array(draft, np.int64)[None], [length], temperature=0, rule=rule, top_k=1
     )
@@ -51,7 +51,7 @@ def test_greedy_takes_the_first_of_equal_logits():
 
 @pytest.mark.parametrize("q", [[0, 0, 1, 0], [0.5, 0.5, 0, 0]], ids=["drawn", "not even drawn"])
 def test_a_token_of_no_mass_is_rejected_even_by_the_smallest_coin(q):
-    """Regressions S2 and S8: with a coin of 0, or with ``<=`` where q is 0 too, the masked token 2 would pass."""
+    """With a coin of 0, or with ``<=`` where q is 0 too, the masked token 2 would pass."""
     logits, draft_probs = [[[0, 1, -np.inf, 0], [0, 0, 0, 0]]], np.array([[q]], np.float32)
     tokens, count = verify(logits, [2], rule="rejection", seed=SMALLEST_COIN_SEED, position=0, draft_probs=draft_probs)
     assert count == 1
@@ -59,12 +59,12 @@ def test_a_token_of_no_mass_is_rejected_even_by_the_smallest_coin(q):
 
 
 def test_a_certain_token_is_accepted_even_by_the_largest_coin():
-    """Regression S8: u is below 1, so p = q = 1 always stands."""
+    """u is below 1, so p = q = 1 always accepts."""
     logits = [[[-np.inf, -np.inf, 2, -np.inf], [0, 0, 0, 0]]]
     assert verify(logits, [2], rule="rejection", seed=LARGEST_COIN_SEED, position=0)[1] == 2
 
 
-def test_a_draft_from_the_very_same_law_is_always_accepted():
+def test_a_draft_from_the_same_distribution_is_always_accepted():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2000, 2, 50)).astype(np.float32)
     request = PLAIN | {"rule": "rejection", "seed": np.arange(2000), "temperature": 0.7, "top_p": 0.9}
@@ -75,7 +75,7 @@ def test_a_draft_from_the_very_same_law_is_always_accepted():
 
 
 def test_an_empty_residual_falls_back_to_the_target():
-    """Regression S3: q above p everywhere leaves nothing to draw from; the token still has the target's law."""
+    """q above p everywhere leaves an empty residual. The token still has the target's distribution."""
     target = np.array([0.4, 0.0, 0.35, 0.25])
     with np.errstate(divide="ignore"):
         logits = np.broadcast_to(np.log(target), (20000, 2, 4))
@@ -90,7 +90,7 @@ def test_an_empty_residual_falls_back_to_the_target():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_finite_logit_is_never_sampled(rule, temperature):
-    """Design rule 9: an empty mask row ends the run in front of it, at the first row even with nothing emitted."""
+    """An empty mask row ends the run before it, even at the first row with no token emitted."""
     rows = 50 * peaked([0, 0, 0])
     for dead, emitted in ((0, []), (1, [0]), (2, [0, 0])):
         for filler in (-np.inf, np.nan, np.inf):
@@ -121,7 +121,7 @@ def test_a_drafted_id_outside_the_vocabulary_is_never_accepted(rule, drafted):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_behind_the_draft_are_not_read(rule):
+def test_rows_after_the_draft_are_not_read(rule):
     logits = np.random.default_rng(1).normal(size=(3, 5, 9)).astype(np.float32)
     draft = np.random.default_rng(2).integers(0, 9, (3, 4))
     spoiled, spoiled_draft = logits.copy(), draft.copy()
@@ -133,8 +133,8 @@ def test_rows_behind_the_draft_are_not_read(rule):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_without_a_draft_every_rule_decodes_alike():
-    """The bonus is drawn from the SAMPLE stream, so it is the token that plain decoding would have drawn."""
+def test_without_a_draft_every_rule_gives_the_same_token():
+    """The SAMPLE stream gives the bonus token, so it equals the token of autoregressive decoding."""
     logits = np.random.default_rng(3).normal(size=(50, 1, 30)).astype(np.float32)
     nothing = np.zeros((50, 0), np.int64)
     coupled, rejection = (verify(logits, nothing, seed=np.arange(50), rule=rule)[0] for rule in RULES)
@@ -143,13 +143,13 @@ def test_without_a_draft_every_rule_decodes_alike():
     np.testing.assert_array_equal(coupled[:, 0], np.argmax(logits[:, 0] + noise, axis=-1))
 
 
-def test_a_rejection_coin_is_that_of_its_own_position():
+def test_a_rejection_uses_the_coin_of_its_own_position():
     seeds, half = np.arange(400), np.log([[[0.5, 0.5], [0.5, 0.5]]])
     _, count = verify(np.repeat(half, 400, axis=0), np.zeros((400, 1)), seed=seeds, rule="rejection", position=3)
     np.testing.assert_array_equal(count == 2, accept_coin(seeds, 3) < 0.5)
 
 
-def test_every_draft_of_a_window_meets_the_coin_of_its_own_position():
+def test_every_draft_of_a_window_uses_the_coin_of_its_own_position():
     seeds, halves = np.arange(400), np.log(np.full((400, 4, 2), 0.5))
     _, count = verify(halves, np.zeros((400, 3)), seed=seeds, rule="rejection", position=3)
     stands = np.stack([accept_coin(seeds, position) < 0.5 for position in (3, 4, 5)], axis=1)
@@ -158,10 +158,10 @@ def test_every_draft_of_a_window_meets_the_coin_of_its_own_position():
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3])
-def test_a_run_that_stands_whole_ends_with_the_targets_own_draw_however_short_it_is(length):
+def test_a_fully_accepted_run_ends_with_a_draw_from_the_target(length):
     seeds, target = np.arange(300), np.log([0.1, 0.2, 0.3, 0.4])
     logits = np.broadcast_to(target, (300, 4, 4)).copy()
-    logits[:, :length, 1:] = -np.inf  # every drafted token is certain
+    logits[:, :length, 1:] = -np.inf  # every drafted token has probability 1
     tokens, count = verify(logits, np.zeros((300, 3)), np.full(300, length), seed=seeds, rule="rejection", position=3)
     assert set(count) == {length + 1}
     noise = position_noise(seeds, 3 + length, Purpose.SAMPLE, 4)
@@ -188,8 +188,8 @@ def test_a_row_of_zero_probabilities_means_a_chosen_token():
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_batch_is_each_of_its_requests_alone_in_any_order():
-    """Regressions S5 and S6: rules, filters and temperatures mixed; neither slot nor batch mates matter."""
+def test_a_batch_equals_its_requests_one_by_one_in_any_order():
+    """Rules, filters and temperatures are mixed. Slots and other requests of the batch have no effect."""
     rng = np.random.default_rng(5)
     batch, window, vocab = 40, 3, 12
     logits = 2 * rng.normal(size=(batch, window + 1, vocab)).astype(np.float32)
@@ -225,8 +225,8 @@ def test_the_coupled_draft_uses_the_noise_of_the_target():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_draft_says_the_law_it_was_drawn_from(rule):
-    """Regression S9: filtered where sampled, one-hot where greedy, nothing where nothing can be drawn."""
+def test_drafting_returns_the_distribution_of_its_token(rule):
+    """Filtered for sampled drafts, one-hot for greedy drafts, zero if no token can be drawn."""
     logits = np.log([[0.4, 0.3, 0.2, 0.1]] * 3)
     logits[2] = np.nan
     token, q = sample_draft(logits, **(PLAIN | {"temperature": [1, 0, 1], "top_k": 2, "rule": rule}))
@@ -243,6 +243,13 @@ def test_the_mask_keeps_the_tokens_whose_bit_is_set():
     masked = token_bitmask(logits, words)
     assert masked.dtype == np.float16
     np.testing.assert_array_equal(masked, np.where(allowed[..., :70], logits, -np.inf))
+
+
+def test_a_mask_may_have_words_of_any_integer_type():
+    logits = np.arange(40, dtype=np.float32)
+    words = [-(2**31) + 5, 129]  # tokens 0, 2, 31, 32 and 39
+    for mask in (words, np.array(words), np.array(words, np.int32)):
+        assert np.flatnonzero(np.isfinite(token_bitmask(logits, mask))).tolist() == [0, 2, 31, 32, 39]
 
 
 def test_a_rule_is_a_member_a_name_or_one_per_request():
@@ -267,12 +274,12 @@ def test_a_rule_is_a_member_a_name_or_one_per_request():
         ({"draft": [0, 1]}, "draft_tokens: one column less"),
     ],
 )
-def test_arguments_without_a_meaning_are_refused_by_name(changes, message):
+def test_invalid_arguments_are_rejected_by_name(changes, message):
     arguments = {"logits": np.zeros((1, 2, 4)), "draft": [0]} | changes
     with pytest.raises(ValueError, match=message):
         verify(**arguments)
 
 
-def test_a_mask_of_the_wrong_width_is_refused():
+def test_a_mask_of_the_wrong_width_is_rejected():
     with pytest.raises(ValueError, match="bitmask: int32"):
         token_bitmask(np.zeros((1, 33)), np.zeros((1, 1), np.int32))

@@ -1,4 +1,4 @@
-"""A command that is refused says so before the long imports; a request, before any engine opens."""
+"""Invalid commands and requests are rejected before slow imports and before an engine opens."""
 
 import subprocess
 import sys
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.fit import require_fit
-from tandemrt.engines.manifest import Manifest
-from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.bundle.manifest import Manifest
+from tandemrt.engines.parameters.fit import require_fit
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.engines.validation.errors import BadRequest
 from tests.plain.test_bundle import write_bundle
 
 PROBE = """
@@ -26,28 +26,36 @@ finally:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nowhere", "hello"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
-        (["bench", "nowhere"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
-        (["export", "check", "nowhere"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
-        (["run", "sample", "hello", "--threads", "0"], "BadRequest: threads: at least one is needed, received 0"),
-        (["run", "sample", "hello", "--window", "1:4,9:x"], "BadRequest: window: must be a number, or a table"),
-        (["bench", "sample", "--window", "9"], "BadRequest: window: the bundle was built for 0..4 drafted tokens"),
+        (["run", "nowhere", "hello"], "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's"),
+        (["run", "dem", "hello"], "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's"),
+        (["run", "sample", "hello", "--dtype", "int4"], "BadRequest: dtype: 'sample' is built already"),
+        (["bench", "nowhere"], "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's"),
+        (["check", "nowhere"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
+        (["run", "sample", "hello", "--threads", "0"], "BadRequest: threads: must be at least 1, received 0"),
         (
-            ["export", "check", "sample", "--cache-tokens", "64"],
+            ["run", "sample", "hello", "--num-draft-tokens", "1:4,9:x"],
+            "BadRequest: num_draft_tokens: must be a number, or a table",
+        ),
+        (
+            ["bench", "sample", "--num-draft-tokens", "9"],
+            "BadRequest: num_draft_tokens: the bundle was built for 0..4 drafted tokens",
+        ),
+        (
+            ["check", "sample", "--cache-tokens", "64"],
             "BadRequest: cache_tokens: this bundle's cache is linear",
         ),
         (["run", "sample", "hello", "--temperature", "-1"], "BadRequest: temperature: must be at least 0.0"),
         (["run", "sample", "hello", "--max-tokens", "32"], "BadRequest: max_tokens: prompt and output must fit"),
         (["run", "sample", "hello", "--schema", "no.json"], "BadRequest: --schema: must be a readable JSON file"),
-        (["bench", "sample", "--prompts", "no.jsonl"], "BadRequest: --prompts: must hold one JSON object per line"),
+        (["bench", "sample", "--prompts", "no.jsonl"], "BadRequest: --prompts: must be a readable file, received no."),
         (
             ["calibrate", "sample", "--prompts", "no.jsonl", "--temperature", "1", "--temperature", "0"],
-            "BadRequest: --temperature: must be above 0, where drafts are drawn, received 0",
+            "BadRequest: --temperature: must be above 0, so that drafts are sampled, received 0",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_refused_is_refused_without_torch(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_commands_reject_arguments_before_importing_torch(tmp_path: Path, arguments: list[str], message: str) -> None:
     write_bundle(tmp_path / "sample")
     command = [sys.executable, "-c", PROBE, *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -63,15 +71,15 @@ def test_what_is_refused_is_refused_without_torch(tmp_path: Path, arguments: lis
             {"max_tokens": 32},
             r"max_tokens: prompt and output must fit the engine's length 32, received 32; .* at most 31",
         ),
-        ({"window": 5}, "window: this runtime drafts at most 4 tokens per round, received 5"),
+        ({"num_draft_tokens": 5}, "num_draft_tokens: this runtime drafts at most 4 tokens per round, received 5"),
         ({"logit_bias": {92: 1.0}}, r"logit_bias: token ids must be in 0\.\.91, received 92"),
     ],
 )
-def test_a_manifest_alone_tells_what_a_request_cannot_have(
-    tmp_path: Path, params: dict[str, Any], message: str
-) -> None:
+def test_requests_are_checked_against_the_manifest_alone(tmp_path: Path, params: dict[str, Any], message: str) -> None:
     manifest = write_bundle(tmp_path / "sample").manifest
-    require_fit(SamplingParams(max_tokens=31, window=4, logit_bias={91: 1.0}, thinking_token_budget=0), manifest)
+    require_fit(
+        SamplingParams(max_tokens=31, num_draft_tokens=4, logit_bias={91: 1.0}, thinking_token_budget=0), manifest
+    )
     with pytest.raises(BadRequest, match=message):
         require_fit(SamplingParams(**params), manifest)
 
@@ -79,20 +87,18 @@ def test_a_manifest_alone_tells_what_a_request_cannot_have(
 @pytest.mark.parametrize(
     "params", [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.3}, {"draft_temperature_scale": 0.3}]
 )
-def test_how_drafts_are_drawn_is_no_matter_of_a_bundle_whose_drafts_are_looked_up(
-    tmp_path: Path, params: dict[str, Any]
-) -> None:
+def test_draft_sampling_is_rejected_for_a_bundle_without_a_draft_model(tmp_path: Path, params: dict[str, Any]) -> None:
     manifest = write_bundle(tmp_path / "sample").manifest
 
     def drafting(kind: str) -> Manifest:
         return manifest.model_copy(update={"draft": manifest.draft.model_copy(update={"kind": kind})})
 
     require_fit(SamplingParams(**params), drafting("model"))
-    with pytest.raises(BadRequest, match=r"draft_.*: says how a draft model draws its tokens, .*'ngram'.*; leave it"):
+    with pytest.raises(BadRequest, match=r"draft_.*: needs a draft model that samples; .*'ngram'.*; leave it"):
         require_fit(SamplingParams(**params), drafting("ngram"))
 
 
-def test_a_budget_needs_a_bundle_that_names_markers(tmp_path: Path) -> None:
-    manifest = write_bundle(tmp_path / "sample").manifest.model_copy(update={"markers": None})
-    with pytest.raises(BadRequest, match="thinking_token_budget: this bundle names no reasoning markers, received 3"):
+def test_a_thinking_budget_needs_a_bundle_with_delimiters(tmp_path: Path) -> None:
+    manifest = write_bundle(tmp_path / "sample").manifest.model_copy(update={"reasoning": None})
+    with pytest.raises(BadRequest, match="thinking_token_budget: this bundle has no reasoning delimiters, received 3"):
         require_fit(SamplingParams(thinking_token_budget=3), manifest)

@@ -1,11 +1,12 @@
-"""What a listener hears is the request's text, token by token, however the request ends."""
+"""The listener gets the request's text, token by token, however the request ends."""
 
 from typing import NamedTuple
 
 import pytest
 
 from tandemrt import StreamOutput
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.requests.request import Finish
 from tests.plain.requests import TOKENIZER, ids, make_running
 
 
@@ -18,57 +19,58 @@ from tests.plain.requests import TOKENIZER, ids, make_running
     ],
 )
 @pytest.mark.parametrize("reason", ["cancelled", "timeout"])
-def test_what_might_have_become_a_marker_is_text_when_a_request_is_interrupted(
+def test_undecided_tokens_become_text_when_a_request_is_interrupted(
     text: str, reasoning: str, answer: str, reason: str
 ) -> None:
-    heard: list[StreamOutput] = []
-    running = make_running(heard.append, thinking=True)
+    items: list[StreamOutput] = []
+    running = make_running(items.append, thinking=True)
     for token in ids(text):
         running.commit([token], 0)
-        running.tell()
-    running.finish(reason)
-    running.tell()
-    output = heard[-1].output
+        running.notify()
+    running.finish(Finish(reason))
+    running.notify()
+    output = items[-1].output
     assert output is not None
     assert (output.reasoning, output.text, output.finish_reason) == (reasoning, answer, reason)
-    assert "".join(item.text for item in heard) == answer
-    assert "".join(item.reasoning for item in heard) == reasoning
-    assert [token for item in heard for token in item.token_ids] == output.token_ids == ids(text)
+    assert "".join(item.text for item in items) == answer
+    assert "".join(item.reasoning for item in items) == reasoning
+    assert [token for item in items for token in item.token_ids] == output.token_ids == ids(text)
 
 
-def test_no_token_is_told_that_a_stop_string_then_cuts_off() -> None:
-    """The marker's beginning is held back until "X" decides it, and the stop string ends inside of it."""
-    heard: list[StreamOutput] = []
-    running = make_running(heard.append, thinking=True, stop=["a<t"])
+def test_the_listener_gets_no_token_that_a_stop_string_removes() -> None:
+    """The delimiter's beginning is held back until "X" decides it, and the stop string ends inside of it."""
+    items: list[StreamOutput] = []
+    running = make_running(items.append, thinking=True, stop=["a<t"])
     for token in ids("a<thinX"):
         running.commit([token], 0)
-        running.tell()
+        running.notify()
         if running.finished:
             break
-    output = heard[-1].output
+    output = items[-1].output
     assert output is not None
     assert (output.text, output.stop_reason) == ("", "a<t")
-    assert [token for item in heard for token in item.token_ids] == output.token_ids == ids("a<t")
+    assert [token for item in items for token in item.token_ids] == output.token_ids == ids("a<t")
 
 
-def test_a_listener_that_raises_cancels_its_request_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_cancels_only_its_request(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: StreamOutput) -> None:
-        raise RuntimeError("nobody listens")
+        raise RuntimeError("the listener failed")
 
+    caplog.clear()
     running = make_running(broken)
     running.commit(ids("a"), 0)
-    running.tell()
-    assert running.request.interrupted(0.0) == "cancelled"
-    running.finish("cancelled")
-    running.tell()
+    running.notify()
+    assert running.request.interrupted(0.0) == Finish("cancelled")
+    running.finish(Finish("cancelled"))
+    running.notify()
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
     assert TOKENIZER.decode(running.output_ids) == "a"
 
 
-def test_the_first_end_is_the_one_that_counts() -> None:
+def test_only_the_first_finish_has_an_effect() -> None:
     running = make_running(stop=["b"])
     running.commit(ids("abc"), 2)
-    running.finish("cancelled")
+    running.finish(Finish("cancelled"))
     assert running.request.output is not None
     assert (running.request.output.finish_reason, running.request.output.stop_reason) == ("stop", "b")
     assert running.request.output.token_ids == ids("ab")
@@ -78,7 +80,7 @@ class Counted(NamedTuple):
     """All that is counted of a finished request."""
 
     forced_ends: int
-    boundaries_inside: int
+    reasoning_ends_mid_round: int
     accepted: list[int]
 
 
@@ -89,8 +91,8 @@ def commit_all(text: str, *windows: int, budget: int | None = None, stop: str) -
     for size in windows:
         emitted, at = ids(text)[at : at + size], at + size
         accepted += running.commit(emitted, max(1, size - 1))
-        assert running.certain >= certain, "what was certain was taken back"
-        certain = running.certain
+        assert running.final_length >= certain, "what was certain was taken back"
+        certain = running.final_length
         if running.finished:
             break
     output = running.request.output
@@ -99,10 +101,10 @@ def commit_all(text: str, *windows: int, budget: int | None = None, stop: str) -
     assert (output.forced_ends, output.speculation.num_spec_steps) == (running.forced_ends, len(accepted))
     assert output.speculation.num_accepted_draft_tokens == sum(accepted)
     assert len(output.token_ids) == certain
-    return Counted(running.forced_ends, running.boundaries_inside, accepted)
+    return Counted(running.forced_ends, running.reasoning_ends_mid_round, accepted)
 
 
-def test_a_forced_end_behind_a_stop_string_was_never_there() -> None:
+def test_a_forced_end_after_a_stop_string_is_not_counted() -> None:
     text = "<think>ab</think>"
     for windows in ([1] * 17, [9, 8], [17]):
         assert commit_all(text, *windows, budget=2, stop="b").forced_ends == 0
@@ -110,24 +112,24 @@ def test_a_forced_end_behind_a_stop_string_was_never_there() -> None:
     assert commit_all(text + "x", 18, budget=2, stop="x").forced_ends == 1
 
 
-def test_an_answer_behind_a_stop_string_in_the_reasoning_ends_no_reasoning() -> None:
-    assert commit_all("<think>ab</think>cd", 7, 12, stop="b").boundaries_inside == 0
-    assert commit_all("<think>ab</think>cd", 7, 12, stop="d").boundaries_inside == 1
+def test_an_answer_after_a_stop_string_in_the_reasoning_is_not_counted() -> None:
+    assert commit_all("<think>ab</think>cd", 7, 12, stop="b").reasoning_ends_mid_round == 0
+    assert commit_all("<think>ab</think>cd", 7, 12, stop="d").reasoning_ends_mid_round == 1
 
 
-def test_what_a_stop_string_cuts_off_was_never_accepted() -> None:
-    """The beginning of a marker is held back, and a stop string ends inside of it windows later."""
+def test_drafts_removed_by_a_stop_string_do_not_count_as_accepted() -> None:
+    """The beginning of a delimiter is held back, and a stop string ends inside of it windows later."""
     assert commit_all("a<thinX", 1, 5, 1, stop="a<t").accepted == [0, 1]
     assert commit_all("a<thinX", 2, 3, 2, stop="a<t").accepted == [1, 0]
     assert commit_all("a<thinX", 3, 2, 2, stop="a<t").accepted == [2]
     assert commit_all("a<thinX", 7, stop="a<t").accepted == [2]
 
 
-def test_windows_are_recorded_however_a_request_ends() -> None:
+def test_drafts_are_recorded_however_a_request_ends() -> None:
     running = make_running(thinking=True)
     assert running.commit(ids("ab"), 1) == [1]
-    assert running.commit(ids("<t"), 1) == [], "it may become a marker, so it may be cut off"
-    assert running.finish("cancelled") == [1]
+    assert running.commit(ids("<t"), 1) == [], "it may become a delimiter, so it may be cut off"
+    assert running.finish(Finish("cancelled")) == [1]
     assert running.speculation.num_spec_steps == 2
 
 
@@ -137,6 +139,6 @@ def test_windows_are_recorded_however_a_request_ends() -> None:
 )
 def test_the_error_of_an_output_names_its_kind(failure: Exception, error: str) -> None:
     running = make_running()
-    running.finish("error", failure)
+    running.finish(Finish("error", failure))
     assert running.request.output is not None
     assert running.request.output.error == error

@@ -1,4 +1,4 @@
-"""The scheduler, against a model of it: a queue, slots in order of admission, and nobody forgotten."""
+"""The scheduler against a model: a queue, slots in order of admission, and no forgotten request."""
 
 import threading
 import time
@@ -12,15 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandemrt.engines.calls import capacity
-from tandemrt.engines.errors import BadRequest, Closed, QueueFull
+from tandemrt.engines.contract.calls import capacity
+from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.request import Finish, Request
+from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints, RunningRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
-from tandemrt.runtime.requests.waiting import Enforcement, Waiting
-from tests.plain.requests import make_waiting
+from tests.plain.requests import make_queued
 
 SLOTS, LIMIT = 2, 3
 
@@ -28,7 +27,7 @@ SLOTS, LIMIT = 2, 3
 class Turnstile:
     """Room for the next ``count`` requests that ask (None: for all); notes for how many tokens they ask."""
 
-    finds_answers = True
+    caches_outputs = True
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count
@@ -38,21 +37,21 @@ class Turnstile:
         self.asked.append(tokens)
         return 0 if self.count is None or len(self.asked) <= self.count else None
 
-    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
         pass
 
     def leave(self, slot: int) -> None:
         pass
 
 
-def needed(waiting: Waiting) -> int:
+def needed(waiting: QueuedRequest) -> int:
     """Tokens of memory that a request joins with: what it comes with, a round in flight, and the next one."""
     return capacity(len(waiting.request.prompt) + 1, 0)
 
 
 def opened(count: int, queue_limit: int, room: Turnstile) -> tuple[Scheduler, Slots]:
     scheduler = Scheduler(count, queue_limit)
-    return scheduler, Slots(count, room, [scheduler], window=0)
+    return scheduler, Slots(count, room, [scheduler], num_draft_tokens=0)
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -60,12 +59,12 @@ class SchedulerModel(RuleBasedStateMachine):
         super().__init__()
         self.room = Turnstile()
         self.scheduler, self.slots = opened(SLOTS, LIMIT, self.room)
-        self.preempted: list[Waiting] = []  # the oldest first
-        self.queue: list[Waiting] = []
-        self.running: list[Waiting] = []  # in order of admission
-        self.compiling: list[Future[Enforcement]] = []
+        self.preempted: list[QueuedRequest] = []  # the oldest first
+        self.queue: list[QueuedRequest] = []
+        self.running: list[QueuedRequest] = []  # in order of admission
+        self.compiling: list[Future[RequestConstraints]] = []
         self.closed = False
-        self.cancelled: set[Waiting] = set()
+        self.cancelled: set[QueuedRequest] = set()
         self.known: set[Request] = set()  # whose prompts the caches hold
         self.short = False  # of room: the last time that anybody was to join, somebody found none
         self.sent = 0
@@ -77,12 +76,12 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @rule(compiling=st.booleans(), count=st.integers(1, 3), led=st.booleans())
     def submit(self, compiling: bool, count: int = 1, led: bool = False) -> None:
-        """All of them or none, whoever else waits; those behind the first may have its prompt."""
-        enforcements = [Future[Enforcement]() for _ in range(count)]
+        """Submit all or none, also while others wait. Requests after the first may share its prompt."""
+        enforcements = [Future[RequestConstraints]() for _ in range(count)]
         waiting = []
-        for enforcement in enforcements:
-            self.sent += 1  # each is longer than the one before it, so that its length tells who asks for room
-            made = make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None)
+        for constraints in enforcements:
+            self.sent += 1  # lengths increase, so that a length identifies the request that reserves memory
+            made = make_queued(prompt=[0] * self.sent, constraints=constraints if compiling else None)
             waiting.append(replace(made, leader=waiting[0].request) if led and waiting else made)
         if self.closed:
             with pytest.raises(Closed, match="closed"):
@@ -97,17 +96,17 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @property
     def joining(self) -> int:
-        """Free slots make room in the queue, where nobody else is waiting for them."""
+        """Free slots make room in the queue unless other requests wait for them."""
         return 0 if self.short or self.preempted else SLOTS - len(self.running)
 
     @precondition(lambda self: self.compiling)
     @rule(fails=st.booleans(), data=st.data())
     def compiled(self, fails: bool, data: st.DataObject) -> None:
-        enforcement = self.compiling.pop(data.draw(st.integers(0, len(self.compiling) - 1)))
+        constraints = self.compiling.pop(data.draw(st.integers(0, len(self.compiling) - 1)))
         if fails:
-            enforcement.set_exception(BadRequest("no such grammar"))
+            constraints.set_exception(BadRequest("no such grammar"))
         else:
-            enforcement.set_result(Enforcement(Constraint(256, ())))
+            constraints.set_result(RequestConstraints(Constraint(256, ())))
 
     @precondition(lambda self: self.everybody)
     @rule(data=st.data())
@@ -122,12 +121,14 @@ class SchedulerModel(RuleBasedStateMachine):
         gone = [r for r in self.preempted + self.queue if r in self.cancelled or self.failed(r)]
         self.preempted = [r for r in self.preempted if r not in gone]
         self.queue = [r for r in self.queue if r not in gone]
-        dropped = self.scheduler.drop_waiting(time.monotonic())
-        self.compiling = [each for each in self.compiling if not each.cancelled()]  # nobody waits for them
-        assert [each.waiting.request for each in dropped] == [waiting.request for waiting in gone]
-        assert [each.reason for each in dropped] == ["cancelled" if r in self.cancelled else "error" for r in gone]
+        dropped = self.scheduler.drop_queued(time.monotonic())
+        self.compiling = [each for each in self.compiling if not each.cancelled()]  # no request waits for them
+        assert [each.queued.request for each in dropped] == [waiting.request for waiting in gone]
+        assert [each.finish.reason for each in dropped] == [
+            "cancelled" if r in self.cancelled else "error" for r in gone
+        ]
         for each in dropped:
-            each.waiting.request.end(each.reason)
+            each.queued.request.finish(each.finish)
 
     @precondition(lambda self: self.preempted or self.queue or self.short)
     @rule(room=st.integers(0, SLOTS))
@@ -141,7 +142,7 @@ class SchedulerModel(RuleBasedStateMachine):
         asked = self.room.asked
         assert failed is None
         assert [running.request for running in found] == [waiting.request for waiting in joined]
-        assert asked == [needed(r) for r in can_run[: len(asked)]]  # nobody overtakes one who found no room
+        assert asked == [needed(r) for r in can_run[: len(asked)]]  # no request overtakes one that lacked memory
         assert asked[:room] == [needed(r) for r in joined]
         self.preempted = [r for r in self.preempted if r not in joined]
         self.queue = [r for r in self.queue if r not in joined]
@@ -154,15 +155,15 @@ class SchedulerModel(RuleBasedStateMachine):
         waiting = data.draw(st.sampled_from(self.running))
         self.running.remove(waiting)
         self.slots.leave(self.seat(waiting).slot)
-        waiting.request.end("stop")
+        waiting.request.finish(Finish("stop"))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def know(self, data: st.DataObject) -> None:
+    def register_prefix(self, data: st.DataObject) -> None:
         """The caches hold all of a prompt."""
         running = self.seat(data.draw(st.sampled_from(self.running)))
         running.prefilled = running.prefill_end
-        self.slots.know(running, running.prefilled)
+        self.slots.register_prefix(running, running.prefilled)
         self.known.add(running.request)
 
     @precondition(lambda self: self.running)
@@ -189,7 +190,7 @@ class SchedulerModel(RuleBasedStateMachine):
         assert self.scheduler.wait_for_work() == bool(self.everybody)
 
     @property
-    def everybody(self) -> list[Waiting]:
+    def everybody(self) -> list[QueuedRequest]:
         return self.preempted + self.queue + self.running
 
     @invariant()
@@ -200,27 +201,27 @@ class SchedulerModel(RuleBasedStateMachine):
             len(self.preempted + self.queue),
             len(self.running),
         )
-        assert all((r.request.interrupted(0.0) == "cancelled") == (r in self.cancelled) for r in self.everybody)
+        assert all((r.request.interrupted(0.0) == Finish("cancelled")) == (r in self.cancelled) for r in self.everybody)
 
-    def seat(self, waiting: Waiting) -> Running:
+    def seat(self, waiting: QueuedRequest) -> RunningRequest:
         return next(running for running in self.slots if running.request is waiting.request)
 
-    def can_run(self, waiting: Waiting) -> bool:
+    def can_run(self, waiting: QueuedRequest) -> bool:
         return self.compiles(waiting) and not self.follows(waiting)
 
-    def compiles(self, waiting: Waiting) -> bool:
-        return waiting.enforcement.done() and not self.failed(waiting)
+    def compiles(self, waiting: QueuedRequest) -> bool:
+        return waiting.constraints.done() and not self.failed(waiting)
 
-    def follows(self, waiting: Waiting) -> bool:
-        """Whether it waits for a prompt that its leader, who has not ended, has yet to put into the caches."""
+    def follows(self, waiting: QueuedRequest) -> bool:
+        """Whether its leader is running or queued and has not prefilled the prompt yet."""
         return waiting.leader in {each.request for each in self.everybody} - self.known
 
-    def moves(self, waiting: Waiting) -> bool:
-        return waiting.enforcement.done() or waiting in self.cancelled
+    def moves(self, waiting: QueuedRequest) -> bool:
+        return waiting.constraints.done() or waiting in self.cancelled
 
     @staticmethod
-    def failed(waiting: Waiting) -> bool:
-        return waiting.enforcement.done() and waiting.enforcement.exception() is not None
+    def failed(waiting: QueuedRequest) -> bool:
+        return waiting.constraints.done() and waiting.constraints.exception() is not None
 
 
 TestScheduler = SchedulerModel.TestCase
@@ -240,11 +241,11 @@ def in_thread(work: Callable[[], object]) -> "Future[object]":
     return result
 
 
-def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> None:
+def test_a_blocked_submission_is_queued_or_raises_closed() -> None:
     scheduler, slots = opened(1, 1, Turnstile())
     for _ in range(2):  # one for the free slot, one that waits
-        scheduler.submit(make_waiting(), block=False)
-    first = in_thread(lambda: scheduler.submit(make_waiting(), block=True))
+        scheduler.submit(make_queued(), block=False)
+    first = in_thread(lambda: scheduler.submit(make_queued(), block=True))
     time.sleep(0.02)
     assert not first.done()
     [running] = scheduler.admit(slots).joined
@@ -253,7 +254,7 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
     slots.leave(running.slot)
     scheduler.admit(slots)
     first.result(5)
-    second = in_thread(lambda: scheduler.submit(make_waiting(), block=True))
+    second = in_thread(lambda: scheduler.submit(make_queued(), block=True))
     time.sleep(0.02)
     assert not second.done()
     scheduler.close()
@@ -261,9 +262,9 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
         second.result(5)
 
 
-def test_a_group_that_waits_for_room_is_not_overtaken_by_those_who_need_less() -> None:
+def test_a_blocked_group_is_not_overtaken_by_smaller_submissions() -> None:
     scheduler, slots = opened(1, 3, Turnstile())
-    queued = [make_waiting() for _ in range(4)]  # one for the free slot
+    queued = [make_queued() for _ in range(4)]  # one for the free slot
     for waiting in queued:
         scheduler.submit(waiting, block=False)
 
@@ -274,13 +275,13 @@ def test_a_group_that_waits_for_room_is_not_overtaken_by_those_who_need_less() -
         time.sleep(0.02)
 
     one_leaves()
-    group = in_thread(lambda: scheduler.submit(make_waiting(), make_waiting(), block=True))
+    group = in_thread(lambda: scheduler.submit(make_queued(), make_queued(), block=True))
     time.sleep(0.02)
-    single = in_thread(lambda: scheduler.submit(make_waiting(), block=True))
+    single = in_thread(lambda: scheduler.submit(make_queued(), block=True))
     one_leaves()
     assert (group.done(), single.done()) == (False, False)
     with pytest.raises(QueueFull):
-        scheduler.submit(make_waiting(), block=False)
+        scheduler.submit(make_queued(), block=False)
     one_leaves()
     group.result(5)
     assert not single.done()
@@ -288,13 +289,13 @@ def test_a_group_that_waits_for_room_is_not_overtaken_by_those_who_need_less() -
     single.result(5)
 
 
-def test_one_that_cannot_join_leaves_the_queue_and_those_behind_it_are_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_whose_join_raises_leaves_the_queue_and_the_next_one_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, slots = opened(3, 3, Turnstile())
-    sent = [make_waiting(prompt=[0] * length) for length in (1, 2, 3)]
+    sent = [make_queued(prompt=[0] * length) for length in (1, 2, 3)]
     for waiting in sent:
         scheduler.submit(waiting, block=False)
 
-    def refuse_the_second(running: Running) -> None:
+    def refuse_the_second(running: RunningRequest) -> None:
         if running.request is sent[1].request:
             raise RuntimeError("no such slot")
         joined(running)
@@ -310,73 +311,73 @@ def test_one_that_cannot_join_leaves_the_queue_and_those_behind_it_are_next(monk
 
 
 class RoomForTheSecond(Turnstile):
-    """Room for whoever asks, but for the first."""
+    """Memory for every request but the first."""
 
     def reserve(self, slot: int, tokens: int, *more: Any) -> Any:
         self.count = None if self.asked else 0
         return super().reserve(slot, tokens, *more)
 
 
-def test_nobody_overtakes_one_that_waits_for_room() -> None:
+def test_no_request_overtakes_one_that_lacks_cache_memory() -> None:
     scheduler, slots = opened(2, 5, RoomForTheSecond())
     for _ in range(2):
-        scheduler.submit(make_waiting(), block=False)
+        scheduler.submit(make_queued(), block=False)
     assert scheduler.admit(slots).joined == []
     assert (scheduler.waiting, scheduler.running) == (2, 0)
     assert len(scheduler.admit(slots).joined) == 2
 
 
-def test_slots_that_nobody_fits_into_make_no_room_in_the_queue() -> None:
+def test_free_slots_without_cache_memory_do_not_shorten_the_queue() -> None:
     room = Turnstile(0)
     scheduler, slots = opened(4, 1, room)
-    scheduler.submit(make_waiting(), block=False)
+    scheduler.submit(make_queued(), block=False)
     assert scheduler.admit(slots).joined == []
     with pytest.raises(QueueFull):
-        scheduler.submit(make_waiting(), block=False)
+        scheduler.submit(make_queued(), block=False)
     room.count = None
     [_] = scheduler.admit(slots).joined
-    scheduler.submit(make_waiting(), block=False)
+    scheduler.submit(make_queued(), block=False)
 
 
-def test_one_with_the_prompt_of_another_waits_until_that_one_has_put_it_into_the_caches() -> None:
+def test_outputs_of_a_prompt_wait_until_the_leader_has_prefilled_it() -> None:
     scheduler, slots = opened(4, 4, Turnstile())
-    first = make_waiting()
-    second, third = (replace(make_waiting(), leader=first.request) for _ in range(2))
+    first = make_queued()
+    second, third = (replace(make_queued(), leader=first.request) for _ in range(2))
     scheduler.submit(first, second, third, block=False)
     [running] = scheduler.admit(slots).joined
-    single = make_waiting()
+    single = make_queued()
     scheduler.submit(single, block=False)
     [other] = scheduler.admit(slots).joined  # two slots are kept for them, a third is free
     assert other.request is single.request
-    scheduler.submit(make_waiting(), block=False)
+    scheduler.submit(make_queued(), block=False)
     assert scheduler.admit(slots).joined == []
-    slots.know(running, 1)
+    slots.register_prefix(running, 1)
     assert [each.request for each in scheduler.admit(slots).joined] == [second.request, third.request]
 
 
-def test_one_with_the_prompt_of_another_does_not_wait_for_one_that_has_ended() -> None:
+def test_outputs_of_a_prompt_do_not_wait_for_a_finished_leader() -> None:
     scheduler, slots = opened(4, 4, Turnstile())
-    first = make_waiting()
-    scheduler.submit(first, replace(make_waiting(), leader=first.request), block=False)
+    first = make_queued()
+    scheduler.submit(first, replace(make_queued(), leader=first.request), block=False)
     first.request.cancel()
-    [dropped] = scheduler.drop_waiting(time.monotonic())
-    first.request.end(dropped.reason)
+    [dropped] = scheduler.drop_queued(time.monotonic())
+    first.request.finish(dropped.finish)
     assert len(scheduler.admit(slots).joined) == 1
 
 
 @pytest.mark.parametrize("timeout_s", [None, 1e9, 1e300])
-def test_the_loop_sleeps_until_a_grammar_is_compiled_however_late_the_deadline(timeout_s: float | None) -> None:
-    scheduler, enforcement = Scheduler(1, 1), Future[Enforcement]()
-    scheduler.submit(make_waiting(enforcement=enforcement, timeout_s=timeout_s), block=False)
+def test_the_loop_sleeps_until_a_grammar_is_compiled(timeout_s: float | None) -> None:
+    scheduler, constraints = Scheduler(1, 1), Future[RequestConstraints]()
+    scheduler.submit(make_queued(constraints=constraints, timeout_s=timeout_s), block=False)
     work = in_thread(scheduler.wait_for_work)
     time.sleep(0.02)
     assert not work.done()
-    enforcement.set_result(Enforcement(Constraint(256, ())))
+    constraints.set_result(RequestConstraints(Constraint(256, ())))
     assert work.result(5) is True
 
 
-def test_the_loop_wakes_for_a_deadline_of_one_who_waits() -> None:
+def test_the_loop_wakes_for_the_deadline_of_a_queued_request() -> None:
     scheduler = Scheduler(1, 1)
-    scheduler.submit(make_waiting(enforcement=Future(), timeout_s=0.05), block=False)
+    scheduler.submit(make_queued(constraints=Future(), timeout_s=0.05), block=False)
     assert in_thread(scheduler.wait_for_work).result(5) is True
-    assert [dropped.reason for dropped in scheduler.drop_waiting(time.monotonic())] == ["timeout"]
+    assert [dropped.finish.reason for dropped in scheduler.drop_queued(time.monotonic())] == ["timeout"]

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.requests.request import SlotParams
-from tandemrt.runtime.round.state import Place, SlotState
+from tandemrt.runtime.device.slot_state import SlotParams, SlotPosition, SlotState
 
 SLOTS = 3
 WINDOW = st.integers(0, 4)
@@ -21,7 +20,7 @@ def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple
     state = SlotState(SLOTS, torch.device("cpu"))
     texts = [list(prompt) for _ in range(SLOTS)]
     for slot in range(SLOTS):
-        state.place([Place.of(slot, prompt, len(prompt) - 1)])
+        state.place([SlotPosition.of(slot, prompt, len(prompt) - 1)])
     for window, emitted in rounds:
         padded = [row + [-1] * (window + 1 - len(row)) for row in emitted]
         state.advance(torch.tensor(padded), torch.tensor([len(row) for row in emitted]))
@@ -35,9 +34,9 @@ def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple
 def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbours_alone() -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
     for slot in range(SLOTS):
-        state.sample(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
-        state.place([Place(slot, length=5, last=2, previous=1)])
-    state.settle()
+        state.set_params(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
+        state.place([SlotPosition(slot, length=5, last=2, previous=1)])
+    state.flush_params()
     state.leave(1)
     assert state.view("length", SLOTS).tolist() == [5, 0, 5]
     assert state.view("temperature", SLOTS).tolist() == [0.5, 0, 0.5]
@@ -48,12 +47,12 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
-    state.sample(1, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
-    state.settle()
-    state.sample(1, SlotParams(2.0, 3, 0.5, 0.75, seed, 1, 0.0))
-    state.sample(2, SlotParams(1.0, 1, 1.0, 1.0, 1, 1, 1.0))
+    state.set_params(1, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
+    state.flush_params()
+    state.set_params(1, SlotParams(2.0, 3, 0.5, 0.75, seed, 1, 0.0))
+    state.set_params(2, SlotParams(1.0, 1, 1.0, 1.0, 1, 1, 1.0))
     state.leave(2)
-    state.settle()
+    state.flush_params()
     expected = {"temperature": 2.0, "top_k": 3, "top_p": 0.5, "min_p": 0.75, "seed": seed, "rule": 1, "position": 0}
     assert {name: values.tolist()[1] for name, values in state.sampling(SLOTS).items()} == expected
     drafting = state.drafting(SLOTS)

@@ -1,4 +1,4 @@
-"""Reading a Hugging Face config: every field is used, known to be irrelevant, or refused by name."""
+"""Reading a Hugging Face config: every field is used, known to have no effect, or rejected by name."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.families import FAMILIES
-from tandemrt.export.read.refused import REASONS
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.unsupported import UNSUPPORTED
 
 CONFIGS = {
     "LlamaForCausalLM": LlamaConfig,
@@ -21,12 +21,12 @@ CONFIGS = {
 
 
 def config(architecture="LlamaForCausalLM", **fields):
-    """A config as transformers saves it, with some fields changed."""
+    """Return a config as transformers saves it, with some fields changed."""
     return CONFIGS[architecture]().to_dict() | {"architectures": [architecture]} | fields
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_every_field_that_transformers_writes_is_understood(architecture):
+def test_all_config_fields_written_by_transformers_are_accepted(architecture):
     spec = ModelSpec.from_hf(config(architecture))
     defaults = CONFIGS[architecture]()
     assert (spec.hidden, spec.layers, spec.vocab) == (
@@ -37,7 +37,7 @@ def test_every_field_that_transformers_writes_is_understood(architecture):
     assert (spec.qkv_bias, bool(spec.qk_norm)) == (architecture.startswith("Qwen2"), architecture.startswith("Qwen3"))
 
 
-def test_llama_3_1_as_published():
+def test_published_llama_3_1_config_is_read():
     spec = ModelSpec.from_hf({
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
         "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096,
@@ -54,7 +54,7 @@ def test_llama_3_1_as_published():
     assert (spec.rope.kind, spec.rope.theta, spec.sliding_window) == ("llama3", 500000.0, None)
 
 
-def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
+def test_published_qwen2_5_config_disables_the_sliding_window():
     spec = ModelSpec.from_hf({
         "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
         "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
@@ -73,7 +73,7 @@ def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
 
 
 @pytest.mark.parametrize("field", ["num_key_value_heads", "head_dim", "tie_word_embeddings"])
-def test_a_field_that_is_left_out_is_what_transformers_takes_for_it(field):
+def test_an_absent_field_has_the_default_of_transformers(field):
     given = config(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=20, rms_norm_eps=0.05)
     del given[field]
     spec, known = ModelSpec.from_hf(given), LlamaConfig.from_dict(given)
@@ -116,7 +116,7 @@ def test_a_field_that_is_left_out_is_what_transformers_takes_for_it(field):
         },
     ],
 )
-def test_rotary_frequencies_are_bit_for_bit_those_of_transformers(rope, head_dim):
+def test_rotary_frequencies_are_bit_identical_to_transformers(rope, head_dim):
     fields = {"hidden_size": 64, "intermediate_size": 8, "vocab_size": 8, "num_hidden_layers": 1}
     fields |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": head_dim, "rope_parameters": rope}
     model = AutoModelForCausalLM.from_config(LlamaConfig(**fields, max_position_embeddings=131072))
@@ -126,7 +126,7 @@ def test_rotary_frequencies_are_bit_for_bit_those_of_transformers(rope, head_dim
     assert spec.rope.magnitude == embedding.attention_scaling
 
 
-def test_a_yarn_factor_that_is_left_out_is_how_much_longer_the_model_has_become():
+def test_an_absent_yarn_factor_is_the_ratio_of_the_lengths():
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 4096}
     without, named = (
         ModelSpec.from_hf(config(max_position_embeddings=131072, rope_parameters=parameters)).rope
@@ -142,21 +142,21 @@ def test_a_yarn_factor_that_is_left_out_is_how_much_longer_the_model_has_become(
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"model_type": "qwen3"}, "with model_type 'qwen3'"),
         ({"architectures": None, "model_type": "mamba"}, "with model_type 'mamba'"),
-        ({"logit_softcapping": 30.0}, r"does not know the field\(s\) 'logit_softcapping'"),
+        ({"logit_softcapping": 30.0}, r"does not support the field\(s\) 'logit_softcapping'"),
         ({"use_mrope": True}, "use_mrope is True.*supported: False"),
         ({"rope_interleaved": True}, "rope_interleaved is True"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"layer_types": ["sliding_attention"] * 32}, "layer_types should say full_attention for every layer"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
-        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map names code of .*XForCausalLM"),
-        ({"auto_map": "x"}, "auto_map names code"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map names .*XForCausalLM"),
+        ({"auto_map": "x"}, "auto_map names the checkpoint's own code"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'.*supported: 'silu', 'swish'"),
         ({"pretraining_tp": 2}, "pretraining_tp is 2"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"sliding_window": 512}, "sliding_window is 512"),
-        ({"hidden_size": "4096"}, "hidden_size should be a whole number of at least 1, it is '4096'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers should be a whole number"),
-        ({"vocab_size": True}, "vocab_size should be a whole number"),
+        ({"hidden_size": "4096"}, "hidden_size should be an integer of at least 1, it is '4096'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers should be an integer"),
+        ({"vocab_size": True}, "vocab_size should be an integer"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps should be a number above 0"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings should be true or false"),
         ({"head_dim": 63}, "head_dim should be even .* it is 63"),
@@ -170,11 +170,11 @@ def test_a_yarn_factor_that_is_left_out_is_how_much_longer_the_model_has_become(
             {"rope_parameters": {"rope_type": "linear"}},
             "rope_parameters: factor should be a number above 0, it is missing",
         ),
-        ({"rope_parameters": {"rope_type": "default", "twist": 1}}, r"rope_parameters: .*does not know.*twist"),
+        ({"rope_parameters": {"rope_type": "default", "twist": 1}}, r"rope_parameters: .*does not support.*twist"),
         ({"rope_parameters": [1]}, "rope_parameters should be an object"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name_and_value(fields, message):
+def test_unknown_fields_and_values_are_rejected_by_name_and_value(fields, message):
     with pytest.raises(BadCheckpoint, match=message):
         ModelSpec.from_hf(config(**fields))
 
@@ -189,7 +189,7 @@ def test_a_missing_field_is_named(field):
         ModelSpec.from_hf(fields)
 
 
-def test_heads_that_a_config_does_not_size_are_those_of_transformers():
+def test_absent_head_sizes_have_the_defaults_of_transformers():
     fields = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
     for architecture, size in (("LlamaForCausalLM", 64), ("Qwen3ForCausalLM", 128)):
         silent = config(architecture, **fields)
@@ -200,7 +200,7 @@ def test_heads_that_a_config_does_not_size_are_those_of_transformers():
     assert ungrouped.kv_heads == LlamaConfig(**fields | {"num_key_value_heads": None}).num_key_value_heads == 16
 
 
-def test_yarn_without_a_factor_stretches_the_trained_length_to_the_models():
+def test_yarn_without_a_factor_extends_the_trained_length_to_the_models():
     yarn = {"rope_type": "yarn", "rope_theta": 1e6, "original_max_position_embeddings": 32768}
     ropes = [
         ModelSpec.from_hf(config(max_position_embeddings=131072, rope_parameters=rope)).rope
@@ -209,7 +209,7 @@ def test_yarn_without_a_factor_stretches_the_trained_length_to_the_models():
     assert ropes[0] == ropes[1] != ropes[2]
 
 
-def test_sliding_windows_are_read_where_a_family_has_them():
+def test_sliding_windows_are_read_for_families_that_have_them():
     assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).sliding_window == 4096
     assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).sliding_window is None
     silent = config("MistralForCausalLM")
@@ -217,7 +217,7 @@ def test_sliding_windows_are_read_where_a_family_has_them():
     assert ModelSpec.from_hf(silent).sliding_window == MistralConfig.from_dict(silent).sliding_window == 4096
     qwen3 = {"architecture": "Qwen3ForCausalLM", "use_sliding_window": True, "layer_types": None}
     assert ModelSpec.from_hf(config(**qwen3, sliding_window=512)).sliding_window == 512
-    with pytest.raises(BadCheckpoint, match="sliding_window should be a whole number"):
+    with pytest.raises(BadCheckpoint, match="sliding_window should be an integer"):
         ModelSpec.from_hf(config(**qwen3))
     with pytest.raises(BadCheckpoint, match=r"layer_types should name .*linear_attention"):
         ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["linear_attention"] * 32))
@@ -236,7 +236,7 @@ def test_sliding_windows_are_read_where_a_family_has_them():
         {"layer_types": ["full_attention"] * 4},
     ],
 )
-def test_the_layers_that_have_a_window_are_those_of_transformers(architecture, fields):
+def test_layers_with_a_sliding_window_match_transformers(architecture, fields):
     fields = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 512} | fields
     theirs = CONFIGS[architecture](**fields)
     found = ModelSpec.from_hf({"architectures": [architecture], **config(architecture, layer_types=None), **fields})
@@ -244,7 +244,7 @@ def test_the_layers_that_have_a_window_are_those_of_transformers(architecture, f
     assert (found.sliding_layers, found.sliding_window) == (expected, 512 if any(expected) else None)
 
 
-# Fields that published configs of these families have and that change nothing.
+# Fields of published configs of these families that have no effect.
 PUBLISHED = [
     {"unsloth_fixed": True, "unsloth_version": "2025.1.5"},
     {"_attn_implementation_autoset": True},
@@ -261,17 +261,17 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 @pytest.mark.parametrize("fields", PUBLISHED, ids=lambda fields: next(iter(fields)))
-def test_published_fields_that_change_nothing_change_nothing(architecture, fields):
+def test_published_fields_without_effect_leave_the_spec_unchanged(architecture, fields):
     plain = config(architecture) | ({"sliding_window": None} if architecture == "MistralForCausalLM" else {})
     assert ModelSpec.from_hf(plain | fields) == ModelSpec.from_hf(plain)
 
 
-def test_code_beside_a_checkpoint_is_no_other_model_if_its_class_has_the_familys_name():
+def test_custom_code_is_accepted_if_its_class_has_the_familys_name():
     code = {"auto_map": {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}}
     assert ModelSpec.from_hf(config(**code)) == ModelSpec.from_hf(config())
 
 
-def test_qwen2_may_say_that_it_has_biases_and_mistral_that_every_layer_slides():
+def test_fields_may_repeat_the_defaults_of_a_family():
     assert ModelSpec.from_hf(config("Qwen2ForCausalLM", attention_bias=True)).qkv_bias
     with pytest.raises(BadCheckpoint, match="attention_bias is False"):
         ModelSpec.from_hf(config("Qwen2ForCausalLM", attention_bias=False))
@@ -291,13 +291,13 @@ def test_all_unknown_fields_are_named_at_once_and_accepted_by_name():
 
 
 @pytest.mark.parametrize("name", ["odd", "hidden_size", "unsloth_fixed"])
-def test_only_fields_that_are_there_and_unknown_can_be_ignored(name):
+def test_only_present_unknown_fields_can_be_ignored(name):
     with pytest.raises(BadCheckpoint, match=f"ignore_config_fields names {name}.*take it out of the recipe"):
         ModelSpec.from_hf(config(unsloth_fixed=True), ignored=(name,))
 
 
-def test_attention_in_two_chunks_serves_texts_of_one():
-    """As Qwen2.5-1M publishes it; with mask and positions of one chunk it is any attention."""
+def test_dual_chunk_attention_limits_texts_to_one_chunk():
+    """The config of Qwen2.5-1M; within one chunk, dual-chunk attention equals ordinary attention."""
     chunked = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
     long = config("Qwen2ForCausalLM", max_position_embeddings=1010000)
     found = ModelSpec.from_hf(long | {"dual_chunk_attention_config": chunked})
@@ -307,16 +307,16 @@ def test_attention_in_two_chunks_serves_texts_of_one():
             ModelSpec.from_hf(long | {"dual_chunk_attention_config": chunked | wrong})
 
 
-@pytest.mark.parametrize("architecture", REASONS)
-def test_models_that_are_not_exported_are_refused_with_what_stands_in_the_way(architecture):
+@pytest.mark.parametrize("architecture", UNSUPPORTED)
+def test_unsupported_architectures_are_rejected_with_the_reason(architecture):
     with pytest.raises(BadCheckpoint, match=f"{architecture} is not exported: .*; choose another model"):
         ModelSpec.from_hf(config(architectures=[architecture], model_type="any"))
     assert architecture not in FAMILIES
     assert architecture in (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 
-def test_yarn_stretches_the_length_beyond_what_the_config_says():
-    """D5: as the model cards of Qwen2.5 and Qwen3 tell people to write it."""
+def test_yarn_extends_the_length_beyond_max_position_embeddings():
+    """D5: the form that the model cards of Qwen2.5 and Qwen3 recommend."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     card = config("Qwen3ForCausalLM", max_position_embeddings=40960, rope_scaling=yarn)
     del card["rope_parameters"]

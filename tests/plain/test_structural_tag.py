@@ -1,4 +1,4 @@
-"""Structural tags: what is written between them is free, what they hold is held, however tokens cut it."""
+"""Structural tags: text between tags is free, content of tags is enforced, independent of how tokens split it."""
 
 import json
 import random
@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.constraints.grammar import Grammar
-from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
-from tandemrt.runtime.grammars.structured import read
-from tests.plain.constraints import CALL, STOP, VOCABULARY, WORDS, spell, tokens_in
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.grammars.grammar import Grammar
+from tandemrt.runtime.grammars.sources import read
+from tests.plain.constraints import CALL, STOP, VOCABULARY, WORDS, byte_tokens, tokens_in
 
-TOOL = "<tool>"  # a control token, CALL
+TOOL = "<tool>"  # the text of the control token CALL
 TAGGED = replace(VOCABULARY, control={TOOL: CALL})
 COMPILER = GrammarCompiler(TAGGED, [STOP])
 SCHEMA = {
@@ -35,7 +35,7 @@ def tag(begin: str, content: dict[str, Any], end: Any = "</tool>") -> dict[str, 
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def held(schema: Any) -> dict[str, Any]:
+def content(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
@@ -43,7 +43,7 @@ def triggered(*tags: dict[str, Any], triggers: tuple[str, ...] = (TOOL,), **more
     return {"type": "triggered_tags", "triggers": [*triggers], "tags": [*tags], **more}
 
 
-CALLS = triggered(tag(TOOL + "f ", held(SCHEMA)), tag(TOOL + "g ", held(INTEGER)))
+CALLS = triggered(tag(TOOL + "f ", content(SCHEMA)), tag(TOOL + "g ", content(INTEGER)))
 WORD = {"type": "regex", "pattern": "[a-z]+"}
 
 
@@ -63,14 +63,22 @@ def calls() -> CompiledGrammar:
 
 
 def tokens_of(text: str) -> list[int]:
-    """The tokens of a text, ``TOOL`` as its control token."""
-    parts = [spell(part) for part in text.split(TOOL)]
+    """Return byte tokens, with ``TOOL`` as its control token."""
+    parts = [byte_tokens(part) for part in text.split(TOOL)]
     return [token for at, part in enumerate(parts) for token in ([CALL] if at else []) + part]
 
 
-def takes(form: dict[str, Any], tokens: list[int]) -> bool:
+def accepts(form: dict[str, Any], tokens: list[int]) -> bool:
     matcher = grammar(form)
     return all(map(matcher.accept, tokens)) and matcher.accept(STOP)
+
+
+def between_brackets(*, separator: str = ", ", end: str = ";", **options: bool) -> dict[str, Any]:
+    """Tags with a text before and after them."""
+    tags = [tag("<a>", WORD, end), tag("<b>", WORD, end)]
+    separated = {"type": "tags_with_separator", "tags": tags, "separator": separator, **options}
+    texts = [{"type": "const_string", "value": value} for value in "[]"]
+    return {"type": "sequence", "elements": [texts[0], separated, texts[1]]}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +96,7 @@ def takes(form: dict[str, Any], tokens: list[int]) -> bool:
             ["<ab", "<a>b", "<a>B!"],
         ),
         (
-            triggered(tag("<a>", {"type": "any_text"}, "</a>"), tag("{", held(SCHEMA), ""), triggers=("<a>", "{")),
+            triggered(tag("<a>", {"type": "any_text"}, "</a>"), tag("{", content(SCHEMA), ""), triggers=("<a>", "{")),
             ["<a>{</a>", "<a><a></a>", 'x{{"a": 1}y'],
             ["<a>", "{x"],
         ),
@@ -113,19 +121,39 @@ def takes(form: dict[str, Any], tokens: list[int]) -> bool:
             ["<r></r>yes", "<r>x</r>no: b."],
             ["yes", "<r>x</r>no: .", "<r>a</r></r>yes"],
         ),
-        (held(SCHEMA), ['{"a": 1}'], ['{"a":1}', ' {"a": 1}']),
+        (
+            triggered(tag("<t>", WORD, ";"), tag("<u>", WORD, ";"), triggers=("<", "<t")),
+            ["", "a<t>x;", "<u>x;b<t>y;"],
+            ["<", "<t", "<x", "<t>X;"],
+        ),
+        (content(SCHEMA), ['{"a": 1}'], ['{"a":1}', ' {"a": 1}']),
+        (
+            content(SCHEMA) | {"flexible_whitespace": True},
+            ['{"a": 1}', '{"a":1}', '{\n  "a" : 1\n}', "{\n" + " " * 32 + '"a":1}'],
+            ['{"a":"1"}', "{}", '{  "a":1}', '{\n\n"a":1}', "{\n" + " " * 33 + '"a":1}', ' {"a":1}'],
+        ),
+        (
+            between_brackets(at_least_one=True),
+            ["[<a>x;]", "[<a>x;, <b>y;]", "[<a>x;, <a>y;, <b>z;]"],
+            ["[]", "[<a>x;", "[<a>x;, ]", "<a>x;]", "[<a>x;<b>y;]", "[<a>x;]]"],
+        ),
+        (
+            between_brackets(at_least_one=True, stop_after_first=True),
+            ["[<a>x;]", "[<b>x;]"],
+            ["[]", "[<a>x;, <b>y;]"],
+        ),
     ],
 )
-def test_a_format_takes_what_it_says_and_nothing_else(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
+def test_a_format_accepts_exactly_its_texts(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
     for text in good:
-        assert takes(form, tokens_of(text)), text
-        assert takes(form, spell(text)), text  # a control token spelled out is its text
+        assert accepts(form, tokens_of(text)), text
+        assert accepts(form, byte_tokens(text)), text  # the text of a control token in byte tokens
     for text in bad:
-        assert not takes(form, tokens_of(text)), text
-        assert not takes(form, spell(text)), text
+        assert not accepts(form, tokens_of(text)), text
+        assert not accepts(form, byte_tokens(text)), text
 
 
-def test_the_older_form_says_the_same() -> None:
+def test_the_older_form_is_equivalent() -> None:
     older = {
         "type": "structural_tag",
         "structures": [
@@ -141,14 +169,12 @@ def test_the_older_form_says_the_same() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_tags_in_a_drawn_text_are_valid_and_every_row_is_that_of_a_fresh_replay(
-    calls: CompiledGrammar, seed: int
-) -> None:
-    """A text is drawn row by row, with a liking for tags; what was written is read by a reader of its own."""
+def test_tags_in_random_texts_are_valid_and_every_row_equals_a_fresh_replay(calls: CompiledGrammar, seed: int) -> None:
+    """The random text prefers tags. An independent reader checks them."""
     draw, text, state = random.Random(seed), list[int](), calls.matcher()
     row, fresh = np.zeros(WORDS, np.int32), np.zeros(WORDS, np.int32)
     for at in range(50):
-        state.fill(row)
+        state.fill_row(row)
         allowed = sorted(tokens_in(row))
         if draw.random() < 0.2 and CALL in allowed:
             token = CALL
@@ -165,14 +191,14 @@ def test_tags_in_a_drawn_text_are_valid_and_every_row_is_that_of_a_fresh_replay(
         if at % 5 == 0:
             replay = calls.matcher()
             assert all(map(replay.accept, text))
-            replay.fill(fresh)
-            state.fill(row)
+            replay.fill_row(fresh)
+            state.fill_row(row)
             assert (row == fresh).all()
-    hold_up("".join(TOOL if each == CALL else TAGGED.tokens[each].decode("latin-1") for each in text))
+    check_tags("".join(TOOL if each == CALL else TAGGED.tokens[each].decode("latin-1") for each in text))
 
 
-def hold_up(text: str) -> None:
-    """Raise unless every tag in ``text`` that has an end is one of CALLS."""
+def check_tags(text: str) -> None:
+    """Raise unless every complete tag in ``text`` is one of CALLS."""
     while TOOL in text:
         _, _, text = text.partition(TOOL)
         name, text = text[:2], text[2:]
@@ -185,9 +211,9 @@ def hold_up(text: str) -> None:
         text = text[found.end() :]
 
 
-def test_what_must_follow_is_known_up_to_a_control_token() -> None:
+def test_fast_forward_tokens_stop_before_a_control_token() -> None:
     state = grammar({"type": "const_string", "value": f"ab{TOOL}c"})
-    assert TAGGED.spelled(state.forced()) == tuple(b"ab")
+    assert TAGGED.symbols_of(state.fast_forward_tokens()) == tuple(b"ab")
 
 
 @pytest.mark.parametrize(
@@ -196,34 +222,38 @@ def test_what_must_follow_is_known_up_to_a_control_token() -> None:
         ({"type": "qwen_xml"}, "type: must be one of .*'triggered_tags'"),
         ({"type": "const_string"}, "value: is required and missing"),
         ({"type": "const_string", "value": "a", "x": 1}, "unknown key 'x'"),
-        ({"type": "sequence", "elements": [WORD, {"type": "const_string", "value": "a"}]}, "must stand last"),
-        ({"type": "sequence", "elements": [CALLS, {"type": "const_string", "value": "a"}]}, "must stand last"),
+        ({"type": "sequence", "elements": [WORD, {"type": "const_string", "value": "a"}]}, "must come last"),
+        ({"type": "sequence", "elements": [CALLS, {"type": "const_string", "value": "a"}]}, "must come last"),
         (
-            {"type": "sequence", "elements": [held({}), {"type": "const_string", "value": "1"}]},
-            "must not go on with one",
+            {"type": "sequence", "elements": [content({}), {"type": "const_string", "value": "1"}]},
+            "must not begin with one of",
         ),
-        ({"type": "sequence", "elements": [held({}), held({})]}, "must not go on with one"),
-        ({"type": "or", "elements": [WORD, held({})]}, "must begin with a text of its own"),
+        (between_brackets(at_least_one=False), "must come last"),
+        (between_brackets(at_least_one=True, separator="]"), "must differ from their separator"),
+        (between_brackets(at_least_one=True, separator="];"), "must differ from their separator"),
+        (between_brackets(at_least_one=True, end=""), "must come last"),
+        ({"type": "sequence", "elements": [content({}), content({})]}, "must not begin with one of"),
+        ({"type": "or", "elements": [WORD, content({})]}, "must begin with a fixed text"),
         (triggered(tag("<a>", WORD), triggers=("<b>",)), "must begin with a trigger, got '<a>'"),
         (triggered(tag("<a>", WORD), tag("<a>b", WORD), triggers=("<a>",)), "got '<a>' and '<a>b'"),
-        (triggered(tag("x<a>", WORD), triggers=("x<a>", "<a>")), "must not hold another one"),
-        (triggered(tag("<a>", WORD, ""), triggers=("<a>",)), "must stand last"),
-        (triggered(tag("<a>", held({}), "0"), triggers=("<a>",)), "must not go on with one"),
-        (triggered(tag("<a>", held({}), ""), triggers=("<a>",)), "must not go on with one"),
-        (triggered(tag("<a>", WORD, ["", "b"]), triggers=("<a>",)), "end must not be empty beside others"),
-        (triggered(tag("<a>", CALLS, "b"), triggers=("<a>",)), "tags must not stand at the end of a tag"),
-        (triggered(tag("<a>", held({"type": "array", "contains": {"const": 1}})), triggers=("<a>",)), "contains"),
-        (triggered(tag("<a>", held({"type": 5})), triggers=("<a>",)), "not a JSON schema"),
+        (triggered(tag("x<a>", WORD), triggers=("x<a>", "<a>")), "must not contain another one"),
+        (triggered(tag("<a>", WORD, ""), triggers=("<a>",)), "must come last"),
+        (triggered(tag("<a>", content({}), "0"), triggers=("<a>",)), "must not begin with one of"),
+        (triggered(tag("<a>", content({}), ""), triggers=("<a>",)), "must not begin with one of"),
+        (triggered(tag("<a>", WORD, ["", "b"]), triggers=("<a>",)), "end must not contain an empty text"),
+        (triggered(tag("<a>", CALLS, "b"), triggers=("<a>",)), "tags must not be the last part of a tag"),
+        (triggered(tag("<a>", content({"type": "array", "contains": {"const": 1}})), triggers=("<a>",)), "contains"),
+        (triggered(tag("<a>", content({"type": 5})), triggers=("<a>",)), "not a JSON schema"),
         (triggered(tag("<a>", {"type": "regex", "pattern": "(?=a)b"}), triggers=("<a>",)), "cannot be enforced"),
         (
             triggered(tag("<a>", {"type": "regex", "pattern": "a+"}, "a"), triggers=("<a>",)),
             "no text fits an expression",
         ),
-        (CALLS | {"excludes": ["<too"]}, "no text fits .* a trigger with what is excluded"),
+        (CALLS | {"excludes": ["<too"]}, "no text fits .* a trigger with its exclusions"),
         (triggered(tag(f"x{TOOL}", WORD), triggers=(f"x{TOOL}",)), "must be the beginning of a trigger"),
     ],
 )
-def test_what_would_not_be_held_to_the_letter_is_refused(form: dict[str, Any], message: str) -> None:
+def test_tags_that_cannot_be_enforced_exactly_are_rejected(form: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         grammar(form)
 
@@ -233,15 +263,15 @@ def test_what_would_not_be_held_to_the_letter_is_refused(form: dict[str, Any], m
     [
         ([], "must be a valid dictionary"),
         ("[]", "must be an object of type structural_tag"),
-        ("{", "structural_tag: it is not JSON"),
+        ("{", "structural_tag: the value is not JSON"),
         ({"type": "other", "format": {}}, "must be an object of type structural_tag"),
         ({}, "must have format, or structures and triggers, and not both"),
-        ({"format": CALLS, "triggers": []}, "'triggers' is no key of it"),
+        ({"format": CALLS, "triggers": []}, "'triggers' is not a known key"),
         ({"structures": [{"begin": "a"}], "triggers": ["a"]}, "tags.0.end: is required and missing"),
         ({"structures": 5, "triggers": ["a"]}, "structures must be a list of objects"),
         ({"structures": [], "triggers": ["a"]}, "tags: must not be empty"),
     ],
 )
-def test_what_is_no_structural_tag_is_refused(given: Any, message: str) -> None:
+def test_invalid_structural_tags_are_rejected(given: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         read(StructuredOutputs(structural_tag=given))

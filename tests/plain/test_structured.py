@@ -1,4 +1,4 @@
-"""Structured outputs: what may be asked for, and compilations that are shared, bounded and harmless when they fail."""
+"""Structured outputs: valid options, and compilations that are shared, bounded and isolated on failure."""
 
 import json
 import random
@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.errors import BadRequest, Closed
-from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.grammars import structured
-from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
-from tandemrt.runtime.grammars.readings import Readings
-from tests.plain.constraints import STOP, VOCABULARY, spell
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
+from tandemrt.runtime.grammars import sources
+from tandemrt.runtime.grammars.grammar_cache import GrammarCache
+from tandemrt.runtime.grammars.library import MAX_WAITING, GrammarLibrary
+from tandemrt.runtime.grammars.source_cache import SourceCache
+from tandemrt.runtime.workers.clients import Client
+from tests.plain.constraints import STOP, VOCABULARY, byte_tokens, compiled_by
 from tests.waiting import PATIENCE_S, eventually
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-# Counted repetitions are slow to compile, the more so the more words a vocabulary has: a second or two for these.
+# Counted repetitions compile slowly, and more slowly with more words: these take a second or two.
 SLOW = " | ".join(f'"{name}" [a-z0-9]{{0,{200 + ord(name)}}}' for name in "abc")
 CHANCE = random.Random(0)
 WORDS = tuple(bytes(CHANCE.choices(range(97, 123), k=CHANCE.randint(2, 9))) for _ in range(4000))
@@ -41,9 +43,9 @@ def library():
         one.close()
 
 
-def takes(compiled, text: str) -> bool:
+def accepts(compiled, text: str) -> bool:
     matcher = compiled.matcher()
-    return all(map(matcher.accept, spell(text))) and matcher.accept(STOP)
+    return all(map(matcher.accept, byte_tokens(text))) and matcher.accept(STOP)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +64,10 @@ def takes(compiled, text: str) -> bool:
         ({"grammar": 'root ::= "a" | "(" root ")"'}, "((a))", "((a)"),
     ],
 )
-def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good, bad):
-    compiled = library().compile(StructuredOutputs(**asked)).result(timeout=PATIENCE_S)
-    assert takes(compiled, good)
-    assert not takes(compiled, bad)
+def test_every_kind_accepts_exactly_its_own_texts(library, asked, good, bad):
+    compiled = compiled_by(library(), StructuredOutputs(**asked)).result(timeout=PATIENCE_S)
+    assert accepts(compiled, good)
+    assert not accepts(compiled, bad)
     assert compiled.check is None
 
 
@@ -89,12 +91,12 @@ def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good
         ({"regex": "a", "disable_additional_properties": False}, "disable_additional_properties=False must come with"),
     ],
 )
-def test_what_is_not_exactly_one_well_formed_kind_is_refused(asked, message):
+def test_options_that_are_not_exactly_one_valid_kind_are_rejected(asked, message):
     with pytest.raises(BadRequest, match=message):
         StructuredOutputs(**asked)
 
 
-def test_structured_outputs_cannot_be_changed_afterwards():
+def test_structured_outputs_are_immutable():
     asked = StructuredOutputs(regex="a")
     with pytest.raises(ValueError, match="frozen"):
         asked.regex = "b"
@@ -123,9 +125,9 @@ for _ in range(70):
         ({"grammar": '# a "quote\nroot ::= Token(5) "x"'}, "rule options and token macros"),
     ],
 )
-def test_what_needs_no_compiler_to_refuse_is_refused_at_once(library, asked, message):
+def test_errors_that_need_no_compiler_are_raised_at_once(library, asked, message):
     with pytest.raises(BadRequest, match=message):
-        library(max_source_bytes=2000).compile(StructuredOutputs(**asked))
+        compiled_by(library(max_source_bytes=2000), StructuredOutputs(**asked))
 
 
 @pytest.mark.parametrize(
@@ -136,46 +138,45 @@ def test_what_needs_no_compiler_to_refuse_is_refused_at_once(library, asked, mes
         ('root ::= [Token(5)] "#" [#]', "T##"),
     ],
 )
-def test_what_stands_in_a_literal_a_class_or_a_comment_is_no_rule_option(library, grammar, text):
-    assert takes(library().compile(StructuredOutputs(grammar=grammar)).result(timeout=PATIENCE_S), text)
+def test_options_inside_literals_classes_and_comments_are_ordinary_text(library, grammar, text):
+    assert accepts(compiled_by(library(), StructuredOutputs(grammar=grammar)).result(timeout=PATIENCE_S), text)
 
 
-def test_a_source_that_does_not_compile_fails_alone_and_is_not_remembered(library):
-    """G18."""
+def test_an_invalid_source_fails_alone_and_is_not_cached(library):
     cache = GrammarCache()
     grammars = library(cache=cache)
     for _ in range(2):
         with pytest.raises(BadRequest, match="cannot be compiled"):
-            grammars.compile(StructuredOutputs(grammar="root := 1")).result(timeout=PATIENCE_S)
-    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
+            compiled_by(grammars, StructuredOutputs(grammar="root := 1")).result(timeout=PATIENCE_S)
+    assert accepts(compiled_by(grammars, StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
     assert len(cache) == 1
 
 
-class Alarms(list):
-    """The timers of a library, which go off when a test says so and never by themselves."""
+class ManualTimers(list):
+    """The timers of a library. They fire only through ``fire``."""
 
     def __init__(self, monkeypatch):
         super().__init__()
 
-        class Alarm(threading.Timer):
-            def start(alarm):  # noqa: N805  # the list is self here
-                self.append(alarm)
+        class ManualTimer(threading.Timer):
+            def start(timer):  # noqa: N805  # the list is self here
+                self.append(timer)
 
-        monkeypatch.setattr(threading, "Timer", Alarm)
+        monkeypatch.setattr(threading, "Timer", ManualTimer)
 
-    def ring(self, which):
-        alarm = self[which]
-        assert not alarm.finished.is_set()
-        alarm.function(*alarm.args)
+    def fire(self, which):
+        timer = self[which]
+        assert not timer.finished.is_set()
+        timer.function(*timer.args)
 
 
 @pytest.fixture
-def alarms(monkeypatch):
-    return Alarms(monkeypatch)
+def timers(monkeypatch):
+    return ManualTimers(monkeypatch)
 
 
-class Held:
-    """The compiler of a library, which begins no JSON schema before it is let go, and notes what it began."""
+class BlockedCompiler:
+    """The compiler of a library. It waits for ``release`` before the first JSON schema and records what it began."""
 
     def __init__(self, grammars):
         self.begun, self._go, self._compile = [], threading.Event(), grammars._compiler.compile
@@ -187,74 +188,119 @@ class Held:
             self._go.wait(PATIENCE_S)
         return self._compile(kind, text, **options)
 
-    def let_go(self):
+    def release(self):
         self._go.set()
 
 
-SLOWLY = StructuredOutputs(json={"type": "integer"})
+BLOCKED_SCHEMA = StructuredOutputs(json={"type": "integer"})
 
 
-def test_a_slow_compilation_fails_its_own_request_in_time_and_nobody_else(library, alarms):
-    """G18: the compilation goes on alone, its result is kept, and another request is served meanwhile."""
+def test_a_slow_compilation_times_out_only_its_own_request(library, timers):
+    """The compilation continues, its result is cached, and other requests are served meanwhile."""
     grammars = library(timeout_s=0.15)
-    held = Held(grammars)
-    slow = grammars.compile(SLOWLY)
-    assert eventually(lambda: held.begun)
-    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
-    assert [alarm.interval for alarm in alarms] == [0.15, 0.15]
-    alarms.ring(0)
+    blocked = BlockedCompiler(grammars)
+    slow = compiled_by(grammars, BLOCKED_SCHEMA)
+    assert eventually(lambda: blocked.begun)
+    assert accepts(compiled_by(grammars, StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
+    assert [timer.interval for timer in timers] == [0.15, 0.15]
+    timers.fire(0)
     with pytest.raises(BadRequest, match=r"compiling took longer than 0\.15 s"):
         slow.result(timeout=PATIENCE_S)
-    held.let_go()
-    assert takes(grammars.compile(SLOWLY).result(timeout=PATIENCE_S), "5")
-    assert [kind for kind, _ in held.begun].count("json") == 1
+    blocked.release()
+    assert accepts(compiled_by(grammars, BLOCKED_SCHEMA).result(timeout=PATIENCE_S), "5")
+    assert [kind for kind, _ in blocked.begun].count("json") == 1
 
 
-def test_an_impatient_request_takes_the_grammar_from_nobody_who_waits_for_the_same(library, alarms):
+def test_a_timeout_of_one_request_keeps_the_grammar_for_others_that_wait(library, timers):
     grammars = library()
-    held = Held(grammars)
-    impatient = grammars.compile(SLOWLY)
-    assert eventually(lambda: held.begun)
-    patient = grammars.compile(SLOWLY)
-    alarms.ring(0)
-    held.let_go()
+    blocked = BlockedCompiler(grammars)
+    impatient = compiled_by(grammars, BLOCKED_SCHEMA)
+    assert eventually(lambda: blocked.begun)
+    patient = compiled_by(grammars, BLOCKED_SCHEMA)
+    timers.fire(0)
+    blocked.release()
     with pytest.raises(BadRequest, match="took longer"):
         impatient.result(timeout=PATIENCE_S)
-    assert takes(patient.result(timeout=PATIENCE_S), "5")
+    assert accepts(patient.result(timeout=PATIENCE_S), "5")
 
 
-def test_a_compilation_nobody_waits_for_any_more_is_not_begun(library, alarms):
+def test_a_queued_compilation_without_a_waiting_request_is_not_begun(library, timers):
     grammars = library(workers=1)
-    held = Held(grammars)
-    left = [grammars.compile(SLOWLY), grammars.compile(StructuredOutputs(regex="b"))]
-    assert eventually(lambda: len(held.begun) == 1)
-    alarms.ring(0)
+    blocked = BlockedCompiler(grammars)
+    left = [compiled_by(grammars, BLOCKED_SCHEMA), compiled_by(grammars, StructuredOutputs(regex="b"))]
+    assert eventually(lambda: len(blocked.begun) == 1)
+    timers.fire(0)
     with pytest.raises(BadRequest, match="took longer"):
         left[0].result(timeout=PATIENCE_S)
     grammars.abandon(left[1])
-    held.let_go()
-    assert takes(grammars.compile(StructuredOutputs(regex="c")).result(timeout=PATIENCE_S), "c")
-    assert [kind for kind, _ in held.begun] == ["json", "regex"]
-    assert held.begun[1][1] == "c", "the one behind the slow one was never begun"
+    blocked.release()
+    assert accepts(compiled_by(grammars, StructuredOutputs(regex="c")).result(timeout=PATIENCE_S), "c")
+    assert [kind for kind, _ in blocked.begun] == ["json", "regex"]
+    assert blocked.begun[1][1] == "c", "the one after the slow one was never begun"
 
 
-def test_waiting_for_a_worker_is_no_compiling(library, alarms):
-    """Two slow grammars do not make a trivial one of somebody else fail with "took longer"."""
+def test_abandoned_compilations_leave_nothing(library):
+    """A thousand requests come and go while the worker is busy: the next one is the only one that waits."""
     grammars = library(workers=1)
-    held = Held(grammars)
-    slow, trivial = grammars.compile(SLOWLY), grammars.compile(StructuredOutputs(regex="a"))
-    assert eventually(lambda: held.begun)
-    assert len(alarms) == 1, "the time of one that waits does not run"
-    alarms.ring(0)
+    blocked = BlockedCompiler(grammars)
+    slow = compiled_by(grammars, BLOCKED_SCHEMA)
+    assert eventually(lambda: blocked.begun)
+    for number in range(1000):
+        grammars.abandon(compiled_by(grammars, StructuredOutputs(regex=f"a{number}"), Client("a", str(number))))
+    assert (grammars.waiting, len(grammars._waiting)) == (0, 1)
+    patient = compiled_by(grammars, StructuredOutputs(regex="b"))
+    assert (grammars.waiting, len(grammars._waiting)) == (1, 2)
+    blocked.release()
+    assert accepts(patient.result(timeout=PATIENCE_S), "b")
+    assert slow.result(timeout=PATIENCE_S)
+    assert [text for kind, text in blocked.begun if kind == "regex"] == ["b"]
+
+
+def test_a_client_may_have_so_many_compilations_waiting(library):
+    grammars = library(workers=1)
+    blocked = BlockedCompiler(grammars)
+    begun = compiled_by(grammars, BLOCKED_SCHEMA)
+    assert eventually(lambda: blocked.begun)
+    users = [Client("address", str(number)) for number in range(MAX_WAITING + 1)]
+    waiting = [compiled_by(grammars, StructuredOutputs(regex=f"a{user.user}"), user) for user in users[:-1]]
+    with pytest.raises(QueueFull):
+        compiled_by(grammars, StructuredOutputs(regex="b"), users[-1])
+    shared = compiled_by(grammars, StructuredOutputs(regex="a0"), users[-1])
+    other = compiled_by(grammars, StructuredOutputs(regex="c"), Client("other address"))
+    blocked.release()
+    assert all(future.result(timeout=PATIENCE_S) for future in (begun, *waiting, shared, other))
+    assert [text for kind, text in blocked.begun if kind == "regex"][:2] in (["a0", "c"], ["c", "a0"])
+
+
+def test_a_source_is_compiled_while_any_of_its_requests_waits(library):
+    grammars = library(workers=1)
+    blocked = BlockedCompiler(grammars)
+    compiled_by(grammars, BLOCKED_SCHEMA)
+    assert eventually(lambda: blocked.begun)
+    first, second = (compiled_by(grammars, StructuredOutputs(regex="b")) for _ in range(2))
+    grammars.abandon(first)
+    assert grammars.waiting == 1
+    blocked.release()
+    assert accepts(second.result(timeout=PATIENCE_S), "b")
+
+
+def test_time_in_the_queue_does_not_count_as_compile_time(library, timers):
+    """A trivial grammar does not time out because two slow ones are ahead of it."""
+    grammars = library(workers=1)
+    blocked = BlockedCompiler(grammars)
+    slow, trivial = compiled_by(grammars, BLOCKED_SCHEMA), compiled_by(grammars, StructuredOutputs(regex="a"))
+    assert eventually(lambda: blocked.begun)
+    assert len(timers) == 1, "the time of one that waits does not run"
+    timers.fire(0)
     with pytest.raises(BadRequest, match="took longer"):
         slow.result(timeout=PATIENCE_S)
     assert not trivial.done()
-    held.let_go()
-    assert takes(trivial.result(timeout=PATIENCE_S), "a")
+    blocked.release()
+    assert accepts(trivial.result(timeout=PATIENCE_S), "a")
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, CancelledError, GeneratorExit])
-def test_whatever_the_compiler_raises_is_heard_and_the_next_request_begins_again(library, monkeypatch, kind):
+def test_an_exception_of_the_compiler_reaches_the_request_and_the_next_one_retries(library, monkeypatch, kind):
     grammars = library(workers=1)
     compiler = grammars._compiler
 
@@ -263,61 +309,62 @@ def test_whatever_the_compiler_raises_is_heard_and_the_next_request_begins_again
 
     with monkeypatch.context() as patched:
         patched.setattr(compiler, "compile", broken)
-        failed = grammars.compile(SLOWLY)
+        failed = compiled_by(grammars, BLOCKED_SCHEMA)
         assert isinstance(failed.exception(timeout=PATIENCE_S), kind)
-    assert takes(grammars.compile(SLOWLY).result(timeout=PATIENCE_S), "5")
+    assert accepts(compiled_by(grammars, BLOCKED_SCHEMA).result(timeout=PATIENCE_S), "5")
 
 
-def test_who_waits_for_a_grammar_that_has_not_begun_hears_that_the_library_closed(library):
+def test_closing_the_library_fails_requests_in_the_queue(library):
     grammars = library(workers=1)
-    held = Held(grammars)
-    begun, queued = grammars.compile(SLOWLY), grammars.compile(StructuredOutputs(regex="a"))
-    assert eventually(lambda: held.begun)
+    blocked = BlockedCompiler(grammars)
+    begun, queued = compiled_by(grammars, BLOCKED_SCHEMA), compiled_by(grammars, StructuredOutputs(regex="a"))
+    assert eventually(lambda: blocked.begun)
     grammars.close()
     with pytest.raises(Closed, match="closed"):
         queued.result(timeout=PATIENCE_S)
-    held.let_go()
-    assert takes(begun.result(timeout=PATIENCE_S), "5")
+    blocked.release()
+    assert accepts(begun.result(timeout=PATIENCE_S), "5")
 
 
-def test_no_timer_outlives_its_compilation(library, alarms):
+def test_no_timer_outlives_its_compilation(library, timers):
     grammars = library()
-    grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
-    assert eventually(lambda: [alarm.finished.is_set() for alarm in alarms] == [True])
+    compiled_by(grammars, StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
+    assert eventually(lambda: [timer.finished.is_set() for timer in timers] == [True])
 
 
 def test_requests_of_one_source_share_one_grammar(library):
     grammars = library()
-    futures = [grammars.compile(StructuredOutputs(json=PERSON)) for _ in range(8)]
+    futures = [compiled_by(grammars, StructuredOutputs(json=PERSON)) for _ in range(8)]
     assert len({id(future.result(timeout=PATIENCE_S).grammar) for future in futures}) == 1
-    assert grammars.compile(StructuredOutputs(json=PERSON)).done(), "a known grammar is there at once"
+    assert compiled_by(grammars, StructuredOutputs(json=PERSON)).done(), "a known grammar is there at once"
 
 
-def test_the_order_of_properties_is_part_of_a_schema(library):
+def test_schemas_with_another_order_of_properties_are_different_grammars(library):
     grammars = library()
     one, two = ({"type": "object", "properties": {a: {"const": 1}, b: {"const": 2}}} for a, b in ("xy", "yx"))
-    assert takes(grammars.compile(StructuredOutputs(json=one)).result(timeout=PATIENCE_S), '{"x": 1, "y": 2}')
-    assert not takes(grammars.compile(StructuredOutputs(json=two)).result(timeout=PATIENCE_S), '{"x": 1, "y": 2}')
+    assert accepts(compiled_by(grammars, StructuredOutputs(json=one)).result(timeout=PATIENCE_S), '{"x": 1, "y": 2}')
+    swapped = compiled_by(grammars, StructuredOutputs(json=two)).result(timeout=PATIENCE_S)
+    assert not accepts(swapped, '{"x": 1, "y": 2}')
 
 
-def test_vocabularies_of_one_size_share_a_cache_but_no_grammar(library):
-    """G17: in the second vocabulary the letters a and b change places."""
+def test_different_vocabularies_of_one_size_share_no_cached_grammar(library):
+    """The letters a and b are swapped in the second vocabulary."""
     tokens = list(VOCABULARY.tokens)
     tokens[97], tokens[98] = tokens[98], tokens[97]
     cache = GrammarCache()
-    first = library(cache=cache).compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
+    first = compiled_by(library(cache=cache), StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
     swapped = library(cache=cache, vocabulary=replace(VOCABULARY, tokens=tuple(tokens)))
-    second = swapped.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
+    second = compiled_by(swapped, StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
     assert first.matcher().accept(97)
     assert not second.matcher().accept(97)
     assert second.matcher().accept(98)
     assert len(cache) == 2
 
 
-def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(library):
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used(library):
     grammars = library()
     compiled = [
-        grammars.compile(StructuredOutputs(regex=letter)).result(timeout=PATIENCE_S).grammar for letter in "abc"
+        compiled_by(grammars, StructuredOutputs(regex=letter)).result(timeout=PATIENCE_S).grammar for letter in "abc"
     ]
     cache = GrammarCache(limit_bytes=20)
     for name, grammar in zip("ab", compiled, strict=False):
@@ -331,36 +378,36 @@ def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(library):
     assert len(cache) == 2
 
 
-def test_a_waiting_request_cannot_be_cancelled_from_outside_and_harms_no_worker(library):
+def test_the_future_of_a_compilation_cannot_be_cancelled(library):
     grammars = library(workers=1)
-    assert not grammars.compile(StructuredOutputs(regex="a+")).cancel()
-    assert takes(grammars.compile(StructuredOutputs(regex="b")).result(timeout=PATIENCE_S), "b")
+    assert not compiled_by(grammars, StructuredOutputs(regex="a+")).cancel()
+    assert accepts(compiled_by(grammars, StructuredOutputs(regex="b")).result(timeout=PATIENCE_S), "b")
 
 
-def test_validate_output_lets_a_schema_in_and_checks_the_text_instead(library):
-    """G19."""
+def test_validate_output_accepts_any_schema_and_checks_the_finished_text(library):
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=PATIENCE_S)
-    assert takes(compiled, "[1, 1]")
+    compiled = compiled_by(library(), StructuredOutputs(json=schema, validate_output=True)).result(timeout=PATIENCE_S)
+    assert accepts(compiled, "[1, 1]")
     assert compiled.check("[1, 2]") is None
     assert "non-unique" in compiled.check("[1, 1]")
     assert "not JSON" in compiled.check("[1, ")
 
 
-class Recorder(socketserver.BaseRequestHandler):
-    """Notes that somebody called and hangs up."""
+class CallCounter(socketserver.BaseRequestHandler):
+    """Counts connections and closes them."""
 
     def handle(self):
         self.server.calls += 1
 
 
-def test_a_check_fetches_nothing(library):
-    with socketserver.TCPServer(("127.0.0.1", 0), Recorder) as server:
+def test_checking_a_text_fetches_no_remote_reference(library):
+    with socketserver.TCPServer(("127.0.0.1", 0), CallCounter) as server:
         server.calls = 0
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         schema = {"$ref": f"http://127.0.0.1:{server.server_address[1]}/schema"}
-        compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=PATIENCE_S)
+        asked = StructuredOutputs(json=schema, validate_output=True)
+        compiled = compiled_by(library(), asked).result(timeout=PATIENCE_S)
         try:
             assert "cannot be checked" in compiled.check("1")
         finally:
@@ -369,11 +416,11 @@ def test_a_check_fetches_nothing(library):
         assert server.calls == 0
 
 
-def test_closing_a_library_ends_its_threads_and_refuses_what_comes(library):
+def test_closing_a_library_ends_its_threads_and_rejects_new_requests(library):
     before = set(threading.enumerate())
     grammars = library(workers=3)
     for letter in "abc":
-        grammars.compile(StructuredOutputs(regex=letter)).result(timeout=PATIENCE_S)
+        compiled_by(grammars, StructuredOutputs(regex=letter)).result(timeout=PATIENCE_S)
     threads = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("grammar")}
     assert 1 <= len(threads) <= 3
     grammars.close()
@@ -381,16 +428,16 @@ def test_closing_a_library_ends_its_threads_and_refuses_what_comes(library):
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     with pytest.raises(Closed, match="closed"):
-        grammars.compile(StructuredOutputs(regex="d"))
+        compiled_by(grammars, StructuredOutputs(regex="d"))
 
 
-def test_a_process_may_end_while_a_grammar_compiles():
-    """The compiler cannot be interrupted, and a thread that the interpreter ends inside it would abort the process."""
+def test_a_process_exits_cleanly_while_a_grammar_compiles():
+    """A running compilation cannot be interrupted. A thread inside it at interpreter exit would abort the process."""
     script = (
-        "from tests.plain.test_structured import MANY_WORDS, SLOW\n"
-        "from tandemrt.engines.params import StructuredOutputs\n"
+        "from tests.plain.test_structured import MANY_WORDS, SLOW, compiled_by\n"
+        "from tandemrt.engines.parameters.sampling import StructuredOutputs\n"
         "from tandemrt.runtime.grammars.library import GrammarLibrary\n"
-        "GrammarLibrary(MANY_WORDS, ()).compile(StructuredOutputs(grammar=f'root ::= {SLOW}'))\n"
+        "compiled_by(GrammarLibrary(MANY_WORDS, ()), StructuredOutputs(grammar=f'root ::= {SLOW}'))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -403,7 +450,7 @@ def cycle() -> dict[str, Any]:
 
 
 def doubled(times: int) -> dict[str, Any]:
-    """The same object twice in the same object twice: as text, 2 to the power of ``times``."""
+    """Return nested ``anyOf`` schemas that share objects: as text, 2 to the power of ``times`` copies."""
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(times):
         schema = {"anyOf": [schema, schema]}
@@ -422,56 +469,56 @@ def doubled(times: int) -> dict[str, Any]:
         ({"const": b"a"}, r"must be JSON, got b'a' of type bytes; leave it out \(at #/const\)"),
         ({"enum": [1, object]}, r"must be JSON, got <class 'object'> of type type; leave it out \(at #/enum/1\)"),
         ({"const": {1: 2}}, r"keys must be texts, got 1; write it as one \(at #/const\)"),
-        (cycle(), r"must not hold itself, got a cycle; use \$ref for what repeats \(at #/properties/a"),
+        (cycle(), r"must not contain itself, got a cycle; use \$ref for recursion \(at #/properties/a"),
         (doubled(30), r"json: must be at most 262144 bytes \(max_grammar_bytes\), got more"),
         (doubled(40), "must be nested at most 64 levels deep"),
         ({"type": "string", "pattern": "(" * 5000 + "a" + ")" * 5000}, "a pattern nests too deep"),
         (
             {"type": "string", "pattern": "(" * 70 + "a" + ")" * 70},
-            "within more than 64 others is not held",
+            "more than 64 nested groups is not supported",
         ),
         ({"type": "string", "pattern": "a{%s}" % ("9" * 99)}, "a pattern nests too deep or repeats too often"),
     ],
     ids=map(str, range(12)),
 )
 @pytest.mark.parametrize("validate_output", [False, True])
-def test_a_schema_that_is_no_json_or_has_no_bounds_is_refused_in_our_words(
+def test_schemas_that_are_no_json_or_unbounded_are_rejected_with_our_message(
     library, schema: Any, message: str, validate_output: bool
 ) -> None:
-    if validate_output and "not held" in message:
-        library().compile(StructuredOutputs(json=schema, validate_output=True)).result()
+    if validate_output and "not supported" in message:
+        compiled_by(library(), StructuredOutputs(json=schema, validate_output=True)).result()
         return
     with pytest.raises(BadRequest, match=message):
-        library().compile(StructuredOutputs(json=schema, validate_output=validate_output))
+        compiled_by(library(), StructuredOutputs(json=schema, validate_output=validate_output))
 
 
-def test_a_schema_may_be_changed_once_it_is_asked_for(library) -> None:
+def test_changing_a_schema_after_the_request_has_no_effect(library) -> None:
     schema = {"enum": ["a"]}
     asked = StructuredOutputs(json=schema)
-    compiled = library().compile(asked)
+    compiled = compiled_by(library(), asked)
     schema["enum"].append("b")
-    assert takes(compiled.result(), '"a"')
-    assert not takes(compiled.result(), '"b"')
+    assert accepts(compiled.result(), '"a"')
+    assert not accepts(compiled.result(), '"b"')
 
 
 @pytest.mark.parametrize("deep", [300, 5000])
-def test_deep_parentheses_compile_or_are_refused(library, deep: int) -> None:
-    future = library().compile(StructuredOutputs(grammar="root ::= " + "(" * deep + '"a"' + ")" * deep))
+def test_deep_parentheses_compile_or_are_rejected(library, deep: int) -> None:
+    future = compiled_by(library(), StructuredOutputs(grammar="root ::= " + "(" * deep + '"a"' + ")" * deep))
     if deep == 300:
-        assert takes(future.result(), "a")
+        assert accepts(future.result(), "a")
     else:
         with pytest.raises(BadRequest, match="cannot be compiled"):
             future.result()
 
 
 @pytest.mark.parametrize("deep", [64, 65, 5000])
-def test_a_regex_nests_as_deep_as_it_may(library, deep: int) -> None:
+def test_a_regex_may_nest_up_to_its_limit(library, deep: int) -> None:
     asked = StructuredOutputs(regex="(" * deep + "a" + ")" * deep)
     if deep == 64:
-        assert takes(library().compile(asked).result(), "a")
+        assert accepts(compiled_by(library(), asked).result(), "a")
     else:
-        with pytest.raises(BadRequest, match="a group within more than 64 others cannot be enforced"):
-            library().compile(asked)
+        with pytest.raises(BadRequest, match="more than 64 nested groups cannot be enforced"):
+            compiled_by(library(), asked)
 
 
 @pytest.mark.parametrize(
@@ -485,17 +532,17 @@ def test_a_regex_nests_as_deep_as_it_may(library, deep: int) -> None:
     ],
 )
 @pytest.mark.parametrize("engine", ["llguidance", "xgrammar"])
-def test_an_engine_is_taken_where_it_holds_the_kind_and_refused_elsewhere(library, asked, engines, engine) -> None:
+def test_a_requested_engine_is_used_if_it_supports_the_kind(library, asked, engines, engine) -> None:
     wanted = StructuredOutputs(**asked, engine=engine)
     if engine not in engines:
-        with pytest.raises(BadRequest, match=rf"engine: .* is held by {'|'.join(engines)}, got {engine!r}"):
-            library().compile(wanted)
+        with pytest.raises(BadRequest, match=rf"engine: must be ({'|'.join(engines)}) for .*, got {engine!r}"):
+            compiled_by(library(), wanted)
         return
-    compiled = library().compile(wanted).result()
+    compiled = compiled_by(library(), wanted).result()
     assert compiled.engine == engine
     for choice in asked.get("choice", ()):
-        assert takes(compiled, choice)
-        assert not takes(compiled, choice + "a")
+        assert accepts(compiled, choice)
+        assert not accepts(compiled, choice + "a")
 
 
 @pytest.mark.parametrize(
@@ -508,28 +555,29 @@ def test_an_engine_is_taken_where_it_holds_the_kind_and_refused_elsewhere(librar
         ({"grammar": 'root ::= "a"'}, "xgrammar"),
     ],
 )
-def test_each_kind_has_an_engine_unless_a_request_names_one(library, asked, engine) -> None:
-    assert library().compile(StructuredOutputs(**asked)).result().engine == engine
+def test_each_kind_has_a_default_engine(library, asked, engine) -> None:
+    assert compiled_by(library(), StructuredOutputs(**asked)).result().engine == engine
 
 
-def test_a_schema_is_worked_out_once_however_often_it_is_asked_for(library, monkeypatch) -> None:
+def test_a_schema_is_read_once_for_equal_requests(library, monkeypatch) -> None:
     grammars, read = library(), []
-    worked_out = structured.read
-    monkeypatch.setattr(structured, "read", lambda asked, _: read.append(asked) or worked_out(asked))
+    worked_out = sources.read
+    monkeypatch.setattr(sources, "read", lambda asked, _: read.append(asked) or worked_out(asked))
     for _ in range(3):
-        assert takes(grammars.compile(StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S), '{"name": "x"}')
+        compiled = compiled_by(grammars, StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S)
+        assert accepts(compiled, '{"name": "x"}')
     assert len(read) == 1
     others = ({"validate_output": True}, {"disable_any_whitespace": True}, {"disable_additional_properties": False})
     for other in (*others, {"engine": "llguidance"}):
-        grammars.compile(StructuredOutputs(json=PERSON, **other)).result(timeout=PATIENCE_S)
+        compiled_by(grammars, StructuredOutputs(json=PERSON, **other)).result(timeout=PATIENCE_S)
     assert len(read) == 5
 
 
-def test_a_refusal_is_not_remembered(library) -> None:
+def test_a_rejection_is_not_cached(library) -> None:
     grammars = library()
     for _ in range(2):
         with pytest.raises(BadRequest, match="did you mean 'maxLength'"):
-            grammars.compile(StructuredOutputs(json={"type": "string", "maxLenght": 3}))
+            compiled_by(grammars, StructuredOutputs(json={"type": "string", "maxLenght": 3}))
 
 
 @pytest.mark.parametrize(
@@ -543,29 +591,29 @@ def test_a_refusal_is_not_remembered(library) -> None:
         ({"grammar": '"' * 3000}, "grammar: must be at most 2000 bytes"),
     ],
 )
-def test_what_is_too_large_is_refused_before_it_is_read(asked: dict[str, Any], message: str) -> None:
+def test_a_source_that_is_too_large_is_rejected_before_it_is_read(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        Readings(most_bytes=2000).read(StructuredOutputs(**asked))
+        SourceCache(max_bytes=2000).read(StructuredOutputs(**asked))
 
 
-def test_a_regular_expression_has_a_length() -> None:
+def test_a_regular_expression_has_a_maximum_length() -> None:
     with pytest.raises(BadRequest, match=r"regex: must be at most 32768 bytes, got more: 'aaa"):
-        Readings().read(StructuredOutputs(regex="a" * 32_769))
+        SourceCache().read(StructuredOutputs(regex="a" * 32_769))
 
 
 MANY_CHOICES = {"allOf": [{"anyOf": [{"minimum": i}, {"maximum": i}]} for i in range(12)]}
 
 
 @pytest.mark.parametrize("schema", [MANY_CHOICES, {"enum": ["x" * 17_000]}], ids=["laborious", "long"])
-def test_a_schema_that_is_not_quick_to_read_is_read_elsewhere_to_the_same_end(schema: dict[str, Any]) -> None:
+def test_a_slow_schema_is_read_in_a_worker_with_the_same_result(schema: dict[str, Any]) -> None:
     asked, called = StructuredOutputs(json=schema, validate_output=True), []
 
-    def elsewhere(function: Any, *arguments: Any) -> tuple[str, str]:
+    def in_worker(function: Any, *arguments: Any) -> tuple[str, str]:
         called.append(function)
         return function(*json.loads(json.dumps(arguments)))
 
-    assert Readings().read(asked, elsewhere) == Readings().read(asked)
+    assert SourceCache().read(asked, in_worker) == SourceCache().read(asked)
     assert len(called) == 1
     called.clear()
-    Readings().read(StructuredOutputs(json=PERSON), elsewhere)
+    SourceCache().read(StructuredOutputs(json=PERSON), in_worker)
     assert not called

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.runtime.constraints import bitmask
-from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.round.synthetic import accept
+from tandemrt.runtime.constraints.mask_rows import MaskRows
+from tandemrt.runtime.engine_loop.synthetic import accept_synthetic
+from tandemrt.runtime.grammars import bitmask
 from tests.plain.constraints import tokens_in
 from tests.plain.requests import make_running
 
@@ -20,21 +20,23 @@ def free() -> np.ndarray:
 
 def accepted(mean: float, tokens: list[int], position: int, rows: np.ndarray) -> int:
     running = make_running(prompt=[0] * position, rule="synthetic", synthetic_acceptance_length=mean)
-    return accept(mean, running, tokens, MaskRows(rows), 0)
+    return accept_synthetic(mean, running, tokens, MaskRows(rows), 0)
 
 
 @pytest.mark.parametrize("mean", [1.0, 1.3, 2.0, 3.5, 5.0])
-def test_the_mean_is_kept_by_the_two_nearest_numbers(mean: float) -> None:
+def test_synthetic_acceptance_alternates_between_the_two_nearest_integers(mean: float) -> None:
     running, masks, counts = make_running(rule="synthetic", synthetic_acceptance_length=mean), MaskRows(free()), []
     for _ in range(800):
-        counts.append(accept(mean, running, [1, 2, 3, 4], masks, 0))
+        counts.append(accept_synthetic(mean, running, [1, 2, 3, 4], masks, 0))
         running.tokens.append(0)
     assert set(counts) <= {int(mean) - 1, int(mean)}
     assert abs(1 + np.mean(counts) - mean) < 0.06
 
 
 @given(mean=st.floats(1, 5), tokens=st.lists(st.integers(0, 255), max_size=WINDOW), position=st.integers(1, 99))
-def test_rows_accept_so_many_and_refuse_the_next(mean: float, tokens: list[int], position: int) -> None:
+def test_rows_accept_the_given_number_of_drafts_and_reject_the_next(
+    mean: float, tokens: list[int], position: int
+) -> None:
     rows = free()
     count = accepted(mean, tokens, position, rows)
     assert count <= len(tokens)
@@ -44,7 +46,7 @@ def test_rows_accept_so_many_and_refuse_the_next(mean: float, tokens: list[int],
     assert all(len(tokens_in(row)) == 256 for row in rows[len(tokens[: count + 1]) :])
 
 
-def test_a_token_that_must_follow_is_not_refused() -> None:
+def test_the_only_allowed_token_is_not_rejected() -> None:
     rows = np.zeros((WINDOW + 1, 8), np.int32)
     bitmask.allow(rows[0], 7)
     assert accepted(1.0, [7], 1, rows) == 0

@@ -1,4 +1,4 @@
-"""The target's ids of what a draft knows: a file that says anything else is refused before it is read on a device."""
+"""Target ids of a draft's vocabulary: an invalid file is rejected before a device reads it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,29 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadBundle
-from tandemrt.engines.manifest import TARGET_IDS, Draft
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.draft import Eagle3Entry
+from tandemrt.engines.bundle.manifest import TARGET_IDS
+from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.runtime.drafters.target_ids import read_target_ids
 from tests.plain.test_bundle import write_bundle
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    """Of 96 tokens, of which its draft knows three."""
+    """Return a bundle of 96 tokens with a draft that covers three."""
     made = write_bundle(tmp_path)
     (tmp_path / TARGET_IDS).parent.mkdir()
-    return replace(made, manifest=made.manifest.model_copy(update={"draft": Draft(kind="eagle3", vocab=3)}))
+    return replace(made, manifest=made.manifest.model_copy(update={"draft": Eagle3Entry(kind="eagle3", vocab=3)}))
 
 
-def test_ids_are_what_was_written(bundle: Bundle) -> None:
+def test_ids_round_trip(bundle: Bundle) -> None:
     np.save(bundle.folder / TARGET_IDS, np.array([0, 7, 95], np.int32))
     found = read_target_ids(bundle)
     assert found is not None
     assert found.tolist() == [0, 7, 95]
 
 
-def test_a_draft_that_knows_all_tokens_has_none(tmp_path: Path) -> None:
+def test_a_draft_with_the_whole_vocabulary_has_no_file(tmp_path: Path) -> None:
     assert read_target_ids(write_bundle(tmp_path)) is None
 
 
@@ -46,14 +47,14 @@ def test_a_draft_that_knows_all_tokens_has_none(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_other_ids_are_refused_by_what_they_are(bundle: Bundle, ids: Any, found: str) -> None:
+def test_invalid_ids_are_rejected_with_the_reason(bundle: Bundle, ids: Any, found: str) -> None:
     np.save(bundle.folder / TARGET_IDS, ids)
     with pytest.raises(BadBundle, match=rf"must be int32 \[3\], ids below 96, ascending; got {found}"):
         read_target_ids(bundle)
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY"], ids=str)
-def test_a_file_that_is_no_array_is_refused(bundle: Bundle, content: bytes) -> None:
+def test_a_file_that_is_not_an_array_is_rejected(bundle: Bundle, content: bytes) -> None:
     (bundle.folder / TARGET_IDS).write_bytes(content)
     with pytest.raises(BadBundle, match="must be an array of numpy; got "):
         read_target_ids(bundle)

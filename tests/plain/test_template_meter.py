@@ -1,11 +1,11 @@
-"""What a template may do where it is asked for, and what is left to a process."""
+"""Templates that render in process, and templates that need a worker process."""
 
 import time
 from typing import Any
 
 import pytest
 
-from tandemrt.engines.chat_template import ChatTemplate
+from tandemrt.engines.text.chat_template import ChatTemplate
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "a\nb"}]
 
@@ -38,7 +38,7 @@ def quickly(source: str, messages: Any = CHAT) -> str | None:
         "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m }}{% break %}{% endfor %}",
     ],
 )
-def test_what_templates_do_is_quick(source: str) -> None:
+def test_usual_template_operations_run_in_process(source: str) -> None:
     assert quickly(source) is not None
 
 
@@ -63,7 +63,7 @@ def test_what_templates_do_is_quick(source: str) -> None:
         "{{ 'x' | indent(9) }}",
     ],
 )
-def test_what_may_give_more_than_it_takes_is_left_to_a_process(source: str) -> None:
+def test_operations_with_unbounded_output_run_in_a_worker_process(source: str) -> None:
     template = ChatTemplate(source, {})
     assert template.render_quickly(template.values(CHAT)) is None
 
@@ -87,18 +87,18 @@ def test_what_may_give_more_than_it_takes_is_left_to_a_process(source: str) -> N
         "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
     ],
 )
-def test_what_goes_on_or_grows_is_given_up_soon(source: str) -> None:
+def test_endless_loops_and_growing_values_are_stopped_early(source: str) -> None:
     template = ChatTemplate(source, {})
     values = template.values(CHAT)
     begun = time.thread_time()
     assert template.render_quickly(values) is None
-    assert time.thread_time() - begun < 5.0  # some milliseconds; what is not given up takes hours
+    assert time.thread_time() - begun < 5.0  # takes milliseconds; without the budget, hours
 
 
-def test_a_long_chat_is_quick_as_well() -> None:
+def test_a_long_chat_renders_in_process() -> None:
     source = "{% for m in messages %}{{ m.role + ': ' + m.content | trim }}\n{% endfor %}"
     assert quickly(source, [{"role": "user", "content": "word " * 200}] * 300) is not None
 
 
-def test_a_template_that_takes_long_to_compile_is_left_to_a_process() -> None:
+def test_a_template_that_compiles_slowly_runs_in_a_worker_process() -> None:
     assert ChatTemplate("{{ 1 }}" * 20_000, {}).render_quickly({}) is None

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tandemrt.engines.errors import BackendUnavailable, BadBundle, InternalError
-from tandemrt.engines.manifest import Engine as Entry
-from tandemrt.runtime.backends.tensorrt import engine as backend
-from tandemrt.runtime.backends.tensorrt import open as tensorrt_open
-from tandemrt.runtime.backends.tensorrt.open import deserialize, require_bindings
+from tandemrt.engines.bundle.manifest import Engine as Entry
+from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, InternalError
+from tandemrt.runtime.device.backends.tensorrt import engine as backend
+from tandemrt.runtime.device.backends.tensorrt import open as tensorrt_open
+from tandemrt.runtime.device.backends.tensorrt.open import deserialize, require_bindings
 from tests.plain.stand_in_tensorrt import CAPACITY, CONTRACT, MEMORY, RTX, TENSORRT, VOCAB, Engine, Runtime
 
 CPU = torch.device("cpu")
@@ -19,10 +19,10 @@ class Log:
     def __init__(self):
         self.errors = []
 
-    def forget(self):
+    def clear(self):
         self.errors.clear()
 
-    def said(self):
+    def summary(self):
         return "; ".join(self.errors)
 
 
@@ -86,7 +86,7 @@ def test_other_shapes_get_a_context_of_their_own_with_the_profile_tuned_closest(
     assert [context.profile for context in real.contexts] == [0, 1, 1, 0]
 
 
-def test_all_contexts_work_in_one_piece_of_memory(state):
+def test_all_contexts_share_one_allocation(state):
     real, engine = opened(state)
     for shape in ((1, 6), (4, 3)):
         engine.bind(tensors(*shape)).run()
@@ -99,7 +99,7 @@ def test_a_run_that_is_refused_is_no_answer(state):
     real, engine = opened(state)
     call = engine.bind(tensors(2, 3))
     real.contexts[0].refuses = True
-    with pytest.raises(InternalError, match="engine 'target': TensorRT refuses to run: no such kernel"):
+    with pytest.raises(InternalError, match="engine 'target': TensorRT rejected the run: no such kernel"):
         call.run()
 
 
@@ -117,7 +117,7 @@ def test_the_first_run_must_not_be_captured_and_later_ones_may(state):
     assert real.contexts[0].runs == 2
 
 
-def test_shapes_without_a_profile_are_a_bug_and_said_so(state):
+def test_shapes_without_a_profile_raise_an_internal_error(state):
     _, engine = opened(state)
     with pytest.raises(InternalError, match="no profile takes"):
         engine.bind(tensors(4, 7))

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines import contract
-from tandemrt.engines.errors import BackendUnavailable, BadBundle
-from tandemrt.engines.manifest import Limits
-from tandemrt.engines.recipe import Recipe
+from tandemrt.engines.bundle.manifest import Limits
+from tandemrt.engines.contract import contract
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle
 from tandemrt.export.compile.tensorrt.profiles import decoder_profiles, head_profiles, resolve
-from tandemrt.runtime.backends.tensorrt.plan import choose_profile, require_memory, require_profiles
+from tandemrt.runtime.device.backends.tensorrt.plan import choose_profile, require_memory, require_profiles
 
 TOKENS = {
     "prefill": {"token_ids": ((1, 1), (1, 64), (8, 64))},
@@ -29,13 +29,13 @@ def uses(recipe: Recipe, bindings: contract.Contract) -> list[dict]:
 
 
 def recipe(batch: int, window: int, chunk: int) -> Recipe:
-    draft = {"kind": "ngram", "window": window} if window else {"kind": "none"}
+    draft = {"kind": "ngram", "num_draft_tokens": window} if window else {"kind": "none"}
     sizes = {"batch": batch, "length": 96, "prefill_chunk": chunk}
     return Recipe.model_validate({"name": "r", "target": {"checkpoint": "t"}, "draft": draft, "limits": sizes})
 
 
 def limits(batch: int, window: int, chunk: int) -> Limits:
-    return Limits(batch=batch, length=96, capacity=96 + window + 1, window=window, prefill_chunk=chunk)
+    return Limits(batch=batch, length=96, capacity=96 + window + 1, num_draft_tokens=window, prefill_chunk=chunk)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_the_exporter_builds_takes_every_call_of_the_runtime(given_sizes: t
     built, limited = recipe(*given_sizes), limits(*given_sizes)
     decoder = uses(built, DECODER)
     require_profiles("target", DECODER, limited, decoder)
-    if limited.window:  # a draft model has a window of at least one
+    if limited.num_draft_tokens:  # a draft model has a window of at least one
         require_profiles("draft", DECODER, limited, decoder)
     for draft_probs in (False, True):
         verify = contract.verify(vocab=320, dtype="float16", draft_probs=draft_probs)

@@ -1,4 +1,4 @@
-"""A tokenizer is opened once for all: what cannot be, or gives one prompt different tokens, is refused with why."""
+"""Opening a tokenizer: damaged or random ones are rejected with the reason."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from tandemrt.engines.chat_template import chance_in_template
-from tandemrt.engines.errors import BadBundle
-from tandemrt.engines.tokenizer import Tokenizer, open_tokenizer, require_function
+from tandemrt.engines.text.chat_template import randomness_in_template
+from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer, require_deterministic
+from tandemrt.engines.validation.errors import BadBundle
 from tests.makers import VOCAB, tiny_tokenizer
 
 
@@ -32,26 +32,28 @@ def folder(tmp_path: Path) -> Path:
     return tiny_tokenizer(tmp_path)
 
 
-def test_a_tokenizer_that_draws_lots_is_refused(folder: Path) -> None:
+def test_a_tokenizer_with_dropout_is_rejected(folder: Path) -> None:
     edit_model(folder, dropout=0.5)
     drawn = Backend.from_file(str(folder / "tokenizer.json"))
     assert len({tuple(drawn.encode("the and the and the").ids) for _ in range(50)}) > 1, "nothing to refuse"
-    with pytest.raises(BadBundle, match=r"tokenizer.json: model.dropout must be null, got 0.5: it is for training"):
+    with pytest.raises(
+        BadBundle, match=r"tokenizer.json: model.dropout must be null, got 0.5: it splits the same text"
+    ):
         opened(folder)
 
 
 @pytest.mark.parametrize("dropout", [None, 0.0])
-def test_no_dropout_is_no_lot(folder: Path, dropout: float | None) -> None:
+def test_a_dropout_of_zero_is_accepted(folder: Path, dropout: float | None) -> None:
     edit_model(folder, dropout=dropout)
     assert opened(folder).encode("the") == opened(folder).encode("the")
 
 
-def test_a_unigram_model_that_samples_is_refused() -> None:
+def test_a_unigram_model_that_samples_is_rejected() -> None:
     model = models.Unigram([("a", 0.0), ("b", -1.0)], 0, False)
-    model.alpha = 0.1  # which tokenizer.json does not hold in every version
+    model.alpha = 0.1  # not every version of tokenizer.json has it
 
     with pytest.raises(BadBundle, match=r"model.alpha must be null, got 0.1"):
-        require_function(Tokenizer(Backend(model)))
+        require_deterministic(Tokenizer(Backend(model)))
 
 
 @pytest.mark.parametrize(
@@ -66,17 +68,17 @@ def test_a_unigram_model_that_samples_is_refused() -> None:
         ("{{ no jinja", None),
     ],
 )
-def test_what_draws_lots_in_a_chat_template_is_found(template: str, chance: str | None) -> None:
-    assert chance_in_template(template) == chance
+def test_randomness_in_a_chat_template_is_detected(template: str, chance: str | None) -> None:
+    assert randomness_in_template(template) == chance
 
 
-def test_a_chat_template_that_draws_lots_is_refused(folder: Path) -> None:
+def test_a_chat_template_with_randomness_is_rejected(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ [1, 2] | random }}")
     with pytest.raises(BadBundle, match=r"chat template must give the same prompt .* got one with the filter random"):
         opened(folder)
 
 
-def test_a_prompt_is_neither_cut_nor_filled_up_whatever_the_tokenizer_was_trained_with(folder: Path) -> None:
+def test_a_prompt_is_neither_truncated_nor_padded(folder: Path) -> None:
     tokenizer = Backend.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=20)
@@ -102,7 +104,7 @@ def test_a_prompt_is_neither_cut_nor_filled_up_whatever_the_tokenizer_was_traine
     ],
     ids=str,
 )
-def test_a_tokenizer_opens_and_works_or_is_refused_in_our_words(folder: Path, changes: dict[str, Any]) -> None:
+def test_any_tokenizer_works_or_is_rejected_with_a_clear_error(folder: Path, changes: dict[str, Any]) -> None:
     edit(folder / "tokenizer_config.json", **changes)
     try:
         tokenizer = opened(folder)
@@ -112,14 +114,14 @@ def test_a_tokenizer_opens_and_works_or_is_refused_in_our_words(folder: Path, ch
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"model": 3}', "[" * 100_000])
-def test_a_damaged_tokenizer_is_refused(folder: Path, damage: str) -> None:
+def test_a_damaged_tokenizer_is_rejected(folder: Path, damage: str) -> None:
     (folder / "tokenizer.json").write_text(damage)
-    with pytest.raises(BadBundle, match="this tokenizer cannot be used"):
+    with pytest.raises(BadBundle, match="must hold a usable tokenizer"):
         opened(folder)
 
 
-def test_a_token_outside_of_the_byte_alphabet_is_refused_by_name(folder: Path) -> None:
+def test_a_token_outside_of_the_byte_alphabet_is_rejected_with_its_text(folder: Path) -> None:
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     edit_model(folder, vocab=vocabulary | {"a b": 300})
-    with pytest.raises(BadBundle, match=r"ByteLevel needs tokens in its alphabet, got 'a b'"):
+    with pytest.raises(BadBundle, match=r"ByteLevel, tokens must be in its alphabet, got 'a b'"):
         opened(folder)

@@ -1,4 +1,4 @@
-"""A build says where transformers would split a text in another way than tokenizer.json, and only there."""
+"""A build reports when transformers would split a text differently from tokenizer.json, and only then."""
 
 import json
 from functools import lru_cache
@@ -9,13 +9,13 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from tandemrt.engines.tokenizer import read_tokenizer
-from tandemrt.export.read.tokenizer_class import TEXTS, other_split, split_notes
+from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.export.read.tokenizer_class import TEXTS, find_split_difference, split_notes
 
 Json = dict[str, Any]
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-# Normalizer and rules of splitting, as files of published models have them.
+# Normalizers and splitting rules of published tokenizer files.
 FILES: dict[str, tuple[Any, Any]] = {
     "qwen": (
         normalizers.NFC(),
@@ -28,7 +28,7 @@ FILES: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "gpt2": (None, pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "one piece": (None, BYTES),
+    "one token": (None, BYTES),
     "llama 2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
     "metaspace": (None, pre_tokenizers.Metaspace("▁", "first", split=False)),
     "gemma": (normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", behavior="merged_with_previous")),
@@ -37,7 +37,7 @@ FILES: dict[str, tuple[Any, Any]] = {
 
 @lru_cache
 def trained(by_bytes: bool) -> str:
-    """A vocabulary whose merges go across all that rules of splitting cut."""
+    """Return a vocabulary with merges across all cuts of the splitting rules."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=not by_bytes))
     tokenizer.pre_tokenizer = BYTES if by_bytes else pre_tokenizers.Metaspace("▁", "never", split=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet() if by_bytes else []
@@ -48,8 +48,8 @@ def trained(by_bytes: bool) -> str:
 
 
 def write(folder: Path, rules: str, config: Json, said: Json, *, filler: int = 0) -> None:
-    """A tokenizer of these rules, ``filler`` tokens wider than it need be, and the two configs beside it."""
-    tokenizer = Tokenizer.from_str(trained(rules in ("qwen", "digits and bytes", "gpt2", "one piece")))
+    """Write a tokenizer with these rules and ``filler`` additional tokens, and the two configs."""
+    tokenizer = Tokenizer.from_str(trained(rules in ("qwen", "digits and bytes", "gpt2", "one token")))
     normalizer, splitter = FILES[rules]
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     stored = json.loads(tokenizer.to_str())
@@ -79,7 +79,7 @@ def by(name: str, **said: object) -> Json:
         ("digits and bytes", kind("qwen2"), by("LlamaTokenizerFast"), "Qwen2Tokenizer"),
         ("gpt2", kind("qwen2"), {}, "Qwen2Tokenizer"),
         ("qwen", kind("qwen3"), by("Qwen2Tokenizer"), None),
-        ("one piece", kind("qwen3"), by("Qwen2TokenizerFast"), "Qwen2Tokenizer"),
+        ("one token", kind("qwen3"), by("Qwen2TokenizerFast"), "Qwen2Tokenizer"),
         ("gpt2", kind("qwen3"), by("PreTrainedTokenizerFast"), None),
         ("gpt2", kind("llama"), by("GPT2Tokenizer"), None),
         ("digits and bytes", kind("llama"), by("GPT2Tokenizer"), "GPT2Tokenizer"),
@@ -88,9 +88,9 @@ def by(name: str, **said: object) -> Json:
         ("llama 2", kind("llama"), by("LlamaTokenizer", legacy=True), "LlamaTokenizer"),
         ("metaspace", kind("llama"), by("LlamaTokenizer"), None),
         ("metaspace", kind("llama"), by("LlamaTokenizerFast", add_prefix_space=False), "LlamaTokenizer"),
-        ("one piece", kind("llama"), by("LlamaTokenizerFast"), None),
+        ("one token", kind("llama"), by("LlamaTokenizerFast"), None),
         ("llama 2", kind("llama"), by("PreTrainedTokenizerFast"), None),
-        ("one piece", kind("gpt_oss"), {}, None),
+        ("one token", kind("gpt_oss"), {}, None),
         ("digits and bytes", kind("olmo2"), by("GPT2Tokenizer"), None),
         ("llama 2", kind("phi3"), by("LlamaTokenizer"), None),
         ("llama 2", kind("mistral"), by("LlamaTokenizer"), None),
@@ -99,14 +99,14 @@ def by(name: str, **said: object) -> Json:
         ("metaspace", kind("gemma2"), by("PreTrainedTokenizerFast"), None),
     ],
 )
-def test_a_text_is_named_where_transformers_splits_one_in_another_way(
+def test_a_text_that_transformers_splits_differently_is_reported(
     tmp_path: Path, rules: str, config: Json, said: Json, opened_by: str | None
 ) -> None:
     write(tmp_path, rules, config, said)
     assert what_transformers_does(tmp_path, config, said) == opened_by
 
 
-def test_a_pattern_that_transformers_mends_is_another_split(tmp_path: Path) -> None:
+def test_a_pattern_fixed_by_transformers_is_reported(tmp_path: Path) -> None:
     config, said = (
         kind("mistral3", transformers_version="4.57.1"),
         by("PreTrainedTokenizerFast", fix_mistral_regex=True),
@@ -116,7 +116,7 @@ def test_a_pattern_that_transformers_mends_is_another_split(tmp_path: Path) -> N
 
 
 def what_transformers_does(folder: Path, config: Json, said: Json) -> str | None:
-    """The class that is said to open the tokenizer, if transformers splits some text in another way and as is said."""
+    """Return the reported class, if transformers splits some text differently, in the reported way."""
     theirs, ours = AutoTokenizer.from_pretrained(folder), opened(folder)
     splits = {
         text: tuple(
@@ -125,7 +125,7 @@ def what_transformers_does(folder: Path, config: Json, said: Json) -> str | None
         )
         for text in TEXTS
     }
-    found = other_split(ours, folder, config, said)
+    found = find_split_difference(ours, folder, config, said)
     if found is None:
         assert not [text for text, (split, by_file) in splits.items() if split != by_file]
         return None
@@ -142,13 +142,13 @@ def test_the_note_names_the_class_and_a_text(tmp_path: Path) -> None:
     assert note.startswith(
         "transformers opens this tokenizer with Qwen2Tokenizer, which splits 'Hello  world\\n\\nfoo'"
     )
-    assert "the bundle splits it as tokenizer.json says" in note
+    assert "the bundle splits it by tokenizer.json" in note
     assert len(note) < 600
 
 
-def test_another_file_that_transformers_may_read_is_named(tmp_path: Path) -> None:
+def test_a_tekken_file_is_mentioned(tmp_path: Path) -> None:
     write(tmp_path, "qwen", kind("mistral"), {})
     assert split_notes(opened(tmp_path), tmp_path, kind("mistral"), {}) == []
     (tmp_path / "tekken.json").write_text("{}")
     [note] = split_notes(opened(tmp_path), tmp_path, kind("mistral"), {})
-    assert "transformers reads tekken.json; the bundle goes by tokenizer.json" in note
+    assert "transformers reads tekken.json; the bundle follows tokenizer.json" in note

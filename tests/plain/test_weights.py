@@ -1,4 +1,4 @@
-"""What a graph says about weights that it does not hold: where they lie, and whether two of them are one."""
+"""References to external weights in a graph: their location, and whether two references are the same tensor."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.weights import Weights
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 
 LARGE = (9 << 20,)  # 36 MiB of float32
 
 
 def opened(folder: Path, **files: dict[str, np.ndarray]) -> tuple[Weights, GraphBuilder]:
-    """The weights of a checkpoint whose shards are ``files``."""
+    """Return the weights of a checkpoint whose shards are ``files``."""
     index = {}
     for name, tensors in files.items():
         save_file(tensors, folder / f"{name}.safetensors")
@@ -28,7 +28,7 @@ def opened(folder: Path, **files: dict[str, np.ndarray]) -> tuple[Weights, Graph
 
 
 @pytest.mark.parametrize("at", [0, LARGE[0] - 1])
-def test_a_copy_differs_wherever_it_differs(tmp_path: Path, at: int) -> None:
+def test_a_difference_at_any_byte_is_found(tmp_path: Path, at: int) -> None:
     embedding = np.zeros(LARGE, np.float32)
     head = embedding.copy()
     weights, _ = opened(tmp_path, one={"embedding": embedding, "head": head})
@@ -39,11 +39,11 @@ def test_a_copy_differs_wherever_it_differs(tmp_path: Path, at: int) -> None:
         weights.same("head", "embedding")
 
 
-def test_tensors_one_behind_the_other_in_a_file_are_one_and_those_of_two_files_never_are(tmp_path: Path) -> None:
+def test_adjacent_tensors_of_one_file_are_joined_and_those_of_two_files_never(tmp_path: Path) -> None:
     gate, last, tail = (np.full((2, 4), value, np.float32) for value in (1, 2, 3))
     weights, builder = opened(tmp_path, one={"gate": gate, "last": last}, two={"head": tail, "tail": tail})
     tensors = weights.checkpoint.tensors
-    # A file begins as the other does, so an offset alone does not say where a tensor lies.
+    # Both files begin alike, so an offset alone does not locate a tensor.
     assert tensors["gate"].offset + tensors["gate"].nbytes == tensors["tail"].offset
     weights.stacked(["gate", "last"], [2, 2], (4,))
     assert (list(builder.initializers), builder.nodes) == (["gate+last"], [])

@@ -1,7 +1,7 @@
 """A language small enough to enumerate: both models look at the last two tokens, and so does the mask.
 
-``speculate`` runs rounds of drafting and verification for many requests at once, ``exact_law`` multiplies the plain
-autoregressive law out over every sequence, and ``surprise`` says how badly counts fit a law.
+``speculate`` runs rounds of drafting and verification for many requests at once, ``exact_distribution`` multiplies the
+autoregressive distribution out over every sequence, and ``surprise`` says how badly counts fit a distribution.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 
 from tandemrt.plugins.reference import adjust_logits, sample_draft, token_bitmask, verify_draft
 
-# (logits [requests, vocab], request arguments) -> tokens [requests], laws [requests, vocab] or None for one-hot
+# (logits [requests, vocab], request arguments) -> tokens [requests], probs [requests, vocab] or None for one-hot
 Drafter = Callable[[np.ndarray, dict], tuple[np.ndarray, np.ndarray | None]]
 
 
@@ -33,7 +33,8 @@ class Language:
 
     @classmethod
     def random(cls, vocab: int, *, masked: bool, seed: int = 0, **filters: float) -> "Language":
-        """Overlapping but different laws; the mask forbids one token of five per state, never the same everywhere."""
+        """Overlapping but different distributions; the mask forbids one token of five per state, never the same
+        everywhere."""
         rng = np.random.default_rng(seed)
         target = 1.2 * rng.normal(size=(vocab, vocab, vocab)).astype(np.float32)
         draft = (target + rng.normal(size=target.shape)).astype(np.float32)
@@ -49,8 +50,8 @@ class Language:
     def request(self) -> dict:
         return {"temperature": 0.9, "top_k": None, "top_p": None, "min_p": None} | self.filters
 
-    def laws(self, logits: np.ndarray) -> np.ndarray:
-        """The masked or unmasked rows as laws, filtered by transformers, float64."""
+    def distributions(self, logits: np.ndarray) -> np.ndarray:
+        """The masked or unmasked rows as distributions, filtered by transformers, float64."""
         scores = torch.from_numpy(logits.reshape(-1, self.vocab)).double()
         request = self.request
         scores = TemperatureLogitsWarper(request["temperature"])(None, scores)
@@ -60,7 +61,7 @@ class Language:
         return scores.softmax(-1).numpy().reshape(logits.shape)
 
     def penalized(self, logits: np.ndarray, text: np.ndarray, draft: np.ndarray) -> np.ndarray:
-        """``logits`` [requests, rows, vocab] behind outputs ``text`` [requests, tokens] (-1: none) and ``draft``."""
+        """``logits`` [requests, rows, vocab] after outputs ``text`` [requests, tokens] (-1: none) and ``draft``."""
         if not self.penalties:
             return logits
         requests, shape = len(logits), (len(logits), self.vocab)
@@ -75,10 +76,10 @@ class Language:
             **{name: np.full(requests, self.penalties[name]) for name in ("presence", "frequency", "repetition")},
         )
 
-    def target_laws(self) -> np.ndarray:
-        return self.laws(token_bitmask(self.target, self.mask))
+    def target_probs(self) -> np.ndarray:
+        return self.distributions(token_bitmask(self.target, self.mask))
 
-    def exact_law(self, length: int) -> np.ndarray:
+    def exact_distribution(self, length: int) -> np.ndarray:
         """The probability of every sequence of ``length`` tokens, in the order of ``index``."""
         sequences = np.array(list(product(range(self.vocab), repeat=length)))
         context = np.pad(sequences, ((0, 0), (2, 0)))
@@ -87,8 +88,8 @@ class Language:
             states = context[:, i], context[:, i + 1]
             none = np.zeros((len(sequences), 0), np.int64)
             logits = self.penalized(self.target[states][:, None], sequences[:, :i], none)[:, 0]
-            laws = self.laws(token_bitmask(logits, self.mask[states]))
-            result *= laws[np.arange(len(sequences)), sequences[:, i]]
+            distributions = self.distributions(token_bitmask(logits, self.mask[states]))
+            result *= distributions[np.arange(len(sequences)), sequences[:, i]]
         return result
 
     def index(self, text: np.ndarray) -> np.ndarray:
@@ -130,8 +131,8 @@ def speculate(
         probs = np.zeros((running.size, window, vocab), np.float32)
         for i in range(window):
             logits = language.draft[recent[:, i], recent[:, i + 1]]
-            recent[:, i + 2], laws = drafter(logits, **request, position=start + i)
-            probs[:, i] = 0 if laws is None else laws
+            recent[:, i + 2], distributions = drafter(logits, **request, position=start + i)
+            probs[:, i] = 0 if distributions is None else distributions
         states = recent[:, :-1], recent[:, 1:]
         mask = language.mask[states]
         draft = recent[:, 2:]
@@ -151,14 +152,14 @@ def speculate(
     return outcome
 
 
-def surprise(observed: np.ndarray, law: np.ndarray) -> float:
+def surprise(observed: np.ndarray, probabilities: np.ndarray) -> float:
     """How many standard deviations Pearson's chi-square lies above its mean; rare outcomes share one cell.
 
-    Infinite if something was seen that the law forbids.
+    Infinite if something was seen that the distribution excludes.
     """
-    if (observed[law == 0] > 0).any():
+    if (observed[probabilities == 0] > 0).any():
         return float("inf")
-    expected = law * observed.sum()
+    expected = probabilities * observed.sum()
     rare = expected < 5
     cells = np.append(expected[~rare], expected[rare].sum())
     counts = np.append(observed[~rare], observed[rare].sum())

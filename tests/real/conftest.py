@@ -1,11 +1,11 @@
-"""The bundle of a real model, which `make real` builds too."""
+"""The bundle of a real model, the same as `make real` builds."""
 
 from pathlib import Path
 
 import pytest
 
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
 from tools.real.checkpoint import make
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""A real model with its own tokenizer and chat template: what it says is what transformers says."""
+"""A real model with its own tokenizer and chat template gives the texts of transformers."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def llm(bundle: Path):
 
 @pytest.fixture(scope="module")
 def answers(checkpoint: Path) -> list[list[int]]:
-    """What transformers generates greedily for CHATS."""
+    """The greedy answers of transformers to CHATS."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     found = []
@@ -62,28 +62,29 @@ def answers(checkpoint: Path) -> list[list[int]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("window", [None, 0], ids=["speculation", "plain"])
-def test_greedy_answers_are_those_of_transformers(llm: LLM, answers: list[list[int]], window: int | None) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, window=window)
+@pytest.mark.parametrize("window", [None, 0], ids=["speculation", "autoregressive"])
+def test_greedy_answers_equal_those_of_transformers(llm: LLM, answers: list[list[int]], window: int | None) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, num_draft_tokens=window)
     outputs = llm.generate([chat(text) for text in CHATS], params)
     assert [output.token_ids for output in outputs] == answers
 
 
-def test_one_seed_is_one_text_with_speculation_and_without(llm: LLM) -> None:
+def test_a_seed_gives_the_same_text_with_and_without_speculation(llm: LLM) -> None:
     for seed, text in enumerate(CHATS[:6]):
-        drafted, plain = (
+        drafted, autoregressive = (
             llm.generate(
-                chat(text), SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=TOKENS, window=w)
+                chat(text),
+                SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=TOKENS, num_draft_tokens=w),
             )
             for w in (None, 0)
         )
-        assert drafted.token_ids == plain.token_ids
+        assert drafted.token_ids == autoregressive.token_ids
 
 
-def test_a_schema_holds_and_the_drafts_are_accepted(llm: LLM) -> None:
+def test_a_schema_holds_and_drafts_are_accepted(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=256, structured_outputs=StructuredOutputs(json=SCHEMA))
     output = llm.generate(chat(SENTENCE), params)
     jsonschema.validate(json.loads(output.text), SCHEMA)
     assert output.finish_reason == "stop"
     assert output.speculation.num_accepted_draft_tokens > 0
-    assert llm.generate(chat(SENTENCE), params.model_copy(update={"window": 0})).token_ids == output.token_ids
+    assert llm.generate(chat(SENTENCE), params.model_copy(update={"num_draft_tokens": 0})).token_ids == output.token_ids

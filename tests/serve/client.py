@@ -1,4 +1,4 @@
-"""What the tests ask the server with: plain HTTP, tritonclient's gRPC, and a reading of /metrics."""
+"""Clients of the Triton tests: plain HTTP, tritonclient's gRPC, and /metrics."""
 
 import http.client
 import json
@@ -17,13 +17,13 @@ from tools.serve import TritonServer
 
 @dataclass(frozen=True)
 class Client:
-    """One model on one server. Every call has a timeout: what hangs fails."""
+    """A client of one model on one server. Every call has a timeout."""
 
     server: TritonServer
     model: str
 
     def generate(self, **body: Any) -> tuple[int, dict[str, Any]]:
-        """POST to generate; the status and the answer."""
+        """POST to generate; return the status and the answer."""
         connection = self.post("generate", body)
         try:
             answer = connection.getresponse()
@@ -32,7 +32,7 @@ class Client:
             connection.close()
 
     def stream(self, **body: Any) -> list[dict[str, Any]]:
-        """POST to generate_stream; all events."""
+        """POST to generate_stream; return all events."""
         connection = self.post("generate_stream", {"stream": True} | body)
         try:
             return list(events(connection.getresponse()))
@@ -46,13 +46,13 @@ class Client:
         return connection
 
     def grpc(self, *, outputs: tuple[str, ...] = (), timeout_us: int | None = None, **inputs: Any) -> list[Any]:
-        """Send one request on a gRPC stream; all of its responses, the last one an error if it failed."""
+        """Send one request on a gRPC stream; return all responses. The last one is an error if the request failed."""
         with GrpcStream(self) as stream:
             stream.send(outputs=outputs, timeout_us=timeout_us, **inputs)
             return stream.responses()
 
     def metrics(self) -> dict[str, float]:
-        """This model's own metrics by name and the label that tells series apart, summed over instances."""
+        """Return this model's own metrics by name and distinguishing label, summed over instances."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.metrics, timeout=PATIENCE_S)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
@@ -61,21 +61,21 @@ class Client:
         for line in lines:
             match = re.fullmatch(r"(tandemrt_\w+)\{(.*)\} (\S+)", line)
             if match and f'model="{self.model}"' in match[2]:
-                own = re.findall(r'(?:reason|verb|position|le)="[^"]*"', match[2])
+                own = re.findall(r'(?:reason|phase|position|le)="[^"]*"', match[2])
                 name = match[1] + (f"{{{own[0]}}}" if own else "")
                 values[name] = values.get(name, 0.0) + float(match[3])
         return values
 
     def counted(self, earlier: dict[str, float]) -> dict[str, float]:
-        """What was counted since ``earlier``."""
+        """Return the change of counters since ``earlier``."""
         return {name: value - earlier.get(name, 0.0) for name, value in self.metrics().items()}
 
 
 class GrpcStream:
-    """A gRPC stream that takes requests and collects what comes back."""
+    """A gRPC stream that sends requests and collects responses."""
 
     def __init__(self, client: Client, *, name: str | None = None) -> None:
-        """``name`` says in the stream's metadata whose requests come in it."""
+        """``name`` identifies the client in the metadata of the stream."""
         self._model = client.model
         self._client = grpc.InferenceServerClient(f"127.0.0.1:{client.server.grpc}")
         self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -92,14 +92,14 @@ class GrpcStream:
         )
 
     def next(self) -> Any:
-        """The next result; raises the error that came instead."""
+        """Return the next result, or raise the error that arrived instead."""
         result, error = self._queue.get(timeout=PATIENCE_S)
         if error is not None:
             raise error
         return result
 
     def responses(self) -> list[Any]:
-        """Responses up to and with the final one."""
+        """Responses up to and including the final one."""
         results = []
         while True:
             results.append(self.next())
@@ -118,14 +118,14 @@ class GrpcStream:
 
 
 def events(answer: http.client.HTTPResponse) -> Any:
-    """The events of a stream, as they come."""
+    """Yield the events of a stream as they arrive."""
     for line in answer:
         if line.startswith(b"data: "):
             yield json.loads(line[6:])
 
 
 def tensor(name: str, value: Any) -> grpc.InferInput:
-    """An input of one dimension; integers as the 64 bits that the server declares, a seed without a sign."""
+    """A 1-D input. Integers are int64 as the server declares, and a seed keeps its 64 bits."""
     items = value if isinstance(value, list) else [value]
     dtype: Any = {bool: np.bool_, int: np.int64, float: np.float32, str: np.object_}[type(items[0])]
     array = np.array(
@@ -143,6 +143,6 @@ def text(results: list[Any], name: str = "text_output") -> str:
 
 
 def token_ids(answer: dict[str, Any]) -> list[int]:
-    """The tokens of an answer; the server writes a list of one element as a number."""
+    """The tokens of an answer. The server writes a list of one element as a number."""
     ids = answer["token_ids"]
     return ids if isinstance(ids, list) else [ids]

@@ -1,4 +1,4 @@
-"""One real server for all tests here: the demo bundle as three models, started on free ports and always stopped."""
+"""Fixtures: one Triton server with the demo bundle as three models, on free ports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandemrt import LLM
-from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.export.triton.repository import write_model
 from tests.serve.client import Client
 from tools.serve import TritonServer
@@ -14,12 +14,12 @@ from tools.serve import TritonServer
 
 @pytest.fixture(scope="session")
 def repository(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo under three names: for most tests, with a short queue, and twice over to be loaded and unloaded."""
+    """The demo as three models: one for most tests, one with a short queue, one with two instances for reloads."""
     folder = tmp_path_factory.mktemp("repository")
     bundle = Bundle.open(demo_bundle)
     write_model(bundle, folder, name="demo", threads=1, queue_limit=64)
     write_model(bundle, folder, name="short", threads=1, queue_limit=2, copy=True)
-    write_model(bundle, folder, name="passing", threads=1, overlap=True, window=2, instances=2)
+    write_model(bundle, folder, name="passing", threads=1, overlap=True, num_draft_tokens=2, instances=2)
     return folder
 
 
@@ -36,7 +36,7 @@ def demo(server: TritonServer) -> Client:
 
 @pytest.fixture(scope="session")
 def llm(demo_bundle: Path) -> Iterator[LLM]:
-    """The Python API on the same bundle: what the server must say too."""
+    """The Python API on the same bundle, for expected outputs."""
     with LLM(demo_bundle, threads=1) as opened:
         yield opened
 

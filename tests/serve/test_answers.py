@@ -1,4 +1,4 @@
-"""The server says what the Python API says, in one response or in many."""
+"""Triton returns the output of the Python API, in one response or in many."""
 
 import json
 from typing import Any
@@ -8,21 +8,21 @@ import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from tests.serve.client import Client, text, token_ids
-from tests.serve.prompts import EXAMPLES, asking, endless
+from tests.serve.prompts import EXAMPLES, endless, record_inputs
 
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
     {"temperature": 1.2, "rule": "rejection"},
-    {"temperature": 1.0, "window": 0},
+    {"temperature": 1.0, "num_draft_tokens": 0},
     {"temperature": 0.9, "thinking_token_budget": 7, "max_tokens": 60},
 ]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_generate_gives_the_python_apis_output(demo: Client, llm: LLM, way: dict[str, Any]) -> None:
+def test_generate_equals_the_python_api(demo: Client, llm: LLM, way: dict[str, Any]) -> None:
     example = EXAMPLES[2]
-    status, answer = demo.generate(**asking(example, seed=11, **way))
+    status, answer = demo.generate(**record_inputs(example, seed=11, **way))
     expected = ask_python(llm, seed=11, **way)
     assert status == 200, answer
     assert (answer["text_output"], answer["reasoning_output"]) == (expected.text, expected.reasoning)
@@ -35,47 +35,47 @@ def test_generate_gives_the_python_apis_output(demo: Client, llm: LLM, way: dict
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_the_pieces_of_a_stream_join_to_the_same_output(demo: Client, llm: LLM, way: dict[str, Any]) -> None:
-    pieces = demo.stream(**asking(EXAMPLES[2], seed=12, **way))
+def test_a_stream_joins_to_the_same_output(demo: Client, llm: LLM, way: dict[str, Any]) -> None:
+    events = demo.stream(**record_inputs(EXAMPLES[2], seed=12, **way))
     expected = ask_python(llm, seed=12, **way)
-    assert len(pieces) > 3
-    assert "".join(piece["text_output"] for piece in pieces) == expected.text
-    assert "".join(piece["reasoning_output"] for piece in pieces) == expected.reasoning
-    assert [token for piece in pieces for token in token_ids(piece)] == expected.token_ids
-    assert sum(piece["num_output_tokens"] for piece in pieces) == len(expected.token_ids)
-    assert [piece.get("finish_reason") for piece in pieces] == [None] * (len(pieces) - 1) + [expected.finish_reason]
+    assert len(events) > 3
+    assert "".join(event["text_output"] for event in events) == expected.text
+    assert "".join(event["reasoning_output"] for event in events) == expected.reasoning
+    assert [token for event in events for token in token_ids(event)] == expected.token_ids
+    assert sum(event["num_output_tokens"] for event in events) == len(expected.token_ids)
+    assert [event.get("finish_reason") for event in events] == [None] * (len(events) - 1) + [expected.finish_reason]
 
 
 def test_several_outputs_come_in_one_stream(demo: Client, llm: LLM) -> None:
-    pieces = demo.stream(**asking(EXAMPLES[2], seed=12, n=2))
+    events = demo.stream(**record_inputs(EXAMPLES[2], seed=12, n=2))
     for index in range(2):
         expected = ask_python(llm, seed=12 + index)
-        assert "".join(piece["text_output"] for piece in pieces if piece["index"] == index) == expected.text
-        [seed] = [piece["seed"] for piece in pieces if piece["index"] == index and "seed" in piece]
+        assert "".join(event["text_output"] for event in events if event["index"] == index) == expected.text
+        [seed] = [event["seed"] for event in events if event["index"] == index and "seed" in event]
         assert seed == 12 + index
 
 
 def test_grpc_gives_one_response_or_many_with_the_same_text(demo: Client, llm: LLM) -> None:
     expected = ask_python(llm, seed=13, temperature=0.7)
-    [single] = demo.grpc(**asking(EXAMPLES[2], seed=13, temperature=0.7))
-    pieces = demo.grpc(**asking(EXAMPLES[2], seed=13, temperature=0.7, stream=True))
-    assert text([single]) == text(pieces) == expected.text
-    assert text([single], "reasoning_output") == text(pieces, "reasoning_output") == expected.reasoning
+    [single] = demo.grpc(**record_inputs(EXAMPLES[2], seed=13, temperature=0.7))
+    events = demo.grpc(**record_inputs(EXAMPLES[2], seed=13, temperature=0.7, stream=True))
+    assert text([single]) == text(events) == expected.text
+    assert text([single], "reasoning_output") == text(events, "reasoning_output") == expected.reasoning
     assert single.as_numpy("token_ids").tolist() == expected.token_ids
-    assert len(pieces) > 3
+    assert len(events) > 3
 
 
-def test_grpc_returns_the_outputs_that_were_requested_and_no_others(demo: Client) -> None:
+def test_grpc_returns_exactly_the_requested_outputs(demo: Client) -> None:
     [single] = demo.grpc(outputs=("finish_reason", "seed"), text_input="Hello", max_tokens=4, seed=5)
     assert {output.name for output in single.get_response().outputs} == {"finish_reason", "seed"}
     assert single.as_numpy("seed").tolist() == [5]
 
 
-def test_a_character_of_several_tokens_is_never_halved_in_a_stream(demo: Client, llm: LLM) -> None:
-    # Tokens of single bytes, of which characters beyond ASCII need several.
+def test_a_character_of_several_tokens_is_never_split_in_a_stream(demo: Client, llm: LLM) -> None:
+    # One token per byte, so a character beyond ASCII needs several tokens.
     grammar = json.dumps({"regex": "[áéíóúñüßçå]{24}"})
-    pieces = demo.stream(text_input="Lucía", structured_outputs=grammar, seed=3, temperature=1.5)
-    joined = "".join(piece["text_output"] for piece in pieces)
+    events = demo.stream(text_input="Lucía", structured_outputs=grammar, seed=3, temperature=1.5)
+    joined = "".join(event["text_output"] for event in events)
     params = SamplingParams(seed=3, temperature=1.5, structured_outputs=StructuredOutputs(regex="[áéíóúñüßçå]{24}"))
     assert joined == llm.generate("Lucía", params).text
     assert "\ufffd" not in joined
@@ -83,10 +83,10 @@ def test_a_character_of_several_tokens_is_never_halved_in_a_stream(demo: Client,
 
 
 @pytest.mark.parametrize("example", EXAMPLES[:6], ids=lambda example: example.kind)
-def test_a_schema_is_obeyed_whatever_the_temperature(demo: Client, example: Any) -> None:
-    status, answer = demo.generate(**asking(example, seed=4, temperature=1.3, thinking_token_budget=40))
+def test_a_schema_holds_at_any_temperature(demo: Client, example: Any) -> None:
+    status, answer = demo.generate(**record_inputs(example, seed=4, temperature=1.3, thinking_token_budget=40))
     assert status == 200, answer
-    if answer["finish_reason"] == "stop":  # "length" ends in the middle of the text
+    if answer["finish_reason"] == "stop":  # "length" ends inside the text
         jsonschema.validate(json.loads(answer["text_output"]), example.schema)
     else:
         assert answer["num_input_tokens"] + answer["num_output_tokens"] == 512
@@ -95,8 +95,8 @@ def test_a_schema_is_obeyed_whatever_the_temperature(demo: Client, example: Any)
 @pytest.mark.parametrize("budget", [0, 1, 6, 23])
 def test_a_thinking_budget_is_exact(demo: Client, llm: LLM, budget: int) -> None:
     tokenizer = llm.tokenizer
-    start, end = (tokenizer.token_to_id(marker) for marker in ("<think>", "</think>"))
-    _, answer = demo.generate(**asking(EXAMPLES[1], seed=6, temperature=1.0, thinking_token_budget=budget))
+    start, end = (tokenizer.token_to_id(text) for text in ("<think>", "</think>"))
+    _, answer = demo.generate(**record_inputs(EXAMPLES[1], seed=6, temperature=1.0, thinking_token_budget=budget))
     chat = tokenizer.apply_chat_template(EXAMPLES[1].prompt_messages())
     prompt = tokenizer.encode(chat, add_special_tokens=False)
     thought = prompt[prompt.index(start) + 1 :] + token_ids(answer)[: token_ids(answer).index(end)]
@@ -113,11 +113,11 @@ def test_every_kind_of_prompt_gives_the_same_text(demo: Client, llm: LLM) -> Non
     assert answers[0]["num_input_tokens"] == len(ids)
 
 
-def test_the_prompt_goes_in_front_of_the_answer_where_asked(demo: Client) -> None:
+def test_the_prompt_is_returned_on_request(demo: Client) -> None:
     plain = demo.generate(text_input="Hello", seed=1, max_tokens=6)[1]["text_output"]
     echoed = demo.generate(text_input="Hello", seed=1, max_tokens=6, exclude_input_in_output=False)[1]["text_output"]
-    pieces = demo.stream(text_input="Hello", seed=1, max_tokens=6, exclude_input_in_output=False)
-    assert echoed == "".join(piece["text_output"] for piece in pieces) == f"Hello{plain}"
+    events = demo.stream(text_input="Hello", seed=1, max_tokens=6, exclude_input_in_output=False)
+    assert echoed == "".join(event["text_output"] for event in events) == f"Hello{plain}"
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
@@ -149,7 +149,7 @@ def test_a_request_may_have_an_id(demo: Client) -> None:
     assert status == 200, answer
 
 
-def test_an_output_that_is_not_wanted_is_left_out(demo: Client) -> None:
+def test_an_output_that_is_not_requested_is_left_out(demo: Client) -> None:
     unwanted = {f"return_{name}": False for name in ("token_ids", "seed", "speculation", "finish_reason")}
     _, answer = demo.generate(text_input="Hello", max_tokens=3, **unwanted)
     assert set(answer) == {
@@ -166,7 +166,7 @@ def test_an_output_that_is_not_wanted_is_left_out(demo: Client) -> None:
         ("json", None, {"json_object": True}),
     ],
 )
-def test_a_guide_is_another_name_of_structured_outputs(
+def test_guided_parameters_are_another_name_of_structured_outputs(
     demo: Client, kind: str, guide: str | None, structured: dict[str, Any]
 ) -> None:
     guided = {"guided_decoding_guide_type": kind} | ({} if guide is None else {"guided_decoding_guide": guide})
@@ -184,7 +184,7 @@ def test_stop_words_end_the_text(demo: Client) -> None:
 
 
 def test_the_openai_frontends_request_is_understood(demo: Client) -> None:
-    """As Triton's frontend sends it in the form of the vLLM backend, which counts tokens by the pieces."""
+    """Triton's frontend sends the form of the vLLM backend and counts one token per response."""
     sampling = {
         "frequency_penalty": 0.0, "presence_penalty": 0.0, "logprobs": False, "n": 1, "stop": [], "seed": 9,
         "temperature": 0.7, "top_p": 1.0, "min_tokens": 0, "ignore_eos": False, "max_tokens": 24,
@@ -195,10 +195,10 @@ def test_the_openai_frontends_request_is_understood(demo: Client) -> None:
         "return_num_input_tokens": True, "return_num_output_tokens": True,
     }  # fmt: skip
     [single] = demo.grpc(**given, stream=False)
-    pieces = demo.grpc(**given, stream=True)
-    assert text(pieces) == text([single])
-    assert all(piece.as_numpy("num_input_tokens").dtype == "uint32" for piece in pieces)
-    total = sum(int(piece.as_numpy("num_output_tokens")[0]) for piece in pieces)
+    events = demo.grpc(**given, stream=True)
+    assert text(events) == text([single])
+    assert all(event.as_numpy("num_input_tokens").dtype == "uint32" for event in events)
+    total = sum(int(event.as_numpy("num_output_tokens")[0]) for event in events)
     assert total == single.as_numpy("num_output_tokens")[0] <= 24
 
 
@@ -208,9 +208,7 @@ def ask_python(llm: LLM, **way: Any) -> RequestOutput:
 
 
 @pytest.mark.parametrize(("never", "reason"), [("y", "stop"), ("x", "constraint")])
-def test_a_finished_text_is_checked_by_a_process_that_the_server_itself_is_no_interpreter_for(
-    demo: Client, never: str, reason: str
-) -> None:
+def test_output_validation_finds_a_python_interpreter_inside_the_server(demo: Client, never: str, reason: str) -> None:
     wanted = {"json": {"enum": ["x" * 20], "not": {"pattern": never}}, "validate_output": True}
     status, answer = demo.generate(
         text_input="Hello", temperature=0.0, thinking_token_budget=3, structured_outputs=json.dumps(wanted)

@@ -1,4 +1,4 @@
-"""Many clients at once: everyone gets their own answer, and the metrics add up."""
+"""Many clients at once: each gets its own output, and the metrics add up."""
 
 import itertools
 import json
@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
-from tandemrt.engines.serving import CLIENT
+from tandemrt.engines.parameters.server_tensors import CLIENT
 from tests.serve.client import Client, GrpcStream, text, token_ids
-from tests.serve.prompts import EXAMPLES, asking, endless
+from tests.serve.prompts import EXAMPLES, endless, record_inputs
 from tests.waiting import eventually
 from tools.serve import TritonServer
 
@@ -21,7 +21,7 @@ CLIENTS = 32
 
 
 def test_32_clients_with_mixed_parameters_each_get_the_python_apis_text(demo: Client, llm: LLM) -> None:
-    """Half over HTTP, half over gRPC, half of each as a stream; the metrics count exactly what was answered."""
+    """Half over HTTP, half over gRPC, half of each as a stream. The metrics count exactly these answers."""
     before = demo.metrics()
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = list(pool.map(lambda at: ask(demo, at), range(2 * CLIENTS)))
@@ -42,22 +42,23 @@ def test_32_clients_with_mixed_parameters_each_get_the_python_apis_text(demo: Cl
     assert counted["tandemrt_forced_ends_total"] == sum(output.forced_ends for output in expected)
     assert counted["tandemrt_emitted_total"] >= tokens
     assert (
-        counted["tandemrt_drafted_total"] == counted["tandemrt_evaluated_total"] + counted["tandemrt_cut_drafts_total"]
+        counted["tandemrt_drafted_total"]
+        == counted["tandemrt_evaluated_total"] + counted["tandemrt_constraint_rejected_drafts_total"]
     )
     records = [output.speculation for output in expected]
     assert counted["tandemrt_steps_total"] == counted["tandemrt_accepted_per_step_count"] > 0
-    accepted = [counted[f'tandemrt_accepted_total{{position="{i}"}}'] for i in range(1, 1 + records[0].window)]
+    accepted = [counted[f'tandemrt_accepted_total{{position="{i}"}}'] for i in range(1, 1 + records[0].num_spec_tokens)]
     assert sum(accepted) == counted["tandemrt_accepted_per_step_sum"] > 0
     assert accepted == sorted(accepted, reverse=True)
-    assert counted["tandemrt_boundaries_inside_total"] > 0
+    assert counted["tandemrt_reasoning_ends_mid_round_total"] > 0
     for histogram in ("queue_seconds", "time_to_first_token_seconds"):
         assert counted[f"tandemrt_{histogram}_count"] == len(expected)
     assert counted["tandemrt_inter_token_seconds_count"] == tokens - len(expected)
     assert demo.metrics()["tandemrt_requests_running"] == demo.metrics()["tandemrt_requests_waiting"] == 0
 
 
-def test_a_flood_is_answered_or_refused_and_nothing_is_lost(server: TritonServer) -> None:
-    """With room for 2 in the queue most of 64 clients are told at once that it is full, and come again until served."""
+def test_every_request_of_a_flood_is_answered_or_rejected(server: TritonServer) -> None:
+    """The queue has room for 2, so most of 64 clients are rejected at once and retry until served."""
     short = Client(server, "short")
     before = short.metrics()
 
@@ -79,8 +80,8 @@ def test_a_flood_is_answered_or_refused_and_nothing_is_lost(server: TritonServer
 
 
 @pytest.mark.parametrize("way", ["HTTP", "gRPC"])
-def test_a_client_that_floods_waits_for_itself(demo: Client, way: str) -> None:
-    """40 requests of one client, 8 at a time: another one's request has the next slot, not the 41st turn."""
+def test_a_flooding_client_delays_only_itself(demo: Client, way: str) -> None:
+    """One client sends 40 requests, 8 at a time. A request of another client gets the next slot."""
     answered: list[int] = []
     with ThreadPoolExecutor(40) as pool:
         for _ in range(40):
@@ -97,8 +98,8 @@ def test_a_client_that_floods_waits_for_itself(demo: Client, way: str) -> None:
     assert answered == [200] * 40
 
 
-def test_a_client_that_fills_the_queue_gives_way_in_it(server: TritonServer) -> None:
-    """With room for 2 in the queue, both of one client, another one's request takes the place of the newer."""
+def test_a_client_that_fills_the_queue_loses_a_place_to_another_client(server: TritonServer) -> None:
+    """The queue has room for 2, both from one client. Another client's request replaces the newer one."""
     short = Client(server, "short")
     answers: list[tuple[int, Any]] = []
     with ThreadPoolExecutor(10) as pool:
@@ -125,7 +126,7 @@ def ask(demo: Client, at: int) -> dict[str, Any]:
 
 def given(at: int) -> dict[str, Any]:
     if at % 2:
-        return asking(EXAMPLES[at % len(EXAMPLES)], **way(at))
+        return record_inputs(EXAMPLES[at % len(EXAMPLES)], **way(at))
     return {"text_input": EXAMPLES[at % len(EXAMPLES)].sentence, **way(at)}
 
 
@@ -134,8 +135,8 @@ def way(at: int) -> dict[str, Any]:
         {"temperature": 0.0, "max_tokens": 60},
         {"temperature": 0.8, "top_p": 0.9, "max_tokens": 60},
         {"temperature": 1.0, "thinking_token_budget": 12, "max_tokens": 70},
-        {"temperature": 1.0, "window": 0, "max_tokens": 30},
-        {"temperature": 0.5, "stop": ["e"], "window": 2, "max_tokens": 40},
+        {"temperature": 1.0, "num_draft_tokens": 0, "max_tokens": 30},
+        {"temperature": 0.5, "stop": ["e"], "num_draft_tokens": 2, "max_tokens": 40},
     ]
     return {"seed": at, **ways[at % len(ways)]}
 

@@ -1,4 +1,4 @@
-"""What is published of the runtime's counts, with the server's rule that a counter never falls."""
+"""Published metrics: counters never fall, and gauges are read for every scrape."""
 
 import sys
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.metrics.metrics import Metrics
 
 
 class Counter:
@@ -19,8 +19,8 @@ class Counter:
         self.value += by
 
 
-def test_a_count_that_falls_back_is_published_when_it_has_risen_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that might have begun a marker are kept, until a stop string that ends inside of it cuts them off."""
+def test_a_count_that_fell_is_published_once_it_exceeds_its_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a possible delimiter are held back, and a stop string that ends inside it may drop them."""
     counters: dict[str, Counter] = {}
 
     class MetricFamily:
@@ -33,11 +33,11 @@ def test_a_count_that_falls_back_is_published_when_it_has_risen_again(monkeypatc
             return counters.setdefault(self.name, Counter())
 
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(MetricFamily=MetricFamily))
-    monkeypatch.delitem(sys.modules, "tandemrt.runtime.triton.metrics", raising=False)
-    from tandemrt.runtime.triton.metrics import Publisher
+    monkeypatch.delitem(sys.modules, "tandemrt.runtime.servers.triton.metrics", raising=False)
+    from tandemrt.runtime.servers.triton.metrics import MetricsPublisher
 
     metrics = Metrics()
-    publisher = Publisher(metrics, {}, {})
+    publisher = MetricsPublisher(metrics, {}, {})
     seen = []
     for kept in (5, 3, 4, 7):
         metrics.kept = kept
@@ -47,7 +47,7 @@ def test_a_count_that_falls_back_is_published_when_it_has_risen_again(monkeypatc
     assert seen == [5, 5, 5, 7]
 
 
-def test_a_gauge_shows_what_its_reader_says_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gauge_is_read_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[str, list[float]] = {}
 
     class MetricFamily:
@@ -60,11 +60,11 @@ def test_a_gauge_shows_what_its_reader_says_each_time(monkeypatch: pytest.Monkey
             return SimpleNamespace(set=shown.setdefault(self.name, []).append, increment=lambda by: by)
 
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(MetricFamily=MetricFamily))
-    monkeypatch.delitem(sys.modules, "tandemrt.runtime.triton.metrics", raising=False)
-    from tandemrt.runtime.triton.metrics import Publisher
+    monkeypatch.delitem(sys.modules, "tandemrt.runtime.servers.triton.metrics", raising=False)
+    from tandemrt.runtime.servers.triton.metrics import MetricsPublisher
 
     waiting = [3]
-    publisher = Publisher(Metrics(), {"requests_waiting": lambda: waiting[0]}, {})
+    publisher = MetricsPublisher(Metrics(), {"requests_waiting": lambda: waiting[0]}, {})
     publisher._publish()
     waiting[0] = 1
     publisher.close()

@@ -1,4 +1,4 @@
-"""What cannot be served is refused by name, on that request alone."""
+"""An invalid request is rejected with the name of the input, without an effect on others."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ HELLO = {"text_input": "Hello", "max_tokens": 4}
         ({"text_input": "", "max_tokens": 4}, "at least one token"),
         ({**HELLO, "max_tokns": 4}, "max_tokns: is no input of this model (did you mean 'max_tokens'?)"),
         ({**HELLO, "parameters": {"top_a": 1}}, "top_a: is no input"),
-        ({**HELLO, "n": 2}, "n: several outputs come as a stream, received 2 without; send stream true"),
+        ({**HELLO, "n": 2}, "n: several outputs need a stream, received 2 without; send stream true"),
         ({**HELLO, "length_penalty": 0.5}, "length_penalty: is not supported"),
         ({**HELLO, "logit_bias": '{"7": 101}'}, "logit_bias.7: must be at most 100.0"),
         ({**HELLO, "temperature": -1.0}, "temperature: must be at least 0"),
@@ -30,13 +30,13 @@ HELLO = {"text_input": "Hello", "max_tokens": 4}
         ({**HELLO, "max_tokens": 2**40}, "1099511627776"),
         ({**HELLO, "max_tokens": 2**32 + 4}, "4294967300"),
         ({**HELLO, "max_tokens": -(2**40)}, "-1099511627776"),
-        ({**HELLO, "window": 2**32 + 1}, "4294967297"),
+        ({**HELLO, "num_draft_tokens": 2**32 + 1}, "4294967297"),
         ({**HELLO, "stop_token_ids": [2**32 + 5]}, "4294967301"),
         ({**HELLO, "allowed_token_ids": [2**32 + 5]}, "4294967301"),
         ({"input_ids": [2**32 + 5]}, "token ids must be in 0.."),
         ({**HELLO, "sampling_parameters": json.dumps({"seed": 2**64})}, "seed: must be less than 18446744073709551616"),
         ({**HELLO, "sampling_parameters": json.dumps({"seed": -(2**63) - 1})}, "seed: must be at least -9223372"),
-        ({**HELLO, "window": 9}, "window: this runtime drafts at most 4"),
+        ({**HELLO, "num_draft_tokens": 9}, "num_draft_tokens: this runtime drafts at most 4"),
         ({**HELLO, "rule": "lucky"}, "rule"),
         ({**HELLO, "messages": "[]"}, "exactly one of"),
         ({"messages": "[1]"}, "messages: must be a JSON list of objects"),
@@ -60,7 +60,9 @@ HELLO = {"text_input": "Hello", "max_tokens": 4}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_request_that_cannot_be_served_is_refused_by_name(demo: Client, body: dict[str, Any], said: str) -> None:
+def test_an_invalid_request_is_rejected_with_the_name_of_the_input(
+    demo: Client, body: dict[str, Any], said: str
+) -> None:
     status, answer = demo.generate(**body)
     assert status == 400, answer
     assert said in answer["error"]
@@ -71,10 +73,10 @@ def test_a_request_that_cannot_be_served_is_refused_by_name(demo: Client, body: 
     "body",
     [b"", b"{", b"[]", b"\xff\xfe", b'{"text_input": 5}', b'{"text_input": {}}', b'{"text_input": "a", "seed": -1}'],
 )  # fmt: skip
-def test_malformed_bodies_are_refused_and_harm_nobody(demo: Client, body: bytes) -> None:
+def test_malformed_bodies_are_rejected_and_other_requests_run(demo: Client, body: bytes) -> None:
     connection = demo.post("generate", body)
     answer = connection.getresponse()
-    assert answer.status in (400, 500)  # the server's own reading, before any model sees the request
+    assert answer.status in (400, 500)  # the server rejects these itself, before a model receives the request
     assert "error" in json.loads(answer.read())
     connection.close()
     assert demo.generate(**HELLO)[0] == 200
@@ -93,20 +95,20 @@ def test_malformed_bodies_are_refused_and_harm_nobody(demo: Client, body: bytes)
     ],
     ids=["text", "ids", "stops", "choice", "regex", "depth", "banned"],
 )
-def test_oversized_inputs_are_answered_and_harm_nobody(demo: Client, body: dict[str, Any]) -> None:
+def test_oversized_inputs_are_rejected_and_other_requests_run(demo: Client, body: dict[str, Any]) -> None:
     status, answer = demo.generate(**body)
     assert status in (200, 400), answer
     assert ("error" in answer) == (status == 400)
     assert demo.generate(**HELLO)[0] == 200
 
 
-def test_an_error_in_a_stream_is_an_event_and_the_end_of_it(demo: Client) -> None:
+def test_an_error_in_a_stream_is_its_last_event(demo: Client) -> None:
     [event] = demo.stream(**HELLO, beam_width=3)
     assert "beam_width: is not supported" in event["error"]
 
 
-def test_a_request_that_runs_out_of_time_keeps_its_text(demo: Client) -> None:
-    """It gets twice as much time until a token comes in it: the 500th takes far longer, on any machine."""
+def test_a_request_that_times_out_keeps_its_text(demo: Client) -> None:
+    """The timeout doubles until a token arrives in time. 500 tokens take far longer on any machine."""
     timeout_s, status, answer = 0.05, 400, {}
     while status != 200:
         assert timeout_s < PATIENCE_S, answer
@@ -122,17 +124,17 @@ def test_a_request_without_time_for_a_token_is_an_error(demo: Client, how: dict[
     assert "request timeout expired" in answer["error"]
 
 
-def test_tritons_own_timeout_is_kept(demo: Client) -> None:
+def test_tritons_timeout_applies(demo: Client) -> None:
     with pytest.raises(InferenceServerException, match="request timeout expired"):
         demo.grpc(**HELLO, timeout_us=1)
 
 
-def test_grpc_names_an_input_that_the_model_does_not_have(demo: Client) -> None:
+def test_grpc_names_an_unknown_input(demo: Client) -> None:
     with pytest.raises(InferenceServerException, match="beams"):
         demo.grpc(**HELLO, beams=2)
 
 
-def test_a_plain_grpc_call_is_refused_by_the_server_as_the_model_is_decoupled(demo: Client) -> None:
+def test_the_server_rejects_a_unary_grpc_call_of_a_decoupled_model(demo: Client) -> None:
     client = grpc.InferenceServerClient(f"127.0.0.1:{demo.server.grpc}")
     with client, pytest.raises(InferenceServerException, match="decoupled"):
         client.infer(demo.model, [tensor("text_input", "Hello")])

@@ -1,4 +1,4 @@
-"""``tandemrt export triton``: what it writes, what it finds wrong, and what the server finds wrong itself."""
+"""``tandemrt export triton``: the files it writes, and the errors that it and the server find."""
 
 import subprocess
 import sys
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tandemrt import __version__
-from tandemrt.engines import serving
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRepository
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.parameters import server_tensors
+from tandemrt.engines.validation.errors import BadRepository
 from tandemrt.export.triton.check import problems
 from tandemrt.export.triton.config import read_config
 from tandemrt.export.triton.repository import write_model
@@ -23,19 +23,23 @@ def bundle(demo_bundle: Path) -> Bundle:
     return Bundle.open(demo_bundle)
 
 
-def test_a_written_model_has_nothing_wrong_with_it(bundle: Bundle, tmp_path: Path) -> None:
-    model = write_model(bundle, tmp_path, name="served", instances=2, window=3, threads=5, overlap=False, queue_limit=9)
+def test_a_written_model_passes_the_check(bundle: Bundle, tmp_path: Path) -> None:
+    model = write_model(
+        bundle, tmp_path, name="served", instances=2, num_draft_tokens=3, threads=5, overlap=False, queue_limit=9
+    )
     assert problems(model, bundle=bundle) == []
     config = read_config(model / "config.pbtxt")
-    assert [tensor.name for tensor in config.input] == [spec.name for spec in serving.inputs()]
-    assert [tensor.name for tensor in config.output] == [spec.name for spec in serving.OUTPUTS]
+    assert [tensor.name for tensor in config.input] == [spec.name for spec in server_tensors.inputs()]
+    assert [tensor.name for tensor in config.output] == [spec.name for spec in server_tensors.OUTPUTS]
     assert (config.max_batch_size, config.model_transaction_policy.decoupled) == (0, True)
     assert config.instance_group[0].count == 2
-    values = {name: config.parameters[name].string_value for name in ("window", "threads", "overlap", "queue_limit")}
-    assert values == {"window": "3", "threads": "5", "overlap": "false", "queue_limit": "9"}
+    values = {
+        name: config.parameters[name].string_value for name in ("num_draft_tokens", "threads", "overlap", "queue_limit")
+    }
+    assert values == {"num_draft_tokens": "3", "threads": "5", "overlap": "false", "queue_limit": "9"}
 
 
-def test_the_size_of_a_paged_cache_goes_into_the_configuration(bundle: Bundle, tmp_path: Path) -> None:
+def test_the_configuration_has_the_size_of_a_paged_cache(bundle: Bundle, tmp_path: Path) -> None:
     limits = bundle.limits.model_copy(update={"cache_blocks": 64})
     paged = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
     config = read_config(write_model(paged, tmp_path, cache_tokens=4096) / "config.pbtxt")
@@ -64,10 +68,10 @@ def test_a_linked_bundle_moves_with_the_tree_and_a_copied_one_alone(bundle: Bund
     assert problems(moved) == []
 
 
-def test_writing_again_replaces_its_own_model_and_nothing_else(bundle: Bundle, tmp_path: Path) -> None:
-    write_model(bundle, tmp_path, name="demo", window=1)
-    model = write_model(bundle, tmp_path, name="demo", window=2)
-    assert read_config(model / "config.pbtxt").parameters["window"].string_value == "2"
+def test_writing_again_replaces_only_its_own_model(bundle: Bundle, tmp_path: Path) -> None:
+    write_model(bundle, tmp_path, name="demo", num_draft_tokens=1)
+    model = write_model(bundle, tmp_path, name="demo", num_draft_tokens=2)
+    assert read_config(model / "config.pbtxt").parameters["num_draft_tokens"].string_value == "2"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.pbtxt").write_text('backend: "vllm"')
     with pytest.raises(BadRepository, match="must be free or a model that this command wrote"):
@@ -75,7 +79,7 @@ def test_writing_again_replaces_its_own_model_and_nothing_else(bundle: Bundle, t
     assert {path.name for path in tmp_path.iterdir()} == {"demo", "other"}
 
 
-def test_a_python_model_that_somebody_else_wrote_is_not_replaced(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_foreign_python_model_is_not_replaced(bundle: Bundle, tmp_path: Path) -> None:
     foreign = tmp_path / "demo" / "1" / "model.py"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("class TritonPythonModel: ...")
@@ -88,16 +92,18 @@ def test_a_model_is_not_linked_to_the_bundle_that_it_replaces(bundle: Bundle, tm
     model = write_model(bundle, tmp_path, name="demo", copy=True)
     only = Bundle.open(model / "1/bundle")
     with pytest.raises(BadRepository, match="would be replaced with the model"):
-        write_model(only, tmp_path, name="demo", window=1)
+        write_model(only, tmp_path, name="demo", num_draft_tokens=1)
     assert problems(model, bundle=bundle) == []
-    write_model(only, tmp_path, name="demo", window=1, copy=True)
+    write_model(only, tmp_path, name="demo", num_draft_tokens=1, copy=True)
     assert problems(model, bundle=bundle) == []
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"window": 5}, {"instances": 0}, {"device": "tpu"}, {"device": "cuda:x"}, {"name": "a/b"}]
+    "arguments", [{"num_draft_tokens": 5}, {"instances": 0}, {"device": "tpu"}, {"device": "cuda:x"}, {"name": "a/b"}]
 )
-def test_what_cannot_be_served_is_not_written(bundle: Bundle, tmp_path: Path, arguments: dict[str, object]) -> None:
+def test_a_bundle_that_cannot_be_served_is_not_written(
+    bundle: Bundle, tmp_path: Path, arguments: dict[str, object]
+) -> None:
     with pytest.raises(BadRepository):
         write_model(bundle, tmp_path / "models", **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "models").exists()
@@ -114,7 +120,7 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
 
 def _unreadable(file: Path) -> None:
     file.unlink()
-    file.symlink_to("/proc/self/mem")  # a file that cannot be read, whoever asks
+    file.symlink_to("/proc/self/mem")  # a file that no user can read
 
 
 @pytest.mark.parametrize(
@@ -132,21 +138,21 @@ def _unreadable(file: Path) -> None:
         (_edit('backend: "python"', 'backend: "vllm"'), "backend must be 'python'"),
         (_edit('name: "top_p"', 'name: "nucleus"'), "input top_p must be there"),
         (_edit("TYPE_UINT64", "TYPE_INT64"), "input seed must be as this version writes it"),
-        (_edit('string_value: "3"', 'string_value: "7"'), "window must be at most the bundle's 4"),
-        (_edit('string_value: "3"', 'string_value: "5"'), "window must be at most the bundle's 4"),
-        (_edit('key: "window"', 'key: "widnow"'), "unknown key 'widnow'"),
+        (_edit('string_value: "3"', 'string_value: "7"'), "num_draft_tokens must be at most the bundle's 4"),
+        (_edit('string_value: "3"', 'string_value: "5"'), "num_draft_tokens must be at most the bundle's 4"),
+        (_edit('key: "num_draft_tokens"', 'key: "num_draft_tokns"'), "unknown key 'num_draft_tokns'"),
         (_edit(f'string_value: "{__version__}"', 'string_value: "9.9"'), "tandemrt_version must be"),
     ],
 )  # fmt: skip
-def test_a_fault_is_named_before_any_server_meets_it(
+def test_the_check_names_a_fault_before_a_server_starts(
     bundle: Bundle, tmp_path: Path, harm: Callable[[Path], None], said: str
 ) -> None:
-    model = write_model(bundle, tmp_path, name="served", window=3)
+    model = write_model(bundle, tmp_path, name="served", num_draft_tokens=3)
     harm(model)
     assert said in "\n".join(problems(model, bundle=bundle))
 
 
-def test_a_server_whose_python_is_another_one_is_noticed(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_server_with_another_python_is_reported(bundle: Bundle, tmp_path: Path) -> None:
     model = write_model(bundle, tmp_path)
     stubs = Path(next(p for p in sys.path if (Path(p) / "pytriton").is_dir())) / "pytriton/tritonserver"
     for version in ("3.10", f"3.{sys.version_info.minor}"):
@@ -159,7 +165,7 @@ def test_a_server_whose_python_is_another_one_is_noticed(bundle: Bundle, tmp_pat
         assert all("runs 3.10" in line for line in found)
 
 
-def test_the_command_writes_checks_and_reports_by_its_exit_code(bundle: Bundle, tmp_path: Path) -> None:
+def test_the_command_writes_checks_and_sets_its_exit_code(bundle: Bundle, tmp_path: Path) -> None:
     def run(*more: str) -> "subprocess.CompletedProcess[str]":
         command = ["export", "triton", str(bundle.folder), str(tmp_path), *more]
         code = "from tandemrt.cli import main; main()"
@@ -171,7 +177,7 @@ def test_the_command_writes_checks_and_reports_by_its_exit_code(bundle: Bundle, 
     assert (good.returncode, "ready to be served" in good.stdout) == (0, True)
 
 
-def test_a_model_that_cannot_be_opened_says_so_in_the_servers_log(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_opened_is_reported_in_the_servers_log(bundle: Bundle, tmp_path: Path) -> None:
     model = write_model(bundle, tmp_path, copy=True)
     (model / "1/bundle/bundle.json").unlink()
     server = TritonServer(tmp_path)
@@ -179,10 +185,8 @@ def test_a_model_that_cannot_be_opened_says_so_in_the_servers_log(bundle: Bundle
         server.start()
 
 
-def test_a_repository_of_an_earlier_version_is_refused_by_the_input_that_differs(
-    bundle: Bundle, tmp_path: Path
-) -> None:
-    """A tensor of another type would lose what is sent in it."""
+def test_a_repository_of_an_earlier_version_is_rejected_with_the_changed_input(bundle: Bundle, tmp_path: Path) -> None:
+    """An input of another type would lose its value."""
     path = write_model(bundle, tmp_path, name="old") / "config.pbtxt"
     text = path.read_text()
     at = text.index("TYPE_INT64", text.index('"max_tokens"'))

@@ -1,4 +1,4 @@
-"""What one request is answered with, by the code that runs inside the server's process."""
+"""Responses to one request, from the code that runs inside Triton's process."""
 
 import importlib
 import sys
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tandemrt import RequestOutput, StreamOutput
-from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
-from tandemrt.runtime.requests.outputs import Speculation
-from tandemrt.runtime.requests.text import Delta
-from tandemrt.runtime.triton.requests import read_request
+from tandemrt.engines.validation.errors import BadRequest, InternalError, QueueFull
+from tandemrt.runtime.requests.request import Speculation
+from tandemrt.runtime.requests.text import TextDelta
+from tandemrt.runtime.servers.triton.request_tensors import parse_request
 
 
 class Error(Exception):
@@ -25,7 +25,7 @@ class Error(Exception):
 
 
 class Sender:
-    """The server's end of one request."""
+    """Stand-in for the server's end of one request."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[dict[str, Any], int]] = []
@@ -35,16 +35,19 @@ class Sender:
 
 
 @pytest.fixture
-def responses(monkeypatch: pytest.MonkeyPatch) -> Any:
-    server = SimpleNamespace(  # exists only inside a server's process
+def triton(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``ResponseStream`` and ``send_error``, imported with a stand-in for the server's module."""
+    server = SimpleNamespace(  # this module exists only inside a server's process
         InferenceResponse=lambda **parts: parts,
         Tensor=lambda name, values: (name, np.asarray(values).tolist()),
         TritonError=Error,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", server)
-    monkeypatch.delitem(sys.modules, "tandemrt.runtime.triton.responses", raising=False)
-    return importlib.import_module("tandemrt.runtime.triton.responses")  # anew, whoever had it before
+    for module in ("responses", "response_stream"):
+        monkeypatch.delitem(sys.modules, f"tandemrt.runtime.servers.triton.{module}", raising=False)
+    stream = importlib.import_module("tandemrt.runtime.servers.triton.response_stream")
+    return SimpleNamespace(ResponseStream=stream.ResponseStream, send_error=stream.send_error)
 
 
 def output(reason: str, tokens: list[int], **more: Any) -> RequestOutput:
@@ -62,33 +65,35 @@ def output(reason: str, tokens: list[int], **more: Any) -> RequestOutput:
     )
 
 
-def answered(responses: Any, last: RequestOutput, failure: Exception | None = None) -> dict[str, Any]:
-    """The one response to a request that ended with ``last``: its error, or its tensors by name."""
-    sender, request = Sender(), SimpleNamespace(prompt=[1], cancel=lambda: None, failure=failure, others=())
-    outbox = SimpleNamespace(put=lambda reply: reply.send())
-    reply = responses.Reply(sender, read_request({}, {"text_input": "Hello"}), outbox)
-    reply.start(SimpleNamespace(submit=lambda *_, **__: request))
-    reply.listen(StreamOutput(Delta(text="ab"), token_ids=last.token_ids, output=last))
+def answered(triton: Any, last: RequestOutput, failure: Exception | None = None) -> dict[str, Any]:
+    """Return the one response to a request that ended with ``last``: its error, or its tensors by name."""
+    sender, request = Sender(), SimpleNamespace(prompt=[1], failure=failure, others=())
+    llm = SimpleNamespace(submit=lambda *_, **__: request, cancel=lambda _: None)
+    queue = SimpleNamespace(put=lambda stream: stream.send())
+    stream = triton.ResponseStream(llm, sender, parse_request({}, {"text_input": "Hello"}), queue)
+    stream.submit()
+    stream.on_output(StreamOutput(TextDelta(text="ab"), token_ids=last.token_ids, output=last))
     [(response, flags)] = sender.sent
     assert flags == 1
     return {"error": response["error"]} if "error" in response else dict(response["output_tensors"])
 
 
-def test_of_several_outputs_each_has_its_responses_and_the_last_one_is_final(responses: Any) -> None:
+def test_every_output_has_its_responses_and_the_last_one_is_final(triton: Any) -> None:
     sender = Sender()
-    second = SimpleNamespace(prompt=[1], cancel=lambda: None, failure=None)
-    first = SimpleNamespace(prompt=[1], cancel=lambda: None, failure=None, others=(second,))
-    ask = read_request({}, {"text_input": "Hello", "n": 2, "stream": True, "exclude_input_in_output": False})
-    reply = responses.Reply(sender, ask, SimpleNamespace(put=lambda reply: reply.send()))
-    reply.start(SimpleNamespace(submit=lambda *_, **__: first))
+    second = SimpleNamespace(prompt=[1], failure=None)
+    first = SimpleNamespace(prompt=[1], failure=None, others=(second,))
+    parsed = parse_request({}, {"text_input": "Hello", "n": 2, "stream": True, "exclude_input_in_output": False})
+    llm = SimpleNamespace(submit=lambda *_, **__: first, cancel=lambda _: None)
+    stream = triton.ResponseStream(llm, sender, parsed, SimpleNamespace(put=lambda stream: stream.send()))
+    stream.submit()
     for index, text, last in ((1, "b", None), (0, "a", None), (0, "c", output("stop", [5]))):
-        reply.listen(StreamOutput(Delta(text=text), token_ids=[5], output=last, index=index))
-    reply.listen(StreamOutput(Delta(), [], replace(output("length", [5]), index=1), index=1))
-    told = [(dict(sent["output_tensors"]), flags) for sent, flags in sender.sent]
-    assert [(said["index"], said["text_output"], flags) for said, flags in told] == [
+        stream.on_output(StreamOutput(TextDelta(text=text), token_ids=[5], output=last, index=index))
+    stream.on_output(StreamOutput(TextDelta(), [], replace(output("length", [5]), index=1), index=1))
+    sent = [(dict(response["output_tensors"]), flags) for response, flags in sender.sent]
+    assert [(values["index"], values["text_output"], flags) for values, flags in sent] == [
         ([1], [b"Hellob"], 0), ([0], [b"Helloa"], 0), ([0], [b"c"], 0), ([1], [b""], 1),
     ]  # fmt: skip
-    assert [said.get("finish_reason") for said, _ in told] == [None, None, [b"stop"], [b"length"]]
+    assert [values.get("finish_reason") for values, _ in sent] == [None, None, [b"stop"], [b"length"]]
 
 
 @pytest.mark.parametrize(
@@ -100,9 +105,9 @@ def test_of_several_outputs_each_has_its_responses_and_the_last_one_is_final(res
         (MemoryError(), "internal"),
     ],
 )
-def test_a_refusal_has_the_code_that_clients_know_for_it(responses: Any, error: Exception, code: str) -> None:
+def test_an_error_has_the_code_that_clients_expect(triton: Any, error: Exception, code: str) -> None:
     sender = Sender()
-    responses.refuse(sender, error)
+    triton.send_error(sender, error)
     [(response, flags)] = sender.sent
     assert (response["error"].code, flags) == (code, 1)
     assert str(error) in str(response["error"])
@@ -112,17 +117,19 @@ def test_a_refusal_has_the_code_that_clients_know_for_it(responses: Any, error: 
     ("reason", "tokens", "code"),
     [("cancelled", [5], "cancelled"), ("cancelled", [], "cancelled"), ("timeout", [], "unavailable")],
 )
-def test_an_end_that_is_no_answer_is_an_error(responses: Any, reason: str, tokens: list[int], code: str) -> None:
-    assert answered(responses, output(reason, tokens))["error"].code == code
+def test_a_cancelled_or_timed_out_request_ends_with_an_error(
+    triton: Any, reason: str, tokens: list[int], code: str
+) -> None:
+    assert answered(triton, output(reason, tokens))["error"].code == code
 
 
-def test_a_failure_is_told_and_not_the_text_before_it(responses: Any) -> None:
-    error = answered(responses, output("error", [5]), InternalError("the engine failed"))["error"]
+def test_a_failure_replaces_the_text_before_it(triton: Any) -> None:
+    error = answered(triton, output("error", [5]), InternalError("the engine failed"))["error"]
     assert (error.code, str(error)) == ("internal", "the engine failed")
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("last", "expected"),
     [
         (output("length", [5, 6]), {"finish_reason": [b"length"]}),
         (output("timeout", [5]), {"finish_reason": [b"timeout"]}),
@@ -134,8 +141,11 @@ def test_a_failure_is_told_and_not_the_text_before_it(responses: Any) -> None:
         ),
     ],
 )
-def test_an_answer_says_why_it_ended(responses: Any, last: RequestOutput, said: dict[str, Any]) -> None:
-    found = answered(responses, last)
-    assert {name: found.get(name) for name in said} == said
-    assert ("stop_reason" in found, "constraint_error" in found) == ("stop_reason" in said, "constraint_error" in said)
+def test_the_last_response_has_the_finish_reason(triton: Any, last: RequestOutput, expected: dict[str, Any]) -> None:
+    found = answered(triton, last)
+    assert {name: found.get(name) for name in expected} == expected
+    assert ("stop_reason" in found, "constraint_error" in found) == (
+        "stop_reason" in expected,
+        "constraint_error" in expected,
+    )
     assert (found["text_output"], found["token_ids"], found["seed"]) == ([b"ab"], last.token_ids, [7])

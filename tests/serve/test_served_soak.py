@@ -1,4 +1,4 @@
-"""The soak in short, over a server of its own: the same answers as alone, and metrics that say so."""
+"""A short soak of a Triton server: every output equals that of the request alone, and the metrics add up."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_mixed_requests_get_over_the_server_what_they_get_alone_and_its_metrics_add_up(tmp_path: Path) -> None:
+def test_served_requests_get_the_same_output_as_alone_and_the_metrics_add_up(tmp_path: Path) -> None:
     figures = tmp_path / "soak.json"
     done = subprocess.run(
         [sys.executable, "-m", "tools.soak", "--requests", "30", "--seed", "1", "--triton", "--json", str(figures)],
@@ -20,4 +20,4 @@ def test_mixed_requests_get_over_the_server_what_they_get_alone_and_its_metrics_
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(figures.read_text())
     assert found["findings"] == []
-    assert found["served"] == 30
+    assert found["triton_requests"] == 30

@@ -1,4 +1,4 @@
-"""These tests run in a process of their own: ``tensorrt`` here is the real Python API over a stand-in's libraries."""
+"""These tests run in their own process: ``tensorrt`` here is the real Python API on a stand-in's libraries."""
 
 import tempfile
 from pathlib import Path

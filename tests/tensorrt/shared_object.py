@@ -1,4 +1,4 @@
-"""Write a shared object for x86-64 Linux without a compiler: a name, what it needs, and functions of one instruction.
+"""Write a shared object for x86-64 Linux without a compiler: its name, its dependencies, and one-instruction functions.
 
 A function either returns a constant or jumps to a function of a library that the object needs. Layout and constants
 are those of the System V ABI (gABI chapters 4 and 5, psABI x86-64): one read-and-execute segment with headers, symbols
@@ -115,7 +115,7 @@ class _Strings:
 
 
 class _Segment:
-    """Places one behind the other, each at a multiple of 8 bytes."""
+    """Parts one after the other, each aligned to 8 bytes."""
 
     def __init__(self, start: int) -> None:
         self.end = start

@@ -1,8 +1,8 @@
-"""TensorRT's Python API without its builder, which no package index carries.
+"""TensorRT's Python API without its builder, because no package index has the builder.
 
 ``tensorrt_bindings`` links to ``libnvinfer``, ``libnvinfer_plugin`` and ``libnvonnxparser``. The lean runtime is on the
-index and has the plugin registry, so three small objects in their place give what it lacks: the registry of the
-builder is that of the runtime, and there is no builder and no parser.
+index and has the plugin registry. Three small objects stand in for the missing libraries: the builder's registry is
+that of the runtime, and there is no builder and no parser.
 """
 
 import ctypes
@@ -37,9 +37,9 @@ _STAND_INS = (
 
 
 def load(folder: Path) -> ModuleType:
-    """Make ``import tensorrt`` and ``import tensorrt.plugin`` work in this process; ``folder`` gets the objects.
+    """Make ``import tensorrt`` and ``import tensorrt.plugin`` work in this process; write the objects to ``folder``.
 
-    A library that was loaded by its path satisfies every later need for its name, so no search path is involved.
+    A library loaded by its path satisfies every later need for its name, so no search path is involved.
     """
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise RuntimeError(f"the stand-in is written for Linux on x86-64, this is {platform.platform()}")

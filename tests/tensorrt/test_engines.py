@@ -1,20 +1,20 @@
-"""TensorRT's own runtime, and its API, as far as they go without a builder and (mostly) without a GPU."""
+"""TensorRT's own runtime and API, as far as possible without a builder and (mostly) without a GPU."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.engines.manifest import Engine
-from tandemrt.engines.recipe import Recipe
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.tensorrt.library import LIBRARIES, load
-from tandemrt.engines.tensorrt.recipe import TensorRt
-from tandemrt.export.build import build
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.export.bundle.build import build
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.profiles import Range
-from tandemrt.runtime.backends.tensorrt.open import deserialize
+from tandemrt.runtime.device.backends.tensorrt.open import deserialize
 from tests.makers import tiny_checkpoint, write_recipe
 
 PROFILES = {"window": {"batch": Range(1, 4, 4), "query": Range(1, 5, 5), "rows": Range(1, 5, 5)}}
@@ -29,11 +29,11 @@ def rtx(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.open(build(Recipe.load(recipe, backend="tensorrt-rtx", dtype="float16"), folder / "bundle").folder)
 
 
-def test_the_version_that_is_tested_is_the_one_that_is_loaded() -> None:
+def test_the_loaded_version_is_the_tested_one() -> None:
     assert load("tensorrt").__version__.startswith(LIBRARIES["tensorrt"].tested)
 
 
-def test_the_api_that_building_and_running_use_is_there() -> None:
+def test_the_api_used_by_builds_and_runs_exists() -> None:
     trt = load("tensorrt")
     assert set(trt.HardwareCompatibilityLevel.__members__) >= {"NONE", "SAME_COMPUTE_CAPABILITY", "AMPERE_PLUS"}
     assert "VERSION_COMPATIBLE" in trt.BuilderFlag.__members__
@@ -66,18 +66,18 @@ def test_the_api_that_building_and_running_use_is_there() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
-def test_without_a_gpu_nothing_is_built_and_the_error_says_so(rtx: Bundle, tmp_path: Path) -> None:
+def test_building_without_a_gpu_is_rejected(rtx: Bundle, tmp_path: Path) -> None:
     graph = rtx.path("target").with_suffix(".onnx")
     with pytest.raises(BackendUnavailable, match=r"builds on the GPU that runs the engines.*tensorrt-rtx"):
         build_engine(graph, tmp_path / "e", TensorRt(name="tensorrt"), profiles=PROFILES)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_of_tensorrt_rtx_is_refused_by_tensorrt(rtx: Bundle) -> None:
+def test_tensorrt_rejects_an_engine_of_tensorrt_rtx(rtx: Bundle) -> None:
     built = rtx.engine("target")
     entry = Engine(file=built.file, backend="tensorrt", built_for="sm_90", dtype=built.dtype, contract=built.contract)
     with pytest.raises(BackendUnavailable) as caught:
         deserialize(load("tensorrt"), "target", entry, rtx.path("target"))
-    print(caught.value)  # the words of the library, for whoever runs this with -s
+    print(caught.value)  # the message of the library, shown by -s
     assert "engine 'target': tensorrt 11." in str(caught.value)
     assert "gave no reason" not in str(caught.value)

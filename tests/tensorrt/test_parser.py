@@ -1,15 +1,15 @@
-"""The ONNX parser takes the plugin, not the function body, because the nodes of ``verify.onnx`` name its namespace.
+"""The ONNX parser uses the plugin instead of the function body because nodes of ``verify.onnx`` name its namespace.
 
-Executed with the parser of TensorRT-RTX, which is built from the same source and, unlike TensorRT's, on the package
-index. It refuses plugins of this form once it has found them, which is how it shows that it has.
+The test uses the parser of TensorRT-RTX, which has the same source as TensorRT's and is on the package index. It
+rejects plugins of this form after it has found them, which proves that it found them.
 """
 
 import onnx_ir as ir
 import pytest
 import tensorrt_rtx_bindings as rtx
 
-from tandemrt.export.model.heads import build_verify
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.export.model.weightless import build_verify
+from tandemrt.plugins.operators.constants import DOMAIN
 
 
 class Creator(rtx.IPluginCreatorV3Quick):
@@ -28,7 +28,7 @@ class Log(rtx.ILogger):
         self.lines.append(message)
 
     def importing(self, operator):
-        """How the parser said it would import the first node of ``operator``."""
+        """Return how the parser reports the import of the first node of ``operator``."""
         found = [line for line in self.lines if "Found registered" in line and f": {operator}." in line]
         return found[0].partition(" registered ")[2].partition(":")[0]
 
@@ -57,18 +57,18 @@ def verify():
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_registered_plugin_is_taken():
+def test_the_parser_uses_a_registered_plugin():
     assert parse(verify()) == "plugin"
 
 
-def test_without_a_plugin_the_body_is_taken():
+def test_without_a_plugin_the_parser_uses_the_function_body():
     assert parse(verify()) == "local function"
 
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("flags", [(), (rtx.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE,)])
-def test_a_node_that_does_not_name_the_namespace_gets_its_body(flags):
-    """The control. The override flag does not help: it looks for plugins without a namespace."""
+def test_without_the_namespace_the_parser_uses_the_function_body(flags):
+    """Control. The override flag does not help, because it looks for plugins without a namespace."""
     model = verify()
     for node in model.graph:
         del node.attributes["plugin_namespace"]

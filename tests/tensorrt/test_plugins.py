@@ -1,4 +1,4 @@
-"""The plugins as TensorRT's own code sees them: registered, validated, asked for shapes, launches and kernels."""
+"""The plugins in TensorRT's own code: registration, validation, shapes, launches and kernels."""
 
 import inspect
 import re
@@ -8,12 +8,12 @@ import pytest
 import tensorrt as trt
 import tensorrt.plugin as trtp
 
-from tandemrt.engines import contract
-from tandemrt.engines.dtypes import KERNEL_SUFFIX
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.export.model.heads import build_verify
-from tandemrt.plugins.faces import plugins
-from tandemrt.plugins.operators import DOMAIN
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.export.model.weightless import build_verify
+from tandemrt.plugins.implementations import plugins
+from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.tensorrt import register
 from tests.tensorrt.tracing import create, trace
 
@@ -33,11 +33,11 @@ each_dtype = pytest.mark.parametrize("dtype", KERNEL_SUFFIX)
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    register.register()
+    register.register(OPERATORS)
 
 
 def arguments(operator, dtype="bfloat16", vocab=VOCAB):
-    """(TensorRT's dtype, shape with symbols) of every input, from the contract."""
+    """Return (TensorRT's dtype, symbolic shape) of every input, from the contract."""
     bindings = contract.verify(vocab=vocab, dtype=dtype, draft_probs=True)
     shapes = [[{"window+1": "rows"}.get(dim, dim) for dim in bindings[each.name].shape] for each in operator.inputs]
     return [(KINDS[bindings[b.name].dtype], tuple(shape)) for b, shape in zip(operator.inputs, shapes, strict=True)]
@@ -48,7 +48,7 @@ def evaluated(record, sizes):
 
 
 def entry_parameters(ptx, entry):
-    """The PTX types of a kernel's parameters, in order."""
+    """Return the PTX types of a kernel's parameters, in order."""
     found = re.search(rf"\.entry {entry}\((.*?)\)", ptx, re.DOTALL)
     assert found, f"no entry {entry}"
     return re.findall(r"\.param \.(\w+)", found[1])
@@ -63,8 +63,8 @@ def test_an_operator_is_a_version_1_plugin_of_the_namespace_without_attributes(o
 
 @each_operator
 @pytest.mark.parametrize("request_", ["UNKNOWN", "PREFER_AOT", "PREFER_JIT", "STRICT_AOT"])
-def test_whatever_the_network_prefers_the_plugin_is_compiled_ahead_of_time(operator, request_):
-    """A node without the attribute ``aot`` in a network without flags asks with UNKNOWN."""
+def test_the_plugin_is_compiled_ahead_of_time_for_any_network_preference(operator, request_):
+    """A node without the attribute ``aot`` in a network without flags requests UNKNOWN."""
     assert isinstance(create(operator.name, request=request_), trt.IPluginV3QuickAOTBuild)
 
 
@@ -122,7 +122,7 @@ def test_the_bitmask_covers_every_word_of_every_row():
 @each_dtype
 @each_operator
 def test_the_kernel_takes_inputs_then_int32_scalars_then_outputs(operator, dtype):
-    """What TensorRT passes: an address per tensor, and every scalar expression by value."""
+    """TensorRT passes an address per tensor, and every scalar expression by value."""
     answers = trace(create(operator.name), arguments(operator, dtype))
     scalars = answers.scalars.nbSymExprs
     assert all(each.kind is trtp.SymInt32 for each in answers.scalars.items.values())
@@ -138,7 +138,7 @@ def test_an_engine_gets_one_kernel_for_every_gpu_since_ampere(operator):
 
 
 @each_operator
-def test_a_tensor_of_another_dtype_is_refused_by_name(operator):
+def test_a_tensor_of_another_dtype_is_rejected_by_name(operator):
     for place, binding in enumerate(operator.inputs):
         inputs = arguments(operator)
         inputs[place] = (trt.DataType.INT8, inputs[place][1])
@@ -147,7 +147,7 @@ def test_a_tensor_of_another_dtype_is_refused_by_name(operator):
 
 
 @each_operator
-def test_a_tensor_of_another_rank_is_refused_by_name(operator):
+def test_a_tensor_of_another_rank_is_rejected_by_name(operator):
     for place, binding in enumerate(operator.inputs):
         inputs = arguments(operator)
         inputs[place] = (inputs[place][0], ("batch", *inputs[place][1]))
@@ -156,21 +156,21 @@ def test_a_tensor_of_another_rank_is_refused_by_name(operator):
 
 
 @each_operator
-def test_tensorrt_refuses_an_implementation_of_another_signature(operator):
-    """The control: had an input been forgotten, registration would have failed."""
+def test_tensorrt_rejects_an_implementation_of_another_signature(operator):
+    """Control: registration fails if an input is missing."""
     implementation = trtp._lib.QDP_REGISTRY[f"{DOMAIN}::{operator.name}"].aot_impl_func
 
-    def forgetful(*_): ...
+    def without_an_input(*_): ...
 
     signature = inspect.signature(implementation)
-    forgetful.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    without_an_input.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
     with pytest.raises(ValueError, match="does not match the expected input arg schema"):
-        trtp.aot_impl(f"{DOMAIN}::{operator.name}")(forgetful)
+        trtp.aot_impl(f"{DOMAIN}::{operator.name}")(without_an_input)
 
 
 def test_registering_twice_changes_nothing():
     before = dict(vars(trtp.op.tandemrt))
-    register.register()
+    register.register(OPERATORS)
     assert dict(vars(trtp.op.tandemrt)) == before
 
 
@@ -188,13 +188,13 @@ def test_every_node_of_the_verify_graph_is_a_plugin_with_these_inputs(dtype, dra
         assert {name: each.value for name, each in node.attributes.items()} == {"plugin_namespace": DOMAIN}
 
 
-def test_without_tensorrt_the_error_says_what_to_install(monkeypatch):
+def test_without_tensorrt_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'tandemrt\[tensorrt\]'"):
-        register.register()
+        register.register(OPERATORS)
 
 
-def test_a_tensorrt_of_another_major_version_is_refused(monkeypatch):
+def test_a_tensorrt_of_another_major_version_is_rejected(monkeypatch):
     monkeypatch.setattr(trt, "__version__", "10.14.1.48")
     with pytest.raises(BackendUnavailable, match=r"must be version 11 \(tested: 11\.4\); got 10\.14\.1\.48"):
-        register.register()
+        register.register(OPERATORS)

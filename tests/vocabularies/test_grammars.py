@@ -1,4 +1,4 @@
-"""Grammars over real vocabularies: what rows let through is valid, and what is valid they let through."""
+"""Grammars on real vocabularies: rows allow exactly the valid texts."""
 
 import json
 from random import Random
@@ -7,10 +7,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tandemrt.engines.contract import mask_words
-from tandemrt.runtime.constraints.masks import MaskRows
+from tandemrt.engines.contract.contract import mask_words
+from tandemrt.runtime.constraints.mask_rows import MaskRows
 from tandemrt.runtime.grammars.schema.emit import enforceable
-from tandemrt.runtime.requests.text import Transcript
+from tandemrt.runtime.requests.text import TextStream
 from tests.vocabularies.conftest import Family
 
 SCHEMA = {
@@ -47,20 +47,20 @@ def compiled(family: Family):
 
 def fill(family: Family, state, tokens):
     rows = np.zeros((len(tokens) + 1, mask_words(family.width)), np.int32)
-    return state.fill(tokens, MaskRows(rows), 0).tokens, rows
+    return state.fill_rows(tokens, MaskRows(rows), 0).tokens, rows
 
 
-def test_valid_objects_are_let_through_in_any_spelling_and_others_are_not(family: Family, compiled) -> None:
+def test_valid_objects_are_accepted_in_any_tokenization_and_others_rejected(family: Family, compiled) -> None:
     random = Random(6)
     for value in [*OBJECTS, *WRONG]:
         ids = family.encode(json.dumps(value, ensure_ascii=False))
-        for tokens in (ids, family.cut(ids, random)):
+        for tokens in (ids, family.retokenize(ids, random)):
             state = family.constraint(grammar=compiled.matcher())
             taken, _ = fill(family, state, [*tokens, family.stop])
             assert (len(taken) > len(tokens)) == (value in OBJECTS), (value, tokens)
 
 
-def test_the_rows_of_a_window_are_those_of_single_tokens(family: Family, compiled) -> None:
+def test_the_rows_of_a_draft_window_equal_those_of_single_tokens(family: Family, compiled) -> None:
     tokens = family.encode(json.dumps(OBJECTS[1], ensure_ascii=False))
     state = family.constraint(grammar=compiled.matcher())
     _, rows = fill(family, state, tokens)
@@ -69,11 +69,11 @@ def test_the_rows_of_a_window_are_those_of_single_tokens(family: Family, compile
         state.commit([token])
 
 
-def test_random_texts_from_the_rows_are_valid_and_hold_no_control_token(family: Family, compiled) -> None:
+def test_random_texts_from_the_rows_are_valid_without_control_tokens(family: Family, compiled) -> None:
     random, control = Random(7), np.array(sorted(family.vocabulary.special - {family.stop}))
     for _ in range(6):
         state = family.constraint(grammar=compiled.matcher())
-        transcript, tokens, text = Transcript(family.backend), list[int](), ""
+        text_stream, tokens, text = TextStream(family.backend), list[int](), ""
         while not state.finished:
             row = family.row(state)
             assert not row[control].any()
@@ -81,19 +81,19 @@ def test_random_texts_from_the_rows_are_valid_and_hold_no_control_token(family: 
             token = int(random.choice(np.flatnonzero(row)))
             if state.commit([token]).finish is None:
                 tokens.append(token)
-                transcript.add("answer", [token])
-                text += transcript.take().text
-        transcript.finish()
-        text += transcript.take().text
+                text_stream.add("answer", [token])
+                text += text_stream.take().text
+        text_stream.finish()
+        text += text_stream.take().text
         jsonschema.validate(json.loads(text), SCHEMA)
-        assert text.encode() == bytes(family.vocabulary.spelled(tokens))
+        assert text.encode() == bytes(family.vocabulary.symbols_of(tokens))
         assert text == family.tokenizer.decode(tokens)
 
 
-def test_a_grammar_in_ebnf_holds_bytes_of_characters_together(family: Family) -> None:
-    """xgrammar's: rows must never begin a character that they do not end."""
+def test_an_ebnf_grammar_never_splits_a_character(family: Family) -> None:
+    """xgrammar's rows must never begin a character that they cannot complete."""
     compiled = family.compiler.compile("grammar", 'root ::= "[" ([a-z] | "é" | "😀" | "\\n")+ "]"')
     state = family.constraint(grammar=compiled.matcher())
     ids = family.encode("[é😀ab\n\n]")
-    assert fill(family, state, [*family.cut(ids, Random(8)), family.stop])[0][-1] == family.stop
+    assert fill(family, state, [*family.retokenize(ids, Random(8)), family.stop])[0][-1] == family.stop
     assert len(fill(family, state, family.encode("[é,]"))[0]) < len(family.encode("[é,]"))

@@ -1,9 +1,9 @@
-"""Texts and tokens of real tokenizers: streamed as decoded whole, in bytes as written, as transformers has them."""
+"""Texts and tokens of real tokenizers: streams equal whole decodes, and both equal transformers."""
 
 from random import Random
 from unicodedata import normalize
 
-from tandemrt.runtime.requests.text import Transcript
+from tandemrt.runtime.requests.text import TextStream
 from tests.vocabularies.conftest import Family
 
 TEXTS = [
@@ -33,16 +33,16 @@ TEXTS = [
 
 
 def streamed(family: Family, ids: list[int], *, skip_special: bool = True) -> list[str]:
-    """What each token gives, and behind them what was held back."""
-    transcript, pieces = Transcript(family.backend, skip_special=skip_special), []
+    """Return the text of each token, then the text that was held back."""
+    text_stream, deltas = TextStream(family.backend, skip_special=skip_special), []
     for token in ids:
-        transcript.add("answer", [token])
-        pieces.append(transcript.take().text)
-    transcript.finish()
-    return [*pieces, transcript.take().text]
+        text_stream.add("answer", [token])
+        deltas.append(text_stream.take().text)
+    text_stream.finish()
+    return [*deltas, text_stream.take().text]
 
 
-def test_texts_become_the_tokens_and_the_texts_of_transformers(family: Family) -> None:
+def test_tokens_and_decoded_texts_equal_those_of_transformers(family: Family) -> None:
     theirs = family.theirs
     for text in TEXTS:
         ids = family.encode(text)
@@ -51,30 +51,30 @@ def test_texts_become_the_tokens_and_the_texts_of_transformers(family: Family) -
         assert family.tokenizer.encode(text) == theirs.encode(text), text
 
 
-def test_a_stream_is_one_whole_decode(family: Family) -> None:
-    """Of texts, of the same texts cut anywhere, and of tokens that nobody wrote together."""
+def test_a_stream_equals_one_whole_decode(family: Family) -> None:
+    """For texts, for other tokenizations of them, and for random tokens."""
     random = Random(1)
     for text in TEXTS:
         ids = family.encode(text)
-        for tokens in (ids, family.cut(ids, random)):
-            pieces = streamed(family, tokens)
-            assert "".join(pieces) == family.tokenizer.decode(ids)
-            assert not any(piece.endswith("\ufffd") for piece in pieces), "half a character was given away"
+        for tokens in (ids, family.retokenize(ids, random)):
+            deltas = streamed(family, tokens)
+            assert "".join(deltas) == family.tokenizer.decode(ids)
+            assert not any(delta.endswith("\ufffd") for delta in deltas), "a delta ends inside a character"
     for at in range(200):
         ids = [random.randrange(family.vocabulary.valid_tokens) for _ in range(12)]
         whole = family.tokenizer.decode(ids, skip_special_tokens=at % 2 == 0)
         assert "".join(streamed(family, ids, skip_special=at % 2 == 0)) == whole
 
 
-def test_the_bytes_of_tokens_are_those_of_the_text(family: Family) -> None:
-    """Qwen's composes characters first."""
+def test_the_bytes_of_tokens_equal_those_of_the_text(family: Family) -> None:
+    """Qwen's tokenizer composes characters first."""
     for text in TEXTS:
         written = normalize("NFC", text) if family.name == "qwen3" else text
-        assert bytes(family.vocabulary.spelled(family.encode(text))) == written.encode(), text
+        assert bytes(family.vocabulary.symbols_of(family.encode(text))) == written.encode(), text
 
 
-def test_added_tokens_that_are_text_spell_it_and_control_tokens_spell_nothing(family: Family) -> None:
-    """Line breaks and runs of spaces are text in Gemma's."""
+def test_added_text_tokens_have_their_text_and_control_tokens_have_none(family: Family) -> None:
+    """Line breaks and runs of spaces are text tokens in Gemma's tokenizer."""
     added = family.backend.get_added_tokens_decoder()
     for index, token in added.items():
         text = token.content.replace("\u2581", " ").encode() if family.name == "gemma3" else token.content.encode()
@@ -91,7 +91,7 @@ CHAT = [
 ]
 
 
-def test_chats_become_the_prompts_of_transformers(family: Family) -> None:
+def test_chats_give_the_prompts_of_transformers(family: Family) -> None:
     theirs = family.theirs
     if not family.tokenizer.chat_templates:
         assert theirs.chat_template is None

@@ -1,1 +1,1 @@
-"""What one client's stream feels while others attack: every attack that was ever found, over every face."""
+"""Latency of one client's stream while other clients send hostile requests: see ``__main__``."""

@@ -1,12 +1,12 @@
-"""What one client's stream feels while others attack, over the Python API and ``tandemrt serve``.
+"""Measure the latency of one client's stream while other clients attack the Python API and ``tandemrt serve``.
 
     python -m tools.attack engines/built/demo
-    python -m tools.attack engines/built/demo --face http --only regex
+    python -m tools.attack engines/built/demo --frontend http --only regex
 
-Four clients send each attack at once while a victim streams. The bars: the 99th percentile of the victim's time between
-two pieces is at most 250 ms, and at most three times what it is alone or beside four ordinary requests; who is refused
-hears it within two seconds; memory rises by at most 5 % beyond what caches of grammars may hold. The exit code is 1 if
-one is missed. Figures of a machine that does other work as well say little.
+Four clients send each attack concurrently while a victim streams. The limits: the 99th percentile of the gaps between
+two parts of the victim's stream is at most 250 ms, and at most three times its value when the victim is alone or next
+to four ordinary requests; a refused client gets its answer within two seconds; memory rises by at most 5 % plus the
+size of the grammar caches. The exit code is 1 if a limit is exceeded. Figures of a busy machine mean little.
 """
 
 import json
@@ -22,23 +22,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tools.attack.clients import clients as behaviours
-from tools.attack.faces import Face, Http, python_api, serve
-from tools.attack.measure import Attacked, Felt, attacked, quiet
+from tools.attack.behaviours import behaviours
+from tools.attack.frontends import Frontend, HttpFrontend, http_frontend, python_frontend
+from tools.attack.measure import AttackResult, Gaps, measure_alone, measure_attack
+from tools.attack.process import file_attacks, process_attacks
 from tools.attack.requests import requests
 from tools.memory import resident_mb
 
-LONGEST_MS = 250.0
-TIMES = 3.0
-REFUSED_S = 2.0
-GROWN = 1.05
+MAX_P99_MS = 250.0
+MAX_P99_RATIO = 3.0
+MAX_REFUSAL_S = 2.0
+MAX_MEMORY_RATIO = 1.05
 CACHES_MB = 256.0
 SHOWN = 70  # characters of an answer
 ORDINARY = "an ordinary request"
-FACES: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {"python": python_api, "http": serve}
+FRONTENDS: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {"python": python_frontend, "http": http_frontend}
 
 
-class Faces(StrEnum):
+class Choice(StrEnum):
     BOTH = "both"
     PYTHON = "python"
     HTTP = "http"
@@ -46,84 +47,87 @@ class Faces(StrEnum):
 
 def main(
     bundle: Annotated[Path, typer.Argument(help="The demo's bundle.")],
-    face: Annotated[Faces, typer.Option(help="Where to attack.")] = Faces.BOTH,
-    only: Annotated[str, typer.Option(help="Only attacks with this in their name.")] = "",
-    clients: Annotated[int, typer.Option(min=1, help="Attackers at once.")] = 4,
-    limit: Annotated[float, typer.Option(min=1.0, help="Seconds until an attack is left to itself.")] = 30.0,
+    frontend: Annotated[Choice, typer.Option(help="The interface to attack.")] = Choice.BOTH,
+    only: Annotated[str, typer.Option(help="Only attacks with this text in their name.")] = "",
+    clients: Annotated[int, typer.Option(min=1, help="Concurrent attackers.")] = 4,
+    limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which an attack is abandoned.")] = 30.0,
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
 ) -> None:
-    """Attack, and print what the victim felt."""
-    console, missed, figures = Console(highlight=False), [], {}
-    for name in [each for each in FACES if face in (Faces.BOTH, each)]:
-        with FACES[name](bundle) as opened:
+    """Attack, and print the victim's latency."""
+    console, exceeded, figures = Console(highlight=False), [], {}
+    for name in [each for each in FRONTENDS if frontend in (Choice.BOTH, each)]:
+        with FRONTENDS[name](bundle) as opened:
             found = run(opened, only, clients, limit, console)
-        missed += found["missed"]
+        exceeded += found["exceeded"]
         figures[name] = found
     if out is not None:
         out.write_text(json.dumps(figures, indent=1))
-    for line in missed:
+    for line in exceeded:
         console.print(f"- {line}", markup=False)
-    if missed:
+    if exceeded:
         raise typer.Exit(1)
 
 
-def run(face: Face, only: str, clients: int, limit_s: float, console: Console) -> dict[str, Any]:
-    """Attack one face; return its figures, and in ``missed`` a line for each bar that was not kept."""
-    quiet(face, 0.5)  # what is slow the first time
-    alone, start_mb = quiet(face, 3.0), resident_mb(face.pid)
+def run(frontend: Frontend, only: str, clients: int, limit_s: float, console: Console) -> dict[str, Any]:
+    """Attack one frontend; return its figures, with a line in ``exceeded`` for each limit that an attack exceeded."""
+    measure_alone(frontend, 0.5)  # warm up
+    alone, start_mb = measure_alone(frontend, 3.0), resident_mb(frontend.pid)
     table = Table("attack", "p50", "p99", "longest, ms", "answered, s", "memory, MB", "answer", show_edge=False)
-    table.add_row("nobody", *_spelled(alone), "", "", "")
-    results: list[Attacked] = []
-    for name, attack in _attacks(face, only).items():
-        result = attacked(face, name, attack, clients=clients, limit_s=limit_s)
+    table.add_row("none", *_cells(alone), "", "", "")
+    results: list[AttackResult] = []
+    for name, attack in _attacks(frontend, only).items():
+        result = measure_attack(frontend, name, attack, clients=clients, limit_s=limit_s)
         results.append(result)
         answered = "never" if result.answered_s is None else f"{result.answered_s:.1f}"
-        grown = f"{result.grown_mb:+.0f}"
-        table.add_row(name, *_spelled(result.felt), answered, grown, result.answer.replace("\n", " ")[:SHOWN])
-    end_mb = resident_mb(face.pid)
-    missed = _missed(alone, results)
-    if end_mb > GROWN * start_mb + CACHES_MB:
-        missed.append(f"memory rose from {start_mb:.0f} to {end_mb:.0f} MB")
-    console.print(f"{face.name}: {start_mb:.0f} MB before, {end_mb:.0f} MB after all attacks")
+        growth = f"{result.growth_mb:+.0f}"
+        table.add_row(name, *_cells(result.gaps), answered, growth, result.answer.replace("\n", " ")[:SHOWN])
+    end_mb = resident_mb(frontend.pid)
+    exceeded = _exceeded(alone, results)
+    if end_mb > MAX_MEMORY_RATIO * start_mb + CACHES_MB:
+        exceeded.append(f"memory rose from {start_mb:.0f} to {end_mb:.0f} MB")
+    console.print(f"{frontend.name}: {start_mb:.0f} MB before, {end_mb:.0f} MB after all attacks")
     console.print(table)
     return {
-        "quiet": asdict(alone),
+        "alone": asdict(alone),
         "attacks": [asdict(result) for result in results],
         "memory_mb": [start_mb, end_mb],
-        "missed": [f"{face.name}: {line}" for line in missed],
+        "exceeded": [f"{frontend.name}: {line}" for line in exceeded],
     }
 
 
-def _attacks(face: Face, only: str) -> dict[str, Callable[[], str]]:
+def _attacks(frontend: Frontend, only: str) -> dict[str, Callable[[], str]]:
     attacks: dict[str, Callable[[], str]] = {
-        name: partial(_sent, face, make) for name, make in requests().items() if only in name or name == ORDINARY
+        name: partial(_send, frontend, make) for name, make in requests().items() if only in name or name == ORDINARY
     }
-    if isinstance(face, Http):
-        attacks |= {name: partial(behave, face) for name, behave in behaviours().items() if only in name}
-    return attacks
+    more = file_attacks(frontend)
+    if isinstance(frontend, HttpFrontend):
+        more |= {name: partial(behave, frontend) for name, behave in behaviours().items()}
+    else:
+        more |= process_attacks(frontend)
+    return attacks | {name: attack for name, attack in more.items() if only in name}
 
 
-def _sent(face: Face, make: Callable[[], Any]) -> str:
-    return face.send(make())
+def _send(frontend: Frontend, make: Callable[[], Any]) -> str:
+    return frontend.send(make())
 
 
-def _missed(alone: Felt, results: list[Attacked]) -> list[str]:
-    """A line for each bar that an attack broke."""
-    ordinary = next((result.felt.p99 for result in results if result.name == ORDINARY), 0.0)
-    most_ms = min(LONGEST_MS, TIMES * max(alone.p99, ordinary))
+def _exceeded(alone: Gaps, results: list[AttackResult]) -> list[str]:
+    """Return a line for each limit that an attack exceeded."""
+    ordinary = next((result.gaps.p99 for result in results if result.name == ORDINARY), 0.0)
+    most_ms = min(MAX_P99_MS, MAX_P99_RATIO * max(alone.p99, ordinary))
     lines = []
     for result in results:
-        if result.felt.p99 > most_ms:
-            lines.append(f"{result.name}: the victim's p99 was {result.felt.p99:.0f} ms, of at most {most_ms:.0f}")
+        if result.gaps.p99 > most_ms:
+            lines.append(f"{result.name}: the victim's p99 must be at most {most_ms:.0f} ms, got {result.gaps.p99:.0f}")
         if result.answered_s is None:
-            lines.append(f"{result.name}: an attacker was never answered")
-        elif result.answer.startswith("refused") and result.answered_s > REFUSED_S:
+            lines.append(f"{result.name}: an attacker got no answer")
+        elif result.answer.startswith("refused") and result.answered_s > MAX_REFUSAL_S:
             lines.append(f"{result.name}: refused after {result.answered_s:.1f} s")
     return lines
 
 
-def _spelled(felt: Felt) -> tuple[str, str, str]:
-    return f"{felt.p50:.1f}", f"{felt.p99:.1f}", f"{felt.longest:.0f}"
+def _cells(gaps: Gaps) -> tuple[str, str, str]:
+    return f"{gaps.p50:.1f}", f"{gaps.p99:.1f}", f"{gaps.longest:.0f}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a victim feels while an attack goes on."""
+"""Measure the gaps in a victim's stream during an attack."""
 
 import threading
 import time
@@ -8,15 +8,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from tools.attack.faces import Face
+from tools.attack.frontends import Frontend
 from tools.memory import resident_mb
 
-SETTLE_S = 0.2  # between an attack's end and the look at what it left
+AFTER_ATTACK_S = 0.2  # between the end of an attack and the reading of memory
 
 
 @dataclass(frozen=True)
-class Felt:
-    """Milliseconds between two pieces of the victim's streams."""
+class Gaps:
+    """Milliseconds between two parts of the victim's streams."""
 
     p50: float
     p99: float
@@ -24,31 +24,34 @@ class Felt:
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """One attack: what the victim felt, and what became of the attackers.
+class AttackResult:
+    """The effect of one attack.
 
     Attributes:
-        answered_s: how long the slowest attacker waited for its answer; None: one still waits.
-        answer: how one of them ended.
-        grown_mb: resident memory afterwards, beyond what it was before.
+        gaps: of the victim's streams during the attack.
+        answered_s: seconds that the slowest attacker waited for its answer; None if one still waits, or has failed.
+        answer: the end of one attacker's request.
+        growth_mb: growth of resident memory.
     """
 
     name: str
-    felt: Felt
+    gaps: Gaps
     answered_s: float | None
     answer: str
-    grown_mb: float
+    growth_mb: float
 
 
-def quiet(face: Face, seconds: float) -> Felt:
-    """What the victim feels alone."""
+def measure_alone(frontend: Frontend, seconds: float) -> Gaps:
+    """Return the gaps of a victim without attackers."""
     end = time.perf_counter() + seconds
-    return _felt(_gaps(face, lambda: time.perf_counter() < end))
+    return _percentiles(_gaps(frontend, lambda: time.perf_counter() < end))
 
 
-def attacked(face: Face, name: str, attack: Callable[[], str], *, clients: int, limit_s: float) -> Attacked:
-    """Let ``clients`` attack at once, while the victim streams as long as they do, at most ``limit_s`` seconds."""
-    before = resident_mb(face.pid)
+def measure_attack(
+    frontend: Frontend, name: str, attack: Callable[[], str], *, clients: int, limit_s: float
+) -> AttackResult:
+    """Run ``clients`` concurrent attackers while the victim streams, for at most ``limit_s`` seconds."""
+    before = resident_mb(frontend.pid)
     answers: list[tuple[float, str]] = []
     begun = time.perf_counter()
 
@@ -59,38 +62,38 @@ def attacked(face: Face, name: str, attack: Callable[[], str], *, clients: int, 
 
     attackers = [threading.Thread(target=one, daemon=True) for _ in range(clients)]
 
-    def going_on() -> bool:
+    def running() -> bool:
         return time.perf_counter() < begun + limit_s and any(each.is_alive() for each in attackers)
 
-    gaps = _gaps(face, going_on, meanwhile=attackers)
+    gaps = _gaps(frontend, running, attackers=attackers)
     for attacker in attackers:
         attacker.join(max(0.0, begun + limit_s - time.perf_counter()))
     stuck = any(attacker.is_alive() for attacker in attackers)
-    time.sleep(SETTLE_S)
-    return Attacked(
+    time.sleep(AFTER_ATTACK_S)
+    return AttackResult(
         name,
-        _felt(gaps),
-        None if stuck else max(waited for waited, _ in answers),
-        answers[0][1] if answers else "never answered",
-        resident_mb(face.pid) - before,
+        _percentiles(gaps),
+        None if stuck or len(answers) < clients else max(waited for waited, _ in answers),
+        answers[0][1] if answers else "no answer",
+        resident_mb(frontend.pid) - before,
     )
 
 
-def _gaps(face: Face, going_on: Callable[[], bool], meanwhile: Iterable[threading.Thread] = ()) -> list[float]:
-    """Stream again and again while ``going_on``; the attackers begin with the first piece of the first stream."""
+def _gaps(frontend: Frontend, running: Callable[[], bool], attackers: Iterable[threading.Thread] = ()) -> list[float]:
+    """Stream repeatedly while ``running``; start the attackers at the first part of the first stream."""
     gaps: list[float] = []
     while True:
         times = []
-        for at in face.stream():
-            for attacker in meanwhile:
+        for at in frontend.stream():
+            for attacker in attackers:
                 attacker.start()
-            meanwhile = ()
+            attackers = ()
             times.append(at)
         gaps += [later - earlier for earlier, later in pairwise(times)]
-        if not going_on():
+        if not running():
             return gaps
 
 
-def _felt(gaps: list[float]) -> Felt:
+def _percentiles(gaps: list[float]) -> Gaps:
     ms = 1e3 * np.array(gaps)
-    return Felt(float(np.percentile(ms, 50)), float(np.percentile(ms, 99)), float(ms.max()))
+    return Gaps(float(np.percentile(ms, 50)), float(np.percentile(ms, 99)), float(ms.max()))

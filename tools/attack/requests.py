@@ -1,6 +1,5 @@
-"""Single requests that are expensive by what they ask for, as the fields of a request to /v1."""
+"""Expensive requests, as the fields of a request to /v1."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ _ANSWER = {"max_tokens": 200, "ignore_eos": True, "thinking_token_budget": 0}
 
 
 def requests() -> dict[str, Make]:
-    """Every request by name, made when it is sent: ``prompt`` or ``messages``, and sampling parameters."""
+    """Return a factory for each request by name: ``prompt`` or ``messages``, and sampling parameters."""
     return (
         {"an ordinary request": lambda: {**_ANSWER, "prompt": "x"}} | _prompts() | _lists() | _grammars() | _schemas()
     )
@@ -19,12 +18,12 @@ def requests() -> dict[str, Make]:
 
 def _prompts() -> dict[str, Make]:
     return {
-        "prompt of 1 MB": lambda: _asked("word " * (1 << 18)),
-        "prompt of 4 MB": lambda: _asked("word " * 800_000),
-        "prompt of 2 MB, spaces": lambda: _asked(" " * (2 << 20)),
-        "prompt of 100 kB, spaces": lambda: _asked(" " * 100_000),
-        "prompt of 4 MB, one word": lambda: _asked("a" * 4_000_000),
-        "prompt of 800,000 ids": lambda: _asked([5] * 800_000),
+        "prompt of 1 MB": lambda: _request("word " * (1 << 18)),
+        "prompt of 4 MB": lambda: _request("word " * 800_000),
+        "prompt of 2 MB, spaces": lambda: _request(" " * (2 << 20)),
+        "prompt of 100 kB, spaces": lambda: _request(" " * 100_000),
+        "prompt of 4 MB, one word": lambda: _request("a" * 4_000_000),
+        "prompt of 800,000 ids": lambda: _request([5] * 800_000),
         "chat of 20,000 messages": lambda: _chat(["x"] * 20_000),
         "chat of 80,000 messages": lambda: _chat(["x"] * 80_000),
         "chat of 4 MB": lambda: _chat(["word " * 800_000]),
@@ -37,13 +36,15 @@ def _prompts() -> dict[str, Make]:
 
 def _lists() -> dict[str, Make]:
     return {
-        "1,000 stop strings": lambda: _asked(stop=[f"stop {i}" for i in range(1000)]),
-        "50,000 stop strings": lambda: _asked(stop=[f"stop {i}" for i in range(50_000)]),
-        "stop strings that begin alike": lambda: _asked(stop=["a" * i + "b" for i in range(1, 120)]),
-        "500,000 banned ids": lambda: _asked(banned_token_ids=[5] * 500_000),
-        "500,000 stop ids": lambda: _asked(stop_token_ids=[5] * 500_000),
-        "100,000 biases": lambda: _asked(logit_bias={str(i): 1.0 for i in range(100_000)}),
-        "penalties over a long prompt": lambda: _asked("word " * 80, presence_penalty=1.0, frequency_penalty=1.0),
+        "1,000 stop strings": lambda: _request(stop=[f"stop {i}" for i in range(1000)]),
+        "50,000 stop strings": lambda: _request(stop=[f"stop {i}" for i in range(50_000)]),
+        "stop strings that begin alike": lambda: _request(stop=["a" * i + "b" for i in range(1, 120)]),
+        "500,000 banned ids": lambda: _request(banned_token_ids=[5] * 500_000),
+        "500,000 stop ids": lambda: _request(stop_token_ids=[5] * 500_000),
+        "100,000 biases": lambda: _request(logit_bias={str(i): 1.0 for i in range(100_000)}),
+        "128 outputs with 20 logprobs": lambda: {**_request(n=128, logprobs=20), "max_tokens": 300},
+        "128 outputs with 20 logprobs, short": lambda: {**_request(n=128, logprobs=20), "max_tokens": 97},
+        "penalties over a long prompt": lambda: _request("word " * 80, presence_penalty=1.0, frequency_penalty=1.0),
     }
 
 
@@ -118,7 +119,7 @@ def _schemas() -> dict[str, Make]:
     }
 
 
-def _asked(prompt: Any = "x", **sampling: Any) -> Fields:
+def _request(prompt: Any = "x", **sampling: Any) -> Fields:
     return {**_ANSWER, "prompt": prompt, **sampling}
 
 
@@ -147,8 +148,3 @@ def _counted(levels: int) -> dict[str, Any]:
     for _ in range(levels):
         schema = {"type": "array", "items": schema, "minItems": 50, "maxItems": 100}
     return schema
-
-
-def body(fields: Fields) -> bytes:
-    """The body that a client sends."""
-    return json.dumps(fields).encode()

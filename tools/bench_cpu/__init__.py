@@ -1,1 +1,1 @@
-"""TandemRT on a CPU beside onnxruntime-genai, OpenVINO GenAI, llama.cpp and transformers: see ``__main__``."""
+"""Compare TandemRT on a CPU with onnxruntime-genai, OpenVINO GenAI, llama.cpp and transformers: see ``__main__``."""

@@ -1,13 +1,13 @@
-"""Measure TandemRT on this CPU beside other engines: the same model and tokens for all, in turns.
+"""Compare TandemRT on this CPU with other engines: the same model and tokens for all, in alternating runs.
 
 python -m tools.bench_cpu                           # random weights of SmolLM2-135M's shape
 python -m tools.bench_cpu --checkpoint FOLDER       # a Llama-like checkpoint with tokenizer.json
 python -m tools.bench_cpu --only tandemrt --only genai --repeats 5
 
-Peers are installed in environments of their own in the folder --cache, by pip, once; models are made there too. One
-that cannot be installed, cannot read the model or cannot do a measure is left out with a word. Every engine runs in a
-process of its own with as many threads as there are cores, and only one of them works at a time. Figures are medians;
-the ratio is our best form to the best peer of the table, so below 1 is faster, for rates above 1.
+pip installs each engine once, into an environment of its own in the folder --cache, which also holds the models. An
+engine is left out, with the reason, if it cannot be installed, cannot read the model or does not support a measure.
+Every engine runs in its own process with one thread per core, one at a time. Figures are medians. The ratio compares
+our best form with the best other engine of the table: below 1 is faster, for rates above 1.
 """
 
 import json
@@ -58,14 +58,14 @@ def main(
         for worker in workers.values():
             stack.callback(worker.close)
         kinds = measures(vocab)
-        for repeat in range(repeats + 1):  # the first binds, compiles and reads what it needs
+        for repeat in range(repeats + 1):  # the first run warms up
             for entrant in list(workers):
                 step(f"run {repeat} of {repeats}: {entrant}")
                 _measure(entrant, workers[entrant], kinds, results, count=repeat > 0)
-    for narrow in (False, True):
-        if table := markdown(results, kinds, narrow=narrow):
+    for quantized in (False, True):
+        if table := markdown(results, kinds, quantized=quantized):
             print(table, end="\n\n")
-    for name in ("plain", "streams", "speculation"):
+    for name in ("autoregressive", "streams", "speculation"):
         print(f"same text, {name}: {agreement(results, name)} float32 engines")
     for entrant, why in results.left_out.items():
         print(f"left out: {entrant}: {why}")
@@ -78,7 +78,7 @@ def main(
 def _prepared(
     entrants: Sequence[Entrant], cache: Path, model: Path, install_s: float, results: Results, step: Step
 ) -> dict[Entrant, tuple[Environment, str]]:
-    """The environment and the model of everyone who can take part."""
+    """Return the environment and the model of every engine that can run."""
     ready: dict[Entrant, tuple[Environment, str]] = {}
     failed: dict[str, str] = {}
     for entrant in entrants:
@@ -105,7 +105,10 @@ def _started(
     results: Results,
     step: Step,
 ) -> dict[Entrant, Worker]:
-    """A worker of each, the last of those that were started to time it. The first one reads the files, uncounted."""
+    """Start a worker per engine, several times to measure the start.
+
+    The first start reads the files and is not counted.
+    """
     workers: dict[Entrant, Worker] = {}
     for repeat in range(repeats + 1):
         for entrant, (environment, model) in ready.items():

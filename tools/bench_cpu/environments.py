@@ -1,4 +1,4 @@
-"""An environment for each engine, made once in a folder and kept there."""
+"""Create an environment for each engine in a folder, once."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {  # what pip installs, one call after the other
+PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {  # packages of each call of pip
     "genai": (("onnxruntime-genai",), ("torch", "transformers", "onnx_ir", "safetensors")),
     "openvino": (("openvino-genai",),),
     "llama_cpp": (("llama-cpp-python",),),
@@ -16,19 +16,22 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {  # what pip installs, one c
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python that has an engine."""
+    """A Python with an engine installed."""
 
     python: Path
 
     def version(self, package: str) -> str:
-        """The version of an installed package, "" without it."""
+        """Return the version of an installed package, "" if it is missing."""
         code = f"import importlib.metadata as m; print(m.version({package!r}))"
         ran = subprocess.run([self.python, "-c", code], capture_output=True, text=True)
         return ran.stdout.strip()
 
 
 def prepare(engine: str, folder: Path, *, timeout_s: float) -> Environment:
-    """The environment of ``engine`` under ``folder``, made if it is not there. Raises OSError with why it cannot be."""
+    """Return the environment of ``engine`` in ``folder``, created if missing.
+
+    Raises OSError with the reason of a failure.
+    """
     if engine not in PACKAGES:
         return Environment(Path(sys.executable))
     home = folder / engine

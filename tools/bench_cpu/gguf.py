@@ -1,4 +1,4 @@
-"""A checkpoint of the Llama family as a GGUF file, which llama.cpp and OpenVINO read (ggml's docs/gguf.md)."""
+"""Write a checkpoint of the Llama family as GGUF, the format of llama.cpp and OpenVINO (ggml's docs/gguf.md)."""
 
 import json
 import struct
@@ -33,7 +33,10 @@ _OUTSIDE = {
 
 
 def write_gguf(checkpoint: Path, out: Path, form: Form) -> None:
-    """Write the model of ``checkpoint``; matrices in ``form``, vectors in float32. Raises ValueError for no Llama."""
+    """Write the model of ``checkpoint``
+
+    matrices in ``form``, vectors in float32. Raises ValueError for other families.
+    """
     config = json.loads((checkpoint / "config.json").read_text())
     if config["model_type"] != "llama":
         raise ValueError(f"a GGUF file is written for llama models alone, received {config['model_type']}")
@@ -65,7 +68,7 @@ def _tensors(checkpoint: Path, config: dict[str, Any]) -> Iterator[tuple[str, np
                     continue
                 layer, _, rest = name.removeprefix("model.layers.").partition(".")
                 short = _NAMES[rest.removesuffix(".weight")]
-                if short in heads:  # its rotary embedding turns neighbours, not halves
+                if short in heads:  # its rotary embedding rotates adjacent pairs, not halves
                     array = array.reshape(heads[short], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
                 yield f"blk.{layer}.{short}.weight", np.ascontiguousarray(array)
 
@@ -100,7 +103,7 @@ def _keys(checkpoint: Path, config: dict[str, Any], form: Form) -> dict[str, Any
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3 if token in added else 1 for token in tokens],
-        "tokenizer.ggml.merges": merges or ["Ġ Ġ"],  # readers want one
+        "tokenizer.ggml.merges": merges or ["Ġ Ġ"],  # readers require one
         "tokenizer.ggml.eos_token_id": end if isinstance(end, int) else max(added.values(), default=0),
         "tokenizer.ggml.bos_token_id": config.get("bos_token_id") or 0,
     }

@@ -1,4 +1,4 @@
-"""What is measured: five kinds of work, each the same tokens in and as many out for every engine."""
+"""The five measures. Every engine gets the same tokens and generates the same number."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Measure:
-    """One kind of work: what engines are asked, and the figure that seconds and output tokens come to."""
+    """A measure: the request to engines, and the figure computed from seconds and output tokens."""
 
     title: str
     asked: dict[str, Any]
@@ -32,7 +32,10 @@ class Measure:
 
 
 def measures(vocab: int, texts: Sequence[list[int]] | None = None) -> dict[str, Measure]:
-    """The kinds of work by name, for a model of ``vocab`` ids. ``texts``: prompts of real tokens, else random ones."""
+    """Return the measures by name, for a model of ``vocab`` ids.
+
+    ``texts``: prompts of real tokens; default random ones.
+    """
     draw = Random(0)
 
     def prompt(length: int) -> list[int]:
@@ -44,7 +47,7 @@ def measures(vocab: int, texts: Sequence[list[int]] | None = None) -> dict[str, 
     phrase = prompt(24)
     return {
         "prompt": Measure("prompt of 512, ms to the first token", _ask([prompt(512)], 1), _milliseconds),
-        "plain": Measure("plain, ms per token", _ask([prompt(32)], OUT), _per_token),
+        "autoregressive": Measure("autoregressive, ms per token", _ask([prompt(32)], OUT), _per_token),
         "streams": Measure(
             f"{STREAMS} streams, tokens/s",
             _ask([prompt(64) for _ in range(STREAMS)], STREAM_TOKENS),

@@ -1,4 +1,4 @@
-"""One model for all engines: a checkpoint, and what each engine makes of it."""
+"""One model for all engines: a checkpoint, and its conversion for each engine."""
 
 import subprocess
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ LENGTH, BATCH, WINDOW = 1024, 8, 4
 
 @dataclass(frozen=True)
 class Entrant:
-    """An engine with one form of the model. ``form`` is its own name for it; ``narrow``: less than float32."""
+    """An engine with one form of the model. ``form``: the engine's name for it. ``quantized``: below float32."""
 
     engine: str
     form: str
 
     @property
-    def narrow(self) -> bool:
+    def quantized(self) -> bool:
         return self.form not in ("float32", "fp32", "f32", "F32")
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ ENTRANTS = (
 
 
 def random_checkpoint(folder: Path) -> Path:
-    """A checkpoint of SmolLM2-135M's shape with random weights, made once."""
+    """Write a checkpoint of SmolLM2-135M's shape with random weights, once."""
     if not (folder / "tokenizer.json").is_file():
         write_checkpoint(folder, Family.LLAMA, Size.SMOLLM2, dtype=Dtype.FLOAT16)  # exact in every engine
         write_tokenizer(folder, vocab_of(Family.LLAMA, Size.SMOLLM2))
@@ -54,7 +54,10 @@ def random_checkpoint(folder: Path) -> Path:
 
 
 def make(entrant: Entrant, environment: Environment, checkpoint: Path, folder: Path) -> str:
-    """What the worker of ``entrant`` opens, made under ``folder`` if it is not there. Raises OSError or ValueError."""
+    """Return the model for the worker of ``entrant``, converted in ``folder`` if missing.
+
+    Raises OSError or ValueError.
+    """
     made = {"tandemrt": _bundle, "genai": _genai, "openvino": _gguf, "llama_cpp": _gguf}
     if entrant.engine not in made:
         return str(checkpoint)
@@ -66,7 +69,7 @@ def _bundle(form: str, environment: Environment, checkpoint: Path, out: Path) ->
     recipe = out.with_suffix(".toml")
     recipe.write_text(
         f'name = "{out.name}"\n[target]\ncheckpoint = "{checkpoint}"\n'
-        f'[draft]\nkind = "ngram"\nwindow = {WINDOW}\nngram_min = 2\nngram_max = 3\n'
+        f'[draft]\nkind = "ngram"\nnum_draft_tokens = {WINDOW}\nngram_min = 2\nngram_max = 3\n'
         f'[limits]\nbatch = {BATCH}\nlength = {LENGTH}\n[backend]\nname = "onnxruntime-cpu"\n'
     )
     code = "from tandemrt.cli import main; main()"
@@ -83,7 +86,7 @@ def _genai(form: str, environment: Environment, checkpoint: Path, out: Path) -> 
 
 
 def _gguf(form: str, _environment: Environment, checkpoint: Path, out: Path) -> str:
-    stored = cast("Form", form if form[0] in "QF" else "F16")  # OpenVINO reads no float32
+    stored = cast("Form", form if form[0] in "QF" else "F16")  # OpenVINO cannot read float32
     file = out.parent / f"{checkpoint.name}-{stored}.gguf"
     if not file.is_file():
         write_gguf(checkpoint, file, stored)

@@ -1,4 +1,4 @@
-"""An engine's process, seen from the driver."""
+"""The process of an engine, as seen by the driver."""
 
 import json
 import subprocess
@@ -10,9 +10,9 @@ from tools.bench_cpu.environments import ROOT
 
 
 class Worker:
-    """Started when made. ``seconds`` from there to its first token, ``peak_mb`` up to there, imports included.
+    """A started process. ``seconds``: from the start to the first token, imports included. ``peak_mb``: memory by then.
 
-    Raises OSError if it ends before.
+    Raises OSError if the process ends before.
     """
 
     def __init__(self, python: Path, engine: str, model: str, threads: int, errors: Path) -> None:
@@ -23,28 +23,28 @@ class Worker:
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
             )
         self._errors = errors
-        first = self._hear()
+        first = self._read()
         self.seconds = time.perf_counter() - start
         self.peak_mb = float(first["peak_mb"])
 
     def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What the engine answers (protocol.serve). Raises OSError if it has ended."""
+        """Return the engine's answer (protocol.serve). Raises OSError if the process has ended."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
-        return self._hear()
+        return self._read()
 
     def close(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.communicate()
 
-    def _hear(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
             said = self._errors.read_text().strip().splitlines()
-            raise OSError(f"its process ended: {(said or ['without a word'])[-1][:200]}")
+            raise OSError(f"its process ended: {(said or ['no message'])[-1][:200]}")
         answer: dict[str, Any] = json.loads(line)
         return answer

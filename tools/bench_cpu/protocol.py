@@ -1,7 +1,7 @@
-"""What the driver says to an engine's process and hears from it: JSON lines. Needs nothing but Python.
+"""JSON lines between the driver and the process of an engine. Needs only Python.
 
-A worker opens its engine, generates one token and says how long that took since the process began; then it answers
-requests one by one, each with its seconds and tokens.
+A worker opens its engine, generates one token and reports its memory. Then it answers requests one by one, each with
+seconds and tokens.
 """
 
 import json
@@ -15,41 +15,41 @@ from tools.memory import peak_mb
 
 
 class Engine(Protocol):
-    """An engine of the comparison. All of its texts are greedy and end after ``tokens`` tokens and nowhere else."""
+    """An engine of the comparison. All texts are greedy and end after ``tokens`` tokens."""
 
     def generate(self, prompts: list[list[int]], tokens: int, *, schema: str, speculate: bool) -> list[list[int]]:
-        """The output of each prompt, all at once; a JSON ``schema``, unless it is empty, may end a text sooner.
+        """Return the output of each prompt of one batch. A non-empty JSON ``schema`` may end a text sooner.
 
-        ``speculate`` asks for drafts looked up in the text. Raises Unable for what the engine cannot do.
+        ``speculate``: use drafts from n-gram lookup. Raises Unable for an unsupported request.
         """
 
 
 class Unable(Exception):
-    """The engine has no such thing."""
+    """The engine does not support the request."""
 
 
 FIRST = list(range(300, 316))  # the prompt of the first token
 
 
 def serve(open_engine: Callable[[str, int], Engine]) -> None:
-    """Open the engine that the command line names (model, threads) and answer until stdin ends."""
+    """Open the engine of the command line (model, threads) and answer until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # engines write to stdout what they like
+    os.dup2(2, 1)  # engines may write to stdout
     engine = open_engine(sys.argv[1], int(sys.argv[2]))
     engine.generate([FIRST], 1, schema="", speculate=False)
-    _say(answers, {"peak_mb": peak_mb()})
+    _write(answers, {"peak_mb": peak_mb()})
     for line in sys.stdin:
         asked = json.loads(line)
         start = time.perf_counter()
         try:
             outputs = engine.generate(**asked)
-            _say(answers, {"seconds": time.perf_counter() - start, "outputs": outputs})
+            _write(answers, {"seconds": time.perf_counter() - start, "outputs": outputs})
         except Unable as missing:
-            _say(answers, {"unable": str(missing)})
-        except Exception as error:  # whatever an engine raises is its answer
-            _say(answers, {"unable": f"{type(error).__name__}: {error}"[:200]})
+            _write(answers, {"unable": str(missing)})
+        except Exception as error:  # any error of an engine is its answer
+            _write(answers, {"unable": f"{type(error).__name__}: {error}"[:200]})
 
 
-def _say(answers: Any, what: dict[str, Any]) -> None:
+def _write(answers: Any, what: dict[str, Any]) -> None:
     answers.write(json.dumps(what) + "\n")
     answers.flush()

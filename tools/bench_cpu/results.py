@@ -1,4 +1,4 @@
-"""Figures of all engines, and the tables they are shown in."""
+"""Figures of all engines, and their tables."""
 
 import statistics
 from collections.abc import Mapping
@@ -14,7 +14,14 @@ START = {"start": "process start to the first token, s", "peak": "peak memory at
 
 @dataclass
 class Results:
-    """``figures`` of every entrant and measure, one a repeat; ``outputs`` of its last run; ``left_out``: why."""
+    """Figures of a comparison.
+
+    Attributes:
+        figures: one figure per repeat, by entrant and measure.
+        outputs: of the last run.
+        left_out: the reason, by entrant.
+        missing: the reason, by entrant and measure.
+    """
 
     figures: dict[Entrant, dict[str, list[float]]] = field(default_factory=dict)
     outputs: dict[Entrant, dict[str, list[list[int]]]] = field(default_factory=dict)
@@ -28,9 +35,9 @@ class Results:
         found = self.figures.get(entrant, {}).get(name)
         return statistics.median(found) if found else None
 
-    def best(self, name: str, *, narrow: bool, ours: bool, more_is_better: bool) -> tuple[float, Entrant] | None:
-        """The best median of ours or of the peers, and whose it is."""
-        entrants = [each for each in self.figures if each.narrow == narrow and (each.engine == OURS) == ours]
+    def best(self, name: str, *, quantized: bool, ours: bool, more_is_better: bool) -> tuple[float, Entrant] | None:
+        """Return the best median of our entrants or of the others, and its entrant."""
+        entrants = [each for each in self.figures if each.quantized == quantized and (each.engine == OURS) == ours]
         found = [(median, each) for each in entrants if (median := self.median(each, name)) is not None]
         if not found:
             return None
@@ -44,16 +51,18 @@ class Results:
         }
 
 
-def markdown(results: Results, measures: Mapping[str, Measure], *, narrow: bool) -> str:
-    """One table: a row per measure, a column per entrant, and our best as a ratio to the best peer's."""
-    entrants = [each for each in results.figures if each.narrow == narrow]
+def markdown(results: Results, measures: Mapping[str, Measure], *, quantized: bool) -> str:
+    """Return a table: a row per measure, a column per entrant, and the ratio of our best to the best other engine."""
+    entrants = [each for each in results.figures if each.quantized == quantized]
     if not entrants:
         return ""
     titles = {name: measure.title for name, measure in measures.items()} | START
     rows = ["| | " + " | ".join(map(str, entrants)) + " | ratio |", "| --- |" + " --- |" * (len(entrants) + 1)]
     for name, title in titles.items():
         more = name in measures and measures[name].more_is_better
-        ours, theirs = (results.best(name, narrow=narrow, ours=each, more_is_better=more) for each in (True, False))
+        ours, theirs = (
+            results.best(name, quantized=quantized, ours=each, more_is_better=more) for each in (True, False)
+        )
         ratio = f"{ours[0] / theirs[0]:.2f}" if ours and theirs else "–"
         best = max if more else min
         cells = [results.median(each, name) for each in entrants]
@@ -64,8 +73,8 @@ def markdown(results: Results, measures: Mapping[str, Measure], *, narrow: bool)
 
 
 def agreement(results: Results, name: str) -> str:
-    """How many float32 engines wrote what the first of them wrote."""
-    texts = {each: made[name] for each, made in results.outputs.items() if name in made and not each.narrow}
+    """Return how many float32 engines generated the text of the first one."""
+    texts = {each: made[name] for each, made in results.outputs.items() if name in made and not each.quantized}
     first = next(iter(texts.values()), None)
     same = [each for each, text in texts.items() if text == first]
     return f"{len(same)} of {len(texts)}"

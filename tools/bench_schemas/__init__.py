@@ -1,1 +1,1 @@
-"""What schemas of others come to: how many are admitted, whether what they forbid is refused, and what it costs."""
+"""Measure published JSON schemas: how many are admitted, soundness, and cost."""

@@ -1,4 +1,4 @@
-"""Measures schemas: ``python -m tools.bench_schemas [FOLDER]``, where FOLDER holds collections that others published.
+"""Measure JSON schemas: ``python -m tools.bench_schemas [FOLDER]``; FOLDER holds published collections.
 
 Without a folder only our own models and timings are measured. ``--every N`` takes each Nth schema of a collection.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tandemrt.runtime.grammars.grammar import GrammarCompiler
+from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tandemrt.runtime.grammars.schema.emit import enforceable
 from tools.bench_schemas import measure, models, sources
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _models() -> None:
-    found = {name: measure.drawn(schema, count=20, seed=0) for name, schema in models.schemas()}
+    found = {name: measure.check_drawn_texts(schema, count=20, seed=0) for name, schema in models.schemas()}
     refused = [name for name, broken in found.items() if broken is None]
     unsound = [name for name, broken in found.items() if broken]
     print(f"pydantic: {len(found) - len(refused)} of {len(found)} admitted, unsound {unsound or 0}, refused {refused}")
@@ -55,8 +55,8 @@ def _models() -> None:
 def _collection(name: str, cases: list[sources.Case]) -> None:
     times = measure.compile_times([case.schema for case in cases])
     print(f"{name}: admission and compilation, ms: {_spread(times)}")
-    _judged(f"{name}, described names only", measure.judged(cases, closed=True))
-    _judged(f"{name}, other names too", measure.judged(cases, closed=False))
+    _judged(f"{name}, described names only", measure.judge_instances(cases, closed=True))
+    _judged(f"{name}, other names too", measure.judge_instances(cases, closed=False))
 
 
 def _judged(name: str, found: Counter[str]) -> None:

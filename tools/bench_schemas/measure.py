@@ -1,4 +1,4 @@
-"""Measures: what is admitted and sound, and what masks and windows cost over a vocabulary of 128,000 tokens."""
+"""Measure admission and soundness of schemas, and the cost of masks over a vocabulary of 128,000 tokens."""
 
 import json
 import random
@@ -10,24 +10,24 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.vocabulary import Vocabulary
-from tandemrt.runtime.constraints.grammar import Grammar
-from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.schema.emit import enforceable
 from tools.bench_schemas.sources import Case
 from tools.bench_schemas.walk import Walk
 
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), frozenset([256]), 257)
 STOP = 256
-WINDOW = 6  # rows
-_QUICK = 0.3  # chance to close what is open, so that drawn texts end
+WINDOW = 6  # mask rows of a draft window
+_QUICK = 0.3  # probability of closing an open structure, so that random texts end
 
 
-def judged(cases: Sequence[Case], *, closed: bool) -> Counter[str]:
-    """How many schemas are admitted, and how many of their instances are taken, by what their authors say of them.
+def judge_instances(cases: Sequence[Case], *, closed: bool) -> Counter[str]:
+    """Count admitted schemas, and accepted instances by their authors' labels.
 
-    ``closed``: objects have no names but those that are described.
+    ``closed``: objects have no names but the described ones.
     """
     compiler = GrammarCompiler(BYTES, [STOP])
     found: Counter[str] = Counter()
@@ -51,8 +51,8 @@ def judged(cases: Sequence[Case], *, closed: bool) -> Counter[str]:
     return found
 
 
-def drawn(schema: dict[str, Any], count: int, seed: int) -> int | None:
-    """How many of ``count`` texts drawn from a schema's grammar break it, by jsonschema; None if it is refused."""
+def check_drawn_texts(schema: dict[str, Any], count: int, seed: int) -> int | None:
+    """Return how many of ``count`` random texts of a schema's grammar violate it; None if the schema is refused."""
     try:
         grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), any_whitespace=False)
     except BadRequest:
@@ -63,7 +63,7 @@ def drawn(schema: dict[str, Any], count: int, seed: int) -> int | None:
 
 
 def compile_times(schemas: Sequence[Any]) -> list[float]:
-    """Milliseconds from a schema to its grammar over bytes, for those that are admitted."""
+    """Return milliseconds to compile each admitted schema to a grammar over bytes."""
     compiler, times = GrammarCompiler(BYTES, [STOP]), []
     compiler.compile("json", "{}")
     for schema in schemas:
@@ -79,14 +79,14 @@ def compile_times(schemas: Sequence[Any]) -> list[float]:
 def row_times(
     grammar: CompiledGrammar, vocabulary: Vocabulary, texts: Sequence[bytes]
 ) -> tuple[list[float], list[float]]:
-    """Microseconds of the processor for each row along texts, and for each window of rows with its way back."""
+    """Return CPU microseconds per mask row along texts, and per window of rows with its rollback."""
     rows, windows = [], []
     row = np.empty((len(vocabulary.tokens) + 31) // 32, np.int32)
     for text in texts:
-        matcher, tokens = grammar.matcher(), vocabulary.longest_first(text)
+        matcher, tokens = grammar.matcher(), vocabulary.greedy_tokens(text)
         for at, token in enumerate(tokens):
             begin = time.thread_time()
-            matcher.fill(row)
+            matcher.fill_row(row)
             rows.append(1e6 * (time.thread_time() - begin))
             windows.append(1e6 * _window(matcher, row, tokens[at : at + WINDOW - 1]))
             assert matcher.accept(token)
@@ -94,7 +94,7 @@ def row_times(
 
 
 def words(count: int, seed: int = 0) -> Vocabulary:
-    """Bytes, what JSON is punctuated with, and words of two to nine letters, with and without a space before."""
+    """Return bytes, JSON punctuation, and words of two to nine letters, with and without a leading space."""
     chance = random.Random(seed)
     tokens = dict.fromkeys([*(bytes([byte]) for byte in range(256)), b'{"', b'":', b'", "', b'"}', b"true", b"false"])
     while len(tokens) < count:
@@ -104,7 +104,7 @@ def words(count: int, seed: int = 0) -> Vocabulary:
 
 
 def text_of(schema: Any, seed: int) -> bytes:
-    """A text drawn from a schema's grammar."""
+    """Return a random text of a schema's grammar."""
     grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), any_whitespace=False)
     chance = random.Random(seed)
     return next(text for _ in range(1000) if (text := _text(grammar.matcher(), chance)) is not None)
@@ -118,13 +118,13 @@ def quantile(values: Sequence[float], part: float) -> float:
 def _window(matcher: Grammar, row: np.ndarray, draft: Sequence[int]) -> float:
     begin = time.thread_time()
     taken = 0
-    matcher.look_ahead(draft)
-    matcher.fill(row)
+    matcher.precompute_rows(draft)
+    matcher.fill_row(row)
     for token in draft:
         if not matcher.accept(token):
             break
         taken += 1
-        matcher.fill(row)
+        matcher.fill_row(row)
     matcher.rollback(taken)
     return time.thread_time() - begin
 
@@ -132,7 +132,7 @@ def _window(matcher: Grammar, row: np.ndarray, draft: Sequence[int]) -> float:
 def _text(matcher: Grammar, chance: random.Random, limit: int = 6000) -> bytes | None:
     row, text = np.empty(9, np.int32), bytearray()
     while len(text) < limit:
-        matcher.fill(row)
+        matcher.fill_row(row)
         legal = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
         if STOP in legal and (len(legal) == 1 or chance.random() < 0.5):
             return bytes(text)

@@ -1,4 +1,4 @@
-"""Models as people send them: what pydantic makes of them must be admitted and sound."""
+"""Typical pydantic models; their schemas must be admitted and sound."""
 
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
@@ -68,7 +68,7 @@ class Open(BaseModel):
 
 
 class Invoice(BaseModel):
-    """An order of an ordinary shop."""
+    """An order in a shop."""
 
     number: Annotated[str, Field(max_length=20)]
     customer: Annotated[str, Field(max_length=100)]
@@ -136,6 +136,6 @@ TYPES: dict[str, Any] = {
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema of an object with one field of each type, by name."""
+    """Yield the schema of an object with one field of each type, by name."""
     for name, kind in TYPES.items():
         yield name, create_model("Asked", value=(kind, ...)).model_json_schema()

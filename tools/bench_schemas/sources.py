@@ -1,4 +1,4 @@
-"""Reads collections of schemas with instances from a folder that the user has; nothing of them is in this project."""
+"""Read collections of schemas with instances from a folder. This project contains none of them."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """A schema, and instances with what its authors say of each."""
+    """A schema, and instances with the labels of their authors."""
 
     name: str
     schema: Any
@@ -17,7 +17,7 @@ class Case:
 
 
 def collections(folder: Path) -> dict[str, list[Case]]:
-    """The cases of every collection found in ``folder``, by the collection's name.
+    """Yield the cases of every collection in ``folder``, by the collection's name.
 
     Known are MaskBench (files with ``schema`` and ``tests``), JSON-Schema-Test-Suite (``tests/draft*``) and SchemaStore
     (``src/schemas/json`` with ``src/test`` and ``src/negative_test``).

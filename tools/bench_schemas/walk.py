@@ -1,18 +1,18 @@
-"""Whether a grammar takes a value in some spelling: the order of names is the grammar's, numbers have several forms."""
+"""Check whether a grammar accepts a value in any serialization: its order of names, and several forms of numbers."""
 
 import json
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from tandemrt.runtime.constraints.grammar import Grammar
+from tandemrt.runtime.grammars.grammar import Grammar
 
 _MOST_ORDERS = 4
 _MOST_TRIES = 20_000
 
 
 class Walk:
-    """Writes values with a matcher whose token n is the byte n."""
+    """Writes values with a matcher in which token n is the byte n."""
 
     def __init__(self, matcher: Grammar, schema: Any, stop: int) -> None:
         self._matcher = matcher
@@ -22,9 +22,9 @@ class Walk:
         self._whole_numbers = True
 
     def takes(self, value: Any, *, whole_numbers: bool = True) -> bool:
-        """Whether the whole of ``value`` is taken; the matcher is as it was afterwards.
+        """Return whether ``value`` is accepted completely; the matcher is unchanged afterwards.
 
-        ``whole_numbers``: 1.0 may be written as 1, which some authors do not mean.
+        ``whole_numbers``: 1.0 may be written as 1, which some authors do not intend.
         """
         self._tries, self._whole_numbers = _MOST_TRIES, whole_numbers
         written = self._write(value)
@@ -35,7 +35,7 @@ class Walk:
         return ended
 
     def _write(self, value: Any) -> int | None:
-        """How many tokens were written; None, and nothing, if no spelling is taken."""
+        """Return the number of written tokens; None, with nothing written, if no serialization is accepted."""
         self._tries -= 1
         if self._tries < 0:
             return None

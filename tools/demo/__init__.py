@@ -1,4 +1,4 @@
-"""The demo checkpoints: a small extraction task, its tokenizer, a target and a draft, and how they are measured."""
+"""The demo checkpoints: a small extraction task, its tokenizer, target and draft, and their evaluation."""
 
 from tools.demo.corpus import SCHEMAS, Example, examples, held_out
 

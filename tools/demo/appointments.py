@@ -4,7 +4,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from tools.demo import lexicon
-from tools.demo.draw import Draw, Piece
+from tools.demo.draw import Draw, DrawnExample
 
 MODES = {
     "in person": ["at the office", "on site", "in person", "at our place"],
@@ -49,7 +49,7 @@ DURATIONS = {
 _FIRST_DAY = date(2026, 1, 1)
 
 
-def write(draw: Draw) -> Piece:
+def write(draw: Draw) -> DrawnExample:
     person, subject, mode = draw.person(), draw.choice(lexicon.SUBJECTS), draw.choice(list(MODES))
     today = _FIRST_DAY + timedelta(days=draw.number(0, 729))
     ahead = draw.number(1, 6)
@@ -68,7 +68,7 @@ def write(draw: Draw) -> Piece:
     carried = f" = {later} h {rest}" if later else ""
     working.append(f"{start} for {minutes} min: {minute} + {minutes} = {minute + minutes}{carried}, end {end}.")
     sentence = _sentence(draw, person, subject, draw.choice(MODES[mode]), _day(draw, day, ahead), written, lasting)
-    return Piece(
+    return DrawnExample(
         draw.among_asides(_with_today(draw, sentence, today)),
         working,
         {

@@ -12,10 +12,10 @@ from tools.demo.tokenizer import END, THINK_END
 IGNORED = -100
 """Target of a position that does not count: the prompt, padding, and an end of thinking that was forced."""
 
-_CHUNK = 16  # batches per item: sorted by length inside, so that little is padded
-_MULTIPLE, _SHORTEST = 64, 192  # padded lengths: few of them, so that compiled layers are reused
+_CHUNK = 16  # batches per item, sorted by length so that padding is short
+_MULTIPLE, _SHORTEST = 64, 192  # padded lengths: few different ones, so that compiled layers are reused
 
-# Shares of examples whose thinking is cut short, as a budget does, and left out, as the chat template can.
+# Shares of examples with thinking cut by a budget, and without thinking.
 _CUT, _EMPTY = 0.07, 0.03
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -23,7 +23,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Batches(Dataset[list[Batch]]):
-    """Item i is a list of batches made from seed and i alone."""
+    """Item i is a list of batches that depends on seed and i alone."""
 
     def __init__(self, tokenizer: Any, seed: int, batch: int, steps: int) -> None:
         self._encoder, self._seed, self._batch = tokenizer.backend_tokenizer, seed, batch
@@ -65,7 +65,7 @@ class Batches(Dataset[list[Batch]]):
 
 
 def prompt_text(example: Example) -> str:
-    """What the chat template makes of the example's messages, without the cost of the template."""
+    """Return the chat template's text for the example's messages, without running the template."""
     return f"<|im_start|>user\n{example.sentence}<|im_end|>\n<|im_start|>assistant\n<think>\n"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.demo import lexicon
-from tools.demo.draw import Draw, Piece, Value
+from tools.demo.draw import Draw, DrawnExample, Value
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -46,7 +46,7 @@ class Card:
         return f"{self.name}: {self.department}, {self.company}, {self.phone}, {self.email}"
 
 
-def write(draw: Draw) -> Piece:
+def write(draw: Draw) -> DrawnExample:
     if draw.chance(0.3):
         return _moved(draw)
     company = draw.choice(lexicon.COMPANIES) if draw.chance(0.4) else None
@@ -61,10 +61,10 @@ def write(draw: Draw) -> Piece:
         ]
     )
     ordered = f"{request} {sentence}" if draw.chance(0.2) else f"{sentence} {request}"
-    return _piece(draw, ordered, [], cards)
+    return _example(draw, ordered, [], cards)
 
 
-def _moved(draw: Draw) -> Piece:
+def _moved(draw: Draw) -> DrawnExample:
     ((first, last),) = draw.people(1)
     card, former, old = _card(draw, first, last, None), draw.choice(lexicon.COMPANIES), _phone(draw)
     sentence = draw.choice(
@@ -77,7 +77,7 @@ def _moved(draw: Draw) -> Piece:
             f" Mail: {card.email}.",
         ]
     )
-    return _piece(draw, sentence, [f"Old number: {old}"], [card])
+    return _example(draw, sentence, [f"Old number: {old}"], [card])
 
 
 def _apart(draw: Draw, cards: list[Card]) -> str:
@@ -104,7 +104,7 @@ def _together(draw: Draw, cards: list[Card], company: str) -> str:
     )
 
 
-def _piece(draw: Draw, sentence: str, working: list[str], cards: list[Card]) -> Piece:
+def _example(draw: Draw, sentence: str, working: list[str], cards: list[Card]) -> DrawnExample:
     entries: list[Value] = [
         {
             "name": card.name,
@@ -115,7 +115,8 @@ def _piece(draw: Draw, sentence: str, working: list[str], cards: list[Card]) -> 
         }
         for card in cards
     ]
-    return Piece(draw.among_asides(sentence), [*working, *map(str, cards)], {"kind": "contact", "cards": entries})
+    lines = [*working, *map(str, cards)]
+    return DrawnExample(draw.among_asides(sentence), lines, {"kind": "contact", "cards": entries})
 
 
 def _card(draw: Draw, first: str, last: str, company: str | None) -> Card:

@@ -31,8 +31,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 class Example:
     """One sentence and what a perfect model answers.
 
-    ``thinking`` is the text between the markers, lines joined by newlines, without the newlines that touch the
-    markers. ``record`` is compact JSON text; amounts keep their trailing zeros.
+    ``thinking`` is the text between the delimiters, lines joined by newlines, without the newlines that touch the
+    delimiters. ``record`` is compact JSON text; amounts keep their trailing zeros.
     """
 
     kind: str
@@ -64,8 +64,8 @@ def _stream(rng: random.Random, count: int, *, held_out: bool) -> Iterator[Examp
     draw = Draw(rng, held_out)
     for _ in range(count):
         kind = draw.choice(["order", "order", "appointment", "contact", "shipment"])
-        piece = _WRITERS[kind](draw)
-        yield Example(kind, piece.sentence, "\n".join(piece.working), _compact(piece.record), SCHEMAS[kind])
+        drawn = _WRITERS[kind](draw)
+        yield Example(kind, drawn.sentence, "\n".join(drawn.working), _compact(drawn.record), SCHEMAS[kind])
 
 
 def _compact(value: Value) -> str:

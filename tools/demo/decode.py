@@ -1,4 +1,4 @@
-"""Plain greedy decoding by transformers: what the target answers, and how much of it the draft foresees."""
+"""Greedy autoregressive decoding by transformers: the target's answers, and the drafts that agree with them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,15 +24,15 @@ def greedy(model: Any, tokenizer: Any, asked: Sequence[Example], *, limit: int =
 
 
 def record_of(tokenizer: Any, answer: Sequence[int]) -> str | None:
-    """Return the text behind the end of thinking, or None if the thinking or the answer does not end."""
-    marker = tokenizer.convert_tokens_to_ids(THINK_END)
-    if marker not in answer or answer[-1] != tokenizer.eos_token_id:
+    """Return the text after the end of thinking, or None if the thinking or the answer has no end."""
+    delimiter = tokenizer.convert_tokens_to_ids(THINK_END)
+    if delimiter not in answer or answer[-1] != tokenizer.eos_token_id:
         return None
-    return str(tokenizer.decode(answer[list(answer).index(marker) + 1 : -1]))
+    return str(tokenizer.decode(answer[list(answer).index(delimiter) + 1 : -1]))
 
 
 def exact(tokenizer: Any, example: Example, answer: Sequence[int]) -> bool:
-    """Say whether the answer's record is the example's, character for character."""
+    """Return whether the answer's record equals the example's, character for character."""
     return record_of(tokenizer, answer) == example.record
 
 
@@ -40,7 +40,7 @@ def exact(tokenizer: Any, example: Example, answer: Sequence[int]) -> bool:
 def accepted_per_round(draft: Any, prompt: Sequence[int], answer: Sequence[int], window: int) -> list[int]:
     """Return how many drafted tokens each round accepts when ``answer`` is the target's greedy text.
 
-    Every round the draft writes ``window`` tokens greedily, one after another, behind what is known so far; the
+    Every round the draft writes ``window`` tokens greedily, one after another, after the text so far; the
     round emits those that agree with the target and one token of the target's own, or less where the answer ends.
     """
     cache, sequence = DynamicCache(config=draft.config), [*prompt, *answer]

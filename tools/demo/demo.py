@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
-from tandemrt.engines.params import SamplingParams, StructuredOutputs
-from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.requests.outputs import RequestOutput
+from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.request import RequestOutput
 from tools.demo.corpus import Example, held_out
 
 console = Console()
@@ -27,12 +27,14 @@ console = Console()
 def main(
     bundle: Annotated[Path, typer.Argument(help="The demo's bundle.")],
 ) -> None:
-    """Answer three held-out sentences, and one of them with a thinking budget that cuts in."""
+    """Answer three held-out sentences, and one of them with a thinking budget."""
     kinds = ("order", "appointment", "contact")
     examples = [next(e for e in held_out(100) if e.kind == kind) for kind in kinds]
     with LLM(bundle) as llm:
         for window in (None, 0):  # the first run of each kind allocates and compiles
-            llm.generate(examples[0].prompt_messages(), SamplingParams(temperature=0.0, window=window, max_tokens=8))
+            llm.generate(
+                examples[0].prompt_messages(), SamplingParams(temperature=0.0, num_draft_tokens=window, max_tokens=8)
+            )
         good = [answer(llm, example, budget=None) for example in examples]
         good.append(answer(llm, examples[0], budget=24))
     if not all(good):
@@ -41,7 +43,7 @@ def main(
 
 
 def answer(llm: LLM, example: Example, *, budget: int | None) -> bool:
-    """Answer one sentence with speculation and without, print both facts; true if the promise held."""
+    """Answer one sentence with speculation and without, and print both; return whether the texts are equal."""
     params = SamplingParams(
         temperature=0.0,
         seed=1,
@@ -49,7 +51,7 @@ def answer(llm: LLM, example: Example, *, budget: int | None) -> bool:
         structured_outputs=StructuredOutputs(json=example.schema),
     )
     spoken, seconds = _timed(llm, example, params)
-    plain, plain_seconds = _timed(llm, example, params.model_copy(update={"window": 0}))
+    plain, autoregressive_seconds = _timed(llm, example, params.model_copy(update={"num_draft_tokens": 0}))
     valid, same = _is_valid(spoken.text, example), spoken.token_ids == plain.token_ids
     title = f"{example.kind}" + (f", thinking budget {budget}" if budget is not None else "")
     console.print(Panel(escape(example.sentence), title=title, title_align="left"))
@@ -59,7 +61,7 @@ def answer(llm: LLM, example: Example, *, budget: int | None) -> bool:
         _verdict(valid, "valid against its schema", "NOT valid against its schema"),
         _verdict(same, "same text with speculation off", "ANOTHER text with speculation off"),
         f"acceptance length {spoken.speculation.mean_acceptance_length:.2f}",
-        f"{len(spoken.token_ids)} tokens in {1e3 * seconds:.0f} ms, {1e3 * plain_seconds:.0f} ms without",
+        f"{len(spoken.token_ids)} tokens in {1e3 * seconds:.0f} ms, {1e3 * autoregressive_seconds:.0f} ms without",
     ]
     if spoken.forced_ends:
         facts.append("the budget ended the reasoning")

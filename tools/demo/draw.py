@@ -1,4 +1,4 @@
-"""Draws from the lexicon, and the split between what is trained on and what is held out."""
+"""Random draws from the lexicon, and the split into training and held-out names."""
 
 import random
 import zlib
@@ -11,12 +11,12 @@ from tools.demo import lexicon
 
 T = TypeVar("T")
 
-# A record before it becomes text: an amount is a Decimal so that its two decimals survive.
+# A record before serialization: an amount is a Decimal, which keeps its two decimals.
 Value = str | int | bool | Decimal | list["Value"] | dict[str, "Value"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class DrawnExample:
     """What a kind's writer returns: the sentence, the lines of the working, the record in the order of its schema."""
 
     sentence: str
@@ -61,7 +61,7 @@ class Draw:
         return lexicon.NUMBER_WORDS[value] if as_word and value < len(lexicon.NUMBER_WORDS) else str(value)
 
     def among_asides(self, sentence: str) -> str:
-        """Return ``sentence``, sometimes behind a greeting, sometimes with irrelevant sentences around it."""
+        """Return ``sentence``, sometimes after a greeting, sometimes with irrelevant sentences around it."""
         parts = [sentence]
         if self.chance(0.35):
             parts.append(self._aside())
@@ -76,7 +76,7 @@ class Draw:
 
 
 def is_reserved(first: str, last: str) -> bool:
-    """Say whether the full name belongs to the held-out sentences."""
+    """Return whether the full name belongs to the held-out sentences."""
     return zlib.crc32(f"{first} {last}".encode()) % 8 == 0
 
 

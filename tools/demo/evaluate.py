@@ -1,7 +1,7 @@
-"""Measure the demo checkpoints on held-out sentences: how often the target is right, how far the draft foresees it.
+"""Evaluate the demo checkpoints on held-out sentences: accuracy of the target, acceptance of the draft.
 
-``python -m tools.demo.evaluate`` from the root of the repository; transformers is the engine, so nothing of the
-project's own runtime is trusted here.
+Run ``python -m tools.demo.evaluate`` in the root of the repository. transformers is the engine, so the results do not
+depend on this project's runtime.
 """
 
 import json
@@ -26,7 +26,7 @@ def main(
     target: Annotated[Path, typer.Option(help="Folder of the target")] = models.TARGET,
     draft: Annotated[Path, typer.Option(help="Folder of the draft")] = models.DRAFT,
     count: Annotated[int, typer.Option(min=1, help="Held-out sentences")] = 200,
-    window: Annotated[int, typer.Option(min=1, help="Drafted tokens per round")] = 4,
+    window: Annotated[int, typer.Option("--num-draft-tokens", min=1, help="Drafted tokens per round")] = 4,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file")] = None,
 ) -> None:

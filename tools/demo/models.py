@@ -53,6 +53,6 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def load(folder: Path, device: str = "cpu") -> tuple[Any, Any]:
-    """Return (model, tokenizer) of a saved folder: float16 weights, computed in float32."""
+    """Return (model, tokenizer) of a saved folder: float16 weights, converted to float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return model.to(device).eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 from tools.demo import lexicon
-from tools.demo.draw import Draw, Piece, Value, listed, money
+from tools.demo.draw import Draw, DrawnExample, Value, listed, money
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -35,7 +35,7 @@ SCHEMA: dict[str, Any] = {
 QUANTITIES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
 
 
-def write(draw: Draw) -> Piece:
+def write(draw: Draw) -> DrawnExample:
     customer = draw.person()
     currency, symbol, word = draw.choice(lexicon.CURRENCIES)
     priced = draw.choice([f"{symbol}{{}}", f"{{}} {currency}", f"{{}} {word}"])
@@ -62,7 +62,7 @@ def write(draw: Draw) -> Piece:
         total += product
         items.append({"name": name, "quantity": quantity, "unit_price": price})
     working.append(f"Total {total}.")
-    return Piece(
+    return DrawnExample(
         draw.among_asides(_sentence(draw, customer, listed(phrases))),
         working,
         {"kind": "order", "customer": customer, "currency": currency, "items": items, "total": total},

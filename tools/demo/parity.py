@@ -1,8 +1,8 @@
-"""Tokens of the demo on another device against the CPU's, with and without speculation.
+"""Compare the demo's tokens on another device with those on the CPU, with and without speculation.
 
     python -m tools.demo.parity engines/built/demo --device cuda
 
-Devices round differently, so a difference is possible where two logits nearly tie; the first one is printed.
+Devices round differently, so a difference is possible where two logits nearly tie. The first difference is printed.
 """
 
 import time
@@ -63,7 +63,7 @@ def _generate(
         SamplingParams(temperature=temperature, seed=i, structured_outputs=StructuredOutputs(json=e.schema))
         for i, e in enumerate(examples)
     ]
-    with LLM(bundle, device=device, window=window, overlap=overlap) as llm:
+    with LLM(bundle, device=device, num_draft_tokens=window, overlap=overlap) as llm:
         prompts = [e.prompt_messages() for e in examples]
         if device != "cpu":
             llm.generate(prompts, params)  # the first calls compile and allocate

@@ -1,10 +1,10 @@
-"""Shipments: parcels of one or two weights; the working adds up pieces and kilograms."""
+"""Shipments: parcels of one or two weights; the working adds up parcels and kilograms."""
 
 from decimal import Decimal
 from typing import Any
 
 from tools.demo import lexicon
-from tools.demo.draw import Draw, Piece, listed
+from tools.demo.draw import Draw, DrawnExample, listed
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -29,7 +29,7 @@ SCHEMA: dict[str, Any] = {
 _UNITS = [("parcel", "parcels"), ("box", "boxes"), ("crate", "crates"), ("pallet", "pallets"), ("carton", "cartons")]
 
 
-def write(draw: Draw) -> Piece:
+def write(draw: Draw) -> DrawnExample:
     recipient, carrier, insured = draw.person(), draw.choice(lexicon.CARRIERS), draw.chance(0.5)
     origin, destination = draw.rng.sample(lexicon.CITIES, 2)
     letters = "ABCDEFGHJKLMNPRSTVWXYZ"
@@ -53,7 +53,7 @@ def write(draw: Draw) -> Piece:
     working.append(
         f"{origin} to {destination}, {parcels} in all, {weight} kg, {'insured' if insured else 'not insured'}."
     )
-    return Piece(
+    return DrawnExample(
         draw.among_asides(
             _sentence(draw, listed(phrases), origin, destination, recipient, carrier, reference, insured)
         ),

@@ -1,4 +1,4 @@
-"""The demo tokenizer: byte-level BPE, every digit a token, single-token markers, a ChatML template."""
+"""The demo tokenizer: byte-level BPE, every digit a token, single-token delimiters, a ChatML template."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +13,8 @@ VOCABULARY = 2000
 
 PAD, START, END, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 
-# As Qwen3 does: turn markers are special (left out when special tokens are skipped), thinking markers are not.
-MARKERS = [
+# As Qwen3 does: turn delimiters are special (left out when special tokens are skipped), reasoning delimiters are not.
+ADDED_TOKENS = [
     *(AddedToken(text, special=True, normalized=False) for text in (PAD, START, END)),
     *(AddedToken(text, special=False, normalized=False) for text in (THINK, THINK_END)),
 ]
@@ -45,12 +45,12 @@ def train_tokenizer(seed: int, count: int = 20_000) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKERS),
+        vocab_size=VOCABULARY - len(ADDED_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(seed, count), trainer)
-    tokenizer.add_tokens(MARKERS)
+    tokenizer.add_tokens(ADDED_TOKENS)
     if tokenizer.get_vocab_size() != VOCABULARY:
         raise RuntimeError(f"{count} examples give {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}: use more")
     return PreTrainedTokenizerFast(

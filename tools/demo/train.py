@@ -58,7 +58,7 @@ def main(
 
     def prepared(model: Any) -> Any:
         model = model.to(device)
-        if compiled:  # layer by layer: layers of one shape share their code
+        if compiled:  # layer by layer: layers of the same shape share code
             for layer in model.model.layers:
                 layer.compile(dynamic=False)
         return model
@@ -131,11 +131,11 @@ def _truth_loss(model: Any) -> Loss:
 
 
 def _teacher_loss(model: Any, teacher: Any) -> Loss:
-    # Forward KL from the teacher's law at every position that counts (Hinton et al., 2015, at temperature 1).
+    # Forward KL from the teacher's distribution at every counted position (Hinton et al., 2015, at temperature 1).
     def loss(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            law = _logits(teacher, ids).softmax(-1)
-        divergence = functional.kl_div(_logits(model, ids).log_softmax(-1), law, reduction="none").sum(-1)
+            probs = _logits(teacher, ids).softmax(-1)
+        divergence = functional.kl_div(_logits(model, ids).log_softmax(-1), probs, reduction="none").sum(-1)
         counts = (targets != IGNORED).float()
         return (divergence * counts).sum() / counts.sum()
 
@@ -143,7 +143,7 @@ def _teacher_loss(model: Any, teacher: Any) -> Loss:
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    # Rows are padded at the end, so causal attention alone is right; naming no mask lets attention use its fast path.
+    # Rows are padded at the end, so causal attention is correct without a mask, and uses its fast path.
     logits: torch.Tensor = model(input_ids=ids, attention_mask={"full_attention": None}, use_cache=False).logits
     return logits.float()
 

@@ -1,8 +1,7 @@
-"""Train a draft for the demo's target, on text that the target writes itself.
+"""Train a draft for the demo's target on text that the target generates.
 
-``python -m tools.demo.train_draft eagle3`` (or peagle, mtp, pard, dflash) from the root of the repository. Sentences,
-their order and the first weights follow from the seed; floating point does not, so weights differ a little between
-machines.
+Run ``python -m tools.demo.train_draft eagle3`` (or peagle, mtp, pard, dflash) in the root of the repository. The seed
+fixes sentences, their order and the initial weights; floating-point results differ a little between machines.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ from tools.drafts.kinds import Kind, Sizes
 
 FEATURES = (1, 3, 5)
 """The target's layers whose inputs heads read; its six are too few for the published default."""
-MASK = 2047  # an id that spells nothing
+MASK = 2047  # an id without text
 BUILT = Path("engines/built/drafts")
 """Receives the drafts that are not part of the repository, which the recipes tools/demo/*.toml name."""
 RATES = {Kind.EAGLE3: 2e-3, Kind.PEAGLE: 2e-3, Kind.MTP: 1e-3, Kind.PARD: 3e-3, Kind.DFLASH: 2e-3}

@@ -1,1 +1,1 @@
-"""Drafts trained on text that their target writes: EAGLE-3 heads, PARD and DFlash drafts, in torch."""
+"""Train drafts on text that their target generates: EAGLE-3 and P-EAGLE heads, MTP layers, PARD and DFlash drafts."""

@@ -1,8 +1,8 @@
-"""Masks behind the places of a text, which drafts are trained with that foresee a whole window in one run.
+"""Mask tokens after the positions of a text, to train drafts that predict a whole draft window in one run.
 
-Behind a place there may be up to ``window`` - 1 masks, which see the text up to there and the masks in front of them.
-All of them stand in one call, as further rows behind the text. Most are dropped, the further from the text the more,
-and never one in front of another that is kept: the conditional drop of PARD (arXiv 2504.18583).
+A position may be followed by up to ``window`` - 1 masks. A mask sees the text up to its position and the masks before
+it. All masks of a text are further rows of one call, after the text. Most of them are dropped, more of them at greater
+depth, and never one before a mask that is kept: the conditional drop of PARD (arXiv 2504.18583).
 """
 
 import math
@@ -16,27 +16,29 @@ from tools.drafts.texts import Batch
 
 
 class Chains(NamedTuple):
-    """Rows of masks behind texts: the place that each stands behind [batch, rows], -1 for padding, and its depth."""
+    """Rows of masks: the position that each one follows [batch, rows], -1 for padding, and its depth [batch, rows]."""
 
     anchors: torch.Tensor
     depths: torch.Tensor
 
 
 class Rows(NamedTuple):
-    """Texts [batch, length] and masks behind them: the place that each row stands at or behind, and its depth, 0 in the
-    text [batch, length + rows]."""
+    """Texts [batch, length] and the masks after them.
+
+    Position and depth of each row [batch, length + rows]; the depth is 0 in the text.
+    """
 
     anchors: torch.Tensor
     depths: torch.Tensor
 
     @property
     def places(self) -> torch.Tensor:
-        """Where rows stand, for the rotary embedding."""
+        """Positions of the rows, for the rotary embedding."""
         return (self.anchors + self.depths).clamp(min=0)
 
     @property
     def seen(self) -> torch.Tensor:
-        """[batch, 1, rows, rows]: what each row sees."""
+        """[batch, 1, rows, rows]: the attention mask."""
         anchors, depths = self
         text = (depths[:, None] == 0) & (anchors[:, None] <= anchors[..., None])
         chain = (anchors[:, None] == anchors[..., None]) & (depths[:, None] <= depths[..., None])
@@ -44,8 +46,10 @@ class Rows(NamedTuple):
 
 
 def draw(batch: Batch, window: int, kept: float, generator: torch.Generator) -> Chains:
-    """Draw the masks of a batch; what they foresee is in the text. ``kept``: which part of the places with a mask at
-    one depth has one at the next."""
+    """Draw the masks of a batch; the tokens that they predict are in the text.
+
+    ``kept``: the share of positions with a mask at one depth that have one at the next.
+    """
     count, length = batch.ids.shape
     drawn = torch.rand(count, length, generator=generator).to(batch.ids.device)
     deepest = (drawn.log() / math.log(kept)).clamp(max=window - 1).long()
@@ -63,8 +67,8 @@ def draw(batch: Batch, window: int, kept: float, generator: torch.Generator) -> 
     return found
 
 
-def beside(ids: torch.Tensor, chains: Chains) -> Rows:
-    """The rows of texts ``ids`` [batch, length] and of the masks behind them."""
+def with_masks(ids: torch.Tensor, chains: Chains) -> Rows:
+    """Return the rows of texts ``ids`` [batch, length] and of their masks."""
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     return Rows(torch.cat([place, chains.anchors], 1), torch.cat([torch.zeros_like(place), chains.depths], 1))
 
@@ -78,17 +82,17 @@ def losses(
     window: int,
     drafted: torch.Tensor | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """See Draft.losses. Rows of the text and of masks weigh the same.
+    """As Draft.losses. Rows of the text and of masks have equal weight.
 
-    ``states`` [batch, length + rows, hidden] of ``rows``, of which ``head`` makes logits over ``drafted``.
+    ``states`` [batch, length + rows, hidden] of ``rows``; ``head`` maps them to logits over ``drafted``.
     """
     anchors, depths = rows
     lengths = (batch.ids >= 0).sum(1, keepdim=True)
-    # An answer's tokens are foreseen; behind the last one nothing is known, and padding stands at -1.
+    # Only tokens of answers are predicted; the last token has no successor, and padding has position -1.
     matters = (anchors >= batch.begins[:, None] - 1) & (anchors >= 0) & (anchors + depths < lengths - 1)
     which, depths, known = matters.nonzero()[:, 0], depths[matters], (anchors + depths)[matters]
-    logits, laws, best = head(states[matters]), lesson.laws[which, known], lesson.best[which, known]
-    loss, _ = score(logits, laws, best, torch.ones_like(best).float(), drafted)
+    logits, probabilities, best = head(states[matters]), lesson.probabilities[which, known], lesson.best[which, known]
+    loss, _ = score(logits, probabilities, best, torch.ones_like(best).float(), drafted)
     foreseen = logits.detach().argmax(-1)
     same = (foreseen if drafted is None else drafted[foreseen]) == best
     here = [depths == depth for depth in range(window)]

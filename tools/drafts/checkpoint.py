@@ -1,4 +1,4 @@
-"""What drafts in the form of ``speculators`` have in common: the fields of their layers, maps of their vocabulary."""
+"""Write drafts in the format of ``speculators``: fields of their layers, and maps of their vocabulary."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ def save(
     vocabulary: torch.Tensor,
     target: Any,
     layers: Mapping[str, Any],
-    said: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> None:
-    """Write the folder that ``speculators`` would: weights in float16, the embedding left to the target.
+    """Write a folder in the format of ``speculators``: weights in float16, without the target's embedding.
 
-    ``vocabulary``: ids of the target that are drafted, ascending. ``layers`` and ``said`` are fields of config.json: of
-    the draft's layers, beside what these have in common with the target, and of the draft.
+    ``vocabulary``: ids of the target that are drafted, ascending. ``layers``: fields of config.json for the draft's
+    layers, in addition to those shared with the target. ``fields``: fields for the draft.
     """
     config, vocabulary = target.config, vocabulary.cpu()
     known = torch.zeros(config.vocab_size, dtype=torch.bool)
@@ -38,7 +38,7 @@ def save(
         **layers,
     }
     written = {
-        **said,
+        **fields,
         "draft_vocab_size": len(vocabulary),
         "tie_word_embeddings": False,
         "transformer_layer_config": layer_config,
@@ -52,7 +52,7 @@ def write(
     config: Mapping[str, Any],
     maps: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a folder of ``tensors``, in float16, and ``maps``, as they are, with a config.json."""
+    """Write a folder with config.json, with ``tensors`` in float16 and ``maps`` unchanged."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: each.detach().half().cpu().contiguous() for name, each in tensors.items()}
     save_file(weights | dict(maps or {}), folder / "model.safetensors")

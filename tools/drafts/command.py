@@ -1,4 +1,4 @@
-"""What the commands have in common that train drafts: their options, and what is done with them."""
+"""Options and the common steps of the commands that train drafts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,20 +12,24 @@ from tools.drafts.fit import fit
 from tools.drafts.kinds import Kind, Sizes, untrained
 from tools.drafts.texts import batches, most_frequent, texts_of
 
-KindArgument = Annotated[Kind, typer.Argument(help="What is trained")]
+KindArgument = Annotated[Kind, typer.Argument(help="The kind of draft")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
-Texts = Annotated[int, typer.Option(min=1, help="Texts that the target writes, every second batch drawn")]
+Texts = Annotated[int, typer.Option(min=1, help="Texts that the target generates; every second batch is sampled")]
 Longest = Annotated[int, typer.Option(min=1, help="Tokens of an answer")]
-Together = Annotated[int, typer.Option(min=1, help="Texts that the target writes at a time")]
+Together = Annotated[int, typer.Option(min=1, help="Texts that the target generates in a batch")]
 Written = Annotated[
     Path | None,
-    typer.Option(help="A file that keeps the texts; it is read if it is there, and refused if it has others"),
+    typer.Option(
+        help="A file to store the texts in; if it exists it is read, and refused if its texts have another origin"
+    ),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of training")]
 Batch = Annotated[int, typer.Option(min=1, help="Texts per step")]
-Vocabulary = Annotated[int, typer.Option(min=1, help="Tokens that eagle3, peagle, dflash draft, the most frequent")]
+Vocabulary = Annotated[
+    int, typer.Option(min=1, help="Size of the vocabulary of eagle3, peagle and dflash: the most frequent tokens")
+]
 Seed = Annotated[int, typer.Option(help="Seed of prompts, samples and first weights")]
-Out = Annotated[Path | None, typer.Option(help="Folder that receives the draft; else that of the recipe")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write the draft to. Default: that of the recipe")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _console = Console()
 
@@ -47,9 +51,9 @@ def train(
     vocabulary: int,
     seed: int,
 ) -> None:
-    """Train a draft of ``kind`` for ``target`` on what that writes to ``prompts`` (token ids), and write it to ``out``.
+    """Train a draft of ``kind`` on texts of ``target``, and write it to ``out``.
 
-    ``rate``: the highest learning rate. The rest are the options of a command, see above.
+    ``prompts``: token ids. ``rate``: the highest learning rate. The other arguments are the options above.
     """
     torch.manual_seed(seed)
     if target.device.type == "cuda":
@@ -59,6 +63,6 @@ def train(
     found = texts_of(target, prompts, written, seed=seed, ends=ends, longest=longest, together=together)
     drafted, share = most_frequent(found, vocabulary, target.config.vocab_size)
     draft = untrained(kind, target, tokenizer, sizes, drafted.to(target.device), seed)
-    if not kind.knows_all:
+    if not kind.has_full_vocabulary:
         _console.print(f"{len(drafted)} tokens are drafted, which are {share:.2%} of what the target writes")
     fit(draft, batches(found, batch, seed, target.device), steps, rate, out)

@@ -1,6 +1,6 @@
 """A DFlash draft in torch, for training: blocks of masks over the target's states (arXiv 2602.06036).
 
-In training many blocks stand over one text, each behind an anchor of its own, and see no other block.
+A text is trained with many blocks. Each block follows its own anchor and does not see other blocks.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,17 @@ import torch
 from torch import nn
 
 from tools.drafts import checkpoint
-from tools.drafts.layers import Attend, Layer, fusion, last_norm, masked, narrow_head
+from tools.drafts.layers import Attend, Layer, fusion, last_norm, masked, reduced_head
 from tools.drafts.teacher import score, teach
 from tools.drafts.texts import Batch
 
 
 class DFlash(nn.Module):
-    """The draft of ``target``, which drafts the tokens ``vocabulary`` (ascending ids of the target) in blocks.
+    """A draft of ``target`` that drafts the tokens ``vocabulary`` (ascending ids of the target) in blocks.
 
-    It reads the inputs of the target's layers ``features``. Its layers have ``heads`` heads, of the target's head_dim
-    and grouped as the target's, and MLPs ``width`` wide, which begin as parts of those of the target's last layers.
-    ``mask``: an id of the target that no text has. ``anchors``: blocks that a text is trained for at a time, drawn by
-    ``seed``.
+    It reads the inputs of the target's layers ``features``. Its layers have ``heads`` attention heads with the target's
+    head_dim and grouping, and MLPs of width ``width``, initialized from parts of the target's last layers. ``mask``: an
+    id of the target that occurs in no text. ``anchors``: blocks per text in a step, drawn with ``seed``.
     """
 
     vocabulary: torch.Tensor
@@ -46,7 +45,7 @@ class DFlash(nn.Module):
         self.features, self.mask, self.block, self.anchors = tuple(features), mask, block, anchors
         self.heads, self.width = heads, width
         self._generator = torch.Generator().manual_seed(seed)
-        self._target = [target]  # in a list: no part of the draft
+        self._target = [target]  # in a list, so that it is not a submodule
         self.register_buffer("vocabulary", vocabulary, persistent=False)
         self.fc = fusion(len(self.features), hidden)
         self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
@@ -54,37 +53,37 @@ class DFlash(nn.Module):
             Layer(config, like, inner=hidden, heads=heads, width=width, normed=True)
             for like in target.model.layers[-layers:]
         )
-        self.norm, self.lm_head = last_norm(target), narrow_head(target, vocabulary)
+        self.norm, self.lm_head = last_norm(target), reduced_head(target, vocabulary)
 
     def parameters_to_learn(self) -> list[nn.Parameter]:
-        """See Draft.parameters_to_learn."""
+        """As Draft.parameters_to_learn."""
         return list(self.parameters())
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """See Draft.losses. A token of a block weighs less the further it stands behind the anchor, as published."""
+        """As Draft.losses. The weight of a token falls with its distance from the anchor, as published."""
         tokens, device = batch.ids.clamp(min=0), batch.ids.device
         lesson = teach(self._target[0], tokens, self.features, self.vocabulary)
         lengths = (batch.ids >= 0).sum(1)
         drawn = torch.rand(len(tokens), self.anchors, generator=self._generator).to(device)
-        first = batch.begins - 1  # the newest token is a prompt's last one, or one of the answer
+        first = batch.begins - 1  # the anchor is the last token of a prompt, or a token of the answer
         anchors = first[:, None] + (drawn * (lengths - 1 - first)[:, None]).long()
         logits = self(tokens, lesson.features, anchors)
         ahead = torch.arange(1, self.block, device=device)
-        places = anchors[..., None] + ahead  # of the tokens that are foreseen
+        places = anchors[..., None] + ahead  # positions of the predicted tokens
         inside = places < lengths[:, None, None]
         rows = torch.arange(len(tokens), device=device)[:, None, None]
         known = (places - 1).clamp(max=tokens.shape[1] - 1)
-        laws, best = lesson.laws[rows, known], lesson.best[rows, known]
+        probabilities, best = lesson.probabilities[rows, known], lesson.best[rows, known]
         decay = torch.exp(-(ahead - 1) / (self.block / 2))
-        loss, _ = score(logits, laws, best, inside * decay, self.vocabulary)
+        loss, _ = score(logits, probabilities, best, inside * decay, self.vocabulary)
         right = (self.vocabulary[logits.detach().argmax(-1)] == best) & inside
         return loss, list(right.sum((0, 1)) / inside.sum((0, 1)).clamp(min=1))
 
     def forward(self, ids: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """Logits [batch, anchors, block - 1, draft vocabulary] of the tokens behind ``anchors`` [batch, anchors].
+        """Return logits [batch, anchors, block - 1, draft vocabulary] of the tokens after ``anchors`` [batch, anchors].
 
-        ``ids`` [batch, length], ``features`` [batch, length, layers * hidden]; of a block's own places and of those
-        behind it nothing is seen.
+        ``ids`` [batch, length], ``features`` [batch, length, layers * hidden]. A block does not see the text from its
+        own positions on.
         """
         device, block = ids.device, self.block
         within = torch.arange(block, device=device)
@@ -101,14 +100,14 @@ class DFlash(nn.Module):
         state = self.hidden_norm(self.fc(features))
         layer: Any
         for layer in self.layers:
-            attend = _behind(layer.self_attn.keys_and_values(state, context), mask)
+            attend = _attend_after(layer.self_attn.keys_and_values(state, context), mask)
             x = layer(x, layer.input_layernorm(x), places, attend)
         x = x.view(*anchors.shape, block, -1)[:, :, 1:]
         found: torch.Tensor = self.lm_head(self.norm(x))
         return found
 
     def save(self, folder: Path) -> None:
-        """See Draft.save. In the form of ``speculators``."""
+        """As Draft.save, in the format of ``speculators``."""
         config = self._target[0].config
         layers = {
             "model_type": "qwen3",
@@ -118,7 +117,7 @@ class DFlash(nn.Module):
             "num_hidden_layers": len(self.layers),
             "num_key_value_heads": self.heads * config.num_key_value_heads // config.num_attention_heads,
         }
-        said = {
+        fields = {
             "architectures": ["DFlashDraftModel"],
             "speculators_model_type": "dflash",
             "aux_hidden_state_layer_ids": list(self.features),
@@ -126,10 +125,10 @@ class DFlash(nn.Module):
             "mask_token_id": self.mask,
             "sample_from_anchor": False,
         }
-        checkpoint.save(folder, self.state_dict(), self.vocabulary, self._target[0], layers, said)
+        checkpoint.save(folder, self.state_dict(), self.vocabulary, self._target[0], layers, fields)
 
 
-def _behind(text: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor) -> Attend:
-    """Attention over the keys and values of a ``text``, and behind them over a layer's own."""
+def _attend_after(text: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor) -> Attend:
+    """Attention over the keys and values of a ``text``, followed by those of the layer."""
     (keys, values), attend = text, masked(mask)
     return lambda query, key, value: attend(query, torch.cat([keys, key], 2), torch.cat([values, value], 2))

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in torch, for training: one layer over the target's states, and over what it made itself.
+"""An EAGLE-3 head in torch, for training: one layer over the target's states, then over its own.
 
 Li et al., "EAGLE-3" (arXiv 2503.01840).
 """
@@ -12,15 +12,14 @@ from torch import nn
 
 from tools.drafts import checkpoint
 from tools.drafts.feedback import FeedbackHead
-from tools.drafts.layers import Attend, Layer, fusion, last_norm, narrow_head
+from tools.drafts.layers import Attend, Layer, fusion, last_norm, reduced_head
 
 
 class Eagle3(FeedbackHead):
-    """The head of ``target``, which drafts the tokens ``vocabulary`` (ascending ids of the target).
+    """A head of ``target`` that drafts the tokens ``vocabulary`` (ascending ids of the target).
 
-    It reads the inputs of the target's layers ``features``; its MLP is ``width`` wide, and it is trained for ``ahead``
-    drafted tokens. It begins with what the target's last layer, last norm and embedding hold, so little is left to
-    learn.
+    It reads the inputs of the target's layers ``features``; its MLP has width ``width``. It is trained for ``ahead``
+    drafted tokens. It is initialized from the target's last layer, last norm and embedding.
     """
 
     vocabulary: torch.Tensor
@@ -32,29 +31,29 @@ class Eagle3(FeedbackHead):
         hidden = target.config.hidden_size
         self.fc = fusion(len(self.features), hidden)
         self.layers = nn.ModuleList([PairLayer(target, width)])
-        self.norm, self.lm_head = last_norm(target), narrow_head(target, vocabulary)
+        self.norm, self.lm_head = last_norm(target), reduced_head(target, vocabulary)
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
-        """See FeedbackHead.begin."""
+        """As FeedbackHead.begin."""
         found: torch.Tensor = self.fc(features)
         return found
 
     def step(
         self, embedded: torch.Tensor, state: torch.Tensor, places: torch.Tensor, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See FeedbackHead.step. Fed back is the state in front of the last norm."""
+        """As FeedbackHead.step. It feeds back the state before the last norm."""
         state = self.layers[0](embedded, state, places, attend)
         return self.lm_head(self.norm(state)), state
 
     def save(self, folder: Path) -> None:
-        """See Draft.save. In the form of ``speculators``."""
-        layers, said = head_config(self._target[0], self.layers, self.features)
-        said |= {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
-        checkpoint.save(folder, self.state_dict(), self.vocabulary, self._target[0], layers, said)
+        """As Draft.save, in the format of ``speculators``."""
+        layers, fields = head_config(self._target[0], self.layers, self.features)
+        fields |= {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
+        checkpoint.save(folder, self.state_dict(), self.vocabulary, self._target[0], layers, fields)
 
 
 class PairLayer(Layer):
-    """The first layer of a head, whose attention reads the embedding of a token and the state of the one before."""
+    """The first layer of a head. Its attention reads the embedding of a token and the state of the previous token."""
 
     def __init__(self, target: Any, width: int) -> None:
         config = target.config
@@ -67,13 +66,13 @@ class PairLayer(Layer):
     def forward(
         self, embedded: torch.Tensor, state: torch.Tensor, places: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """Embeddings and states [batch, length, hidden] to states."""
+        """Map embeddings and states [batch, length, hidden] to states."""
         read = torch.cat([self.input_layernorm(embedded), self.hidden_norm(state)], -1)
         return super().forward(state, read, places, attend)
 
 
 def head_config(target: Any, layers: nn.ModuleList, features: Sequence[int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What config.json says of the layers of a head, and of the head, see ``checkpoint.save``."""
+    """Return the fields of config.json for the layers of a head and for the head, see ``checkpoint.save``."""
     first: Any = layers[0]
     of_layers = {
         "model_type": "llama",

@@ -1,7 +1,7 @@
-"""Training of heads that are fed their own states: a token at a time, several behind each place of a text at once.
+"""Train heads that read their own states: several steps after each position of a text, for all positions at once.
 
-A row stands for a place: its first step sees the target's states up to there, each further step also what the steps
-before made at that very place, as drafting will (the "training-time test" of EAGLE-3, arXiv 2503.01840).
+A row stands for a position. Its first step sees the target's states up to the position; each further step also sees the
+states of the steps before at the same position, as in drafting (the "training-time test" of EAGLE-3, arXiv 2503.01840).
 """
 
 from abc import abstractmethod
@@ -17,10 +17,10 @@ from tools.drafts.texts import Batch
 
 
 class FeedbackHead(nn.Module):
-    """A head of ``target`` that reads its states ``features`` (layers, by their inputs), and then its own.
+    """A head of ``target`` that reads its states ``features`` (the inputs of these layers), and then its own.
 
-    It drafts the tokens ``vocabulary`` (ascending ids of the target), all if that is None, and is trained for ``ahead``
-    tokens behind each place.
+    It drafts the tokens ``vocabulary`` (ascending ids of the target; None for all), and is trained for ``ahead`` tokens
+    after each position.
     """
 
     vocabulary: torch.Tensor | None
@@ -28,41 +28,43 @@ class FeedbackHead(nn.Module):
     def __init__(self, target: Any, vocabulary: torch.Tensor | None, features: Sequence[int], ahead: int) -> None:
         super().__init__()
         self.features, self.ahead = tuple(features), ahead
-        self._target = [target]  # in a list: no part of the head
+        self._target = [target]  # in a list, so that it is not a submodule
         self.register_buffer("vocabulary", vocabulary, persistent=False)
 
     @abstractmethod
     def begin(self, features: torch.Tensor) -> torch.Tensor:
-        """The states [batch, length, hidden] that the first step is fed."""
+        """Return the states [batch, length, hidden] that the first step reads."""
 
     @abstractmethod
     def step(
         self, embedded: torch.Tensor, state: torch.Tensor, places: torch.Tensor, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits, and the states that the next step is fed, of embeddings and states [batch, length, hidden]."""
+        """Return logits, and the states for the next step, from embeddings and states [batch, length, hidden]."""
 
     def parameters_to_learn(self) -> list[nn.Parameter]:
-        """See Draft.parameters_to_learn."""
+        """As Draft.parameters_to_learn."""
         return list(self.parameters())
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """See Draft.losses. For each step the divergence from the target's law over the draft's vocabulary."""
+        """As Draft.losses: the divergence of each step from the target's distribution over the draft's vocabulary."""
         tokens = batch.ids.clamp(min=0)
         lesson = teach(self._target[0], tokens, self.features, self.vocabulary)
         answers = torch.arange(tokens.shape[1], device=tokens.device) >= batch.begins[:, None] - 1
         matters = ((batch.ids >= 0) & answers).float()
         total, right = tokens.new_zeros((), dtype=torch.float32), []
         for step, logits in enumerate(self(tokens, lesson.features, self.ahead)):
-            places = (slice(None), slice(1 + step, None))  # whose law a row of this step foresees
-            loss, found = score(logits, lesson.laws[places], lesson.best[places], matters[places], self.vocabulary)
+            places = (slice(None), slice(1 + step, None))  # positions whose distribution this step predicts
+            loss, found = score(
+                logits, lesson.probabilities[places], lesson.best[places], matters[places], self.vocabulary
+            )
             total = total + loss * 0.8**step
             right.append(found)
         return total, right
 
     def forward(self, ids: torch.Tensor, features: torch.Tensor, steps: int) -> list[torch.Tensor]:
-        """Logits [batch, length - 1 - step, drafted tokens] of each step.
+        """Return logits [batch, length - 1 - step, drafted tokens] of each step.
 
-        ``ids`` [batch, length], ``features`` [batch, length, layers * hidden]. Row j of step s foresees the token at
+        ``ids`` [batch, length], ``features`` [batch, length, layers * hidden]. Row j of step s predicts the token at
         j + 2 + s: it has the state of token j and the tokens up to j + 1 + s.
         """
         state, attend, found = self.begin(features[:, :-1]), _Unrolled(), []
@@ -77,7 +79,7 @@ class FeedbackHead(nn.Module):
 
 
 class _Unrolled:
-    """Attention of one layer, step by step: of a row over the first step up to it, and over its own further ones."""
+    """Attention of one layer, step by step: a row sees the first step up to its position, and its own later steps."""
 
     def __init__(self) -> None:
         self._made: list[tuple[torch.Tensor, torch.Tensor]] = []

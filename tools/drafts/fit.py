@@ -1,4 +1,4 @@
-"""Training of a draft, with its progress: AdamW, a warm-up, a cosine. What is interrupted is there as far as it got."""
+"""Train a draft with AdamW, a warm-up and a cosine schedule. An interrupted training leaves its last checkpoint."""
 
 import math
 import time
@@ -22,13 +22,13 @@ class Draft(Protocol):
     def parameters_to_learn(self) -> list[torch.nn.Parameter]: ...
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """A scalar to lessen; and for each drafted token which part of the target's likeliest tokens is foreseen."""
+        """Return the loss, and for each drafted token the share of the target's best tokens that it predicts."""
 
     def save(self, folder: Path) -> None: ...
 
 
 def fit(draft: Draft, batches: Iterator[Batch], steps: int, rate: float, folder: Path) -> None:
-    """Train for ``steps`` batches, at a learning rate of at most ``rate``; write ``folder`` ten times."""
+    """Train for ``steps`` batches at a learning rate of at most ``rate``; write ``folder`` ten times."""
     parameters = draft.parameters_to_learn()
     _console.print(f"{sum(each.numel() for each in parameters) / 1e6:.2f} million parameters to learn")
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -50,11 +50,11 @@ def fit(draft: Draft, batches: Iterator[Batch], steps: int, rate: float, folder:
 
 
 def _save(draft: Draft, folder: Path) -> None:
-    """Put whole files into ``folder``: who is stopped while they are written has what was saved before."""
+    """Replace the files in ``folder`` so that an interruption leaves the previous checkpoint or none."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as written:
         draft.save(Path(written))
-        (folder / "config.json").unlink(missing_ok=True)  # without one, the folder is no checkpoint
+        (folder / "config.json").unlink(missing_ok=True)  # a folder without config.json is not a checkpoint
         for file in sorted(Path(written).iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(folder / file.name)
 

@@ -1,4 +1,4 @@
-"""What can be trained."""
+"""The kinds of drafts that can be trained."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tools.drafts.peagle import PEagle
 
 
 class Kind(StrEnum):
-    """A kind of draft, by its name in a recipe."""
+    """A kind of draft, named as in a recipe."""
 
     EAGLE3 = "eagle3"
     PEAGLE = "peagle"
@@ -25,17 +25,17 @@ class Kind(StrEnum):
     DFLASH = "dflash"
 
     @property
-    def knows_all(self) -> bool:
-        """Whether it drafts any token of its target, else the most frequent ones."""
+    def has_full_vocabulary(self) -> bool:
+        """Whether it drafts every token of its target, or only the most frequent ones."""
         return self in (Kind.MTP, Kind.PARD)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large drafts for a target are, and what they read of it.
+    """Sizes of the drafts of a target, and the states that they read.
 
-    ``features``: layers whose inputs heads read. ``mask``: an id that no text has. ``width`` of a head's MLPs,
-    ``heads`` of DFlash's attention. ``smaller``: gives the model that PARD begins as, on the target's device.
+    ``features``: layers whose inputs heads read. ``mask``: an id that occurs in no text. ``width``: width of a head's
+    MLPs. ``heads``: attention heads of DFlash. ``smaller``: returns the initial model of PARD, on the target's device.
     """
 
     features: tuple[int, ...]
@@ -46,7 +46,7 @@ class Sizes:
 
 
 def untrained(kind: Kind, target: Any, tokenizer: Any, sizes: Sizes, drafted: torch.Tensor, seed: int) -> Draft:
-    """A draft of ``kind`` for ``target``, on its device; ``drafted`` are the ids that heads know, ascending."""
+    """Return a draft of ``kind`` for ``target``, on its device; ``drafted``: ids that heads draft, ascending."""
     parallel: dict[str, Any] = {"mask": sizes.mask, "seed": seed}
     head: dict[str, Any] = {"features": sizes.features, "width": sizes.width}
     match kind:

@@ -1,4 +1,4 @@
-"""What the layers of heads share: products, attention, rotary embedding, and weights to begin with."""
+"""Layers of draft heads: projections, attention, rotary embedding and MLPs, initialized from a target."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Attention(nn.Module):
-    """The products of attention with the head_dim and rotary embedding of a target's ``config``.
+    """The projections of attention with the head_dim and rotary embedding of a target's ``config``.
 
-    It reads ``inner`` numbers of a token; it has ``heads`` heads, grouped as the target's, and those of Qwen3's norms
-    if ``normed``.
+    It reads ``inner`` values of a token. It has ``heads`` heads, grouped as those of the target, and Qwen3's norms of
+    queries and keys if ``normed``.
     """
 
     def __init__(self, config: Any, inner: int, heads: int, *, normed: bool) -> None:
@@ -35,7 +35,7 @@ class Attention(nn.Module):
         return rotated(self.q_norm(query) if self.normed else query, places, self.theta)
 
     def keys_and_values(self, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``queries``, for each of the heads."""
+        """As ``queries``, expanded to all heads."""
         key, value = (split(each(x), self.head_dim) for each in (self.k_proj, self.v_proj))
         key = rotated(self.k_norm(key) if self.normed else key, places, self.theta)
         return key.repeat_interleave(self.group, 1), value.repeat_interleave(self.group, 1)
@@ -48,7 +48,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A gated MLP of ``width``, which begins with those parts of the target's layer ``like`` that write the most."""
+    """A gated MLP of ``width``, initialized from the parts of the target's layer ``like`` with the largest outputs."""
 
     def __init__(self, like: Any, width: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """An ordinary layer, whose attention reads ``inner`` numbers; its MLP begins as that of the target's ``like``."""
+    """A decoder layer whose attention reads ``inner`` values; its MLP starts as that of the layer ``like``."""
 
     def __init__(self, config: Any, like: Any, *, inner: int, heads: int, width: int, normed: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Layer(nn.Module):
             self.post_attention_layernorm.weight.copy_(like.post_attention_layernorm.weight)
 
     def forward(self, stream: torch.Tensor, read: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """``stream`` [batch, length, hidden], onto which is added what attention makes of ``read``, and the MLP."""
+        """Add the attention over ``read`` and the MLP to the residual ``stream`` [batch, length, hidden]."""
         stream = stream + self.self_attn(read, places, attend)
         found: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
         return found
@@ -93,7 +93,7 @@ def masked(mask: torch.Tensor) -> Attend:
 
 
 def fusion(features: int, hidden: int) -> nn.Linear:
-    """What makes a state of ``features`` states: it begins as the last one of them."""
+    """Return a projection of ``features`` states to one, initialized to the last of them."""
     found = linear(features * hidden, hidden)
     with torch.no_grad():
         found.weight.zero_()
@@ -102,15 +102,15 @@ def fusion(features: int, hidden: int) -> nn.Linear:
 
 
 def last_norm(target: Any) -> nn.RMSNorm:
-    """A norm that begins as the target's last one."""
+    """Return a norm, initialized from the target's last one."""
     found = nn.RMSNorm(target.config.hidden_size, eps=target.config.rms_norm_eps)
     with torch.no_grad():
         found.weight.copy_(target.model.norm.weight)
     return found
 
 
-def narrow_head(target: Any, vocabulary: torch.Tensor) -> nn.Linear:
-    """What scores the tokens ``vocabulary`` (ids of the target): it begins as the target's head."""
+def reduced_head(target: Any, vocabulary: torch.Tensor) -> nn.Linear:
+    """Return an lm_head for the tokens ``vocabulary`` (ids of the target), initialized from the target's."""
     found = linear(target.config.hidden_size, len(vocabulary))
     with torch.no_grad():
         found.weight.copy_(target.lm_head.weight[vocabulary])

@@ -1,6 +1,6 @@
-"""A layer that predicts tokens further on (MTP) in torch, for training: an ordinary layer behind the target's last.
+"""A multi-token prediction (MTP) layer in torch, for training: a decoder layer after the target's last one.
 
-DeepSeek-AI, "DeepSeek-V3" (arXiv 2412.19437). It is fed its own state, so one layer drafts any number of tokens.
+DeepSeek-AI, "DeepSeek-V3" (arXiv 2412.19437). It reads its own state, so one layer drafts any number of tokens.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ from tools.drafts.layers import Attend, Layer, fusion, last_norm
 
 
 class Mtp(FeedbackHead):
-    """The layer of ``target``, a Llama or Qwen3 whose embedding and head it shares, trained for ``ahead`` tokens.
+    """A layer for ``target``, a Llama or Qwen3, with its embedding and lm_head, trained for ``ahead`` tokens.
 
-    It begins as the target's last layer, over the target's last state alone, and with the target's last norm.
+    It is initialized from the target's last layer, reading only the target's last state, and from its last norm.
     """
 
     def __init__(self, target: Any, *, ahead: int = 4) -> None:
@@ -32,19 +32,19 @@ class Mtp(FeedbackHead):
         self.layer.load_state_dict(last.state_dict())
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
-        """See FeedbackHead.begin. The target's states behind its last norm, as they are."""
+        """As FeedbackHead.begin: the target's states after its last norm."""
         return features
 
     def step(
         self, embedded: torch.Tensor, state: torch.Tensor, places: torch.Tensor, attend: Attend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See FeedbackHead.step. Fed back is the state behind the layer's last norm."""
+        """As FeedbackHead.step. It feeds back the state after the layer's last norm."""
         stream = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(state)], -1))
         last = self.norm(self.layer(stream, self.layer.input_layernorm(stream), places, attend))
         return self._target[0].lm_head(last), last
 
     def save(self, folder: Path) -> None:
-        """See Draft.save. In DeepSeek's form, the layer alone, with the config of its target."""
+        """As Draft.save, in DeepSeek's format: the layer alone, with the config of its target."""
         prefix = f"model.layers.{self._target[0].config.num_hidden_layers}."
         names = {"norm.": "shared_head.norm.", "layer.": ""}
         tensors = {}

@@ -1,4 +1,4 @@
-"""A PARD draft in torch, for training: an ordinary model that learns to foresee tokens behind masks.
+"""A PARD draft in torch, for training: a language model that learns to predict tokens at mask positions.
 
 An, Bai et al., "PARD" (arXiv 2504.18583).
 """
@@ -17,9 +17,9 @@ from tools.drafts.texts import Batch
 
 
 class Pard:
-    """``draft`` learns to foresee ``window`` tokens of ``target`` with the token ``mask`` in place of those to come.
+    """``draft`` learns to predict ``window`` tokens of ``target``, with the token ``mask`` in their place.
 
-    ``kept``: which part of the places with a mask at one depth has one at the next. ``seed``: of what is dropped.
+    ``kept``: the share of positions with a mask at one depth that have one at the next. ``seed``: seed of the drops.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Pard:
             table[mask] = table.mean(0)
 
     def parameters_to_learn(self) -> list[nn.Parameter]:
-        """See Draft.parameters_to_learn."""
+        """As Draft.parameters_to_learn."""
         return list(self.draft.parameters())
 
     def losses(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """See Draft.losses, and chains.losses."""
+        """As Draft.losses, see chains.losses."""
         tokens = batch.ids.clamp(min=0)
         lesson = teach(self.target, tokens, (), None)
         rows = self.rows(batch)
@@ -45,11 +45,11 @@ class Pard:
         return chains.losses(batch, rows, states, self.draft.lm_head, lesson, self.window, None)
 
     def rows(self, batch: Batch) -> Rows:
-        """The texts of a batch, and masks drawn behind them."""
-        return chains.beside(batch.ids, chains.draw(batch, self.window, self.kept, self._generator))
+        """Return the texts of a batch with randomly drawn masks."""
+        return chains.with_masks(batch.ids, chains.draw(batch, self.window, self.kept, self._generator))
 
     def states(self, tokens: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """[batch, length + rows, hidden]: what the head reads for texts [batch, length] and the masks behind them."""
+        """Return the input of the lm_head [batch, length + rows, hidden] for texts [batch, length] and masks."""
         masks = rows.anchors.shape[1] - tokens.shape[1]
         found: torch.Tensor = self.draft.model(
             input_ids=torch.cat([tokens, tokens.new_full((len(tokens), masks), self.mask)], 1),
@@ -60,12 +60,12 @@ class Pard:
         return found
 
     def save(self, folder: Path) -> None:
-        """See Draft.save. An ordinary checkpoint in float16 with ``pard_token``."""
+        """As Draft.save: an ordinary checkpoint in float16 with ``pard_token``."""
         weights = {name: each.half().cpu() for name, each in self.draft.state_dict().items()}
         if self.draft.config.tie_word_embeddings:
             del weights["lm_head.weight"]
         self.draft.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
         path = folder / "config.json"
-        said = {"dtype": "float16", "pard_token": self.mask, "spd_type": "pard"}
-        path.write_text(json.dumps(json.loads(path.read_text()) | said, indent=2) + "\n")
+        fields = {"dtype": "float16", "pard_token": self.mask, "spd_type": "pard"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields, indent=2) + "\n")

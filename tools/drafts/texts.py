@@ -1,4 +1,4 @@
-"""What a target writes, as material to train its drafts on."""
+"""Generate texts with a target, to train its drafts."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 
 
 class Text(NamedTuple):
-    """Token ids [length], int64, of a prompt and of the answer behind it, which begins at ``begin``."""
+    """Token ids [length], int64, of a prompt and its answer; ``begin``: index of the answer's first token."""
 
     ids: torch.Tensor
     begin: int
 
 
 class Batch(NamedTuple):
-    """Token ids [texts, length], int64, -1 behind the end of a text, and where answers begin [texts]."""
+    """Token ids [texts, length], int64, padded with -1, and the index of each answer's first token [texts]."""
 
     ids: torch.Tensor
     begins: torch.Tensor
@@ -29,12 +29,13 @@ class Batch(NamedTuple):
 
 @torch.inference_mode()
 def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: int, together: int) -> list[Text]:
-    """Ask ``target`` ``together`` prompts at a time; every second batch is drawn at temperature 1, the others greedily.
+    """Generate answers with ``target``, ``together`` prompts at a time.
 
-    Answers end with the token ``ends``, or behind ``longest`` tokens. Draws follow from the state of torch's generator.
+    Every second batch is sampled at temperature 1, the others are greedy. Answers end with the token ``ends``, or after
+    ``longest`` tokens. Samples depend on the state of torch's generator.
     """
     found = []
-    order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))  # of like length: little is padded
+    order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))  # similar lengths, so that padding is short
     batches = [order[at : at + together] for at in range(0, len(order), together)]
     for number, batch in enumerate(track(batches, description="the target writes")):
         width = max(len(prompts[at]) for at in batch)
@@ -57,13 +58,15 @@ def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: 
             stop = width + int(over[0]) + 1 if len(over) else len(row)
             found.append(Text(row[pad:stop].clone(), len(prompts[at])))
     if target.device.type == "cuda":
-        torch.cuda.empty_cache()  # a cache that grows token by token leaves pieces that fit nothing else
+        torch.cuda.empty_cache()  # a cache that grows token by token fragments memory
     return found
 
 
 def origin(target: Any, prompts: Sequence[Sequence[int]], *, seed: int, **asked: int) -> dict[str, str]:
-    """What ``write`` makes texts of, as a file of them says it: digests of the target's weights and of the prompts, the
-    ``seed`` of draws, and the numbers that are ``asked``."""
+    """Return the origin of texts of ``write``, as stored with them.
+
+    It holds digests of the target's weights and of the prompts, the ``seed`` of samples, and the sizes ``asked``.
+    """
     weights, ids = hashlib.sha256(), hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode())
     for name, tensor in sorted(target.state_dict().items()):
         weights.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -74,9 +77,9 @@ def origin(target: Any, prompts: Sequence[Sequence[int]], *, seed: int, **asked:
 
 
 def kept(path: Path | None, made_of: dict[str, str], written: Callable[[], list[Text]]) -> list[Text]:
-    """The texts in the file ``path``; without it those that ``written()`` gives, which are then kept there.
+    """Return the texts in the file ``path``. If there is none, write those of ``written()`` to it first.
 
-    ``made_of``: their origin. Raises ValueError for a file of another one.
+    ``made_of``: their origin. Raises ValueError for a file with another origin.
     """
     if path is not None and path.exists():
         with safe_open(path, "pt") as file:
@@ -100,14 +103,16 @@ def kept(path: Path | None, made_of: dict[str, str], written: Callable[[], list[
 def texts_of(
     target: Any, prompts: Sequence[Sequence[int]], path: Path | None, *, seed: int, **asked: int
 ) -> list[Text]:
-    """What ``target`` writes to ``prompts``, see ``write`` for what is ``asked``; read from the file ``path``, or kept
-    in it. Raises as ``kept`` does."""
+    """Return the texts that ``target`` generates from ``prompts``, read from the file ``path`` or stored in it.
+
+    ``asked``: see ``write``. Raises as ``kept`` does.
+    """
     made_of = {} if path is None else origin(target, prompts, seed=seed, **asked)
     return kept(path, made_of, lambda: write(target, prompts, **asked))
 
 
 def batches(texts: Sequence[Text], count: int, seed: int, device: str) -> Iterator[Batch]:
-    """``count`` texts at a time, of like length together, in another order each time, without an end."""
+    """Yield ``count`` texts of similar length at a time, forever, in another order in each pass."""
     order, rng = sorted(texts, key=lambda text: len(text.ids)), random.Random(seed)
     while True:
         chunks = [order[at : at + count] for at in range(0, len(order), count)]
@@ -118,7 +123,7 @@ def batches(texts: Sequence[Text], count: int, seed: int, device: str) -> Iterat
 
 
 def most_frequent(texts: Sequence[Text], count: int, vocab: int) -> tuple[torch.Tensor, float]:
-    """The ``count`` tokens of ``vocab`` that answers have most often, ascending, and which part of answers they are."""
+    """Return the ``count`` most frequent tokens of ``vocab`` in answers, ascending, and their share of all tokens."""
     counts = torch.bincount(torch.cat([text.ids[text.begin :] for text in texts]), minlength=vocab)
     chosen = counts.argsort(descending=True, stable=True)[:count].sort().values
     return chosen, float(counts[chosen].sum() / counts.sum())

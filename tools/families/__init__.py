@@ -1,1 +1,1 @@
-"""Tiny models of every family of models, and a check of them from a checkpoint to texts."""
+"""Tiny models of every supported model family, checked from checkpoint to text."""

@@ -1,8 +1,8 @@
-"""Every family of models from a checkpoint to texts on this machine's CPU: `python -m tools.families`.
+"""Check every model family from checkpoint to text on this machine's CPU: ``python -m tools.families``.
 
-For each family (tools/families/cases.py) and each dtype a tiny random model is built into a bundle and answers prompts,
-with drafts by n-gram lookup and without. In float32 greedy texts are also compared with transformers. Prints a line for
-each and exits with 1 if any text differs.
+For each family (tools/families/cases.py) and dtype the tool builds a bundle of a tiny random model and answers prompts,
+with n-gram drafts and without. In float32 it also compares greedy texts with transformers. It prints a line for each,
+and exits with 1 if any text differs.
 """
 
 import tempfile
@@ -15,20 +15,20 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
 from tools.families.cases import FAMILIES
 from tools.filler_tokenizer import write_tokenizer
 
 VOCAB, TOKENS, LENGTH = 512, 40, 96
-# Longer than what longrope's first list of factors serves: transformers takes the other one behind it.
+# Longer than the range of longrope's short factors: transformers uses the long factors for longer texts.
 PROMPTS = ("a a a b a a a b a a a b a a", "the quick brown fox and the quick brown", "0123456789 0123456789 0")
 console = Console()
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help="Families; all of them by default.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="float32, float16, int8; repeat for several.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Families. Default: all.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32, float16 or int8; may be repeated.")] = None,
 ) -> None:
     """Build tiny models of families and compare their texts."""
     failed = False
@@ -42,32 +42,32 @@ def main(
 
 
 def check(name: str, dtype: str, folder: Path) -> str:
-    """What differs for one family; nothing if all texts are the same."""
+    """Return the differences for one family; empty if all texts are equal."""
     model = write_checkpoint(name, folder / "checkpoint")
     recipe = folder / "recipe.toml"
     recipe.write_text(
         f'name = "{model.config.model_type}"\n[target]\ncheckpoint = "{folder / "checkpoint"}"\ndtype = "{dtype}"\n'
-        f'[draft]\nkind = "ngram"\nwindow = 4\n[limits]\nbatch = 2\nlength = {LENGTH}\nprefill_chunk = 16\n'
+        f'[draft]\nkind = "ngram"\nnum_draft_tokens = 4\n[limits]\nbatch = 2\nlength = {LENGTH}\nprefill_chunk = 16\n'
         '[backend]\nname = "onnxruntime-cpu"\n'
     )
     bundle = build(Recipe.load(recipe), folder / "bundle").folder
     sampled = [SamplingParams(max_tokens=TOKENS, seed=seed, temperature=heat) for seed, heat in ((0, 0.0), (5, 1.0))]
     texts = []
     for window in (4, 0):
-        with LLM(bundle, window=window) as llm:
+        with LLM(bundle, num_draft_tokens=window) as llm:
             texts.append([[out.token_ids for out in llm.generate(list(PROMPTS), params)] for params in sampled])
             prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
     if texts[0] != texts[1]:
         return "drafts change a text"
     if dtype == "float32":
         for prompt, ids in zip(prompts, texts[0][0], strict=True):
-            if list(ids) != greedily(model, list(prompt), len(ids)):
+            if list(ids) != greedy_tokens(model, list(prompt), len(ids)):
                 return "transformers writes another text"
     return ""
 
 
 def write_checkpoint(name: str, folder: Path) -> PreTrainedModel:
-    """A random model of a family, with a tokenizer."""
+    """Write a random model of a family, with a tokenizer."""
     torch.manual_seed(1)
     config = FAMILIES[name]()
     config.update({"vocab_size": VOCAB, "eos_token_id": VOCAB - 1, "bos_token_id": None})
@@ -81,8 +81,8 @@ def write_checkpoint(name: str, folder: Path) -> PreTrainedModel:
     return model
 
 
-def greedily(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
-    """The ``count`` tokens that transformers writes behind ``prompt``, the whole text computed for each."""
+def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """Return ``count`` greedy tokens of transformers after ``prompt``, without a KV cache."""
     text = list(prompt)
     with torch.no_grad():
         for _ in range(count):

@@ -1,11 +1,11 @@
-"""Tiny models of every family, with the fields that its published configs have, scaled down."""
+"""Configurations of tiny models of every family, with the fields of published configs, scaled down."""
 
 from collections.abc import Callable
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-LENGTH = 72  # tokens that are compared: three times the sliding windows, and beyond where positions are stretched
+LENGTH = 72  # compared tokens: three times the sliding window, and longer than the unscaled range of rotary positions
 WINDOW = 24
 _DIMS: dict[str, Any] = {
     "vocab_size": 61,

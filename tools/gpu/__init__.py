@@ -1,1 +1,1 @@
-"""What ``python -m tools.bench_gpu`` is made of."""
+"""Parts of ``python -m tools.bench_gpu``."""

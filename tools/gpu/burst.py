@@ -1,4 +1,4 @@
-"""Requests that run together, measured between two moments when all of them are decoding."""
+"""Measure concurrent requests between two moments while all of them decode."""
 
 import threading
 import time
@@ -7,21 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.requests.outputs import StreamOutput
-from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.request import Request, StreamOutput
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What happened between the two moments. Times are of the wall; ``metrics`` are those of this time alone."""
+    """Figures between the two moments, in wall time. ``metrics`` covers this time only."""
 
     seconds: float
     tokens: int  # of all requests
-    context: float  # mean tokens in front of a row's window
+    context: float  # mean cached tokens of a row
     metrics: Metrics
-    finished: int  # requests that ended on their own: the batch was smaller from then on
-    forced_ends: int  # times a budget had closed the reasoning when all was over
+    finished: int  # requests that ended early, which makes the batch smaller
+    forced_ends: int  # reasoning blocks that a budget ended
 
     @property
     def ms_per_round(self) -> float:
@@ -37,7 +36,7 @@ class Measured:
 
     @property
     def device_ms(self) -> dict[str, float]:
-        """Device milliseconds per round by piece, ``round`` and ``idle`` among them."""
+        """Device milliseconds per round by phase, with ``round`` and ``idle``."""
         return self.metrics.device_ms_per_round
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +51,7 @@ class Measured:
             "acceptance_length": self.acceptance_length,
             "accepted_at": [count / max(1, self.metrics.steps) for count in self.metrics.accepted],
             "context": self.context,
-            "cut_drafts": self.metrics.cut_drafts,
+            "constraint_rejected_drafts": self.metrics.constraint_rejected_drafts,
             "forced_ends": self.forced_ends,
             "graph_replays": self.metrics.graph_replays,
             "eager_runs": {reason: count for reason, count in self.metrics.eager_runs.items() if count},
@@ -61,9 +60,9 @@ class Measured:
 
 
 class Burst:
-    """Sends all requests at once, measures from ``warm`` tokens of every one on until ``measured`` more on average.
+    """Sends all requests at once; measures from ``warm`` tokens of each until ``measured`` further tokens on average.
 
-    The moments are taken in the loop's own thread, so no round is cut in two. Requests are cancelled at the end.
+    Both moments are taken in the thread of the engine loop, between rounds. Requests are cancelled at the end.
     """
 
     def __init__(self, llm: LLM, warm: int, measured: int) -> None:
@@ -72,7 +71,7 @@ class Burst:
         self._measured = measured
         self._counts: list[int] = []
         self._tokens = 0  # of all requests
-        self._cold = 0  # requests that have not reached ``warm`` tokens
+        self._cold = 0  # requests below ``warm`` tokens
         self._start: tuple[float, Metrics, int] | None = None
         self._result: Measured | None = None
         self._left = 0
@@ -84,7 +83,7 @@ class Burst:
         self._error: str | None = None
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], timeout_s: float = 120) -> Measured:
-        """Return what was measured. Raises RuntimeError if requests fail, end too early, or take too long."""
+        """Return the measurement. Raises RuntimeError if requests fail, end too early or take too long."""
         self._counts = [0] * len(prompts)
         self._cold = len(prompts)
         self._left = len(prompts)
@@ -101,7 +100,9 @@ class Burst:
             with self._ended:
                 self._ended.wait_for(lambda: not self._left, timeout_s)
         if self._result is None:
-            reason = self._error or ("all requests ended before it was over" if done else f"not over in {timeout_s} s")
+            reason = self._error or (
+                "all requests ended before the measurement" if done else f"no end within {timeout_s} s"
+            )
             raise RuntimeError(f"burst of {len(prompts)}: {reason}; tokens so far: {self._counts}")
         return replace(self._result, forced_ends=self._forced)
 

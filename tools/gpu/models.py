@@ -1,4 +1,4 @@
-"""The bundle that is measured: a random target and a draft that agrees with it, exported for the device."""
+"""Build the measured bundle: a random target and a draft that agrees with it."""
 
 import hashlib
 import json
@@ -7,17 +7,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.dtypes import BYTES
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
 from tandemrt.export.read.checkpoint import read_header
-from tools.narrow_weights import Stored, say_stored
+from tools.bench_kernels.replay import BANDWIDTH
+from tools.quantized_weights import WeightFormat, write_quantization_config
 from tools.random_checkpoint import Dtype, Family, Size, vocab_of, write_config
 from tools.random_drafts import Kind, write_draft
 from tools.random_pair import special_ids, write_pair
-
-BANDWIDTH = 4.3e12  # bytes per second that one H200 reads at best
 
 _RECIPE = """
 # target: config.json {target}
@@ -30,10 +29,10 @@ dtype = "{dtype}"
 [draft]
 kind = "{kind}"
 checkpoint = "{folder}/{drafts}"
-window = {window}
+num_draft_tokens = {window}
 [reasoning]
-start = "<think>"
-ends = ["</think>"]
+think_start = "<think>"
+think_ends = ["</think>"]
 forced_end = "</think>"
 [limits]
 batch = {batch}
@@ -42,7 +41,7 @@ prefill_chunk = {chunk}
 [backend]
 {backend}
 """
-_AT_LEAST = ("batch", "length")  # a bundle may have more of them than are asked for
+_AT_LEAST = ("batch", "length")  # an existing bundle may have larger ones
 
 
 def make_models(
@@ -53,18 +52,18 @@ def make_models(
     acceptance: float | None,
     temperature: float,
     window: int,
-    stored: Stored,
+    weight_format: WeightFormat,
     family: Family = Family.LLAMA,
     layers: int | None = None,
 ) -> Path:
-    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``stored``: products.
+    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; return the target's folder.
 
-    ``acceptance`` None: nobody asks how often the two agree. ``family`` and ``layers`` are the target's. Models that
-    ``folder`` holds are kept. Returns the target's folder. Raises ValueError if it is a model of another kind.
+    ``acceptance``: wanted tokens per round; None if it does not matter. ``family`` and ``layers`` are those of the
+    target. Existing models are kept. Raises ValueError if ``folder`` holds other models.
     """
     target = folder / "target"
     if (folder / "draft" / "tokenizer.json").is_file():  # the last file that is written
-        _require_same(target, family, size, layers=layers, dtype=_dtype(device), stored=stored)
+        _require_same(target, family, size, layers=layers, dtype=_dtype(device), weight_format=weight_format)
         return target
     write_pair(
         folder,
@@ -77,13 +76,13 @@ def make_models(
         scale=1.0,
         temperature=temperature,
         window=window,
-        stored=stored,
+        weight_format=weight_format,
     )
     return target
 
 
 def make_draft(folder: Path, kind: Kind, *, device: str, float8: bool) -> None:
-    """Write a draft of ``kind`` for the target in ``folder`` beside it; one of a model was written with it."""
+    """Write a draft of ``kind`` for the target in ``folder``; ``make_models`` writes a draft of kind model."""
     if kind is not Kind.MODEL:
         write_draft(folder / kind, kind, folder / "target", device=device, dtype=_dtype(device), float8=float8)
 
@@ -102,11 +101,10 @@ def make_bundle(
     kv_dtype: str | None = None,
     reuse: bool = False,
 ) -> Bundle:
-    """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``; ``batch_invariant`` as in a
-    recipe, for a GPU.
+    """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``.
 
-    ``reuse``: open the bundle that is there. Raises ValueError if it was made of other models or for other arguments;
-    its ``batch`` and ``length`` may be larger.
+    ``batch_invariant``: the option of recipes, for a GPU. ``reuse``: open an existing bundle; its ``batch`` and
+    ``length`` may be larger. Raises ValueError if it was built from other models or with other arguments.
     """
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
@@ -137,9 +135,9 @@ def make_bundle(
 
 
 def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
-    """Milliseconds to read all weights that a forward of the target reads, and ``context`` cached tokens per row.
+    """Return milliseconds to read the weights for one forward of the target, and ``context`` cached tokens per row.
 
-    Of experts those that ``tokens`` choose among all alike, each by itself.
+    Of the experts it counts the expected number that ``tokens`` choose, uniformly and independently.
     """
     spec = bundle.manifest.specs["target"]
     files = (bundle.folder / "target").glob("*.safetensors")
@@ -154,19 +152,20 @@ def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
 
 
 def _require_same(
-    target: Path, family: Family, size: Size, *, layers: int | None, dtype: Dtype, stored: Stored
+    target: Path, family: Family, size: Size, *, layers: int | None, dtype: Dtype, weight_format: WeightFormat
 ) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         wanted = Path(temporary)
         write_config(wanted, family, size, layers=layers, dtype=dtype, **special_ids(vocab_of(family, size)))
-        say_stored(wanted, stored)
+        write_quantization_config(wanted, weight_format)
         config, asked = _config(target), _config(wanted)
     differ = sorted(name for name in {*asked, *config} if asked.get(name) != config.get(name))
     if differ:
         name = differ[0]
         raise ValueError(
-            f"the target in {target} must be the model asked for, {family} {size} in {dtype}, {stored}; got a model "
-            f"whose {name} is {config.get(name)!r:.80}, not {asked.get(name)!r:.80}. Name another folder or ask for it"
+            f"the target in {target} must be the requested model, {family} {size} in {dtype}, "
+            f"{weight_format}; got a model whose {name} is {config.get(name)!r:.80}, "
+            f"not {asked.get(name)!r:.80}. Name another folder or request that model"
         )
 
 
@@ -176,15 +175,16 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _require_recipe(bundle: Bundle, recipe: Path, text: str) -> None:
-    """``text`` is the recipe that is asked for, ``recipe`` the file with that of ``bundle``."""
+    """Check that ``bundle`` was built from ``recipe``, and that its text agrees with ``text``."""
     if not recipe.is_file() or _digest(recipe) != bundle.manifest.provenance.recipe:
-        raise ValueError(f"the bundle in {bundle.folder} is not from {recipe.name} beside it. Build it: drop --reuse")
+        raise ValueError(f"the bundle in {bundle.folder} was not built from {recipe.name}. Build it: drop --reuse")
     for had, asked in zip_longest(recipe.read_text().splitlines(), text.splitlines(), fillvalue=""):
         (name, _, value), (_, _, least) = had.partition(" = "), asked.partition(" = ")
         if had != asked and not (name in _AT_LEAST and int(value) >= int(least)):
             raise ValueError(
-                f"the bundle in {bundle.folder} must be as asked to be used again, {asked or 'no ' + name!r}; got "
-                f"{had or 'none'!r}. Drop --reuse, or ask for what it was built with"
+                f"the bundle in {bundle.folder} must have the requested options to be reused, "
+                f"{asked or 'no ' + name!r}; got {had or 'none'!r}. "
+                "Drop --reuse, or request the options that it was built with"
             )
 
 

@@ -1,4 +1,4 @@
-"""What prompts cost: first tokens of many, beginnings that are known, and what arrivals do to those who decode."""
+"""Measure prompts: times of first tokens, and gaps of decoding requests while prompts arrive."""
 
 import threading
 import time
@@ -10,25 +10,24 @@ from statistics import quantiles
 from typing import Any
 
 from tandemrt import LLM, SamplingParams
-from tandemrt.runtime.requests.outputs import StreamOutput
-from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.request import Request, StreamOutput
 
 
 @dataclass
-class Timed:
-    """When the tokens of requests came, in seconds of time.perf_counter; ``tokens`` of all of them."""
+class TokenTimes:
+    """Arrival times of tokens per request, in seconds of time.perf_counter. ``tokens``: total number of tokens."""
 
     at: list[list[float]] = field(default_factory=list)
     tokens: int = 0
     error: str | None = None
 
 
-class Sent:
-    """Requests that were sent one behind the other, and when their tokens came."""
+class SubmittedRequests:
+    """Requests submitted one after another, and the arrival times of their tokens."""
 
     def __init__(self, llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> None:
         self._llm = llm
-        self.timed = Timed([[] for _ in prompts])
+        self.timed = TokenTimes([[] for _ in prompts])
         self._left = self._silent = len(prompts)
         self._changed = threading.Condition()
         self.begin = time.perf_counter()
@@ -38,33 +37,38 @@ class Sent:
         ]
 
     def first_tokens(self, timeout_s: float = 60) -> float:
-        """Wait until every request has a token; seconds from the first submission to then.
+        """Wait until every request has a token; return seconds since the first submission.
 
-        Raises RuntimeError if one fails, or if it takes too long.
+        Raises RuntimeError if a request fails or takes too long.
         """
         self._wait(lambda: not self._silent, timeout_s)
         return max(times[0] for times in self.timed.at) - self.begin
 
+    def wait_for_tokens(self, tokens: int, seconds: float) -> None:
+        """Wait until all requests together have ``tokens`` tokens, at most ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.timed.error or self.timed.tokens >= tokens, seconds)
+
     @property
     def ended(self) -> int:
-        """Requests that are over."""
+        """Number of requests that have ended."""
         return len(self._requests) - self._left
 
     def end(self, timeout_s: float = 60) -> None:
-        """Cancel what still runs and wait for its end. Raises as ``first_tokens`` does."""
+        """Cancel running requests and wait for their end. Raises as ``first_tokens`` does."""
         for request in self._requests:
             self._llm.cancel(request)
         self._wait(lambda: not self._left, timeout_s)
 
     def finish(self, timeout_s: float = 60) -> None:
-        """Wait for the end of all. Raises as ``first_tokens`` does."""
+        """Wait for the end of all requests. Raises as ``first_tokens`` does."""
         self._wait(lambda: not self._left, timeout_s)
 
     def _wait(self, holds: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
             done = self._changed.wait_for(lambda: self.timed.error or holds(), timeout_s)
         if self.timed.error or not done:
-            raise RuntimeError(f"{len(self._requests)} prompts: {self.timed.error or f'not over in {timeout_s} s'}")
+            raise RuntimeError(f"{len(self._requests)} prompts: {self.timed.error or f'no end within {timeout_s} s'}")
 
     def _listen(self, times: list[float], item: StreamOutput) -> None:
         now = time.perf_counter()
@@ -84,7 +88,7 @@ class Sent:
 
 def first_tokens(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> float:
     """Milliseconds until all of ``prompts``, sent at once, have their first token."""
-    sent = Sent(llm, prompts, params)
+    sent = SubmittedRequests(llm, prompts, params)
     milliseconds = 1e3 * sent.first_tokens()
     sent.end()
     return milliseconds
@@ -98,25 +102,26 @@ def arrivals(
     *,
     seconds: float,
 ) -> dict[str, Any]:
-    """What it does to ``running`` requests when others come all at once, which ask for one token each.
+    """Measure ``running`` requests while ``coming`` requests of one output token each arrive at once.
 
-    The gaps are those between the pieces of text of each running request. ``work`` is what was done until the last of
-    those who came had its token, in the time that both parts take alone: running for ``seconds``, and coming, which
-    is measured on ``alike``, other prompts as long, because none may be found in the caches.
+    The gaps are those between parts of the text of a running request. ``work`` compares the time until the last arrival
+    has its token with the sum of both parts alone: ``running`` for ``seconds`` or half of its tokens, whichever comes
+    first, and ``alike``, other prompts of the same length as ``coming``, because cached prefixes would distort the
+    result. Raises RuntimeError if a running request ends before the last arrival has its token.
     """
     alone = first_tokens(llm, *alike) / 1e3
-    sent = Sent(llm, *running)
+    sent = SubmittedRequests(llm, *running)
     sent.first_tokens()
     begin, before = time.perf_counter(), sent.timed.tokens
-    time.sleep(seconds)
+    sent.wait_for_tokens(sum(each.max_tokens or 0 for each in running[1]) // 2, seconds)
     rate = (sent.timed.tokens - before) / (time.perf_counter() - begin)
     start, tokens = time.perf_counter(), sent.timed.tokens
-    came = Sent(llm, *coming)
+    came = SubmittedRequests(llm, *coming)
     took = came.first_tokens()
     decoded = sent.timed.tokens - tokens
     came.finish()
     if sent.ended:
-        raise RuntimeError(f"arrivals: {sent.ended} requests ended while others came; give them a larger length")
+        raise RuntimeError(f"arrivals: {sent.ended} requests ended while others arrived; raise --length")
     sent.end()
     gaps = [
         1e3 * (later - earlier)

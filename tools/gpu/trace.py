@@ -1,4 +1,4 @@
-"""What the GPU does in a round, kernel by kernel, and how long it does nothing: from the profiler's own records."""
+"""GPU time of a round per kernel, and idle time, from records of torch's profiler."""
 
 import json
 import re
@@ -14,10 +14,10 @@ _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def traced(work: Callable[[], int], kernels: int = 15) -> dict[str, Any]:
-    """Run ``work``, which returns its rounds, under the profiler.
+    """Run ``work``, which returns its number of rounds, under the profiler.
 
-    Returns the share of time without any work on the GPU between the first and the last, milliseconds per round, and
-    the ``kernels`` that take the most of it. Records cost time themselves: the shares are upper bounds.
+    Returns the share of time without work on the GPU between the first and the last kernel, milliseconds per round, and
+    the ``kernels`` with the largest total time. Recording costs time, so the idle shares are upper bounds.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         rounds = work()
@@ -30,7 +30,7 @@ def traced(work: Callable[[], int], kernels: int = 15) -> dict[str, Any]:
 
 
 def summary(events: list[dict[str, Any]], rounds: int, kernels: int) -> dict[str, Any]:
-    """Sum up ``events`` of a trace: ``ts`` and ``dur`` in microseconds, any order, overlapping or not."""
+    """Summarize ``events`` of a trace: ``ts`` and ``dur`` in microseconds, in any order, overlapping or not."""
     busy, end = 0.0, float("-inf")
     by_name: dict[str, list[float]] = defaultdict(list)
     ordered = sorted(events, key=lambda event: event["ts"])

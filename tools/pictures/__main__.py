@@ -1,7 +1,7 @@
-"""Draw the pictures of the docs: ``python -m tools.pictures`` writes docs/pictures/*.svg.
+"""Draw the pictures of the documents: ``python -m tools.pictures`` writes docs/pictures/*.svg.
 
-``h200.json`` holds figures of docs/benchmarks.md; ``trace.json`` is what ``tools.pictures.trace`` read of the page that
-``tandemrt run`` wrote of README's order with ``--budget 20``.
+The figures come from docs/data/*.csv. ``trace.json`` is what ``tools.pictures.trace`` read of the page that
+``tandemrt run`` wrote of the README's order with ``--budget 20``.
 """
 
 import json
@@ -15,10 +15,9 @@ FOLDER = HERE.parents[1] / "docs" / "pictures"
 
 
 def drawn() -> dict[str, str]:
-    """Return every picture by its name, from what was measured."""
-    measured = json.loads((HERE / "h200.json").read_text())
+    """Return every picture by its name."""
     tokens = json.loads((HERE / "trace.json").read_text())
-    return {name: draw(measured) for name, draw in PICTURES.items()} | {"trace": trace(tokens)}
+    return {name: draw() for name, draw in PICTURES.items()} | {"trace": trace(tokens)}
 
 
 if __name__ == "__main__":

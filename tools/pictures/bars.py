@@ -1,4 +1,4 @@
-"""Bars that lie in groups, with their values behind them."""
+"""Grouped horizontal bars, each with its value at its end."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ def bars(
     series: Mapping[str, Sequence[float | None]],
     labels: Mapping[str, Sequence[str | None]],
 ) -> str:
-    """A picture: in each of ``groups`` a bar of each of ``series``, ``labels`` beside them; None was not measured."""
+    """Draw one bar per series in each of ``groups``, with ``labels`` at their ends; None: not measured."""
     most = max(value for values in series.values() for value in values if value is not None)
     parts = [text(10, 24, title, "ink title"), text(10, 43, about, "faint small")]
     x = 10.0

@@ -1,62 +1,76 @@
-"""What each picture shows."""
+"""The pictures of the documents, each drawn from the measured tables in docs/data."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from tools.pictures.architecture import architecture
 from tools.pictures.bars import bars
+from tools.pictures.data import rows, series
 from tools.pictures.svg import arrow, box, picture, text
 
-Measured = Mapping[str, Any]
+_BATCHES = ("1", "8", "16", "32", "64")
+_FEW_BATCHES = ("1", "16", "64")
 
 
-def rounds(measured: Measured) -> str:
-    """Milliseconds of a round with speculation, beside the peers'."""
-    groups = [f"batch {batch}" for batch in measured["batches"]]
-    series = measured["ms_per_round"]
+def rounds() -> str:
+    """Milliseconds of a round with speculation, for TandemRT and two peers."""
+    groups = [f"batch {batch}" for batch in _BATCHES]
+    by_engine = series(rows("gpu-peers"), "round of 4 drafts", _BATCHES)
     about = "milliseconds, one H200, an 8B shape, 4 drafted tokens; shorter is better"
-    return bars("A round with speculation", about, groups, series, _labels(series, "{:.2f}"))
+    return bars("A round with speculation", about, groups, by_engine, _labels(by_engine, "{:.2f}"))
 
 
-def tokens(measured: Measured) -> str:
+def tokens() -> str:
     """Tokens per second with speculation and without."""
-    groups = [f"batch {batch}" for batch in measured["batches"]]
-    series = measured["tokens_per_second"]
-    plain, drafted = series["plain"], series["4 drafts"]
+    table = rows("rounds-bf16")
+    without, drafted = ([int(row["tokens/s"]) for row in table if row["draft tokens"] == size] for size in ("0", "4"))
+    groups = [f"batch {row['batch']}" for row in table if row["draft tokens"] == "0"]
     labels: dict[str, Sequence[str | None]] = {
-        "plain": [f"{each:,}" for each in plain],
-        "4 drafts": [f"{b:,} ({b / a:.2f} x)" for a, b in zip(plain, drafted, strict=True)],
+        "autoregressive": [f"{each:,}" for each in without],
+        "4 drafts": [f"{b:,} ({b / a:.2f} x)" for a, b in zip(without, drafted, strict=True)],
     }
     about = "tokens/s of all requests, where a round keeps about 3.2 of its 5 tokens"
-    return bars("Speculation against plain decoding", about, groups, series, labels)
+    rates = {"autoregressive": without, "4 drafts": drafted}
+    return bars("Speculation against autoregressive decoding", about, groups, rates, labels)
 
 
-def first_tokens(measured: Measured) -> str:
-    """Milliseconds until all prompts have their first token, beside the peers'."""
-    groups = [f"{count} prompt{'s' * (count > 1)}" for count in measured["prompts"]]
-    series = measured["ms_to_first_tokens"]  # without drafts
+def first_tokens() -> str:
+    """Milliseconds until all prompts have their first token, for TandemRT and two peers."""
+    groups = [f"{count} prompt{'s' * (count != '1')}" for count in _FEW_BATCHES]
+    by_engine = series(rows("gpu-peers"), "first tokens of all", _FEW_BATCHES)
     about = "milliseconds until all prompts of 1,000 tokens have one; shorter is better"
-    return bars("First tokens", about, groups, series, _labels(series, "{:,.4g}"))
+    return bars("First tokens", about, groups, by_engine, _labels(by_engine, "{:,.4g}"))
 
 
-def weights(measured: Measured) -> str:
-    """Milliseconds of a token of plain decoding by the weights' precision, beside a peer's."""
-    groups = [f"batch {batch}" for batch in measured["batches_by_weights"]]
-    series = measured["ms_per_token_by_weights"]
-    about = "milliseconds of a plain token, one H200, an 8B shape"
-    return bars("Weights in 8 bits", about, groups, series, _labels(series, "{:.2f}"))
+def weights() -> str:
+    """Milliseconds of a token of autoregressive decoding by the weights' precision, for TandemRT and vLLM."""
+    table = rows("gpu-peers")
+    groups = [f"batch {batch}" for batch in _FEW_BATCHES]
+    fp8 = series(table, "autoregressive token, FP8 weights", _FEW_BATCHES)
+    by_weights = {
+        "bfloat16": series(table, "autoregressive token", _FEW_BATCHES)["TandemRT"],
+        "FP8": fp8["TandemRT"],
+        "vLLM, FP8": fp8["vLLM"],
+    }
+    about = "milliseconds of an autoregressive token, one H200, an 8B shape"
+    return bars("Weights in 8 bits", about, groups, by_weights, _labels(by_weights, "{:.2f}"))
 
 
-def acceptance(measured: Measured) -> str:
+def acceptance() -> str:
     """Tokens that a round of four drafts emits, by temperature and by how the draft chooses."""
-    groups = [f"at {each}" for each in measured["temperatures"]]
-    series = measured["acceptance_length"]
+    table = [row for row in rows("acceptance") if row["draft"] == "model"]
+    groups = list(dict.fromkeys(f"at {row['temperature']}" for row in table))
+    by_way = {
+        way: [float(row["acceptance_length"]) for row in table if row["drafting"] == way]
+        for way in ("greedy", "probabilistic", "coupled")
+    }
     about = "tokens a round at a temperature, the demo, 4 drafted tokens"
-    return bars("Acceptance by temperature", about, groups, series, _labels(series, "{:.2f}"))
+    return bars("Acceptance by temperature", about, groups, by_way, _labels(by_way, "{:.2f}"))
 
 
-def timeline(measured: Measured) -> str:
-    """A round on the device, to scale, and what the host does meanwhile, in its order alone."""
-    ms = measured["round_at_batch_16_ms"]
+def timeline() -> str:
+    """One round: the device's work to scale, and the host's work in its order."""
+    row = next(row for row in rows("rounds-bf16") if (row["batch"], row["draft tokens"]) == ("16", "4"))
+    ms = {name: float(row[name]) for name in ("propose", "target", "verify")} | {"round": float(row["ms per round"])}
     left, right, y = 74.0, 470.0, 92.0
     scale = (right - left) / ms["round"]
     about = "device: milliseconds at batch 16, to scale; host: its order, not to scale"
@@ -81,10 +95,10 @@ def timeline(measured: Measured) -> str:
     return picture(y + 122, f"One round. {about}", parts)
 
 
-def build(_: Measured) -> str:
-    """From a recipe to what serves it."""
+def build() -> str:
+    """The steps from a recipe to a server."""
     steps = [
-        ("recipe", "TOML: target, draft, limits, markers, backend"),
+        ("recipe", "TOML: target, draft, limits, reasoning, backend"),
         ("checkpoints", "Hugging Face folders, read where they lie"),
         ("graphs", "ONNX opset 24: target, draft, adjust, verify, propose"),
         ("engines", "onnxruntime (CPU, CUDA) or TensorRT, kernels"),
@@ -100,7 +114,7 @@ def build(_: Measured) -> str:
     return picture(42 + 54 * len(steps), "From a recipe to a server: " + ", ".join(name for name, _ in steps), parts)
 
 
-PICTURES: Mapping[str, Callable[[Measured], str]] = {
+PICTURES: Mapping[str, Callable[[], str]] = {
     "rounds": rounds,
     "tokens": tokens,
     "first-tokens": first_tokens,
@@ -108,6 +122,7 @@ PICTURES: Mapping[str, Callable[[Measured], str]] = {
     "acceptance": acceptance,
     "timeline": timeline,
     "build": build,
+    "architecture": architecture,
 }
 
 

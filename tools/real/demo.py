@@ -1,4 +1,4 @@
-"""A real model under a JSON schema, with speculation and without.
+"""Answer with a JSON schema, with speculation and without, by a trained model.
 
 make real
 """
@@ -48,11 +48,11 @@ console = Console()
 
 
 def main(bundle: Annotated[Path, typer.Argument(help="The bundle of tools/real/recipe.toml.")]) -> None:
-    """Ask once; exit code 1 if the answer is not valid, or speculation changed it."""
+    """Answer twice; the exit code is 1 if the answer is invalid or if speculation changed it."""
     with LLM(bundle) as llm:
         for window in (None, 0):  # the first run of each kind allocates and compiles
             ask(llm, window)
-        (drafted, seconds), (plain, plain_seconds) = ask(llm, None), ask(llm, 0)
+        (drafted, seconds), (plain, autoregressive_seconds) = ask(llm, None), ask(llm, 0)
     console.print(Panel(escape(SENTENCE), title="SmolLM2-135M-Instruct", title_align="left"))
     console.print(escape(drafted.text.strip()), highlight=False, soft_wrap=True)
     jsonschema.validate(json.loads(drafted.text), SCHEMA)
@@ -60,16 +60,16 @@ def main(bundle: Annotated[Path, typer.Argument(help="The bundle of tools/real/r
     console.print(
         f"valid against its schema; {'same text' if same else 'ANOTHER TEXT'} with speculation off; acceptance length "
         f"{drafted.speculation.mean_acceptance_length:.2f}; {len(drafted.token_ids)} tokens in {1e3 * seconds:.0f} ms, "
-        f"{1e3 * plain_seconds:.0f} ms without",
+        f"{1e3 * autoregressive_seconds:.0f} ms without",
         highlight=False,
     )
     sys.exit(not same)
 
 
 def ask(llm: LLM, window: int | None) -> tuple[RequestOutput, float]:
-    """The greedy answer and how long it took in seconds; ``window`` None: the bundle's."""
+    """Return the greedy answer and its seconds. ``window``: number of draft tokens, None for that of the bundle."""
     params = SamplingParams(
-        temperature=0.0, max_tokens=256, window=window, structured_outputs=StructuredOutputs(json=SCHEMA)
+        temperature=0.0, max_tokens=256, num_draft_tokens=window, structured_outputs=StructuredOutputs(json=SCHEMA)
     )
     start = time.perf_counter()
     output = llm.generate([{"role": "user", "content": SENTENCE}], params)

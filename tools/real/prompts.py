@@ -1,10 +1,8 @@
-"""Prompts for SmolLM2, made of the demo's words and of this project's documentation.
+"""Prompts for SmolLM2, made from the demo's words and this project's documentation.
 
-They are the same for the same seed, as long as docs/ is not edited.
-
-``python -m tools.real.prompts 32`` prints held-out ones as JSON lines, the form ``tandemrt bench --prompts`` reads.
-Held-out prompts share neither a word of the lists nor a paragraph with those of training, nor with those that were
-trained with before an edit of docs/.
+``python -m tools.real.prompts 32`` prints held-out prompts as JSON lines for ``tandemrt bench --prompts``. The prompts
+depend on the seed and on the text of docs/. Held-out prompts share neither a word of the lists nor a paragraph with
+training prompts, also not with training prompts from before an edit of docs/.
 """
 
 import hashlib
@@ -19,7 +17,7 @@ import typer
 from tools.demo import lexicon
 
 _DOCS = Path(__file__).parents[2] / "docs"
-_EVERY = 8  # every so many words are held out, and about one in as many paragraphs
+_EVERY = 8  # one word in 8 is held out, and about one paragraph in 8
 _PARAGRAPH = (120, 700)  # characters
 _FORMS = (
     "Write a short story about {name}, who finds a {material} {article} in {city}.",
@@ -44,12 +42,12 @@ _FORMS = (
 
 
 def prompts(seed: int, count: int) -> Iterator[str]:
-    """Yield ``count`` prompts to train with; none of them is held out."""
+    """Yield ``count`` training prompts; none is held out."""
     return _stream(random.Random(f"train {seed}"), count, held_out=False)
 
 
 def held_out(count: int) -> list[str]:
-    """Return the first ``count`` prompts to measure with."""
+    """Return the first ``count`` held-out prompts."""
     return list(_stream(random.Random("held out"), count, held_out=True))
 
 
@@ -74,19 +72,19 @@ def _stream(rng: random.Random, count: int, *, held_out: bool) -> Iterator[str]:
 
 
 def _is_held_out(paragraph: str) -> bool:
-    """By what it says: by its place, an edit in front of it would move it between those of training and the others."""
+    """Return whether a paragraph is held out, by its content: an edit elsewhere must not change that."""
     return hashlib.sha256(paragraph.encode()).digest()[0] % _EVERY == 0
 
 
 def _paragraphs() -> list[str]:
-    """Prose of the documentation: neither headings nor tables, lists or code."""
+    """Return paragraphs of prose: no headings, tables, lists or code."""
     blocks = [block for path in sorted(_DOCS.glob("*.md")) for block in path.read_text("utf-8").split("\n\n")]
     lines = [" ".join(block.split()) for block in blocks if block[:1].isupper()]
     least, most = _PARAGRAPH
     return [line for line in lines if least <= len(line) <= most]
 
 
-def main(count: Annotated[int, typer.Argument(help="How many prompts.")] = 32) -> None:
+def main(count: Annotated[int, typer.Argument(help="Number of prompts.")] = 32) -> None:
     """Print ``count`` held-out prompts."""
     for prompt in held_out(count):
         print(json.dumps({"messages": [{"role": "user", "content": prompt}]}, ensure_ascii=False))

@@ -1,11 +1,11 @@
-"""Train a draft for SmolLM2-135M-Instruct, on text that it writes itself.
+"""Train a draft for SmolLM2-135M-Instruct on text that the target generates.
 
     python -m tools.real.checkpoint engines/built/real/checkpoint
     python -m tools.real.train_draft eagle3
 
-or peagle, mtp, pard, dflash, from the root of the repository; minutes on a GPU. The recipes tools/real/eagle3.toml and
-so on have the draft. Prompts (tools/real/prompts.py), their order and the first weights follow from the seed; floating
-point does not.
+Other kinds are peagle, mtp, pard and dflash. Run it from the root of the repository; it takes minutes on a GPU. The
+recipes tools/real/eagle3.toml and so on use the drafts. The seed fixes prompts (tools/real/prompts.py), their order and
+the initial weights; floating-point results differ between machines.
 """
 
 from copy import deepcopy
@@ -23,13 +23,14 @@ from tools.real.prompts import prompts
 
 BUILT = Path("engines/built/real")
 FEATURES = (2, 15, 27)  # the published default for 30 layers
-MASK = "<empty_output>"  # a token of its vocabulary that only pretraining on code had
+MASK = "<empty_output>"  # a token that occurs only in pretraining on code
 RATES = {Kind.EAGLE3: 1e-3, Kind.PEAGLE: 1e-3, Kind.MTP: 6e-4, Kind.PARD: 6e-4, Kind.DFLASH: 1e-3}
 
 
 def main(
     kind: command.KindArgument,
-    checkpoint: Annotated[Path, typer.Option(help="What tools.real.checkpoint wrote")] = BUILT / "checkpoint",
+    checkpoint: Annotated[Path, typer.Option(help="The folder that tools.real.checkpoint wrote")] = BUILT
+    / "checkpoint",
     device: command.Device = command.DEVICE,
     texts: command.Texts = 4096,
     longest: command.Longest = 192,
@@ -38,7 +39,7 @@ def main(
     steps: command.Steps = 1000,
     batch: command.Batch = 16,
     vocabulary: command.Vocabulary = 8192,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of a PARD draft, taken from the target's")] = 6,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of a PARD draft, copied from the target")] = 6,
     seed: command.Seed = 0,
     out: command.Out = None,
 ) -> None:
@@ -78,7 +79,7 @@ def _chat(tokenizer: Any, prompt: str) -> list[int]:
 
 
 def _smaller(target: Any, layers: int) -> Any:
-    """A model of ``layers`` of the target's, as far from each other as they can be, that can be trained."""
+    """Return a trainable model of ``layers`` of the target's layers, evenly spaced."""
     found = deepcopy(target).train().requires_grad_(True)
     last = len(found.model.layers) - 1
     chosen = [round(last * at / max(1, layers - 1)) for at in range(layers)]

@@ -1,1 +1,1 @@
-"""A soak: random requests, leaving, floods and faults, each answer held against the same request alone."""
+"""A soak test: random requests, cancellations, floods and faults; each answer must equal that of the request alone."""

@@ -1,4 +1,4 @@
-"""Tiny models made on the spot, and the bundles of them that are soaked."""
+"""Build bundles of tiny random models for the soak."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,26 +6,27 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.engines.recipe import Recipe
-from tandemrt.export.build import build
-from tools.filler_tokenizer import MARKERS, write_tokenizer
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.export.bundle.build import build
+from tools.filler_tokenizer import SPECIAL_TOKENS, write_tokenizer
 from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
 
-LENGTH = 96  # tokens of prompt plus output
+LENGTH = 128  # tokens of prompt plus output
 BATCH = 8
-VOCAB = 320  # little more than bytes, what JSON is made of and markers: what is soaked is the runtime
-WORDS = VOCAB - len(MARKERS)  # ids that are no marker
+VOCAB = 320  # bytes, JSON tokens, special tokens and few words
+WORDS = VOCAB - len(SPECIAL_TOKENS)  # ids that are not special tokens
 PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\ncompute_capabilities = ["9.0"]'
-PAGED_TOKENS = 640  # for all slots: the longest requests wait for one another
+PAGED_TOKENS = 320  # for all slots: too few for the longest requests of all, so that some are preempted
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
-_NOISE = 0.05  # of a draft's weights, in standard deviations: some of its tokens are refused
+_NOISE = 0.05  # added to the draft's weights, in standard deviations, so that some drafts are rejected
 
 
 def build_bundles(folder: Path) -> dict[str, Path]:
-    """Build a bundle for every kind of drafter and of cache that runs on a CPU; they have one target, of noise.
+    """Build a bundle of one random target for every kind of drafter and of cache that runs on a CPU.
 
-    ``paged`` is left out where the compiler of its kernels is not installed, though none of them runs here.
+    The paged ones are left out where the kernel compiler is not installed: the build needs it, although no kernel
+    runs here.
     """
     target = _checkpoint(folder / "target")
     draft = _checkpoint(folder / "draft")
@@ -36,13 +37,17 @@ def build_bundles(folder: Path) -> dict[str, Path]:
         for name, tensor in load_file(file).items()
     }
     save_file(weights, file)
-    model = f'kind = "model"\ncheckpoint = "{draft}"\nwindow = 4'
+    model = f'kind = "model"\ncheckpoint = "{draft}"\nnum_draft_tokens = 4'
+    ngram = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
     bundles = {
         "model": _bundle(folder, "model", target, model),
-        "ngram": _bundle(folder, "ngram", target, 'kind = "ngram"\nwindow = 4\nngram_min = 1'),
+        "ngram": _bundle(folder, "ngram", target, ngram),
     }
     with suppress(BackendUnavailable):
-        bundles["paged"] = _bundle(folder, "paged", target, model, PAGED)
+        bundles |= {
+            "paged": _bundle(folder, "paged", target, model, PAGED),
+            "paged ngram": _bundle(folder, "paged-ngram", target, ngram, PAGED),
+        }
     return bundles
 
 
@@ -63,8 +68,8 @@ checkpoint = "{target}"
 [draft]
 {draft}
 [reasoning]
-start = "<think>"
-ends = ["</think>"]
+think_start = "<think>"
+think_ends = ["</think>"]
 forced_end = "enough.</think>"
 [limits]
 batch = {BATCH}

@@ -1,42 +1,42 @@
-"""What is asked, and what happens on the way: drawn from a seed, so that a run can be repeated."""
+"""Random requests and attempts, drawn from a seed so that a run can be repeated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from tandemrt.engines.params import SamplingParams, StructuredOutputs
-from tandemrt.runtime.requests.messages import Message
+from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.runtime.requests.prompt import Message
 from tools.soak.models import LENGTH, WORDS
 
 Way = Literal["generate", "stream", "listen"]
-Asked = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A request."""
+    """A request: its prompt and its sampling parameters."""
 
-    prompt: Asked
+    prompt: Prompt
     params: SamplingParams
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A request on its way.
+class Attempt:
+    """One submission of a plan.
 
     Attributes:
-        plan: index of what is asked.
-        way: how it is sent.
-        leave_after: it is cancelled once so many tokens came; None: never.
-        timeout_s: its deadline, None for none.
-        fault: what breaks in it, or in the round it is in; None: nothing.
-        fault_at: the how-manieth call of that breaks.
+        plan: index of the plan.
+        way: how it is submitted.
+        cancel_after: the client cancels after this many tokens; None for never.
+        timeout_s: the deadline in seconds; None for none.
+        fault: the kind of the injected fault (see ``faults.KINDS``); None for none.
+        fault_at: the number of the call that fails, from 0.
     """
 
     plan: int
     way: Way
-    leave_after: int | None = None
+    cancel_after: int | None = None
     timeout_s: float | None = None
     fault: str | None = None
     fault_at: int = 0
@@ -76,47 +76,48 @@ _FILTERS: list[dict[str, Any]] = [{}, {}, {"top_k": 5}, {"top_p": 0.8}, {"min_p"
 
 
 def draw_plans(draw: Random, count: int) -> list[Plan]:
-    """Every other request has a structured output, every sixth samples by rejection."""
+    """Draw ``count`` plans. Every second has a structured output; one in six samples by rejection."""
     return [_plan(draw, structured=index % 2 == 1) for index in range(count)]
 
 
-def draw_turn(draw: Random, plans: list[Plan], faults: tuple[str, ...], *, streams_leave: bool) -> Turn:
-    """Most turns go straight, a quarter leaves early or runs out of time, one in ten breaks.
+def draw_attempt(draw: Random, plans: list[Plan], faults: tuple[str, ...], *, close_streams: bool) -> Attempt:
+    """Draw an attempt: one in ten has a fault, a quarter is cancelled or times out, the rest runs to its end.
 
-    Whoever leaves a stream never hears how it ended, so without ``streams_leave`` the books can be held exactly.
+    ``close_streams``: some clients close their stream early. Their finish reasons are unknown, so without it the
+    counters are checked exactly.
     """
     plan, chance = draw.randrange(len(plans)), draw.random()
     if faults and chance < 0.1:
         fault = draw.choice(faults)
-        if fault in ("grammar", "compiler"):  # only what has a grammar can break there
+        if fault in ("grammar", "compiler"):  # these faults need a grammar
             plan |= 1
-        while fault == "draft-nan" and plans[plan].params.rule == "rejection":  # whose text may depend on the draft
+        while fault == "draft-nan" and plans[plan].params.rule == "rejection":  # its text may depend on the draft
             plan = draw.randrange(len(plans))
-        return Turn(plan, "listen", fault=fault, fault_at=draw.choice([0, 1, 2, 5]))
+        return Attempt(plan, "listen", fault=fault, fault_at=draw.choice([0, 1, 2, 5]))
     if chance < 0.25:
-        return Turn(
+        return Attempt(
             plan,
-            draw.choice(["stream", "listen"] if streams_leave else ["listen"]),
-            leave_after=draw.choice([0, 1, 2, 7, 20]),
+            draw.choice(["stream", "listen"] if close_streams else ["listen"]),
+            cancel_after=draw.choice([0, 1, 2, 7, 20]),
         )
     if chance < 0.35:
-        return Turn(
+        return Attempt(
             plan, draw.choice(["generate", "stream", "listen"]), timeout_s=draw.choice([0.001, 0.01, 0.05, 0.2])
         )
-    return Turn(plan, draw.choice(["generate", "stream", "listen"]))
+    return Attempt(plan, draw.choice(["generate", "stream", "listen"]))
 
 
 def _plan(draw: Random, *, structured: bool) -> Plan:
     length = draw.choice([1, 2, 15, 17, 40])
     ids = [draw.randrange(WORDS) for _ in range(length)]
     chat = [{"role": "user", "content": "".join(draw.choices("etaoin ", k=length))}]
-    prompts: list[Asked] = [ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat]
+    prompts: list[Prompt] = [ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat]
     more = {"structured_outputs": StructuredOutputs(**draw.choice(_STRUCTURES))} if structured else {}
     params = SamplingParams(
         temperature=draw.choice([0.0, 0.7, 1.0, 1.5]),
         seed=draw.randrange(2**64),
         max_tokens=draw.choice([2, 3, 5, 9, 20, LENGTH - 45]),
-        window=draw.choice([None, None, 0, 1, 3]),
+        num_draft_tokens=draw.choice([None, None, 0, 1, 3]),
         rule=draw.choice(["coupled"] * 5 + ["rejection"]),
         **draw.choice(_PENALTIES),
         **draw.choice(_FILTERS),

@@ -1,1 +1,1 @@
-"""Engines of TensorRT and TensorRT-RTX."""
+"""Build engines of TensorRT and TensorRT-RTX."""

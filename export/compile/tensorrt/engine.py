@@ -1,7 +1,7 @@
-"""TensorRTEngineFromOnnx: one build path for TensorRT (on a GPU) and TensorRT-RTX (ahead of time, without one).
+"""Build TensorRT engines from ONNX: for TensorRT on a GPU, and for TensorRT-RTX ahead of time without one.
 
-The graph should be in the *mask* lowering of export/model/decoder.py. The builder turns Attention, RotaryEmbedding and
-TensorScatter into layers of its own; what it made lies beside the engine as ``NAME.inspect.json``.
+The graph should be in the *mask* lowering. The builder turns Attention, RotaryEmbedding and TensorScatter into its own
+layers. A report of the result is next to the engine, as ``NAME.inspect.json``.
 """
 
 import time
@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import BackendUnavailable, BadRecipe
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.tensorrt.library import load, logger
-from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt import inspect as inspector
 from tandemrt.export.compile.tensorrt.config import configure, gpu, load_timings, save_timings, timing_cache_file
 from tandemrt.export.compile.tensorrt.listeners import Progress, progress_monitor
 from tandemrt.export.compile.tensorrt.network import contract_of, count_layers, inputs, parse, symbols
 from tandemrt.export.compile.tensorrt.profiles import Profile, optimization_profile
-from tandemrt.plugins.tensorrt import register as plugins
+from tandemrt.plugins.implementations import plugins
+from tandemrt.plugins.tensorrt.register import register
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """What was built. ``layers`` counts the network's layers by kind; ``contract`` is what the engine binds."""
+    """A built engine. ``layers`` counts the network's layers by kind; ``contract`` is the bindings of the engine."""
 
     path: Path
     inspection: Path
@@ -48,20 +49,20 @@ def build_engine(
 ) -> EngineReport:
     """Compile ``onnx_path`` into ``engine_path``, which appears only when it is complete.
 
-    Every profile, named after its use, gives a range to each symbol of the graph's inputs; one engine serves all.
-    ``timing_cache`` keeps what TensorRT measured for the next build (None: a file in the user's cache folder);
-    TensorRT-RTX measures nothing ahead of time. ``progress`` hears every step of every phase.
+    Every profile, named after its use, gives a range to each symbol of the graph's inputs; one engine serves all
+    profiles. ``timing_cache`` keeps TensorRT's measurements for the next build (None: a file in the user's cache
+    folder); TensorRT-RTX measures nothing ahead of time. ``progress`` receives every step of every phase.
 
-    Raises BackendUnavailable if the compiler is not installed or cannot compile the graph, with the node, the cause
-    and the fix, and BadRecipe for a compute capability or a range that it does not accept.
+    Raises BackendUnavailable if the compiler is not installed or cannot compile the graph, with the node, the cause and
+    the fix. Raises BadRecipe for a compute capability or a range that the compiler does not accept.
     """
     if not profiles:
         raise BadRecipe("profiles must hold at least one profile; got none")
     begin = time.perf_counter()
     trt = load(options.name)
     if isinstance(options, TensorRt):
-        gpu()  # asked first: what TensorRT 11.4 gives where CUDA does not start crashes when it is freed
-        plugins.register()  # the parser takes a plugin only if it is registered by then
+        gpu()  # checked first: without a working CUDA, TensorRT 11.4 returns an object that crashes when it is freed
+        register(plugins())  # the parser takes a plugin only if it is registered by then
     builder = _builder(trt, options.name)
     network = parse(trt, builder, onnx_path)
     config = builder.create_builder_config()
@@ -75,13 +76,13 @@ def build_engine(
     if progress is not None:
         config.progress_monitor = progress_monitor(trt, progress)
     log = logger(trt)
-    log.forget()
+    log.clear()
     plan = builder.build_serialized_network(network, config)
     compiler = f"{options.name} {trt.__version__}"
     if plan is None:
-        raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {log.said()}")
+        raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {log.summary()}")
     if timings:
-        with nullcontext() if timing_cache else suppress(OSError):  # nobody asked for the one in the user's folder
+        with nullcontext() if timing_cache else suppress(OSError):  # the default file in the user's folder is optional
             save_timings(config, timings)
     _write(engine_path, plan)
     layers = count_layers(network)
@@ -102,13 +103,13 @@ def build_engine(
 
 def _builder(trt: Any, backend: str) -> Any:
     log = logger(trt)
-    log.forget()
+    log.clear()
     try:
         builder = trt.Builder(log)
-    except TypeError:  # how pybind11 says that the factory gave nothing
+    except TypeError:  # pybind11 raises it if the factory returns nothing
         builder = None
     if builder is None or log.errors:
-        raise BackendUnavailable(f"{backend} {trt.__version__} cannot start its builder: {log.said()}")
+        raise BackendUnavailable(f"{backend} {trt.__version__} cannot start its builder: {log.summary()}")
     return builder
 
 

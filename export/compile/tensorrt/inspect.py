@@ -1,7 +1,7 @@
-"""What a built engine is made of, as JSON beside it: layers, native ones among them, memory, profiles.
+"""The report of a built engine, as JSON next to it: layers, native layers, memory and profiles.
 
-The layers that the builder fused, and what each profile needs, are known where the engine opens: on a GPU that it was
-built for. Elsewhere the report says so and holds the parsed network alone.
+The fused layers and the memory of each profile are available only if the engine opens, on a GPU that it was built for.
+Otherwise the report contains the reason and only the parsed network.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tandemrt.engines.gpus import covers, name_of
+from tandemrt.engines.contract.gpus import covers, name_of
 from tandemrt.engines.tensorrt.library import logger
 from tandemrt.export.compile.tensorrt.network import native_layers
 from tandemrt.export.compile.tensorrt.profiles import Profile, resolve
@@ -61,11 +61,11 @@ def _open(engine: Path, trt: Any, built_for: str) -> tuple[Any, str | None]:
     if not covers(built_for, capability):
         return None, f"built for {built_for}; the GPU here is {name_of(capability)}"
     log = logger(trt)
-    log.forget()
+    log.clear()
     runtime = trt.Runtime(log)
-    runtime.engine_host_code_allowed = True  # it was built here a moment ago
+    runtime.engine_host_code_allowed = True  # this process built it
     opened = runtime.deserialize_cuda_engine(engine.read_bytes())
-    return opened, None if opened else log.said()
+    return opened, None if opened else log.summary()
 
 
 def _fused(trt: Any, engine: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What TensorRT tells while it builds: how far it is.
+"""Progress monitor for TensorRT builds.
 
-The class is made here, inside a function, because its base exists only where TensorRT is installed.
+The class is made inside a function, because its base class exists only where TensorRT is installed.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Progress = Callable[[str, int, int], None]  # phase, steps done, steps in all
 
 
 def progress_monitor(trt: Any, progress: Progress) -> Any:
-    """A monitor that hands every step of every phase to ``progress``."""
+    """Return a monitor that passes every step of every phase to ``progress``."""
 
     class ProgressMonitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

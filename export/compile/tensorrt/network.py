@@ -1,24 +1,24 @@
-"""TensorRTNetworkFromOnnx: parse a graph into a strongly typed network, and say what is in it."""
+"""Parse a graph into a strongly typed network, and describe the network."""
 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.binding import Binding
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.dtypes import from_tensorrt
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.tensorrt.library import logger
+from tandemrt.engines.validation.errors import BackendUnavailable
 
-# Layers that TensorRT has of its own for what other backends compute from many small operators.
+# TensorRT's own layers for operations that other backends compute from many small operators.
 NATIVE = {"attention": "ATTENTION_INPUT", "cache update": "KV_CACHE_UPDATE", "rotary embedding": "ROTARY_EMBEDDING"}
 
 
 def parse(trt: Any, builder: Any, onnx_path: Path) -> Any:
-    """Parse ``onnx_path``. Raises BackendUnavailable with the nodes that cannot be read, the cause and the fix."""
+    """Parse ``onnx_path``. Raises BackendUnavailable with the nodes that cannot be parsed, the cause and the fix."""
     log = logger(trt)
-    log.forget()
+    log.clear()
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(onnx_path)):
@@ -26,12 +26,12 @@ def parse(trt: Any, builder: Any, onnx_path: Path) -> Any:
         shown = "; ".join(
             f"node {e.node_name()} ({e.node_operator()}): {e.desc()}" if e.node_name() else e.desc() for e in errors
         )
-        raise BackendUnavailable(f"{trt.__name__} {trt.__version__} cannot read {onnx_path}: {shown}; {log.said()}")
+        raise BackendUnavailable(f"{trt.__name__} {trt.__version__} cannot read {onnx_path}: {shown}; {log.summary()}")
     return network
 
 
 def contract_of(trt: Any, network: Any) -> Contract:
-    """The bindings of a network. An output aliases an input where a layer updates that input in place."""
+    """Return the bindings of a network. An output aliases an input if a layer updates that input in place."""
 
     def bindings(tensors: list[Any]) -> tuple[Binding, ...]:
         return tuple(Binding(t.name, from_tensorrt(t.dtype.name), symbols(t)) for t in tensors)
@@ -43,12 +43,12 @@ def contract_of(trt: Any, network: Any) -> Contract:
 
 
 def count_layers(network: Any) -> dict[str, int]:
-    """The network's layers by kind, as parsed; what the builder fuses them to is in the engine."""
+    """Count the network's layers by kind, as parsed, before the builder fuses them."""
     return dict(sorted(Counter(layer.type.name for layer in layers(network)).items()))
 
 
 def native_layers(counts: Mapping[str, int]) -> dict[str, int]:
-    """How many attentions, cache updates, rotary embeddings and plugins are layers of TensorRT itself."""
+    """Count the attentions, cache updates, rotary embeddings and plugins that are single TensorRT layers."""
     plugins = sum(count for kind, count in counts.items() if kind.startswith("PLUGIN"))
     return {name: counts.get(kind, 0) for name, kind in NATIVE.items()} | {"plugin": plugins}
 
@@ -62,5 +62,5 @@ def layers(network: Any) -> list[Any]:
 
 
 def symbols(tensor: Any) -> tuple[int | str, ...]:
-    """A shape with the names of its dynamic dimensions, -1 where one has no name."""
+    """Return a shape with the names of its dynamic dimensions, -1 for a dimension without a name."""
     return tuple(tensor.get_dimension_name(i) or -1 if size < 0 else size for i, size in enumerate(tensor.shape))

@@ -1,30 +1,30 @@
-"""Optimization profiles: the sizes an engine is tuned for, one profile per use."""
+"""Optimization profiles: size ranges that an engine is tuned for, one profile per kind of call."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from tandemrt.engines.calls import Range, Use, decoder_uses, head_use
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import BadRecipe
-from tandemrt.engines.recipe import Recipe
+from tandemrt.engines.contract.calls import Range, Use, decoder_uses, head_use
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadRecipe
 
 Profile = Use  # symbol of the contract (batch, query, rows, window, ...) -> sizes
 
 
 def decoder_profiles(recipe: Recipe) -> dict[str, Profile]:
-    """The uses of a target or draft model, a profile each."""
-    return decoder_uses(recipe.limits.batch, recipe.draft.window, recipe.prefill_chunk)
+    """Return one profile per use of a target or draft model."""
+    return decoder_uses(recipe.limits.batch, recipe.draft.num_draft_tokens, recipe.prefill_chunk)
 
 
 def head_profiles(recipe: Recipe, contract: Contract) -> dict[str, Profile]:
-    """The one use of an engine without weights."""
+    """Return the only profile of an engine without weights."""
     symbols = {dim for binding in contract.inputs for dim in binding.shape if isinstance(dim, str)}
-    sizes = head_use(recipe.limits.batch, recipe.draft.window)
+    sizes = head_use(recipe.limits.batch, recipe.draft.num_draft_tokens)
     return {"round": {symbol: sizes[symbol] for symbol in sorted(symbols)}}
 
 
 def optimization_profile(builder: Any, inputs: Mapping[str, tuple[int | str, ...]], profile: Profile) -> Any:
-    """Make a profile for ``inputs``, name -> shape with symbols. Raises BadRecipe for a missing or wrong range."""
+    """Make a profile for ``inputs``, name -> shape with symbols. Raises BadRecipe for a missing or invalid range."""
     made = builder.create_optimization_profile()
     for name, ranges in resolve(inputs, profile).items():
         made.set_shape(name, *zip(*ranges, strict=True))
@@ -32,7 +32,7 @@ def optimization_profile(builder: Any, inputs: Mapping[str, tuple[int | str, ...
 
 
 def resolve(inputs: Mapping[str, tuple[int | str, ...]], profile: Profile) -> dict[str, list[Range]]:
-    """The range of every dimension of every input. Raises BadRecipe."""
+    """Return the range of every dimension of every input. Raises BadRecipe."""
     return {name: [_range(name, dim, profile) for dim in shape] for name, shape in inputs.items()}
 
 
@@ -42,7 +42,7 @@ def _range(name: str, dim: int | str, profile: Profile) -> Range:
     if dim not in profile:
         raise BadRecipe(f"profile: input {name} has the dimension {dim!r}, which has no range; add one")
     found = Range(*profile[dim])
-    least = 0 if dim == "window" else 1  # a round may draft nothing
+    least = 0 if dim == "window" else 1  # a step may have no drafts
     if not least <= found.least <= found.best <= found.most:
         raise BadRecipe(f"profile: a range must be {least} <= least <= best <= most; got {dim} {tuple(found)}")
     return found

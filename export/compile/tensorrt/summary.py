@@ -1,19 +1,19 @@
-"""What ``export inspect`` tells of a bundle's TensorRT engines, from the report that lies beside each."""
+"""Tables for ``export inspect`` about a bundle's TensorRT engines, from the report next to each engine."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.digest import file_digest
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.digest import file_digest
 from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.export.compile.tensorrt.inspect import file_of
 
 
 def summaries(bundle: Bundle) -> Iterator[tuple[str, dict[str, str]]]:
-    """One title and table for each engine that was inspected when it was built.
+    """Yield a title and a table for each engine that was inspected when it was built.
 
-    A report that is not as it was built says nothing of its engine and is left out; ``Bundle.problems`` names it.
+    Skips a report that changed since the build; ``Bundle.problems`` lists it.
     """
     for name, engine in bundle.manifest.engines.items():
         if engine.backend not in LIBRARIES:
@@ -42,7 +42,7 @@ def _rows(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _ranges(inputs: dict[str, list[list[int]]]) -> str:
-    # Caches and the like repeat the sizes of the others.
+    # The sizes of caches repeat those of the other inputs.
     shown = {name: ranges for name, ranges in inputs.items() if not name.startswith("past_")}
     return ", ".join(f"{name} [{', '.join(_range(r) for r in ranges)}]" for name, ranges in shown.items())
 

@@ -1,1 +1,1 @@
-"""Checkpoints that come quantized: what their configs say about how weights are stored, one file per way of saying."""
+"""Read how the weights of a quantized checkpoint are stored, one module per config format."""

@@ -1,4 +1,4 @@
-"""compressed-tensors, which llm-compressor writes: groups of modules, each with the form of its weights and inputs.
+"""Read a compressed-tensors config (llm-compressor): groups of modules, each with a format of weights and inputs.
 
 https://github.com/vllm-project/compressed-tensors (quantization/quant_config.py, quant_args.py)
 """
@@ -6,20 +6,20 @@ https://github.com/vllm-project/compressed-tensors (quantization/quant_config.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.quantization.cache import read_cache_scheme
-from tandemrt.export.read.quantization.names import EMBEDDING, expression, strings
-from tandemrt.export.read.quantization.scheme import GROUPS, WHOLE, Quantization, Scheme
+from tandemrt.export.read.quantization.kv_cache import read_cache_scheme
+from tandemrt.export.read.quantization.module_patterns import EMBEDDING, compile_pattern, read_strings
+from tandemrt.export.read.quantization.scheme import FULL_DIM, GROUPS, Quantization, Scheme
 
-# What is stored is said by the groups; these are the names it has for it.
+# The accepted names of the format; the groups define what is stored.
 _FORMATS = ("float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
-_SEARCHED = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")  # how the numbers were found
+_SEARCHED = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")  # settings of the calibration
 
 
-def read_compressed_tensors(said: dict[str, Any], where: str) -> Quantization:
-    """Read a quantization_config. Raises BadCheckpoint, by name, for what is not understood."""
-    fields = Fields(said, where)
+def read_compressed_tensors(config: dict[str, Any], where: str) -> Quantization:
+    """Read a quantization_config. Raises BadCheckpoint, by name, for unknown fields and values."""
+    fields = Fields(config, where)
     fields.skip("quant_method", "version", "global_compression_ratio")
     fields.only("quantization_status", "compressed", "frozen")
     fields.only("format", *_FORMATS)
@@ -27,21 +27,21 @@ def read_compressed_tensors(said: dict[str, Any], where: str) -> Quantization:
     fields.only("sparsity_config", None, {})
     fields.only("moe_sparsity_config", None)
     fields.only("transform_config", None, {})
-    left = _named(strings(fields, "ignore"), where)
+    ignored = _named(read_strings(fields, "ignore"), where)
     groups = fields.get("config_groups")
-    if not isinstance(groups, dict) or not (groups or float8_cache):  # without any, keys and values alone are narrow
+    if not isinstance(groups, dict) or not (groups or float8_cache):  # no groups: only keys and values are quantized
         raise BadCheckpoint(f"{where}: config_groups should name at least one group, it is {quoted(groups)}")
     fields.finish()
     rules = []
     for name, group in groups.items():
         targets, scheme = _group(_object(group, f"{where}: group {quoted(name)}"), f"{where}: group {quoted(name)}")
-        rules.append((lambda module, t=targets: t(module) and not left(module), scheme))
+        rules.append((lambda module, t=targets: t(module) and not ignored(module), scheme))
     return Quantization("compressed-tensors", tuple(rules), float8_cache)
 
 
 def _group(group: dict[str, Any], where: str) -> tuple[Callable[[str], bool], Scheme]:
     fields = Fields(group, where)
-    targets = _named(strings(fields, "targets"), where)
+    targets = _named(read_strings(fields, "targets"), where)
     fields.only("output_activations", None)
     fields.only("format", None, *_FORMATS)
     weights = _object(fields.get("weights"), f"{where}: weights")
@@ -52,10 +52,10 @@ def _group(group: dict[str, Any], where: str) -> tuple[Callable[[str], bool], Sc
         how, block = _inputs(Fields(_object(inputs, f"{where}: input_activations"), f"{where}: input_activations"))
         if scheme.weight == "int4":
             raise BadCheckpoint(
-                f"{where}: input_activations should be null beside weights of 4 bits, they are {quoted(inputs)}; the "
-                "exporter multiplies such weights by inputs that are not rounded"
+                f"{where}: input_activations should be null with weights of 4 bits, they are {quoted(inputs)}; the "
+                "exporter multiplies such weights by unquantized inputs"
             )
-        scheme = Scheme(scheme.weight, scheme.layout, scheme.block, scheme.symmetric, how, block)
+        scheme = Scheme(scheme.weight, scheme.layout, scheme.group_shape, scheme.symmetric, how, block)
     return targets, scheme
 
 
@@ -67,7 +67,7 @@ def _weights(fields: Fields) -> Scheme:
     fields.skip(*_SEARCHED)
     if (kind, bits) == ("float", 8):
         fields.only("symmetric", True)
-        blocks = {"tensor": (WHOLE, WHOLE), "channel": (1, WHOLE), "block": _block(fields)}
+        blocks = {"tensor": (FULL_DIM, FULL_DIM), "channel": (1, FULL_DIM), "block": _block(fields)}
         fields.skip("group_size")
         scheme = Scheme("float8_e4m3fn", "compressed-tensors", _one_of(fields, "strategy", strategy, blocks))
     elif (kind, bits) == ("int", 4):
@@ -94,13 +94,13 @@ def _inputs(fields: Fields) -> tuple[Any, int]:
     fields.finish()
     if dynamic and strategy == "tensor":
         raise BadCheckpoint(
-            f"{fields.where}: a scale over the whole tensor that is found while the model runs lets the requests of a "
-            "batch change one another; quantize with dynamic scales per token, or with static ones"
+            f"{fields.where}: a dynamic scale per tensor would let the requests of a batch change one another; "
+            "quantize with dynamic scales per token, or with static scales"
         )
     if dynamic and strategy == "group":
         return "token", Fields({"group_size": group}, fields.where).integer("group_size")
     if (dynamic, strategy) in ((True, "token"), (False, "tensor")):
-        return "token" if dynamic else "static", WHOLE
+        return "token" if dynamic else "static", FULL_DIM
     raise BadCheckpoint(
         f"{fields.where}: strategy should be token or group (dynamic) or tensor (static), it is {quoted(strategy)} "
         f"with dynamic {dynamic}"
@@ -110,7 +110,7 @@ def _inputs(fields: Fields) -> tuple[Any, int]:
 def _block(fields: Fields) -> tuple[int, int]:
     found = fields.get("block_structure", [128, 128])
     if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)):
-        raise BadCheckpoint(f"{fields.where}: block_structure should be two whole numbers, it is {quoted(found)}")
+        raise BadCheckpoint(f"{fields.where}: block_structure should be two integers, it is {quoted(found)}")
     return found[0], found[1]
 
 
@@ -121,8 +121,8 @@ def _one_of(fields: Fields, name: str, value: Any, known: dict[str, tuple[int, i
 
 
 def _named(patterns: Sequence[str], where: str) -> Callable[[str], bool]:
-    """Modules by name, by the class Linear, or, behind "re:", by an expression that their names begin with."""
-    found = [expression(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
+    """Return a test of module names: exact names, "Linear", or "re:" and an expression for the start of a name."""
+    found = [compile_pattern(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
     names, linear = set(patterns), "Linear" in patterns
     return lambda module: (
         module in names or (linear and module != EMBEDDING) or any(each.match(module) for each in found)

@@ -1,14 +1,14 @@
-"""The quantization of a checkpoint, by the library that its config names."""
+"""Read the quantization of a checkpoint with the reader of the method that its config names."""
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.quantization.compressed_tensors import read_compressed_tensors
 from tandemrt.export.read.quantization.fp8 import read_fp8
-from tandemrt.export.read.quantization.int4 import read_awq, read_gptq
+from tandemrt.export.read.quantization.gptq_awq import read_awq, read_gptq
 from tandemrt.export.read.quantization.modelopt import read_modelopt
 from tandemrt.export.read.quantization.mxfp4 import read_mxfp4
 from tandemrt.export.read.quantization.scheme import Quantization
@@ -21,37 +21,37 @@ METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "awq": read_awq,
     "mxfp4": read_mxfp4,
 }
-_BESIDE = "hf_quant_config.json"  # where older versions of ModelOpt say it, and config.json nothing
+_SEPARATE_FILE = "hf_quant_config.json"  # older versions of ModelOpt write it instead of a field of config.json
 
 
 def read_quantization(config: Mapping[str, Any], folder: Path) -> Quantization | None:
-    """Read how the weights of the checkpoint in ``folder`` are stored; None: none is quantized.
+    """Read how the weights of the checkpoint in ``folder`` are stored; None: no weight is quantized.
 
-    Raises BadCheckpoint, by name, for whatever is not understood.
+    Raises BadCheckpoint, by name, for unknown fields and values.
     """
-    said = config.get("quantization_config")
+    given = config.get("quantization_config")
     where = "config.json: quantization_config"
-    if said is None and (folder / _BESIDE).is_file():
-        where = _BESIDE
-        said = _beside(folder / _BESIDE)
-    if said is None:
+    if given is None and (folder / _SEPARATE_FILE).is_file():
+        where = _SEPARATE_FILE
+        given = _read_separate_file(folder / _SEPARATE_FILE)
+    if given is None:
         return None
-    method = str(said.get("quant_method")) if isinstance(said, dict) else None
+    method = str(given.get("quant_method")) if isinstance(given, dict) else None
     if method is None or method not in METHODS:
-        found = quoted(said if method is None else method)
+        found = quoted(given if method is None else method)
         raise BadCheckpoint(
             f"{where}: quant_method should be one of {', '.join(METHODS)}, it is {found}; quantize the model with a "
             "tool that writes one of these, or export the checkpoint that is not quantized"
         )
-    return METHODS[method](said, where)
+    return METHODS[method](given, where)
 
 
-def _beside(file: Path) -> dict[str, Any]:
+def _read_separate_file(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{file}: should hold JSON: {clipped(error)}; download it again") from error
-    said = data.get("quantization") if isinstance(data, dict) else None
-    if not isinstance(said, dict):
+    given = data.get("quantization") if isinstance(data, dict) else None
+    if not isinstance(given, dict):
         raise BadCheckpoint(f"{file}: should have an object 'quantization', it holds {quoted(data)}")
-    return {"quant_method": "modelopt", **said}
+    return {"quant_method": "modelopt", **given}

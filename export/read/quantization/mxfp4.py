@@ -1,26 +1,26 @@
-"""MXFP4, which gpt-oss comes in: its experts in floats of 4 bits, 32 of which share a power of 2.
+"""Read the MXFP4 config of gpt-oss: experts in floats of 4 bits, with one power of 2 as scale per 32 values.
 
-transformers: integrations/mxfp4.py; the numbers: OCP Microscaling Formats (MX) Specification 1.0, 5.3.3 and 5.4.1
+Sources: transformers, integrations/mxfp4.py; OCP Microscaling Formats (MX) Specification 1.0, 5.3.3 and 5.4.1.
 """
 
 from fnmatch import fnmatchcase
 from typing import Any
 
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.quantization.names import strings
+from tandemrt.export.read.quantization.module_patterns import read_strings
 from tandemrt.export.read.quantization.scheme import Quantization, Scheme
 
-BLOCK = 32  # values that share a scale, by the format
+GROUP_SIZE = 32  # values per scale, fixed by the format
 
 
-def read_mxfp4(said: dict[str, Any], where: str) -> Quantization:
-    """Read a quantization_config. Raises BadCheckpoint, by name, for what is not understood."""
-    fields = Fields(said, where)
-    fields.skip("quant_method", "dequantize")  # whether transformers should
-    left = strings(fields, "modules_to_not_convert")
+def read_mxfp4(config: dict[str, Any], where: str) -> Quantization:
+    """Read a quantization_config. Raises BadCheckpoint, by name, for unknown fields and values."""
+    fields = Fields(config, where)
+    fields.skip("quant_method", "dequantize")  # dequantize is an option of transformers
+    ignored = read_strings(fields, "modules_to_not_convert")
     fields.finish()
 
-    def names(module: str) -> bool:
-        return ".mlp.experts." in module and not any(fnmatchcase(f"{module}.", f"{each}.*") for each in left)
+    def is_quantized(module: str) -> bool:
+        return ".mlp.experts." in module and not any(fnmatchcase(f"{module}.", f"{each}.*") for each in ignored)
 
-    return Quantization("mxfp4", ((names, Scheme("mxfp4", "mxfp4", (1, BLOCK))),))
+    return Quantization("mxfp4", ((is_quantized, Scheme("mxfp4", "mxfp4", (1, GROUP_SIZE))),))

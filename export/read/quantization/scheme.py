@@ -1,59 +1,59 @@
-"""How the weights of a model are stored, module by module: what every quantization_config comes down to."""
+"""How the weights of a model are stored, module by module: the common form of all quantization configs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-WHOLE = 0  # of a block: all of the dimension shares a scale
-GROUPS = (32, 64, 128)  # inputs per scale that weights of 4 bits may have
+FULL_DIM = 0  # in a group shape: one scale for the complete dimension
+GROUPS = (32, 64, 128)  # supported group sizes (inputs per scale) of 4-bit weights
 Layout = Literal["compressed-tensors", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "mxfp4"]
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weight [outputs, inputs] of a product is stored, and what its input is rounded to.
+    """How the weight [outputs, inputs] of a matmul is stored, and how its input is rounded.
 
-    ``weight``: integers of 4 bits, or floats: *mxfp4* are those of 4 bits whose scales are powers of 2.
-    ``layout`` says which tensors hold it. ``block``: outputs and inputs that share a scale, WHOLE for all of them:
-    (WHOLE, WHOLE) is a scale per tensor, (1, WHOLE) one per channel, (1, 128) groups. ``symmetric``: no zero points.
-    ``inputs``: *whole*, or rounded to float8_e4m3fn with a stored scale (*static*), or with one of each token and
-    ``input_block`` values of it (WHOLE: all) that is found while the model runs (*token*).
+    ``weight``: *int4* are integers of 4 bits, *mxfp4* floats of 4 bits with powers of 2 as scales. ``layout``: the
+    tensors that store the weight. ``group_shape``: the outputs and inputs per scale, FULL_DIM for all of them:
+    (FULL_DIM, FULL_DIM) is one scale per tensor, (1, FULL_DIM) one per channel, (1, 128) groups. ``symmetric``: there
+    are no zero points. ``inputs``: *unquantized*; *static*: rounded to float8_e4m3fn with a stored scale; *token*:
+    rounded to float8_e4m3fn with a scale computed at run time per token and ``input_group`` values (FULL_DIM: all).
     """
 
     weight: Literal["float8_e4m3fn", "int4", "mxfp4"]
     layout: Layout
-    block: tuple[int, int]
+    group_shape: tuple[int, int]
     symmetric: bool = True
-    inputs: Literal["whole", "static", "token"] = "whole"
-    input_block: int = WHOLE
+    inputs: Literal["unquantized", "static", "token"] = "unquantized"
+    input_group: int = FULL_DIM
 
     @property
     def packed(self) -> bool:
-        """Whether weights are in 4 bits, which a build writes anew."""
+        """Whether the weight has 4 bits; a build writes such weights in another layout."""
         return self.weight != "float8_e4m3fn"
 
     @property
     def scale(self) -> str:
-        """What the scales of a weight in float8_e4m3fn are called, beside "weight"."""
+        """The last part of the name of a float8_e4m3fn weight's scale tensor."""
         return "weight_scale_inv" if self.layout == "fp8" else "weight_scale"
 
     @property
     def input_scale(self) -> str:
-        """What the static scale of its inputs is called."""
+        """The last part of the name of the tensor with the static scale of inputs."""
         return "activation_scale" if self.layout == "fp8" else "input_scale"
 
     def scales(self, rows: int, inner: int) -> tuple[int, int]:
-        """The shape of the scales of a weight [rows, inner]."""
-        tall, wide = self.block
-        return (1 if tall == WHOLE else -(-rows // tall)), (1 if wide == WHOLE else -(-inner // wide))
+        """Return the shape of the scales of a weight [rows, inner]."""
+        tall, wide = self.group_shape
+        return (1 if tall == FULL_DIM else -(-rows // tall)), (1 if wide == FULL_DIM else -(-inner // wide))
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """The schemes of a checkpoint; the first of ``rules`` that names a module says how its weight is stored.
+    """The schemes of a checkpoint: the first of ``rules`` that matches a module gives the scheme of its weight.
 
-    ``method`` is what the config calls the format. ``float8_cache``: the checkpoint has static scales for keys and
-    values in float8_e4m3fn.
+    ``method``: the config's name of the format. ``float8_cache``: the checkpoint has static scales for keys and values
+    in float8_e4m3fn.
     """
 
     method: str
@@ -61,7 +61,7 @@ class Quantization:
     float8_cache: bool = False
 
     @property
-    def comes_packed(self) -> bool:
+    def is_packed(self) -> bool:
         """Whether some weights are in 4 bits."""
         return any(scheme.packed for _, scheme in self.rules)
 
@@ -71,25 +71,28 @@ class Quantization:
         return any(scheme.weight == "float8_e4m3fn" for _, scheme in self.rules)
 
     @property
-    def comes_in_blocks(self) -> bool:
-        """Whether some weights in float8 have scales of blocks, or of blocks of their inputs."""
-        wide = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
-        return any(each.block[1] != WHOLE or each.block[0] > 1 or each.input_block != WHOLE for each in wide)
+    def has_group_scales(self) -> bool:
+        """Whether some float8 weights have one scale per group of weights, or per group of inputs."""
+        float8 = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
+        return any(
+            each.group_shape[1] != FULL_DIM or each.group_shape[0] > 1 or each.input_group != FULL_DIM
+            for each in float8
+        )
 
     def notes(self) -> list[str]:
-        """What somebody who builds with the weights as they come should know, a line each."""
-        wide = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
-        if not wide:
+        """Return notes for builds that keep the weights as they are stored, one line each."""
+        float8 = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
+        if not float8:
             return []
-        inputs = sorted({scheme.inputs for scheme in wide} - {"whole"})
-        said = f"weights come as fp8 ({self.method}), their bytes stay where they are"
-        return [said + (f"; inputs of products are rounded as they say ({', '.join(inputs)})" if inputs else "")]
+        inputs = sorted({scheme.inputs for scheme in float8} - {"unquantized"})
+        note = f"weights are stored as fp8 ({self.method}), their bytes stay where they are"
+        return [note + (f"; inputs of matmuls are rounded as the config says ({', '.join(inputs)})" if inputs else "")]
 
     def notes_on_unused_cache_scales(self, kv_dtype: str) -> list[str]:
-        """The same of keys and values that a cache holds in ``kv_dtype``, not in float8."""
-        said = f"keys and values are held in {kv_dtype}; the checkpoint's scales are not used"
-        return [said] if self.float8_cache else []
+        """Return notes for a cache with keys and values in ``kv_dtype``, which is not float8."""
+        note = f"keys and values are held in {kv_dtype}; the checkpoint's scales are not used"
+        return [note] if self.float8_cache else []
 
     def scheme(self, module: str) -> Scheme | None:
-        """How the weight of ``module`` ("model.layers.0.mlp.up_proj") is stored; None: as numbers of its own."""
-        return next((scheme for names, scheme in self.rules if names(module)), None)
+        """Return how the weight of ``module`` ("model.layers.0.mlp.up_proj") is stored; None: unquantized."""
+        return next((scheme for matches, scheme in self.rules if matches(module)), None)

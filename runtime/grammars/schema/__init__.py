@@ -1,5 +1,5 @@
-"""JSON schemas: what is read is brought into a few plain forms that a grammar engine holds to the letter.
+"""Convert JSON schemas to the few forms that a grammar engine enforces exactly.
 
-``document`` finds what references lead to, ``dialect`` says what a keyword means, ``expand`` turns schemas that hold
-together into shapes of one type each, ``emit`` writes those down.
+``dialect`` normalizes keywords, ``document`` resolves references, ``expand`` turns schemas that apply together into
+alternatives of one JSON type each (``shapes``), ``lowering`` rewrites these for the engine, and ``emit`` writes them.
 """

@@ -1,4 +1,4 @@
-"""What the keywords of a schema mean: dialects by ``$schema``, older forms, no-ops, misspelled names."""
+"""JSON Schema drafts: choose the draft of a schema, normalize its keywords to 2020-12, and detect misspelled ones."""
 
 import difflib
 from functools import cache
@@ -6,8 +6,8 @@ from typing import Any
 
 import jsonschema
 
-from tandemrt.engines.errors import BadRequest, clipped
-from tandemrt.runtime.grammars.schema.forms import is_plain
+from tandemrt.engines.validation.errors import BadRequest, clipped
+from tandemrt.runtime.grammars.schema.fast_validation import is_plain
 
 Schema = dict[str, Any] | bool
 
@@ -18,22 +18,30 @@ _DIALECTS: dict[str, type[jsonschema.protocols.Validator]] = {
     "2019-09": jsonschema.Draft201909Validator,
     "2020-12": jsonschema.Draft202012Validator,
 }
-REF_STANDS_ALONE = ("draft-04", "draft-06", "draft-07")  # there, what stands beside $ref is ignored
+REF_STANDS_ALONE = ("draft-04", "draft-06", "draft-07")  # these dialects ignore the keywords next to $ref
 
-OF_STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
-OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"})
-OF_OBJECTS = frozenset(
+STRING_KEYWORDS = frozenset({"minLength", "maxLength", "pattern", "format"})
+NUMBER_KEYWORDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+ARRAY_KEYWORDS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"})
+OBJECT_KEYWORDS = frozenset(
     {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
     | {"minProperties", "maxProperties", "unevaluatedProperties"}
 )
-IN_PLACE = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"})
-DEPENDENT = frozenset({"dependentRequired", "dependentSchemas"})
-MEANT = OF_STRINGS | OF_NUMBERS | OF_ARRAYS | OF_OBJECTS | IN_PLACE | DEPENDENT | {"type", "const", "enum"}
-UNHELD = {
-    "contains": "what a list must contain is not held; describe its items instead",
-    "unevaluatedItems": "what other keywords leave over is not held; use items",
-    "$recursiveRef": "references that depend on who refers are not held; use $ref",
+IN_PLACE_APPLICATORS = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"})
+DEPENDENT_KEYWORDS = frozenset({"dependentRequired", "dependentSchemas"})
+SUPPORTED = (
+    STRING_KEYWORDS
+    | NUMBER_KEYWORDS
+    | ARRAY_KEYWORDS
+    | OBJECT_KEYWORDS
+    | IN_PLACE_APPLICATORS
+    | DEPENDENT_KEYWORDS
+    | {"type", "const", "enum"}
+)
+UNSUPPORTED = {
+    "contains": "a required item is not supported; describe all items instead",
+    "unevaluatedItems": "it is not supported; use items",
+    "$recursiveRef": "dynamic references are not supported; use $ref",
 }
 _OLDER = frozenset({"dependencies", "additionalItems"})
 _ANNOTATIONS = frozenset(
@@ -41,18 +49,18 @@ _ANNOTATIONS = frozenset(
     | {"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$defs", "definitions", "$vocabulary"}
     | {"contentEncoding", "contentMediaType", "contentSchema", "minContains", "maxContains", "nullable"}
 )
-_NAMES = sorted(MEANT | UNHELD.keys() | _OLDER)
-_ALIKE = 0.85  # of difflib's ratio: one letter more, less or changed in a name of seven
+_NAMES = sorted(SUPPORTED | UNSUPPORTED.keys() | _OLDER)
+_MIN_SIMILARITY = 0.85  # of difflib; allows one wrong letter in a name of seven
 
 
 _OLDER_FORMS = (["items"], ["exclusiveMinimum"], ["exclusiveMaximum"])
 
 
 def dialect_of(schema: Schema) -> str:
-    """The dialect of a whole schema: the one that ``$schema`` names, or else the newest that finds it valid.
+    """Return the dialect that ``$schema`` names, or else the newest dialect in which the schema is valid.
 
     Raises:
-        BadRequest: it is no JSON schema, with the place.
+        BadRequest: not a JSON schema; the message names the place.
     """
     if not isinstance(schema, dict | bool):
         raise BadRequest(f"structured_outputs.json: a schema is an object or a boolean, got {type(schema).__name__}")
@@ -60,7 +68,7 @@ def dialect_of(schema: Schema) -> str:
     known = [name for name in _DIALECTS if isinstance(named, str) and f"/{name}/" in named]
     if isinstance(named, str) and "/draft-03/" in named:
         raise BadRequest(
-            "structured_outputs.json: $schema: draft-03 is not read; write the schema in draft-07 or later"
+            "structured_outputs.json: $schema: draft-03 is not supported; write the schema in draft-07 or later"
         )
     if known:
         check_valid(schema, known[0])
@@ -70,16 +78,16 @@ def dialect_of(schema: Schema) -> str:
         for older in ("draft-07", "draft-04"):
             if _error(schema, older) is None:
                 return older
-    _refuse(error, "#")
+    _reject(error, "#")
     return "2020-12"
 
 
 def check_valid(schema: Any, dialect: str, place: str = "#") -> None:
-    """Refuse what is no JSON schema of ``dialect``. Raises BadRequest."""
-    _refuse(_error(schema, dialect), place)
+    """Raise BadRequest unless ``schema`` is valid in ``dialect``."""
+    _reject(_error(schema, dialect), place)
 
 
-def _refuse(error: jsonschema.ValidationError | None, place: str) -> None:
+def _reject(error: jsonschema.ValidationError | None, place: str) -> None:
     if error is not None:
         at = "/".join(map(str, (place, *error.absolute_path)))
         hint = "; a list of items is prefixItems since 2020-12" if list(error.absolute_path)[-1:] == ["items"] else ""
@@ -91,10 +99,10 @@ def validator_of(dialect: str) -> type[jsonschema.protocols.Validator]:
 
 
 def keywords(schema: dict[str, Any], dialect: str) -> dict[str, Any]:
-    """The keywords of one schema that mean something, in the forms of 2020-12, in their order. Subschemas stay."""
+    """Return the keywords of a schema that constrain values, in their 2020-12 forms and in the given order."""
     if "$ref" in schema and dialect in REF_STANDS_ALONE:
         return {"$ref": schema["$ref"]}
-    meant = {key: value for key, value in schema.items() if key in MEANT or key in UNHELD}
+    meant = {key: value for key, value in schema.items() if key in SUPPORTED or key in UNSUPPORTED}
     for inclusive, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         flag = schema.get(exclusive)
         if isinstance(flag, bool):  # draft-04
@@ -113,13 +121,13 @@ def keywords(schema: dict[str, Any], dialect: str) -> dict[str, Any]:
 
 @cache
 def misspelled(keyword: str) -> str | None:
-    """The keyword that ``keyword`` was probably meant to be, or None: any other name is an annotation."""
-    if keyword in MEANT or keyword in UNHELD or keyword in _OLDER or keyword in _ANNOTATIONS:
+    """Return the keyword that ``keyword`` is probably a misspelling of, or None if it is an annotation."""
+    if keyword in SUPPORTED or keyword in UNSUPPORTED or keyword in _OLDER or keyword in _ANNOTATIONS:
         return None
     if not keyword[:1].isalpha() or keyword.startswith("x-"):
         return None
     folded = {name.lower(): name for name in (*_NAMES, *sorted(_ANNOTATIONS))}
-    near = difflib.get_close_matches(keyword.lower(), folded, n=1, cutoff=_ALIKE)
+    near = difflib.get_close_matches(keyword.lower(), folded, n=1, cutoff=_MIN_SIMILARITY)
     return folded[near[0]] if near and folded[near[0]] in _NAMES else None
 
 
@@ -130,7 +138,7 @@ def _error(schema: Any, dialect: str) -> jsonschema.ValidationError | None:
         errors = _meta_validator(_DIALECTS[dialect]).iter_errors(schema)
         error: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(errors)
         return error
-    except (RecursionError, OverflowError) as failure:  # of a pattern, as Python's own expressions are checked
+    except (RecursionError, OverflowError) as failure:  # raised by Python's `re` while it compiles a pattern
         raise BadRequest(
             f"structured_outputs.json: a pattern nests too deep or repeats too often: {clipped(failure)}; simplify it"
         ) from None

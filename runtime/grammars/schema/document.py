@@ -1,4 +1,4 @@
-"""A schema as a document: its nodes, their bases, and what its references lead to."""
+"""A schema document: base URIs of its subschemas, and resolution of references."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 import jsonschema
 import referencing
 
-from tandemrt.engines.errors import quoted
+from tandemrt.engines.validation.errors import quoted
 from tandemrt.runtime.grammars.schema.dialect import (
     REF_STANDS_ALONE,
     Schema,
@@ -19,7 +19,7 @@ from tandemrt.runtime.grammars.schema.dialect import (
     validator_of,
 )
 
-TRIED = 16  # characters of a given text that patterns are tried on
+MAX_PATTERN_TEXT = 16  # longer literal texts are not matched against patterns
 _PATTERNS = frozenset({"pattern", "patternProperties"})
 _ONE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _ONE_MORE = ("unevaluatedItems", "unevaluatedProperties")
@@ -27,8 +27,8 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
-class Unheld(Exception):
-    """What a grammar cannot hold: the place, why, and what to do."""
+class UnsupportedSchema(Exception):
+    """A schema that a grammar cannot enforce: the place, the reason, and a remedy."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -36,13 +36,13 @@ class Unheld(Exception):
 
 @dataclass(frozen=True)
 class Node:
-    """A schema at its place. Two nodes are the same iff ``name`` is."""
+    """A subschema and where it is. Nodes with equal ``name`` are equal."""
 
     schema: Schema
-    place: str  # JSON pointer of the schema, or of the one that it was made from
-    base: str  # URI of the resource it belongs to, "" if it has none
+    place: str  # JSON pointer of the schema, or of the schema that it is derived from
+    base: str  # URI of its resource, "" for none
     name: str
-    condition: bool = False  # it only asks: what it names is not thereby a property that an object may have
+    condition: bool = False  # inside `if` or `not`: its properties do not close the object
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -50,12 +50,12 @@ class Node:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Node) and self.name == other.name
 
-    def made(self, schema: Schema, how: str, *, condition: bool = True) -> "Node":
-        """A schema that follows from this one; ``how`` tells all that follow apart."""
+    def derived(self, schema: Schema, how: str, *, condition: bool = True) -> "Node":
+        """Return a node for a ``schema`` derived from this one; ``how`` makes its name unique."""
         return Node(schema, self.place, self.base, f"{self.name}!{_named(how)}", condition or self.condition)
 
     def without(self, *keywords: str) -> "Node":
-        """What is left once ``keywords`` have been followed."""
+        """Return the node without ``keywords``, after they were expanded."""
         if not isinstance(self.schema, dict):
             return self
         rest = {key: value for key, value in self.schema.items() if key not in keywords}
@@ -68,21 +68,21 @@ class Node:
             rest["dependencies"] = kept
         return replace(self, schema=rest, name=f"{self.name}!-{'-'.join(keywords)}")
 
-    def asking(self) -> "Node":
+    def as_condition(self) -> "Node":
         return replace(self, condition=True, name=f"{self.name}!asking")
 
     @property
-    def is_rest(self) -> bool:
+    def is_remainder(self) -> bool:
         return "!-" in self.name
 
     @property
-    def whole_name(self) -> str:
-        """The name before anything was followed: what is left of a schema has the same subschemas."""
+    def source_name(self) -> str:
+        """The name before ``without``: a node without some keywords has the same subschemas as the original."""
         return "!".join(part for part in self.name.split("!") if not part.startswith("-"))
 
 
 class Document:
-    """The nodes of one schema. Raises BadRequest for what is no JSON schema."""
+    """The nodes of one schema. Raises BadRequest for an invalid JSON schema."""
 
     def __init__(self, root: Schema) -> None:
         self.dialect = dialect_of(root)
@@ -97,8 +97,8 @@ class Document:
         self._read(root, "#", "")
 
     @property
-    def several(self) -> bool:
-        """Whether nodes have different bases."""
+    def has_several_bases(self) -> bool:
+        """Whether nodes have different base URIs."""
         return len(set(self._bases.values())) > 1
 
     @property
@@ -106,34 +106,36 @@ class Document:
         return Node(self._root, "#", self._bases["#"], "#")
 
     def keywords(self, node: Node) -> dict[str, Any]:
-        """The keywords of a node that mean something, in the forms of 2020-12; nobody changes them."""
+        """Return the keywords of a node that constrain values, in the forms of 2020-12. Do not change the result."""
         if node.name not in self._keywords:
             schema = node.schema
             self._keywords[node.name] = keywords(schema, self.dialect) if isinstance(schema, dict) else {}
         return self._keywords[node.name]
 
     def child(self, node: Node, schema: Schema, *path: str | int) -> Node:
-        """The subschema of ``node`` at ``path``."""
+        """Return the subschema of ``node`` at ``path``."""
         place = "/".join([node.place, *map(escaped, path)])
-        name = "/".join([node.whole_name, *(_named(escaped(step)) for step in path)])
+        name = "/".join([node.source_name, *(_named(escaped(step)) for step in path)])
         if place not in self._bases and isinstance(schema, dict) and "$id" in schema:
-            raise Unheld(place, "a base of its own ($id) is not held here; leave it out")
+            raise UnsupportedSchema(place, "a nested $id is not supported here; leave it out")
         return Node(schema, place, self._bases.get(place, node.base), name, node.condition)
 
     def resolve(self, node: Node, reference: str) -> Node:
-        """What ``reference``, standing in ``node``, leads to. Raises Unheld."""
+        """Return the target of ``reference`` in ``node``. Raises UnsupportedSchema."""
         uri, fragment = urldefrag(reference)
         base = node.base if not uri else urldefrag(urljoin(node.base, uri))[0]
         fragment = unquote(fragment)
         place = f"{node.place}/$ref"
         if base not in self._resources:
-            raise Unheld(place, f"{quoted(reference)} is not in this schema; put what it names under $defs")
+            raise UnsupportedSchema(place, f"{quoted(reference)} is not in this schema; put its target under $defs")
         target: Any
         at, target = self._resources[base]
         if fragment and not fragment.startswith("/"):
             found = self._anchors.get((base, fragment), [])
             if len(found) != 1:
-                raise Unheld(place, f"{quoted(reference)} is not one place in this schema; use '#/$defs/name'")
+                raise UnsupportedSchema(
+                    place, f"{quoted(reference)} is not one place in this schema; use '#/$defs/name'"
+                )
             at, target = found[0]
             return Node(target, at, self._bases[at], _named(at))
         for step in fragment.split("/")[1:]:
@@ -143,29 +145,35 @@ class Document:
             elif isinstance(target, dict) and key in target:
                 target = target[key]
             else:
-                raise Unheld(place, f"{quoted(reference)} is not a place in this schema such as '#/$defs/name'")
+                raise UnsupportedSchema(
+                    place, f"{quoted(reference)} is not a place in this schema such as '#/$defs/name'"
+                )
             at = f"{at}/{escaped(key)}"
             base = self._bases.get(at, base)
-        if at not in self._bases:  # nobody has read it as a schema so far
+        if at not in self._bases:  # not read as a schema yet
             check_valid(target, self.dialect, at)
             if not isinstance(target, dict | bool):
-                raise Unheld(place, f"{quoted(reference)} is no schema; point it to one")
+                raise UnsupportedSchema(place, f"{quoted(reference)} is not a schema; point it to one")
             self._read(target, at, base)
         return Node(target, at, self._bases[at], _named(at))
 
     def is_plain(self, reference: str) -> bool:
-        """Whether a dynamic reference leads to one place whoever refers."""
-        return self._dynamic.get(urldefrag(reference)[1], 0) <= 1 and not self.several
+        """Return whether a dynamic reference has the same target from every place."""
+        return self._dynamic.get(urldefrag(reference)[1], 0) <= 1 and not self.has_several_bases
 
-    def holds(self, node: Node, value: Any) -> bool:
-        """Whether ``value`` satisfies a node, by the jsonschema package.
+    def is_valid(self, node: Node, value: Any) -> bool:
+        """Return whether ``value`` is valid for a node, by the jsonschema package.
 
-        Raises Unheld for what might take for ever: Python's patterns can, on a long text.
+        Raises UnsupportedSchema if that may take unbounded time: Python's `re` can, on a long text.
         """
-        if _longest_text(value) > TRIED and self._may_try_patterns(node.schema):
-            raise Unheld(node.place, f"a pattern is not tried on a given text of more than {TRIED} characters")
-        if self.dialect == "draft-04" and "!" in node.whole_name:  # made here, in a newer form
-            raise Unheld(node.place, "values beside a condition are not held in draft-04; use a later one")
+        if _longest_text(value) > MAX_PATTERN_TEXT and self._may_try_patterns(node.schema):
+            raise UnsupportedSchema(
+                node.place, f"a pattern is not tried on a given text of more than {MAX_PATTERN_TEXT} characters"
+            )
+        if self.dialect == "draft-04" and "!" in node.source_name:  # derived, with keywords of newer drafts
+            raise UnsupportedSchema(
+                node.place, "literal values with a condition are not supported in draft-04; use a later one"
+            )
         if node.base not in self._validators:
             _, resource = self._resources[node.base]
             # An empty registry keeps references to other documents from being fetched.
@@ -174,7 +182,7 @@ class Document:
         try:
             return bool(self._validators[node.base].evolve(schema=node.schema).is_valid(value))
         except (referencing.exceptions.Unresolvable, RecursionError):
-            raise Unheld(node.place, "its values cannot be checked; simplify its references") from None
+            raise UnsupportedSchema(node.place, "its values cannot be checked; simplify its references") from None
 
     def _may_try_patterns(self, schema: Any) -> bool:
         words = set(_words(schema))
@@ -186,7 +194,7 @@ class Document:
         return any(not _PATTERNS.isdisjoint(_words(resource)) for _, resource in self._resources.values())
 
     def _read(self, schema: Any, place: str, base: str) -> None:
-        """Note the base of a schema and of all within, and the anchors."""
+        """Record the base URI and the anchors of a schema and of its subschemas."""
         if not isinstance(schema, dict | bool):
             return
         if isinstance(schema, dict):
@@ -210,12 +218,12 @@ class Document:
 
 
 def escaped(step: str | int) -> str:
-    """A step of a JSON pointer."""
+    """Escape one step of a JSON pointer."""
     return str(step).replace("~", "~0").replace("/", "~1")
 
 
 def _named(place: str) -> str:
-    return place.replace("!", "~2")  # what follows a `!` in a name is how a node was made
+    return place.replace("!", "~2")  # in names, `!` separates the place from how the node was derived
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -229,7 +237,7 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...],
 
 
 def _words(value: Any) -> Iterator[str]:
-    """The keys of all objects within ``value``."""
+    """Yield the keys of all objects within ``value``."""
     if isinstance(value, dict):
         yield from value
         value = list(value.values())
@@ -239,7 +247,7 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def _longest_text(value: Any) -> int:
-    """The length of the longest string within ``value``, keys of objects included."""
+    """Return the length of the longest string within ``value``, object keys included."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

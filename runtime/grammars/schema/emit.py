@@ -1,51 +1,53 @@
-"""Writes shapes down as the schema that a grammar is compiled from: types, literals, objects, arrays, references."""
+"""Write shapes (shapes.py) as the JSON schema that llguidance compiles."""
 
 import math
 from fractions import Fraction
 from typing import Any
 
-from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.validation import MOST_LINES
-from tandemrt.runtime.grammars import patterns
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.engines.validation.records import MOST_LINES
+from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.schema.dialect import Schema
-from tandemrt.runtime.grammars.schema.document import Document, Unheld
+from tandemrt.runtime.grammars.schema.document import Document, UnsupportedSchema
 from tandemrt.runtime.grammars.schema.expand import Expander
 from tandemrt.runtime.grammars.schema.shapes import (
     ANYTHING,
+    AllOf,
     Array,
-    Conj,
     Literals,
     Number,
     Object,
     Plain,
-    Same,
+    Ref,
     Shape,
     String,
 )  # fmt: skip
 
-MOST_PLACES = 20_000
-_DEEPEST = 12  # levels that are written in one piece
-_DOUBLE = 2**53  # integers up to here are doubles
+MAX_PLACES = 20_000
+_MAX_INLINE_DEPTH = 12  # nested levels without a reference
+_DOUBLE = 2**53  # integers up to here are exact doubles
 
 
 def enforceable(schema: Schema, *, closed: bool = True, quick: bool = False) -> dict[str, Any]:
-    """The schema that a grammar is compiled from, which takes nothing that ``schema`` does not.
+    """Return the schema to compile, in a form that llguidance enforces exactly.
 
-    ``closed``: objects that are described have no other names unless ``additionalProperties`` says so.
+    The result may be stricter than ``schema``, never looser.
+
+    ``closed``: objects with ``properties`` allow no other names unless ``additionalProperties`` does.
 
     Raises:
-        BadRequest: no JSON schema, what cannot be held with a line for each place, or no finite text fits.
-        NotQuick: with ``quick``, there is more to work out than is always quick.
+        BadRequest: an invalid JSON schema, unsupported keywords (one line for each place), or no finite value fits.
+        NotQuick: ``quick`` is set and the conversion takes more than ``expand.QUICK_STEPS``.
     """
     return _Writer(Expander(Document(schema), closed=closed, quick=quick)).write()
 
 
-def loosened(schema: Schema, *, closed: bool = True, quick: bool = False) -> dict[str, Any]:
-    """A schema for a text that is checked when it is finished: what cannot be held is left open.
+def relaxed(schema: Schema, *, closed: bool = True, quick: bool = False) -> dict[str, Any]:
+    """Return a looser schema without unsupported keywords, for requests that validate the finished text.
 
     Raises:
-        BadRequest: no JSON schema, or no finite text fits.
-        NotQuick: as ``enforceable``.
+        BadRequest: an invalid JSON schema, or no finite value fits.
+        NotQuick: as in ``enforceable``.
     """
     try:
         return enforceable(schema, closed=closed, quick=quick)
@@ -56,21 +58,21 @@ def loosened(schema: Schema, *, closed: bool = True, quick: bool = False) -> dic
 class _Writer:
     def __init__(self, expander: Expander) -> None:
         self._expander = expander
-        self._shapes: dict[Conj, list[Shape]] = {}
+        self._shapes: dict[AllOf, list[Shape]] = {}
         self._problems: dict[str, None] = {}
-        self._open: set[Conj] = {ANYTHING}  # places that take anything
+        self._open: set[AllOf] = {ANYTHING}  # written as {}: any value, or unsupported keywords
 
     def write(self) -> dict[str, Any]:
-        root = self._found(Conj(self._expander.document.root))
+        root = self._found(AllOf(self._expander.document.root))
         self._explore(root)
         if self._problems and not self._expander.loose:
-            _refuse(list(self._problems))
+            _reject(list(self._problems))
         if root in self._open:
             return {}
-        self._drop_endless()
-        self._check_circles()
+        self._drop_infinite()
+        self._check_cycles()
         if not self._shapes[root]:
-            _refuse(["#: no finite text fits the schema; look for contradictions and for references without an end"])
+            _reject(["#: no finite text fits the schema; look for contradictions and for references without an end"])
         self._uses = dict.fromkeys(self._shapes, 0)
         self._uses[root] = 1
         for shapes in self._shapes.values():
@@ -78,62 +80,62 @@ class _Writer:
                 for child in _children(shape):
                     if self._found(child) in self._uses:
                         self._uses[self._found(child)] += 1
-        self._names: dict[Conj, str] = {}
-        self._pending: list[Conj] = []
+        self._names: dict[AllOf, str] = {}
+        self._pending: list[AllOf] = []
         written = self._union(root, 0)
         definitions: dict[str, Any] = {}
         while self._pending:
-            conj = self._pending.pop()
-            definitions[self._names[conj]] = self._union(conj, 0)
+            all_of = self._pending.pop()
+            definitions[self._names[all_of]] = self._union(all_of, 0)
         return {**written, "$defs": definitions} if definitions else written
 
-    def _found(self, conj: Conj) -> Conj:
+    def _found(self, all_of: AllOf) -> AllOf:
         try:
-            return self._expander.conj(conj)
-        except Unheld as problem:
+            return self._expander.canonical(all_of)
+        except UnsupportedSchema as problem:
             self._problems.setdefault(str(problem))
             return ANYTHING
 
-    def _explore(self, root: Conj) -> None:
+    def _explore(self, root: AllOf) -> None:
         pending = [root]
         while pending:
-            conj = pending.pop()
-            if conj in self._shapes:
+            all_of = pending.pop()
+            if all_of in self._shapes:
                 continue
             try:
-                if len(self._shapes) > MOST_PLACES:
-                    raise Unheld("#", f"more than {MOST_PLACES} combinations of schemas; simplify it")
-                shapes = self._expander.shapes(conj) if conj.nodes else []
-            except Unheld as problem:
+                if len(self._shapes) > MAX_PLACES:
+                    raise UnsupportedSchema("#", f"more than {MAX_PLACES} combinations of schemas; simplify it")
+                shapes = self._expander.shapes(all_of) if all_of.nodes else []
+            except UnsupportedSchema as problem:
                 self._problems.setdefault(str(problem))
-                self._open.add(conj)
+                self._open.add(all_of)
                 shapes = []
             except RecursionError:
-                self._problems.setdefault("#: schemas that hold together nest too deep; flatten them")
-                self._open.add(conj)
+                self._problems.setdefault("#: schemas that apply together are nested too deep; flatten them")
+                self._open.add(all_of)
                 shapes = []
-            self._shapes[conj] = shapes
-            if len(self._shapes) > MOST_PLACES + 1:
+            self._shapes[all_of] = shapes
+            if len(self._shapes) > MAX_PLACES + 1:
                 return
             for shape in shapes:
                 pending += [self._found(child) for child in reversed(_children(shape))]
 
-    def _drop_endless(self) -> None:
-        """Keep the shapes of which a finite text exists."""
+    def _drop_infinite(self) -> None:
+        """Drop the shapes that only infinitely nested values fit."""
         ending = set(self._open)
         grown = True
         while grown:
             grown = False
-            for conj, shapes in self._shapes.items():
-                if conj not in ending and any(self._ends(shape, ending) for shape in shapes):
-                    ending.add(conj)
+            for all_of, shapes in self._shapes.items():
+                if all_of not in ending and any(self._ends(shape, ending) for shape in shapes):
+                    ending.add(all_of)
                     grown = True
-        for conj, shapes in self._shapes.items():
-            self._shapes[conj] = [shape for shape in shapes if self._ends(shape, ending)]
+        for all_of, shapes in self._shapes.items():
+            self._shapes[all_of] = [shape for shape in shapes if self._ends(shape, ending)]
 
-    def _ends(self, shape: Shape, ending: set[Conj]) -> bool:
-        if isinstance(shape, Same):
-            return self._found(shape.conj) in ending
+    def _ends(self, shape: Shape, ending: set[AllOf]) -> bool:
+        if isinstance(shape, Ref):
+            return self._found(shape.target) in ending
         if isinstance(shape, Object):
             return all(self._found(shape.properties[name]) in ending for name in shape.required)
         if isinstance(shape, Array):
@@ -142,49 +144,49 @@ class _Writer:
             return all(child is not None and self._found(child) in ending for child in [*needed, *more])
         return True
 
-    def _check_circles(self) -> None:
-        """Refuse choices that lead back to themselves without a character in between."""
-        done: set[Conj] = set()
+    def _check_cycles(self) -> None:
+        """Reject references that lead back to themselves without writing any text."""
+        done: set[AllOf] = set()
         for start in self._shapes:
-            path: list[tuple[Conj, list[Conj]]] = [(start, self._same(start))] if start not in done else []
+            path: list[tuple[AllOf, list[AllOf]]] = [(start, self._same(start))] if start not in done else []
             active = {start}
             while path:
-                conj, left = path[-1]
+                all_of, left = path[-1]
                 if not left:
                     path.pop()
-                    active.discard(conj)
-                    done.add(conj)
+                    active.discard(all_of)
+                    done.add(all_of)
                     continue
                 following = left.pop()
                 if following in active:
-                    _refuse([f"{following.nodes[0].place}: only refers to itself; point the reference to a schema"])
+                    _reject([f"{following.nodes[0].place}: only refers to itself; point the reference to a schema"])
                 if following not in done:
                     active.add(following)
                     path.append((following, self._same(following)))
 
-    def _same(self, conj: Conj) -> list[Conj]:
-        return [self._found(shape.conj) for shape in self._shapes[conj] if isinstance(shape, Same)]
+    def _same(self, all_of: AllOf) -> list[AllOf]:
+        return [self._found(shape.target) for shape in self._shapes[all_of] if isinstance(shape, Ref)]
 
-    def _schema(self, conj: Conj | None, depth: int) -> Any:
-        """The schema of a place, or a reference to where it is written once for all."""
-        if conj is None:
+    def _schema(self, all_of: AllOf | None, depth: int) -> Any:
+        """Return the schema of a place, or a reference to its definition."""
+        if all_of is None:
             return False
-        conj = self._found(conj)
-        if conj in self._open:
+        all_of = self._found(all_of)
+        if all_of in self._open:
             return {}
-        shapes = self._shapes[conj]
+        shapes = self._shapes[all_of]
         if not shapes:
             return False
         small = all(isinstance(shape, Plain | Number | String) or _is_short(shape) for shape in shapes)
-        if small or (self._uses[conj] == 1 and depth < _DEEPEST):
-            return self._union(conj, depth + 1)
-        if conj not in self._names:
-            self._names[conj] = str(len(self._names))
-            self._pending.append(conj)
-        return {"$ref": f"#/$defs/{self._names[conj]}"}
+        if small or (self._uses[all_of] == 1 and depth < _MAX_INLINE_DEPTH):
+            return self._union(all_of, depth + 1)
+        if all_of not in self._names:
+            self._names[all_of] = str(len(self._names))
+            self._pending.append(all_of)
+        return {"$ref": f"#/$defs/{self._names[all_of]}"}
 
-    def _union(self, conj: Conj, depth: int) -> dict[str, Any]:
-        written = [self._shape(shape, depth) for shape in self._shapes[conj]]
+    def _union(self, all_of: AllOf, depth: int) -> dict[str, Any]:
+        written = [self._shape(shape, depth) for shape in self._shapes[all_of]]
         unlike: list[Any] = []
         for one in written:
             if one not in unlike:
@@ -200,8 +202,8 @@ class _Writer:
             return _number(shape)
         if isinstance(shape, String):
             return _string(shape)
-        if isinstance(shape, Same):
-            return self._schema(shape.conj, depth)
+        if isinstance(shape, Ref):
+            return self._schema(shape.target, depth)
         if isinstance(shape, Array):
             written: dict[str, Any] = {"type": "array"}
             if shape.first:
@@ -211,11 +213,11 @@ class _Writer:
         return self._object(shape, depth)
 
     def _object(self, shape: Object, depth: int) -> dict[str, Any]:
-        properties = {name: self._schema(asked, depth) for name, asked in shape.properties.items()}
-        named = {f"^{pattern}$": self._schema(asked, depth) for pattern, asked in shape.patterns.items()}
+        properties = {name: self._schema(all_of, depth) for name, all_of in shape.properties.items()}
+        named = {f"^{pattern}$": self._schema(all_of, depth) for pattern, all_of in shape.patterns.items()}
         rest = self._schema(shape.rest, depth)
         if rest is not False and properties:
-            # Beside properties the engine would let one in again under an escaped spelling of its name.
+            # With additionalProperties, llguidance would accept a property again under an escaped form of its name.
             named, rest = {f"^{patterns.other_than(list(properties))}$": rest}, False
         written: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": rest}
         if shape.required:
@@ -256,13 +258,22 @@ def _limits(shape: Array | Object | String, least: str, most: str) -> dict[str, 
 
 
 def _double(bound: Fraction, up: bool) -> int | float:
-    """A bound as the engine reads it: the nearest double that lets in no more."""
+    """Round a bound to the nearest double that allows no number outside the bound.
+
+    llguidance reads a bound as a double. For an integer type it takes the value of that double, and else its shortest
+    decimal form: 2^60 as 1152921504606847000.
+    """
     if bound.denominator == 1 and abs(bound) <= _DOUBLE:
         return int(bound)
     number = float(bound)
-    if Fraction(number) != bound and (Fraction(number) < bound) == up and Fraction(repr(number)) != bound:
+    while _is_outside(number, bound, up):
         number = math.nextafter(number, math.inf if up else -math.inf)
     return int(number) if number.is_integer() else number
+
+
+def _is_outside(number: float, bound: Fraction, up: bool) -> bool:
+    meant = [Fraction(repr(number)), *([Fraction(number)] if number.is_integer() else [])]
+    return any(each < bound if up else each > bound for each in meant)
 
 
 def _decimal(step: Fraction) -> int | float:
@@ -277,9 +288,9 @@ def _is_short(shape: Shape) -> bool:
     )
 
 
-def _children(shape: Shape) -> list[Conj]:
-    if isinstance(shape, Same):
-        return [shape.conj]
+def _children(shape: Shape) -> list[AllOf]:
+    if isinstance(shape, Ref):
+        return [shape.target]
     if isinstance(shape, Array):
         return [*shape.first, *([shape.rest] if shape.rest is not None else [])]
     if isinstance(shape, Object):
@@ -288,7 +299,7 @@ def _children(shape: Shape) -> list[Conj]:
     return []
 
 
-def _refuse(problems: list[str]) -> None:
+def _reject(problems: list[str]) -> None:
     lines = [f"- {problem}" for problem in problems[:MOST_LINES]]
     if len(problems) > MOST_LINES:
         lines.append(f"- and {len(problems) - MOST_LINES} more")

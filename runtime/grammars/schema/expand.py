@@ -1,25 +1,25 @@
-"""From schemas that hold together to the shapes of which one may hold: references followed, choices made one by one."""
+"""Expand a conjunction of schemas into alternative shapes: resolve references and enumerate choices."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from tandemrt.engines.errors import NotQuick
-from tandemrt.runtime.grammars.opposites import effort, opposite
-from tandemrt.runtime.grammars.pattern_parts import Unreadable
+from tandemrt.engines.validation.errors import NotQuick
+from tandemrt.runtime.grammars.regex.complement import complement, complement_size
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema import dialect
 from tandemrt.runtime.grammars.schema.disjoint import Disjoint
-from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
-from tandemrt.runtime.grammars.schema.facts import Facts, excludes_only
-from tandemrt.runtime.grammars.schema.negate import negated
-from tandemrt.runtime.grammars.schema.plain import plain
-from tandemrt.runtime.grammars.schema.shapes import Conj, Literals, Same, Shape, String
+from tandemrt.runtime.grammars.schema.document import Document, Node, UnsupportedSchema
+from tandemrt.runtime.grammars.schema.intersection import Intersection, excludes_only
+from tandemrt.runtime.grammars.schema.lowering import plain
+from tandemrt.runtime.grammars.schema.negation import negated
+from tandemrt.runtime.grammars.schema.shapes import AllOf, Literals, Ref, Shape, String
 
-MOST_SHAPES = 512  # of one place
-MOST_STEPS = 20_000  # of one schema
-OPPOSITE_STEPS = 50  # that an opposite of patterns counts for, or more where it is more work
-QUICK_STEPS = 1000  # that are no trouble wherever they are taken: some ten milliseconds
+MAX_SHAPES = 512  # per place
+MAX_STEPS = 20_000  # per schema
+COMPLEMENT_STEPS = 50  # minimum cost of a complement of patterns, in steps
+QUICK_STEPS = 1000  # about 10 ms; larger schemas are converted in a worker process
 
-# Keywords that are left out where a text is checked in the end.
+# Keywords that ``loose`` drops: the finished text is validated against the original schema.
 _LOOSE = frozenset({"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "contains", "uniqueItems"})
 _LOOSE |= {"propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "unevaluatedItems"}
 
@@ -27,55 +27,64 @@ Option = tuple[Node, ...]
 
 
 class Expander:
-    """The shapes of the schemas of one document, each worked out once; if ``quick``, or NotQuick is raised."""
+    """Expand the schemas of one document, and cache the results.
+
+    Args:
+        document: the schema to expand.
+        closed: objects with ``properties`` allow no other names unless ``additionalProperties`` does.
+        loose: drop unsupported keywords, because the finished text is validated.
+        quick: raise NotQuick after ``QUICK_STEPS``.
+    """
 
     def __init__(self, document: Document, *, closed: bool = True, loose: bool = False, quick: bool = False) -> None:
         self.document = document
         self._quick = quick
-        self.closed = closed  # objects that are described have no other names unless their schema says so
-        self.loose = loose  # what is not held is left open, for the finished text is checked
-        self._known: dict[Conj, list[Shape]] = {}
-        self._alike: dict[Conj, Conj] = {}
-        self._active: set[Conj] = set()
+        self.closed = closed
+        self.loose = loose
+        self._known: dict[AllOf, list[Shape]] = {}
+        self._alike: dict[AllOf, AllOf] = {}
+        self._active: set[AllOf] = set()
         self._steps = 0
         self._disjoint = Disjoint(self)
 
-    def conj(self, conj: Conj) -> Conj:
-        """The same schemas with references that stand alone followed, so that what is the same has one name."""
-        if conj not in self._alike:
-            self._alike[conj] = Conj(*(self._followed(node) for node in conj.nodes))
-        return self._alike[conj]
+    def canonical(self, all_of: AllOf) -> AllOf:
+        """Replace each node that is only a $ref by its target, so that equal conjunctions compare equal."""
+        if all_of not in self._alike:
+            self._alike[all_of] = AllOf(*(self._followed(node) for node in all_of.nodes))
+        return self._alike[all_of]
 
-    def shapes(self, conj: Conj) -> list[Shape]:
-        """Raises Unheld."""
-        if conj not in self._known:
-            if conj in self._active:
-                raise Unheld(conj.nodes[0].place, "only refers to itself; point the reference to a schema")
-            self._active.add(conj)
+    def shapes(self, all_of: AllOf) -> list[Shape]:
+        """Return the alternative shapes of a conjunction. Raises UnsupportedSchema."""
+        if all_of not in self._known:
+            if all_of in self._active:
+                raise UnsupportedSchema(all_of.nodes[0].place, "only refers to itself; point the reference to a schema")
+            self._active.add(all_of)
             try:
-                found = self._shapes(conj)
+                found = self._shapes(all_of)
             finally:
-                self._active.discard(conj)
-            if len(found) > MOST_SHAPES:
-                raise Unheld(conj.nodes[0].place, f"more than {MOST_SHAPES} combinations of choices; simplify it")
-            self._known[conj] = found
-        return self._known[conj]
+                self._active.discard(all_of)
+            if len(found) > MAX_SHAPES:
+                raise UnsupportedSchema(
+                    all_of.nodes[0].place, f"more than {MAX_SHAPES} combinations of choices; simplify it"
+                )
+            self._known[all_of] = found
+        return self._known[all_of]
 
     def _followed(self, node: Node) -> Node:
         passed = set()
         while self.document.keywords(node).keys() == {"$ref"}:
             self._check(node)
             if node in passed:
-                raise Unheld(f"{node.place}/$ref", "only refers to itself; point it to a schema")
+                raise UnsupportedSchema(f"{node.place}/$ref", "only refers to itself; point it to a schema")
             passed.add(node)
             assert isinstance(node.schema, dict)
             node = self.document.resolve(node, node.schema["$ref"])
         return node
 
-    def _shapes(self, conj: Conj) -> list[Shape]:
+    def _shapes(self, all_of: AllOf) -> list[Shape]:
         nodes: list[Node] = []
-        for node in conj.nodes:
-            nodes += self._gathered(node, (), alone=len(conj.nodes) == 1)
+        for node in all_of.nodes:
+            nodes += self._gathered(node, (), alone=len(all_of.nodes) == 1)
         if any(node.schema is False for node in nodes):
             return []
         for node in nodes:
@@ -83,23 +92,25 @@ class Expander:
             if "const" in found or "enum" in found:
                 keyword = "const" if "const" in found else "enum"
                 values = [found["const"]] if "const" in found else found["enum"]
-                # A value that is listed need not be looked for in its own list, which may be long.
-                asked = [each.without(keyword) if each.whole_name == node.whole_name else each for each in conj.nodes]
-                return self._literals(asked, values, f"{node.place}/{keyword}")
+                # The values of the list fit the list; skip that check, because the list may be long.
+                others = [
+                    each.without(keyword) if each.source_name == node.source_name else each for each in all_of.nodes
+                ]
+                return self._literals(others, values, f"{node.place}/{keyword}")
         for index, node in enumerate(nodes):
             choice = self._choice(node)
             if choice:
-                base = Conj(*nodes[:index], node.without(*choice), *nodes[index + 1 :])
+                base = AllOf(*nodes[:index], node.without(*choice), *nodes[index + 1 :])
                 return list(self._options(base, node, choice[0]))
-        place = conj.nodes[0].place if conj.nodes else "#"
-        shapes = Facts(self, nodes).shapes()
+        place = all_of.nodes[0].place if all_of.nodes else "#"
+        shapes = Intersection(self, nodes).shapes()
         return [shape for found in shapes for shape in plain(found, self, place)]
 
     def _gathered(self, node: Node, above: Option, *, alone: bool = False) -> Iterator[Node]:
-        """The node and all that hold with it, without the keywords that led there."""
+        """Yield ``node`` and the nodes that its $ref and allOf lead to, each without these keywords."""
         self._spend(1, node.place)
         if node in above:
-            raise Unheld(node.place, "only refers to itself; point the reference to a schema")
+            raise UnsupportedSchema(node.place, "only refers to itself; point the reference to a schema")
         self._check(node, alone=alone)
         found = self.document.keywords(node)
         left = node
@@ -107,7 +118,7 @@ class Expander:
         for keyword, value in found.items():
             if keyword in ("$ref", "$dynamicRef"):
                 if keyword == "$dynamicRef" and not self.document.is_plain(value):
-                    raise Unheld(f"{node.place}/$dynamicRef", "several places bear that anchor; use $ref")
+                    raise UnsupportedSchema(f"{node.place}/$dynamicRef", "the anchor has several targets; use $ref")
                 more += self._gathered(self.document.resolve(node, value), (*above, node))
             elif keyword == "allOf":
                 for index, child in enumerate(value):
@@ -119,40 +130,38 @@ class Expander:
         yield from (*more, left) if first in ("$ref", "$dynamicRef", "allOf") else (left, *more)
 
     def _check(self, node: Node, *, alone: bool = False) -> None:
-        """Refuse keywords that nobody holds, and those that look like a slip of the pen."""
+        """Raise UnsupportedSchema for unsupported and for probably misspelled keywords."""
         if not isinstance(node.schema, dict) or self.loose:
             return
         for keyword in node.schema:
             if meant := dialect.misspelled(keyword):
-                raise Unheld(f"{node.place}/{keyword}", f"is no keyword; did you mean {meant!r}?")
+                raise UnsupportedSchema(f"{node.place}/{keyword}", f"is not a keyword; did you mean {meant!r}?")
         for keyword, value in self.document.keywords(node).items():
-            if keyword in dialect.UNHELD and not _says_little(keyword, value, node.schema):
-                raise Unheld(f"{node.place}/{keyword}", dialect.UNHELD[keyword])
-            if keyword == "unevaluatedProperties" and value is not True and not node.is_rest:
-                beside = not alone or not {"not", "if", "dependentSchemas"}.isdisjoint(node.schema)
-                if value is not False or beside:
-                    rule = (
-                        "only false is held, and only where no other schema holds beside it; use additionalProperties"
-                    )
-                    raise Unheld(f"{node.place}/{keyword}", rule)
+            if keyword in dialect.UNSUPPORTED and not _is_redundant(keyword, value, node.schema):
+                raise UnsupportedSchema(f"{node.place}/{keyword}", dialect.UNSUPPORTED[keyword])
+            if keyword == "unevaluatedProperties" and value is not True and not node.is_remainder:
+                combined = not alone or not {"not", "if", "dependentSchemas"}.isdisjoint(node.schema)
+                if value is not False or combined:
+                    rule = "only false is supported, and only where no other schema applies; use additionalProperties"
+                    raise UnsupportedSchema(f"{node.place}/{keyword}", rule)
 
-    def _literals(self, asked: list[Node], values: list[Any], place: str) -> list[Shape]:
-        fitting = [value for value in values if all(self._holds(node, value) for node in asked)]
+    def _literals(self, nodes: list[Node], values: list[Any], place: str) -> list[Shape]:
+        fitting = [value for value in values if all(self._is_valid(node, value) for node in nodes)]
         return plain(Literals(fitting), self, place) if fitting else []
 
-    def _holds(self, node: Node, value: Any) -> bool:
+    def _is_valid(self, node: Node, value: Any) -> bool:
         try:
-            return self.document.holds(node, value)
-        except Unheld:
+            return self.document.is_valid(node, value)
+        except UnsupportedSchema:
             if not self.loose:
                 raise
-            return True  # the finished text is checked
+            return True  # the finished text is validated
 
     def _choice(self, node: Node) -> tuple[str, ...]:
-        """The keywords of the first choice that a node leaves."""
+        """Return the keywords of the first choice in a node."""
         found = self.document.keywords(node)
         for keyword, value in found.items():
-            if keyword in ("anyOf", "oneOf") or (keyword in dialect.DEPENDENT and value):
+            if keyword in ("anyOf", "oneOf") or (keyword in dialect.DEPENDENT_KEYWORDS and value):
                 return (keyword,)
             if keyword == "if" and ("then" in found or "else" in found):
                 return ("if", "then", "else")
@@ -165,15 +174,15 @@ class Expander:
         self._check(inner)
         return excludes_only(self.document.keywords(inner))
 
-    def _options(self, base: Conj, node: Node, keyword: str) -> Iterator[Shape]:
+    def _options(self, base: AllOf, node: Node, keyword: str) -> Iterator[Shape]:
         if keyword == "oneOf" and not self.loose:
             options = self._one_of(base, node)
         else:
-            options = [Conj(*base.nodes, *option) for option in self._ways(node, keyword)]
+            options = [AllOf(*base.nodes, *option) for option in self._ways(node, keyword)]
         for option in options:
-            alone = self.conj(option)
+            alone = self.canonical(option)
             if len(alone.nodes) == 1 and keyword in ("anyOf", "oneOf"):
-                yield Same(alone)
+                yield Ref(alone)
             else:
                 yield from self.shapes(option)
 
@@ -188,16 +197,18 @@ class Expander:
         return self._dependent(node, keyword, value)
 
     def _dependent(self, node: Node, keyword: str, value: dict[str, Any]) -> list[Option]:
-        """Without the first name, or with it and what it needs; the other names are left for later."""
+        """Return two options, without and with the first property; later expansions handle the other properties."""
         name, *others = value
         left: Option = ()
         if others:
             left = (
-                node.made({keyword: {other: value[other] for other in others}}, f"{keyword} {name}", condition=False),
+                node.derived(
+                    {keyword: {other: value[other] for other in others}}, f"{keyword} {name}", condition=False
+                ),
             )
-        absent = node.made({"properties": {name: False}}, f"{keyword} without {name}")
+        absent = node.derived({"properties": {name: False}}, f"{keyword} without {name}")
         needed = value[name] if keyword == "dependentRequired" else ()
-        present: Option = (node.made({"type": "object", "required": [name, *needed]}, f"{keyword} with {name}"),)
+        present: Option = (node.derived({"type": "object", "required": [name, *needed]}, f"{keyword} with {name}"),)
         if keyword == "dependentSchemas":
             assert isinstance(node.schema, dict)
             key = keyword if keyword in node.schema else "dependencies"
@@ -206,76 +217,85 @@ class Expander:
 
     def _conditional(self, node: Node) -> list[Option]:
         found = self.document.keywords(node)
-        asked = self.document.child(node, found["if"], "if").asking()
+        condition = self.document.child(node, found["if"], "if").as_condition()
         then, otherwise = (
             (self.document.child(node, found[key], key),) if key in found else () for key in ("then", "else")
         )
-        return [(asked, *then), *((way, *otherwise) for way in self._negated(asked))]
+        return [(condition, *then), *((way, *otherwise) for way in self._negated(condition))]
 
     def _negated(self, node: Node) -> list[Node]:
-        if self.document.several:
-            raise Unheld(node.place, "an opposite is not held in a schema with several bases ($id); leave them out")
+        if self.document.has_several_bases:
+            raise UnsupportedSchema(
+                node.place, "negation is not supported in a schema with several bases ($id); leave them out"
+            )
         self._check(node)
         return negated(self.document, node)
 
-    def _one_of(self, base: Conj, node: Node) -> list[Conj]:
-        """One conjunction per branch, which no other branch shares a value with."""
+    def _one_of(self, base: AllOf, node: Node) -> list[AllOf]:
+        """Return one conjunction per branch, such that no value fits two of them."""
         branches = [
             self.document.child(node, child, "oneOf", index)
             for index, child in enumerate(self.document.keywords(node)["oneOf"])
         ]
         options = []
         for index, branch in enumerate(branches):
-            option = Conj(*base.nodes, branch)
+            option = AllOf(*base.nodes, branch)
             for other, rival in enumerate(branches):
                 self._spend(len(option.nodes), node.place)
-                if other == index or self._disjoint.conjs(option, Conj(*base.nodes, rival)):
+                if other == index or self._disjoint.are_disjoint(option, AllOf(*base.nodes, rival)):
                     continue
                 try:
                     self._negated(rival)
-                except Unheld as reason:
+                except UnsupportedSchema as reason:
                     rule = f"branches {index} and {other} may both hold ({reason}); use anyOf, or a const each"
-                    raise Unheld(f"{node.place}/oneOf", rule) from None
-                option += (node.made({"not": rival.schema}, f"oneOf not {other}"),)
+                    raise UnsupportedSchema(f"{node.place}/oneOf", rule) from None
+                option += (node.derived({"not": rival.schema}, f"oneOf not {other}"),)
             options.append(option)
         return options
 
-    def opposite(self, found: list[str], place: str) -> str | None:
-        """What a text matches in which no pattern of ``found`` is found; None if there is none. Raises Unheld."""
+    def complement(self, found: list[str], place: str) -> str | None:
+        """Return ``regex.complement`` of ``found``. Raises UnsupportedSchema."""
         try:
-            self._spend(max(OPPOSITE_STEPS, effort(tuple(found))), place)
-            return opposite(tuple(found))
-        except Unreadable as error:
-            raise Unheld(place, f"{error} is not held; say what is allowed instead of what is not") from None
+            self._spend(max(COMPLEMENT_STEPS, complement_size(tuple(found))), place)
+            return complement(tuple(found))
+        except UnsupportedPattern as error:
+            raise UnsupportedSchema(
+                place, f"{error} is not supported; say what is allowed instead of what is not"
+            ) from None
 
     def _spend(self, steps: int, place: str) -> None:
         self._steps += steps
         if self._quick and self._steps > QUICK_STEPS:
             raise NotQuick
-        if self._steps > MOST_STEPS:
-            raise Unheld(place, "too many combinations of schemas; simplify it")
+        if self._steps > MAX_STEPS:
+            raise UnsupportedSchema(place, "too many combinations of schemas; simplify it")
 
-    def names(self, conj: Conj, place: str) -> String | list[str]:
-        """What schemas of names come to: one rule, or a list. Raises Unheld."""
-        found = [shape for shape in self.resolved(conj) if isinstance(shape, String | Literals)]
+    def names(self, all_of: AllOf, place: str) -> String | list[str]:
+        """Return the property names that a ``propertyNames`` schema allows: a string shape, or a list.
+
+        Raises UnsupportedSchema.
+        """
+        found = [shape for shape in self.resolved(all_of) if isinstance(shape, String | Literals)]
         listed = [value for shape in found if isinstance(shape, Literals) for value in shape.values]
         rules = [shape for shape in found if isinstance(shape, String)]
         if not rules:
             return [value for value in listed if isinstance(value, str)]
         if len(rules) > 1 or listed:
-            raise Unheld(f"{place}/propertyNames", "a choice between rules is not held; write one pattern")
+            raise UnsupportedSchema(
+                f"{place}/propertyNames", "a choice between rules is not supported; write one pattern"
+            )
         return rules[0]
 
-    def resolved(self, conj: Conj) -> list[Shape]:
-        """The shapes of a conjunction, those it shares with others included. Raises Unheld."""
+    def resolved(self, all_of: AllOf) -> list[Shape]:
+        """Return the shapes of a conjunction with all references to others resolved. Raises UnsupportedSchema."""
         resolved: list[Shape] = []
-        for shape in self.shapes(self.conj(conj)):
-            resolved += self.resolved(shape.conj) if isinstance(shape, Same) else [shape]
+        for shape in self.shapes(self.canonical(all_of)):
+            resolved += self.resolved(shape.target) if isinstance(shape, Ref) else [shape]
         return resolved
 
 
-def _says_little(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a keyword that is not held asks for nothing that others do not hold."""
+def _is_redundant(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
+    """Return whether an unsupported keyword has a value that constrains nothing more."""
     if keyword == "contains":
         return "maxContains" not in schema and (value in (True, {}) or schema.get("minContains") == 0)
     return value in (True, {})

@@ -1,4 +1,4 @@
-"""What a ``format`` stands for: an exact pattern, or nothing where the specification gives it no meaning."""
+"""Patterns of the ``format`` values."""
 
 import difflib
 
@@ -52,7 +52,7 @@ PATTERNS = {
     "relative-json-pointer": f"(0|[1-9][0-9]*)(#|{_POINTER})",
     "base64": "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
 }
-# Others whose texts those of a stricter format are.
+# Enforced as a stricter format.
 PATTERNS |= {
     "idn-email": PATTERNS["email"],
     "idn-hostname": PATTERNS["hostname"],
@@ -62,12 +62,12 @@ PATTERNS |= {
     "base64url": "([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}(==)?|[A-Za-z0-9_-]{3}=?)?",
 }
 LONGEST = {"hostname": 253, "idn-hostname": 253}  # characters
-UNHELD = frozenset({"regex", "uri-template"})
+UNSUPPORTED = frozenset({"regex", "uri-template"})
 
 
 def misspelled(name: str) -> str | None:
-    """The format that ``name`` was probably meant to be, or None: any other name says nothing about a text."""
-    if name in PATTERNS or name in UNHELD:
+    """Return the format that ``name`` is probably a misspelling of, or None. Unknown formats constrain nothing."""
+    if name in PATTERNS or name in UNSUPPORTED:
         return None
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), [*PATTERNS, *UNHELD], n=1, cutoff=0.85)
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), [*PATTERNS, *UNSUPPORTED], n=1, cutoff=0.85)
     return near[0] if near else None

@@ -1,4 +1,7 @@
-"""The forms that a schema is brought into: each holds values of one JSON type, or a finite list of values."""
+"""Shapes: normalized schemas of one JSON type, or of a finite list of values.
+
+``least`` and ``most`` are inclusive bounds of a length or count; a ``most`` of None is no bound.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -8,29 +11,29 @@ from typing import Any
 from tandemrt.runtime.grammars.schema.document import Node
 
 
-class Conj:
-    """Schemas that hold together, in the order of their keywords. Equal where they hold the same nodes."""
+class AllOf:
+    """A conjunction of schemas, in keyword order. Two are equal if they contain the same nodes."""
 
     def __init__(self, *nodes: Node) -> None:
         self.nodes = tuple(dict.fromkeys(node for node in nodes if node.schema is not True and node.schema != {}))
         self.key = frozenset(node.name for node in self.nodes)
 
-    def __add__(self, nodes: tuple[Node, ...]) -> "Conj":
-        return Conj(*self.nodes, *nodes)
+    def __add__(self, nodes: tuple[Node, ...]) -> "AllOf":
+        return AllOf(*self.nodes, *nodes)
 
     def is_nothing(self) -> bool:
-        """Whether one of the schemas is false."""
+        """Return whether no value fits, because one of the schemas is ``false``."""
         return any(node.schema is False for node in self.nodes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Conj) and self.key == other.key
+        return isinstance(other, AllOf) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
 
 
-ANYTHING = Conj()
-NOTHING = Conj(Node(False, "#", "", "!nothing"))
+ANYTHING = AllOf()
+NOTHING = AllOf(Node(False, "#", "", "!nothing"))
 
 
 @dataclass
@@ -53,8 +56,8 @@ class Number:
     multiples: list[Fraction] = field(default_factory=list)
 
     def is_empty(self) -> bool:
-        """Whether no number fits; exact for integers and for multiples, and for bounds alone."""
-        step = _common_multiple([*self.multiples, *([Fraction(1)] if self.integer else [])])
+        """Return whether no number is valid; exact for integers, for multiples, and for bounds alone."""
+        step = common_multiple([*self.multiples, *([Fraction(1)] if self.integer else [])])
         lows = [bound for bound in (self.low, self.above) if bound is not None]
         highs = [bound for bound in (self.high, self.below) if bound is not None]
         if not lows or not highs:
@@ -68,7 +71,7 @@ class Number:
         return first > last
 
     def both(self, other: "Number") -> "Number":
-        """The numbers that fit two shapes."""
+        """Return the intersection of two shapes."""
         return Number(
             self.integer or other.integer,
             max((bound for bound in (self.low, other.low) if bound is not None), default=None),
@@ -83,13 +86,13 @@ class Number:
 class String:
     least: int = 0
     most: int | None = None
-    patterns: list[str] = field(default_factory=list)  # of whole strings, as the engine reads them
+    patterns: list[str] = field(default_factory=list)  # expressions of the whole string, for the engine
 
 
 @dataclass
 class Array:
-    first: list[Conj]
-    rest: Conj | None  # None: no more items than `first`
+    first: list[AllOf]
+    rest: AllOf | None  # None: no items after `first`
     least: int = 0
     most: int | None = None
     unique: bool = False
@@ -97,25 +100,26 @@ class Array:
 
 @dataclass
 class Object:
-    properties: dict[str, Conj]
+    properties: dict[str, AllOf]
     required: list[str]
-    patterns: dict[str, Conj]
-    rest: Conj | None  # None: no other names
+    patterns: dict[str, AllOf]
+    rest: AllOf | None  # None: no other names
     least: int = 0
     most: int | None = None
 
 
 @dataclass
-class Same:
-    """Whatever fits the schemas it names."""
+class Ref:
+    """A reference to the shapes of ``target``, which the writer puts into ``$defs``."""
 
-    conj: Conj
-
-
-Shape = Literals | Plain | Number | String | Array | Object | Same
+    target: AllOf
 
 
-def _common_multiple(steps: list[Fraction]) -> Fraction | None:
+Shape = Literals | Plain | Number | String | Array | Object | Ref
+
+
+def common_multiple(steps: list[Fraction]) -> Fraction | None:
+    """Return the least number whose multiples are multiples of all ``steps``, or None without steps."""
     if not steps:
         return None
     whole = math.lcm(*(step.numerator for step in steps))

@@ -1,1 +1,1 @@
-"""One process per engine, each in an environment that has that engine."""
+"""One process per engine, each in an environment with that engine."""

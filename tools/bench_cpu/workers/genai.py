@@ -1,4 +1,4 @@
-"""onnxruntime-genai, with a model of its own builder."""
+"""onnxruntime-genai, with a model from its own builder."""
 
 import json
 from typing import Any

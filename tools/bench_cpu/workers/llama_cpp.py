@@ -1,4 +1,4 @@
-"""llama.cpp by llama-cpp-python, which runs one text at a time."""
+"""llama.cpp through llama-cpp-python, which runs one text at a time."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, which reads a GGUF file."""
+"""OpenVINO GenAI, with a GGUF file."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ from tools.bench_cpu.protocol import serve
 
 
 class OpenVINO:
-    """Paged attention without a prefix cache; ``MODEL:f32`` computes in float32, else in what OpenVINO likes best."""
+    """Paged attention without a prefix cache. ``MODEL:f32`` computes in float32, ``MODEL`` in OpenVINO's default."""
 
     def __init__(self, model: str, threads: int) -> None:
         path, _, precision = model.partition(":")

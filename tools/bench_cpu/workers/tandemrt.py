@@ -1,4 +1,4 @@
-"""TandemRT, with a bundle whose drafts are looked up in the text."""
+"""TandemRT, with a bundle for n-gram drafts."""
 
 import json
 
@@ -15,7 +15,7 @@ class TandemRT:
             temperature=0.0,
             max_tokens=tokens,
             ignore_eos=not schema,
-            window=None if speculate else 0,
+            num_draft_tokens=None if speculate else 0,
             structured_outputs=StructuredOutputs(json=json.loads(schema)) if schema else None,
         )
         outputs = self._llm.generate(prompts, params)

@@ -1,4 +1,4 @@
-"""transformers, eagerly."""
+"""transformers in eager mode."""
 
 import torch
 from transformers import AutoModelForCausalLM

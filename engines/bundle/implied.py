@@ -1,0 +1,85 @@
+"""Check that a manifest's contracts are those that its sizes imply."""
+
+from typing import Any
+
+from tandemrt.engines.bundle.draft import FeatureEntry, MtpEntry
+from tandemrt.engines.bundle.manifest import EngineName, Manifest
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
+from tandemrt.engines.contract.dtypes import COMPUTE, FLOAT8
+from tandemrt.engines.validation.errors import BadBundle, clipped
+
+
+def require_implied(manifest: Manifest) -> None:
+    """Raise BadBundle if an engine's contract differs from the one that the manifest's sizes imply.
+
+    A manifest with a valid digest may still be wrong, and the runtime allocates and binds by its contracts.
+    """
+    for name, engine in manifest.engines.items():
+        if engine.dtype not in COMPUTE:
+            found = f"dtype must be one of {', '.join(COMPUTE)}; got {clipped(engine.dtype)}"
+        elif engine.contract == (implied := _implied(manifest, name)):
+            continue
+        else:
+            lines = implied.differences(engine.contract)
+            found = f"contract must follow from limits, vocab and dtype; {lines[0] if lines else 'got other aliases'}"
+        raise BadBundle(f"bundle {manifest.name!r}: engines.{name}.{clipped(found)}. Build the bundle again")
+
+
+def _implied(manifest: Manifest, name: EngineName) -> Contract:
+    vocab, draft = manifest.vocab, manifest.draft
+    draft_vocab = draft.vocab if isinstance(draft, FeatureEntry) else None
+    drafts = name in draft.engines
+    dtype = manifest.engines["draft" if drafts else "target"].dtype
+    match name:
+        case "adjust":
+            return contract.adjust(vocab=vocab, dtype=dtype)
+        case "verify" | "verify_probs":
+            return contract.verify(vocab=vocab, dtype=dtype, draft_probs=name == "verify_probs")
+        case "propose" | "propose_probs":
+            partial, probs = draft_vocab is not None, name == "propose_probs"
+            return contract.propose(vocab=draft_vocab or vocab, dtype=dtype, draft_probs=probs, target_ids=partial)
+    hidden = _width(manifest, "draft", "states")
+    features = _width(manifest, "target", "features") if draft.traits.features else 0
+    if name == "fuse":
+        return contract.fuse(features=features, hidden=hidden, dtype=dtype)
+    row_states = _width(manifest, "draft", "row_states", 0)
+    if name == "markov":
+        memory = _width(manifest, "markov", "memory", 0)
+        return contract.markov(vocab=draft_vocab or vocab, dtype=dtype, row_states=row_states, memory=memory)
+    # The manifest has the layers and heads of a decoder in its contract alone.
+    keys = [each for each in manifest.engines[name].contract.inputs if each.name.startswith("past_key.")]
+    shape = [keys[0].shape[1], keys[0].shape[3]] if keys and len(keys[0].shape) == 4 else [1, 1]
+    kv_heads, head_dim = (size if isinstance(size, int) else 1 for size in shape)
+    sizes: dict[str, Any] = {
+        "layers": len(keys),
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "capacity": manifest.limits.capacity,
+        "vocab": draft_vocab or vocab if name == "draft" else vocab,
+        "dtype": dtype,
+        "cache": "linear" if manifest.limits.cache_blocks is None else "paged",
+    }
+    if name in ("target", "draft") and sizes["cache"] == "paged" and keys and keys[0].dtype == FLOAT8:
+        sizes["kv_dtype"] = FLOAT8
+    if name == "context":
+        return contract.context(features=features, **sizes)
+    if name in DRAFT_LAYERS and "fuse" in manifest.engines:
+        parallel, further = draft.traits.parallel, isinstance(draft, MtpEntry) and draft.layers is not None
+        return contract.draft_head(hidden=hidden, parallel=parallel, further=further, **sizes)
+    if name == "draft" and "markov" in manifest.engines:
+        return contract.block(row_states=row_states, **sizes)
+    return contract.decoder(**sizes, features=features if name == "target" else 0)
+
+
+def _width(manifest: Manifest, engine: EngineName, name: str, absent: int = 1) -> int:
+    """Return the last dimension of the binding ``name`` in an engine's contract.
+
+    Returns 1 for an invalid dimension, and ``absent`` if there is no such binding.
+    """
+    bindings = manifest.engines[engine].contract if engine in manifest.engines else None
+    found = [b.shape[-1] for b in (*bindings.inputs, *bindings.outputs) if b.name == name] if bindings else []
+    if not found:
+        return absent
+    return found[0] if isinstance(found[0], int) and found[0] > 0 else 1

@@ -1,0 +1,284 @@
+"""Contracts of engines: the name, dtype and symbolic shape of every input and output.
+
+Graph builders declare inputs and outputs from a contract, engines are checked against it when they open, and the
+runtime allocates buffers from it. Shapes mix integers and symbols:
+
+=============  ==========================================================================
+symbol         meaning
+=============  ==========================================================================
+batch          rows of this call, one per request
+query          new tokens per row in this call; over a linear cache
+rows           tokens per row that get logits
+tokens         new tokens of a packed call, those of prompts included; over a paged cache
+prompt_tokens  tokens of a packed call that belong to runs of prompts
+prompts        runs of prompts in a packed call
+blocks         blocks of a paged cache, as many as the memory holds
+window         drafted tokens per round (K); ``window+1`` rows are verified
+entries        tokens of a request whose logits are adjusted
+=============  ==========================================================================
+
+Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cache row can hold), ``vocab`` (width of
+the logits) and ``words`` = ceil(vocab / 32).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tandemrt.engines.contract.binding import Binding, Dim
+from tandemrt.engines.contract.operators import SCHEMAS, Schema
+
+CacheKind = Literal["linear", "paged"]
+BLOCK_SIZE = 64  # tokens in one block of a paged cache
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Inputs, outputs, and the outputs that share memory with an input."""
+
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    aliases: tuple[tuple[str, str], ...] = ()  # (output, input): same memory, updated in place
+
+    def __getitem__(self, name: str) -> Binding:
+        for binding in (*self.inputs, *self.outputs):
+            if binding.name == name:
+                return binding
+        raise KeyError(name)
+
+    def differences(self, other: "Contract") -> list[str]:
+        """Return one line for each difference of ``other`` from this contract. Order does not matter."""
+        lines = []
+        for kind, mine, theirs in (("input", self.inputs, other.inputs), ("output", self.outputs, other.outputs)):
+            wanted = {b.name: b for b in mine}
+            found = {b.name: b for b in theirs}
+            lines += [f"{kind} {wanted[name]} is missing" for name in wanted if name not in found]
+            lines += [f"{kind} {found[name]} is not in the contract" for name in found if name not in wanted]
+            lines += [
+                f"{kind} {found[n]} should be {wanted[n]}"
+                for n in wanted
+                if n in found and not _same(wanted[n], found[n])
+            ]
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        def rows(bindings: tuple[Binding, ...]) -> list[dict[str, Any]]:
+            return [{"name": b.name, "dtype": b.dtype, "shape": list(b.shape)} for b in bindings]
+
+        return {"inputs": rows(self.inputs), "outputs": rows(self.outputs), "aliases": [list(a) for a in self.aliases]}
+
+
+def decoder(
+    *,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    capacity: int,
+    vocab: int,
+    dtype: str,
+    cache: CacheKind = "linear",
+    kv_dtype: str | None = None,
+    features: int = 0,
+) -> Contract:
+    """Return the contract of a target or of an independent draft model.
+
+    ``write_index`` counts the tokens that a row's cache already holds. The graph derives positions from it. Rejected
+    tokens are rolled back by not advancing it. ``present_*`` is bound to the memory of ``past_*``.
+
+    A *linear* cache has a row of ``capacity`` tokens per row of the call: ``token_ids`` is a rectangle, and
+    ``score_rows`` selects the new tokens of a row that get logits.
+
+    A *paged* cache has blocks of BLOCK_SIZE tokens that all rows share: position p of row b is at p % BLOCK_SIZE of
+    block block_table[b, p // BLOCK_SIZE]. Its calls are packed (``packed``): ``score_rows`` selects the tokens of the
+    call that get logits, counted from the first.
+
+    ``kv_dtype``: dtype of keys and values; None: ``dtype``.
+
+    ``features``: width of the hidden states that a target outputs per token for its draft; 0: no such output.
+    """
+    paged = cache == "paged"
+    fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
+    shape: tuple[Dim, ...] = (
+        ("blocks", kv_heads, BLOCK_SIZE, head_dim) if paged else ("batch", kv_heads, capacity, head_dim)
+    )
+    kinds = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
+    return Contract(
+        inputs=(
+            Binding("token_ids", "int64", fed),
+            Binding("write_index", "int64", ("batch",)),
+            Binding("score_rows", "int64", ("batch", "rows")),
+            *(packed(table_width(capacity)) if paged else ()),
+            *(Binding(f"past_{kind}", kv_dtype or dtype, shape) for kind in kinds),
+        ),
+        outputs=(
+            Binding("logits", dtype, ("batch", "rows", vocab)),
+            *((Binding("features", dtype, (*fed, features)),) if features else ()),
+            *(Binding(f"present_{kind}", kv_dtype or dtype, shape) for kind in kinds),
+        ),
+        aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
+    )
+
+
+def draft_head(*, hidden: int, dtype: str, parallel: bool = False, further: bool = False, **sizes: Any) -> Contract:
+    """Return the contract of a draft head that reads the target's states; ``sizes`` are those of ``decoder``.
+
+    A token is fed with a state [hidden]: the output of ``fuse`` for the target's features of the previous token, or,
+    for a drafted token, ``next_states`` of the row that it was drafted from. A ``parallel`` head is fed masks in place
+    of drafted tokens; their state is in the graph. Chained layers (``further``, MTP) output ``next_states`` of every
+    token for the next layer.
+    """
+    base = decoder(dtype=dtype, **sizes)
+    fed = base["token_ids"].shape
+    made = Binding("next_states", dtype, (*(fed if further else ("batch", "rows")), hidden))
+    return Contract(
+        (*base.inputs, Binding("states", dtype, (*fed, hidden))),
+        (*base.outputs, *(() if parallel else (made,))),
+        base.aliases,
+    )
+
+
+def fuse(*, features: int, hidden: int, dtype: str) -> Contract:
+    """Return the contract of the engine that projects target features to a head's states, for any number of tokens."""
+    return Contract(
+        (Binding("features", dtype, ("tokens", features)),), (Binding("states", dtype, ("tokens", hidden)),)
+    )
+
+
+def context(*, features: int, **sizes: Any) -> Contract:
+    """Return the contract of the engine that writes the target's ``features`` into a block draft's KV cache.
+
+    ``sizes`` are those of ``decoder``. ``features`` are [batch, query, width] over a linear cache, and [tokens, width]
+    of a packed call over a paged one.
+    """
+    base = decoder(**sizes)
+    fed = base["token_ids"].shape
+    return Contract(
+        (
+            Binding("features", str(sizes["dtype"]), (*fed, features)),
+            *(binding for binding in base.inputs if binding.name not in ("token_ids", "score_rows")),
+        ),
+        tuple(binding for binding in base.outputs if binding.name != "logits"),
+        base.aliases,
+    )
+
+
+def block(*, row_states: int = 0, **sizes: Any) -> Contract:
+    """Return the contract of a block draft; ``sizes`` are those of ``decoder``.
+
+    ``row_states``: width of the states of scored tokens that a Markov head reads; 0: no such output.
+    """
+    base = decoder(**sizes)
+    more = (Binding("row_states", str(sizes["dtype"]), ("batch", "rows", row_states)),) if row_states else ()
+    return Contract(base.inputs, (*base.outputs, *more), base.aliases)
+
+
+def markov(*, vocab: int, dtype: str, row_states: int = 0, memory: int = 0) -> Contract:
+    """Return the contract of a Markov head: logits of one row of a block, given the token before the predicted one.
+
+    ``row_logits`` and ``row_states`` are outputs of ``block``. ``memory``: width of a state that the head passes from
+    row to row, zeros at the start of a block; 0: none.
+    """
+    states = (Binding("row_states", dtype, ("batch", 1, row_states)),) if row_states else ()
+    remembered = (Binding("memory", dtype, ("batch", memory)),) if memory else ()
+    return Contract(
+        (
+            Binding("token_ids", "int64", ("batch",)),
+            Binding("row_logits", dtype, ("batch", 1, vocab)),
+            *states,
+            *remembered,
+        ),
+        (
+            Binding("logits", dtype, ("batch", 1, vocab)),
+            *(Binding(f"next_{binding.name}", dtype, binding.shape) for binding in remembered),
+        ),
+    )
+
+
+def packed(max_blocks: int) -> tuple[Binding, ...]:
+    """Return the bindings that locate the tokens of a packed call, with tables of ``max_blocks`` blocks.
+
+    The call begins with the windows of ``batch`` rows (at least one row), all of one length, which may be 0. Then come
+    ``prompt_tokens`` tokens: runs of prompts, then padding. ``prompt_rows`` is the run of each token; -1 is padding,
+    which is not written to the cache and whose results are undefined. A call without runs has no padding. Run r has the
+    tokens from ``prompt_starts[r]`` up to ``prompt_starts[r + 1]``, counted from the first prompt token; a run may be
+    empty. ``prompt_index`` counts the tokens of a run's text that its cache already holds; ``prompt_table`` lists its
+    blocks.
+
+    Prompts are written and attend before windows are written. One text may therefore be in a call as a run followed by
+    a window.
+    """
+    operator = SCHEMAS["window_attention"]
+    names = ("block_table", "prompt_rows", "prompt_starts", "prompt_index", "prompt_table")
+    return operator.resolved(tuple(operator[name] for name in names), dtype="", max_blocks=max_blocks)
+
+
+def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
+    """Return the contract of the verification engine: mask, filter, sample and accept for a batch.
+
+    ``dtype`` is that of the target's logits. ``draft_probs`` adds the distributions that the drafts were sampled from,
+    which only the *rejection* rule reads.
+    """
+    operator = SCHEMAS["verify_draft_probs" if draft_probs else "verify_draft"]
+    logits, *rest = operator.inputs
+    return _resolved(operator, (logits, SCHEMAS["token_bitmask"]["bitmask"], *rest), operator.outputs, vocab, dtype)
+
+
+def adjust(*, vocab: int, dtype: str) -> Contract:
+    """Return the contract of the engine that adds biases and penalties to the target's logits in place.
+
+    The first ``entry_len`` columns of a request's row are tokens with their count in the output, whether they are in
+    the prompt, and their bias. A row with entry_len 0 is not changed.
+    """
+    operator = SCHEMAS["adjust_logits"]
+    return _resolved(operator, operator.inputs, operator.outputs, vocab, dtype)
+
+
+def propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool = False) -> Contract:
+    """Return the contract of the drafting engine: one drafted token per row from the draft's last logits row.
+
+    ``vocab`` is the width of the draft's logits and distributions. ``target_ids``: the draft covers a part of the
+    target's vocabulary, and an input has the target's id of each of its tokens, ascending.
+    """
+    operator = SCHEMAS["sample_draft"]
+    inputs = tuple(b for b in operator.inputs if target_ids or b.name != "target_ids")
+    outputs = tuple(b for b in operator.outputs if draft_probs or b.name != "draft_probs")
+    return _resolved(operator, inputs, outputs, vocab, dtype)
+
+
+def logits_width(contract: Contract) -> int:
+    """Return the width of the engine's logits."""
+    return int(contract["logits"].shape[2])
+
+
+def blocks_of(tokens: int) -> int:
+    """Return the blocks of a paged cache that hold ``tokens`` tokens of one row."""
+    return -(-tokens // BLOCK_SIZE)
+
+
+def table_width(capacity: int) -> int:
+    """Return the entries of a row's block table: an even number, because cuDNN reads two at a time."""
+    return -(-blocks_of(capacity) // 2) * 2
+
+
+def mask_words(vocab: int) -> int:
+    """Return the int32 words of a mask row: bit ``token % 32`` of word ``token // 32`` allows that token."""
+    return (vocab + 31) // 32
+
+
+def _resolved(
+    operator: Schema, inputs: tuple[Binding, ...], outputs: tuple[Binding, ...], vocab: int, dtype: str
+) -> Contract:
+    """Return the contract of an engine that is one operator, perhaps with an input of a preceding operator."""
+    sizes = {"vocab": vocab, "words": mask_words(vocab)}
+    return Contract(
+        operator.resolved(inputs, dtype=dtype, **sizes),
+        operator.resolved(outputs, dtype=dtype, **sizes),
+        tuple(operator.in_place.items()),
+    )
+
+
+def _same(mine: Binding, theirs: Binding) -> bool:
+    # Symbols may be renamed by a compiler (or come back as -1); ranks and integers may not differ.
+    if mine.dtype != theirs.dtype or len(mine.shape) != len(theirs.shape):
+        return False
+    pairs = zip(mine.shape, theirs.shape, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int) and b != -1)

@@ -1,0 +1,293 @@
+"""Schemas of the operators in the ``tandemrt`` domain: inputs, outputs, attributes and in-place updates.
+
+Contracts, decoders, ONNX functions, kernels, TensorRT plugins, checks and tests derive from these schemas. Their
+implementations are in plugins/implementations.py. Shapes mix integers and symbols; ``T`` is the compute dtype of a
+decoder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tandemrt.engines.contract.binding import Binding, Dim
+from tandemrt.engines.contract.gpus import FLOAT8_FROM, OLDEST_WITH_KERNELS, Capability
+
+T = "T"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """One operator.
+
+    Attributes:
+        kernels: file of the operator's CUDA kernels, without its suffix; None: kernels of a library.
+        attributes: types of the attributes, all of them required.
+        in_place: output -> the input whose memory it shares.
+        optional: inputs and outputs that may be omitted, at the end of their lists.
+        compute_capability: the oldest compute capability that the kernels run on.
+        batch_invariant: the operator can compute the same bits for a token whatever else is in the call, in a decoder
+            that requires it.
+    """
+
+    name: str
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    kernels: str | None
+    attributes: Mapping[str, Literal["int", "float"]] = field(default_factory=dict)
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    compute_capability: Capability = OLDEST_WITH_KERNELS
+    batch_invariant: bool = False
+
+    def __getitem__(self, name: str) -> Binding:
+        for binding in (*self.inputs, *self.outputs):
+            if binding.name == name:
+                return binding
+        raise KeyError(name)
+
+    def resolved(self, bindings: tuple[Binding, ...], *, dtype: str, **sizes: int) -> tuple[Binding, ...]:
+        """Return ``bindings`` with ``dtype`` for T and an integer for every symbol in ``sizes``."""
+
+        def shape(binding: Binding) -> tuple[Dim, ...]:
+            return tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in binding.shape)
+
+        return tuple(Binding(b.name, dtype if b.dtype == T else b.dtype, shape(b)) for b in bindings)
+
+
+# Sampling parameters per request, for verification and drafting. `seed` has the bits of an unsigned 64-bit integer.
+# `position` is the index, in prompt plus output, of the token that row 0 decides.
+SAMPLING = (
+    Binding("temperature", "float32", ("batch",)),
+    Binding("top_k", "int64", ("batch",)),
+    Binding("top_p", "float32", ("batch",)),
+    Binding("min_p", "float32", ("batch",)),
+    Binding("seed", "int64", ("batch",)),
+    Binding("position", "int64", ("batch",)),
+    Binding("rule", "int64", ("batch",)),
+)
+_WINDOW_LOGITS = Binding("logits", T, ("batch", "window+1", "vocab"))
+_DRAFT_TOKENS = Binding("draft_tokens", "int64", ("batch", "window"))
+_DRAFTS = (_DRAFT_TOKENS, Binding("draft_len", "int64", ("batch",)))
+_STATIC_SCALE = Binding("static_scale", "float32", (1,))
+# Bytes of float8_e4m3fn values, because Concat of ONNX does not support float8.
+_FLOAT8_WEIGHT = Binding("weight", "uint8", ("width", "inner"))
+_EMITTED = (Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",)))
+
+
+def _quantized(width: str) -> tuple[Binding, Binding]:
+    """Return float8 values and one scale per token."""
+    quantized = Binding("quantized", "float8_e4m3fn", ("tokens", width))
+    return quantized, Binding("scales", "float32", ("tokens", 1))
+
+
+def _attention(
+    name: str,
+    cache: str,
+    *,
+    kernels: str,
+    scales: tuple[str, ...] = (),
+    compute_capability: Capability = OLDEST_WITH_KERNELS,
+    batch_invariant: bool = False,
+) -> Schema:
+    """Return the schema of attention over a paged cache of dtype ``cache``; ``scales`` are additional attributes."""
+    shape: tuple[Dim, ...] = ("blocks", "kv_heads", "block_size", "head_dim")
+    return Schema(
+        name,
+        inputs=(
+            Binding("qkv", T, ("tokens", "qkv_width")),
+            Binding("key_cache", cache, shape),
+            Binding("value_cache", cache, shape),
+            Binding("block_table", "int32", ("batch", "max_blocks")),
+            Binding("write_index", "int64", ("batch",)),
+            Binding("prompt_rows", "int32", ("prompt_tokens",)),
+            Binding("prompt_starts", "int32", ("prompts+1",)),
+            Binding("prompt_index", "int64", ("prompts",)),
+            Binding("prompt_table", "int32", ("prompts", "max_blocks")),
+            Binding("cosine", T, ("positions", "half_head_dim")),
+            Binding("sine", T, ("positions", "half_head_dim")),
+            Binding("q_norm", T, ("head_dim",)),
+            Binding("k_norm", T, ("head_dim",)),
+        ),
+        outputs=(
+            Binding("mixed", T, ("tokens", "mixed_width")),
+            Binding("present_key_cache", cache, shape),
+            Binding("present_value_cache", cache, shape),
+        ),
+        attributes={
+            "heads": "int",
+            "kv_heads": "int",
+            "sliding_window": "int",
+            "scale": "float",
+            "epsilon": "float",
+            **dict.fromkeys(scales, "float"),
+        },
+        in_place={"present_key_cache": "key_cache", "present_value_cache": "value_cache"},
+        optional=("q_norm", "k_norm"),
+        kernels=kernels,
+        compute_capability=compute_capability,
+        batch_invariant=batch_invariant,
+    )
+
+
+SCHEMAS = {
+    schema.name: schema
+    for schema in (
+        Schema(
+            "token_bitmask",
+            inputs=(_WINDOW_LOGITS, Binding("bitmask", "int32", ("batch", "window+1", "words"))),
+            outputs=(Binding("masked", T, ("batch", "window+1", "vocab")),),
+            kernels="verify",
+        ),
+        Schema(
+            "adjust_logits",
+            inputs=(
+                _WINDOW_LOGITS,
+                _DRAFT_TOKENS,
+                Binding("entry_tokens", "int32", ("batch", "entries")),
+                Binding("entry_counts", "int32", ("batch", "entries")),
+                Binding("entry_in_prompt", "int32", ("batch", "entries")),
+                Binding("entry_bias", "float32", ("batch", "entries")),
+                Binding("entry_len", "int32", ("batch",)),
+                Binding("presence", "float32", ("batch",)),
+                Binding("frequency", "float32", ("batch",)),
+                Binding("repetition", "float32", ("batch",)),
+            ),
+            outputs=(Binding("adjusted", T, ("batch", "window+1", "vocab")),),
+            in_place={"adjusted": "logits"},
+            kernels="adjust",
+        ),
+        Schema("verify_draft", inputs=(_WINDOW_LOGITS, *_DRAFTS, *SAMPLING), outputs=_EMITTED, kernels="verify"),
+        # A separate operator, because a TensorRT plugin has a fixed number of inputs.
+        Schema(
+            "verify_draft_probs",
+            inputs=(
+                _WINDOW_LOGITS,
+                *_DRAFTS,
+                *SAMPLING,
+                Binding("draft_probs", "float32", ("batch", "window", "vocab")),
+            ),
+            outputs=_EMITTED,
+            kernels="verify",
+        ),
+        Schema(  # for a draft with a part of the target's vocabulary, `vocab` is that part and `token` the target's id
+            "sample_draft",
+            inputs=(Binding("logits", T, ("batch", 1, "vocab")), *SAMPLING, Binding("target_ids", "int32", ("vocab",))),
+            outputs=(Binding("token", "int64", ("batch",)), Binding("draft_probs", "float32", ("batch", "vocab"))),
+            optional=("target_ids", "draft_probs"),
+            kernels="verify",
+        ),
+        _attention("window_attention", T, kernels="attention", batch_invariant=True),
+        # A separate operator, because its kernels need newer GPUs. Caches hold keys and values divided by the scales.
+        _attention(
+            "float8_window_attention",
+            "float8_e4m3fn",
+            kernels="attention_float8",
+            scales=("key_scale", "value_scale"),
+            compute_capability=FLOAT8_FROM,
+        ),
+        Schema(  # inputs of any rank: works on the last dimension
+            "swiglu",
+            inputs=(Binding("gate_up", T, ("tokens", "gate_up_width")),),
+            outputs=(Binding("activated", T, ("tokens", "width")),),
+            kernels="swiglu",
+            batch_invariant=True,
+        ),
+        Schema(  # a matmul with a stored weight whose rounding does not depend on the number of tokens
+            "linear",
+            inputs=(Binding("x", T, ("tokens", "inner")), Binding("weight", T, ("width", "inner"))),
+            outputs=(Binding("out", T, ("tokens", "width")),),
+            kernels=None,
+            batch_invariant=True,
+        ),
+        Schema(  # inputs of any rank; a weight is the concatenation of the experts' weights
+            "experts",
+            inputs=(
+                Binding("x", T, ("tokens", "hidden")),
+                Binding("router_logits", T, ("tokens", "experts")),
+                Binding("gate_up", T, ("gate_up_rows", "hidden")),
+                Binding("down", T, ("down_rows", "width")),
+            ),
+            outputs=(Binding("mixed", T, ("tokens", "hidden")),),
+            attributes={"per_token": "int", "normalized": "int"},
+            kernels="experts",
+        ),
+        Schema(  # one scale per token, computed from the token, or one scale of the checkpoint for all tokens
+            "quantize_tokens",
+            inputs=(Binding("x", T, ("tokens", "inner")), _STATIC_SCALE),
+            outputs=_quantized("inner"),
+            optional=("static_scale",),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
+        ),
+        Schema(
+            "scaled_matmul",
+            inputs=(*_quantized("inner"), _FLOAT8_WEIGHT, Binding("weight_scales", "float32", ("width",))),
+            outputs=(Binding("out", T, ("tokens", "width")),),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
+        ),
+        Schema(  # weights of 4-bit integers, with one scale per group of inputs
+            "int4_matmul",
+            inputs=(
+                Binding("x", T, ("tokens", "inner")),
+                Binding("weight", "uint8", ("width", "half_padded")),
+                Binding("scales", T, ("width", "groups")),
+                Binding("zeros", "uint8", ("width", "half_groups")),
+            ),
+            outputs=(Binding("out", T, ("tokens", "width")),),
+            attributes={"group_size": "int"},
+            optional=("zeros",),
+            kernels="int4",
+        ),
+        Schema(  # without scales: the next operator applies them
+            "float8_matmul",
+            inputs=(_quantized("inner")[0], _FLOAT8_WEIGHT),
+            outputs=(Binding("out", T, ("tokens", "width")),),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
+        ),
+        Schema(
+            "quantized_swiglu",
+            inputs=(
+                Binding("gate_up", T, ("tokens", "gate_up_width")),
+                Binding("token_scales", "float32", ("tokens", 1)),
+                Binding("weight_scales", "float32", ("gate_up_width",)),
+                _STATIC_SCALE,
+            ),
+            outputs=_quantized("width"),
+            optional=("static_scale",),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
+        ),
+        Schema(
+            "quantized_norm",
+            inputs=(
+                Binding("skip", T, ("tokens", "hidden")),
+                Binding("update", T, ("tokens", "hidden")),
+                Binding("token_scales", "float32", ("tokens", 1)),
+                Binding("weight_scales", "float32", ("hidden",)),
+                Binding("norm_weight", T, ("hidden",)),
+                _STATIC_SCALE,
+            ),
+            outputs=(*_quantized("hidden"), Binding("sum", T, ("tokens", "hidden"))),
+            attributes={"epsilon": "float"},
+            optional=("static_scale",),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
+        ),
+    )
+}
+
+# Each engine without weights is one operator. Verification also applies token_bitmask first.
+WEIGHTLESS_ENGINES = {
+    "adjust": "adjust_logits",
+    "verify": "verify_draft",
+    "verify_probs": "verify_draft_probs",
+    "propose": "sample_draft",
+    "propose_probs": "sample_draft",
+}

@@ -1,0 +1,26 @@
+"""What a user may choose when a checkpoint is built without a recipe."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Choices for the default recipe of a checkpoint; None: TandemRT chooses for this machine.
+
+    Attributes:
+        max_model_len: tokens of prompt plus output, the recipe's ``limits.length``.
+        dtype: the recipe's ``target.dtype``.
+        draft: "ngram", "none", a checkpoint of a smaller model, or KIND:CHECKPOINT, such as "eagle3:OWNER/NAME".
+    """
+
+    max_model_len: int | None = None
+    dtype: str | None = None
+    draft: str | None = None
+
+    def given(self) -> dict[str, int | str]:
+        """Return the choices that were made, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+NO_CHOICES = BuildOptions()

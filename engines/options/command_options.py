@@ -1,0 +1,77 @@
+"""Command-line options from RuntimeOptions: one option per field, with its name, help and default."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, draft_tokens_from_text
+
+Command = Callable[..., None]
+
+OPTIONS, SPECULATION, MEMORY, LIMITS, ADVANCED = "Options", "Speculation", "Memory", "Limits", "Advanced"
+SERVER, BUILDING = "Server", "Building a checkpoint"  # of options of the commands
+# Panels of --help for the options of RuntimeOptions; every other one is ADVANCED.
+PANELS = {
+    **dict.fromkeys(("device", "threads"), OPTIONS),
+    **dict.fromkeys(("num_draft_tokens", "adaptive_draft_tokens", "draft_masks"), SPECULATION),
+    **dict.fromkeys(("cache_tokens", "prefix_caching"), MEMORY),
+    **dict.fromkeys(
+        (
+            *("queue_limit", "prefill_chunk", "max_prompt_bytes", "prompt_timeout_s"),
+            *("max_grammar_bytes", "grammar_timeout_s", "fill_timeout_s"),
+        ),
+        LIMITS,
+    ),
+}
+
+
+def takes_options(*, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+    """Add an option for each field of RuntimeOptions except ``leave_out`` to a command.
+
+    The command receives the given values as ``options``. An invalid value raises BadRequest before the command runs.
+    """
+    names = [name for name in RuntimeOptions.model_fields if name not in leave_out]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**values: Any) -> None:
+            given = {name: value for name in names if (value := values.pop(name)) is not None}
+            if "num_draft_tokens" in given:
+                given["num_draft_tokens"] = draft_tokens_from_text(given["num_draft_tokens"])
+            command(**values, options=RuntimeOptions(**given))
+
+        derived = [_parameter(name) for name in sorted(names, key=_panel_place)]
+        own = [parameter for name, parameter in signature(command).parameters.items() if name != "options"]
+        run.__signature__ = signature(command).replace(parameters=[*own, *derived])  # type: ignore[attr-defined]
+        hints = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "options"}
+        run.__annotations__ = hints | {parameter.name: parameter.annotation for parameter in derived}
+        return run
+
+    return decorate
+
+
+def help_of(name: str) -> str:
+    """Return the help of an option: its description, and its default unless the description names it."""
+    field = RuntimeOptions.model_fields[name]
+    default = {True: "on", False: "off"}.get(field.default, field.default)
+    return f"{str(field.description)[0].upper()}{str(field.description)[1:]}" + (
+        "." if field.default is None else f"; default: {default}."
+    )
+
+
+def _panel_place(name: str) -> int:
+    """Return the place of an option's panel; --help prints panels in the order of their first options."""
+    return (OPTIONS, SPECULATION, MEMORY, LIMITS, ADVANCED).index(PANELS.get(name, ADVANCED))
+
+
+def _parameter(name: str) -> Parameter:
+    kinds = get_args(get_type_hints(OpeningOptions)[name]) or (get_type_hints(OpeningOptions)[name],)
+    kind: Any = next(kind for kind in (bool, float, int, str) if kind in kinds)
+    panel = PANELS.get(name, ADVANCED)
+    option = typer.Option(help=help_of(name), rich_help_panel=panel)
+    if name == "num_draft_tokens":
+        kind, option = str, typer.Option(help=help_of(name), metavar="NUMBER|TABLE", rich_help_panel=panel)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])

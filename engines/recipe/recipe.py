@@ -1,0 +1,479 @@
+"""A recipe: the checkpoints, limits and backend of a bundle to build.
+
+Recipes are TOML files; ``engines/recipes/*.toml`` are included. Paths in a recipe are relative to its file.
+"""
+
+import hashlib
+import json
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from tandemrt.engines.contract.calls import capacity, longest_chunk, slack
+from tandemrt.engines.contract.contract import CacheKind, blocks_of
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.contract.draft_sampling import DraftSampling
+from tandemrt.engines.contract.dtypes import BITS, KV_DTYPES, computed_in
+from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, KernelCapability
+from tandemrt.engines.contract.limits import DelimiterText, DelimiterTexts
+from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx, rtx_capabilities
+from tandemrt.engines.validation.errors import BadRecipe, clipped, quoted
+from tandemrt.engines.validation.records import Section, explain, nearest, reject
+
+INCLUDED = Path(__file__).resolve().parents[1] / "recipes"
+FEATURE_DRAFTS = tuple(kind for kind, needs in DRAFT_KINDS.items() if needs.features)
+KINDS = (*DRAFT_KINDS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
+
+Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+KvDtype = Literal["float8_e4m3", "float32", "float16", "bfloat16"]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+NumDraftTokens = Annotated[int, Field(ge=1, le=16)]
+
+
+class _WithCheckpoint(Section):
+    """A section with a checkpoint folder.
+
+    ``ignore_config_fields``: fields of config.json that the exporter does not support and may ignore.
+    """
+
+    checkpoint: Annotated[Path, Field(strict=False)]
+    ignore_config_fields: Texts = ()
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _relative_to_the_recipe(cls, value: Path, info: ValidationInfo) -> Path:
+        try:
+            return (info.context["folder"] / value).resolve() if info.context else value
+        except (OSError, RuntimeError, ValueError) as error:  # too long, a cycle of links, a zero byte
+            raise reject(f"must be a folder that can be read; got {quoted(str(value))}: {clipped(error)}") from None
+
+
+class Target(_WithCheckpoint):
+    """The target model.
+
+    ``kv_dtype``: dtype of keys and values in the cache; None: the checkpoint's, else the compute dtype.
+    """
+
+    dtype: Dtype = "float32"
+    kv_dtype: KvDtype | None = None
+
+
+class _SampledDraft(_WithCheckpoint, DraftSampling):
+    """A draft model that samples its tokens."""
+
+
+class _OwnDtypes(_SampledDraft):
+    """A draft that is a model of its own, with its own compute and cache dtypes.
+
+    ``dtype`` None: the target's. ``kv_dtype`` None: float8 if the recipe sets it for the target, else the dtype of the
+    draft's checkpoint, else the compute dtype.
+    """
+
+    dtype: Dtype | None = None
+    kv_dtype: KvDtype | None = None
+
+
+class ModelDraft(_OwnDtypes):
+    """A smaller model with the target's vocabulary."""
+
+    kind: Literal["model"]
+    num_draft_tokens: NumDraftTokens = 4
+
+
+class Eagle3Draft(_SampledDraft):
+    """An EAGLE-3 head that drafts from the target's hidden states, in the target's compute dtype."""
+
+    kind: Literal["eagle3"]
+    num_draft_tokens: NumDraftTokens = 4
+
+
+class PEagleDraft(_SampledDraft):
+    """A P-EAGLE head: drafts the whole draft window in one call from the target's hidden states.
+
+    It has the target's compute dtype.
+    """
+
+    kind: Literal["peagle"]
+    num_draft_tokens: NumDraftTokens = 5
+
+
+class MtpDraft(_SampledDraft):
+    """MTP layers (multi-token prediction) that draft from the target's last hidden states.
+
+    ``checkpoint``: the target's, or a checkpoint of the layers alone. They have the target's compute dtype.
+    """
+
+    kind: Literal["mtp"]
+    num_draft_tokens: NumDraftTokens = 3
+
+
+class DFlashDraft(_SampledDraft):
+    """A block draft: reads the target's hidden states and drafts the whole draft window in one call.
+
+    It has the target's compute dtype.
+    """
+
+    kind: Literal["dflash"]
+    num_draft_tokens: NumDraftTokens = 7
+
+
+class DSparkDraft(_SampledDraft):
+    """A block draft, as DFlashDraft, whose tokens a Markov head samples one after the other."""
+
+    kind: Literal["dspark"]
+    num_draft_tokens: NumDraftTokens = 7
+
+
+class PardDraft(_OwnDtypes):
+    """A smaller model that predicts the whole draft window in one call; its config.json has ``pard_token``."""
+
+    kind: Literal["pard"]
+    num_draft_tokens: NumDraftTokens = 8
+
+
+HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft | DSparkDraft  # they read the target's hidden states
+
+
+class NgramDraft(Section):
+    """Copies drafts from the request's own tokens, after the longest repeated run of ngram_min to ngram_max tokens."""
+
+    kind: Literal["ngram"]
+    num_draft_tokens: NumDraftTokens = 4
+    ngram_min: Annotated[int, Field(ge=1)] = 2
+    ngram_max: Annotated[int, Field(ge=1)] = 4
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "NgramDraft":
+        if self.ngram_min > self.ngram_max:
+            values = f"{quoted(self.ngram_min)} > {quoted(self.ngram_max)}"
+            raise reject(f"ngram_min must not exceed ngram_max; got {values}. Lower ngram_min or raise ngram_max")
+        return self
+
+
+class NoDraft(Section):
+    """Only fast-forward tokens are drafted, at most ``num_draft_tokens`` per round; 0: autoregressive decoding."""
+
+    kind: Literal["none"]
+    num_draft_tokens: Annotated[int, Field(ge=0, le=16)] = 4
+
+
+class Reasoning(Section):
+    """Texts that delimit reasoning. The build tokenizes them."""
+
+    think_start: DelimiterText
+    think_ends: Annotated[DelimiterTexts, Field(min_length=1)]
+    forced_end: DelimiterText
+    implicit_ends: DelimiterTexts = ()
+
+
+class RecipeLimits(Section):
+    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per round.
+
+    ``prefill_chunk`` None: the backend's default, see Recipe.prefill_chunk.
+    ``cache_tokens``: tokens that a paged cache holds for all slots together; None: the full length of each slot.
+    """
+
+    batch: Annotated[int, Field(ge=1)] = 8
+    length: Annotated[int, Field(ge=2)] = 2048
+    prefill_chunk: Annotated[int, Field(ge=1)] | None = None
+    cache_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class OnnxRuntimeCpu(Section):
+    name: Literal["onnxruntime-cpu"]
+
+
+class OnnxRuntimeCuda(Section):
+    """ONNX Runtime on an NVIDIA GPU.
+
+    Attributes:
+        cache: *paged* runs attention in kernels of TandemRT between subgraphs. *linear*, experimental, runs one graph,
+            for families and head sizes that *paged* rejects; it is slow because CUDA graphs cannot capture it.
+        batch_invariant: the target computes the same bits for a token whatever else is in the call, so speculation
+            changes no text (docs/invariance.md).
+        compute_capabilities: targets of the compiled kernels. The driver translates those of the lowest one for newer
+            GPUs.
+    """
+
+    name: Literal["onnxruntime-cuda"]
+    cache: CacheKind = "paged"
+    batch_invariant: bool = False
+    compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
+        COMPUTE_CAPABILITIES
+    )
+
+    @field_validator("compute_capabilities")
+    @classmethod
+    def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _distinct(value)
+
+
+class Recipe(Section):
+    """All inputs of a build."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    target: Target
+    draft: Annotated[
+        ModelDraft | PardDraft | HeadDraft | NgramDraft | NoDraft,
+        Field(discriminator="kind"),
+    ] = NoDraft(kind="none")
+    reasoning: Reasoning | None = None
+    limits: RecipeLimits = RecipeLimits()
+    backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")] = (
+        OnnxRuntimeCpu(name="onnxruntime-cpu")
+    )
+    _digest: str = PrivateAttr(default="")
+    _file: str = PrivateAttr(default="")
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, backend: str | None = None, dtype: str | None = None, kv_dtype: str | None = None
+    ) -> "Recipe":
+        """Read and validate a recipe file. Raises BadRecipe with one line per violation.
+
+        Args:
+            path: the recipe file.
+            backend: replaces the file's [backend] section unless the section has this name. For tensorrt-rtx, the new
+                section has every compute capability that supports the dtypes.
+            dtype: replaces the dtype of the target and of a draft model.
+            kv_dtype: replaces the kv_dtype of the target and of a draft model.
+        """
+        try:
+            path = Path(path).resolve()
+            content = path.read_bytes()
+            data = tomllib.loads(content.decode("utf-8"))
+        except (OSError, RuntimeError) as error:  # RuntimeError: a cycle of links, or tables nested too deep
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadRecipe(f"recipe {clipped(path)} cannot be read: {reason}. Name an existing TOML file.") from error
+        except ValueError as error:  # invalid UTF-8 or TOML, or a number with thousands of digits
+            raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
+        given = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype}
+        overrides = {name: value for name, value in given.items() if value is not None}
+        _override(data, **overrides)
+        try:
+            recipe = cls.model_validate(data, context={"folder": path.parent})
+        except ValidationError as error:
+            options = "".join(f" with --{name.replace('_', '-')} {value}" for name, value in overrides.items())
+            raise BadRecipe(f"recipe {path}{options} must be corrected:\n{explain(error, tags=KINDS)}") from error
+        recipe._file = str(path)
+        recipe._digest = hashlib.sha256(content + (json.dumps(overrides).encode() if overrides else b"")).hexdigest()
+        return recipe
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the recipe file and of the values that override it."""
+        return self._digest
+
+    def checkpoints(self) -> dict[str, Path]:
+        """Checkpoint folders by section."""
+        drafts = isinstance(self.draft, ModelDraft | PardDraft | HeadDraft)
+        return {"target": self.target.checkpoint} | ({"draft": self.draft.checkpoint} if drafts else {})  # type: ignore[union-attr]
+
+    def hub_name(self, checkpoint: Path) -> str | None:
+        """Return the text of ``checkpoint`` in the recipe file if it may be a name on the Hugging Face hub, else None.
+
+        Such a name has two parts ("Qwen/Qwen3-8B"), the second one with an optional revision ("@refs/pr/7").
+        """
+        if not self._file or not checkpoint.is_relative_to(home := Path(self._file).parent):
+            return None
+        words = checkpoint.relative_to(home).parts
+        return "/".join(words) if len(words) == 2 or (len(words) > 2 and "@" in words[1]) else None
+
+    def require_checkpoints(self) -> None:
+        """Raise BadRecipe, with the key, for each checkpoint folder that does not exist."""
+        lines = [
+            f"{section}.checkpoint: must be an existing folder; got {quoted(str(folder))}"
+            for section, folder in self.checkpoints().items()
+            if not folder.is_dir()
+        ]
+        if lines:
+            where = f"recipe {self._file}" if self._file else f"recipe {self.name!r}"
+            fix = "Put the checkpoint there, or copy the recipe and name its folder."
+            raise BadRecipe(f"{where} names a checkpoint that does not exist. {fix}\n" + "\n".join(lines))
+
+    @property
+    def draft_dtype(self) -> str | None:
+        """Dtype of the draft's weights: a model's own, else the target's; a draft head has the target's compute dtype.
+
+        None: no model drafts.
+        """
+        if isinstance(self.draft, HeadDraft):
+            return self.computed_in(self.target.dtype)
+        return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
+
+    def computed_in(self, dtype: str) -> str:
+        """Return the compute dtype of a decoder of ``dtype`` on the recipe's backend."""
+        return computed_in(dtype, paged=self.cache == "paged")
+
+    @property
+    def draft_kv_dtype(self) -> KvDtype | None:
+        """Dtype of a draft model's keys and values: its own, else the target's if that is float8.
+
+        None: the dtype of the draft's checkpoint. The draft does not inherit other dtypes of the target's cache, which
+        may differ from the draft's compute dtype.
+        """
+        if not isinstance(self.draft, ModelDraft | PardDraft):
+            return None
+        return self.draft.kv_dtype or (self.target.kv_dtype if self.target.kv_dtype in KV_DTYPES else None)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a cache row: a text of full length and the slack of a round (engines/contract/calls.py)."""
+        return capacity(self.limits.length, slack(self.draft.kind, self.draft.num_draft_tokens))
+
+    @property
+    def cache(self) -> CacheKind:
+        """Layout of the KV caches of target and draft."""
+        return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether the target computes the same bits for a token whatever else is in the call, on a GPU."""
+        return isinstance(self.backend, OnnxRuntimeCuda) and self.backend.batch_invariant
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens per round: the recipe's, else the backend's default.
+
+        256 on a CPU: longer calls are not faster per token, and other requests wait longer for them. 2,048 over a paged
+        cache on a GPU: matmuls bound a call of that size. 512 over a linear cache on a GPU: a call has few prompts.
+        """
+        if self.limits.prefill_chunk is not None:
+            return self.limits.prefill_chunk
+        default = 2048 if self.cache == "paged" else 512 if self.backend.name == "onnxruntime-cuda" else 256
+        return min(default, longest_chunk(self.limits.batch, self.limits.length, self.cache))
+
+    @property
+    def kernel_capabilities(self) -> tuple[str, ...]:
+        """Compute capabilities to compile kernels for; empty: the engines determine them."""
+        return self.backend.compute_capabilities if isinstance(self.backend, OnnxRuntimeCuda) else ()
+
+    @property
+    def cache_blocks(self) -> int | None:
+        """Blocks of a paged cache, without the scratch block; None: the cache is linear."""
+        if self.cache == "linear":
+            return None
+        tokens = self.limits.cache_tokens
+        return self.limits.batch * blocks_of(self.capacity) if tokens is None else blocks_of(tokens)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        if self.draft.num_draft_tokens >= self.limits.length:
+            values = f"{quoted(self.draft.num_draft_tokens)} >= {quoted(self.limits.length)}"
+            raise reject(
+                f"draft.num_draft_tokens must be below limits.length; got {values}. Lower one or raise the other"
+            )
+        most = longest_chunk(self.limits.batch, self.limits.length, self.cache)
+        if self.prefill_chunk > most:
+            bound = "length" if self.cache == "linear" else "batch * length"
+            values = f"{quoted(self.prefill_chunk)} > {quoted(most)}"
+            raise reject(
+                f"limits.prefill_chunk must not exceed {bound}; got {values}. Lower prefill_chunk or raise length"
+            )
+        tokens = self.limits.cache_tokens
+        if tokens is not None and self.cache == "linear":
+            rule = "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'"
+            raise reject(f"{rule}; got {quoted(tokens)} for a linear cache. Drop it or choose another backend")
+        if tokens is not None and tokens < self.capacity:
+            rule = f"limits.cache_tokens must hold one request: length + num_draft_tokens + 1 = {quoted(self.capacity)}"
+            raise reject(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
+        if self.batch_invariant and (self.cache == "linear" or self.target.dtype not in ("bfloat16", "float16")):
+            raise reject(
+                "backend.batch_invariant needs backend.cache 'paged' and target.dtype 'bfloat16' or 'float16': other "
+                f"matmuls are not invariant; got {self.cache!r} and {self.target.dtype!r}. Drop it or change those"
+            )
+        quantized = BITS.keys() & {self.target.dtype, self.draft_dtype}
+        unsupported = sorted(quantized - {"int4"} if self.cache == "paged" else quantized)
+        if unsupported and self.backend.name != "onnxruntime-cpu":
+            raise reject(
+                "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', or "
+                f"'int4' for 'onnxruntime-cuda' with cache = 'paged'; got {quoted(unsupported[0])} for "
+                f"{self.backend.name!r} with a {self.cache} cache. Choose another dtype or backend"
+            )
+        self._require_kv_dtype("target", self.target.kv_dtype, self.target.dtype)
+        self._require_kv_dtype("draft", self.draft_kv_dtype, self.draft_dtype)
+        if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
+            raise reject(
+                "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', which has no "
+                "bfloat16 kernels; got 'bfloat16'. Choose another dtype or another backend"
+            )
+        if isinstance(self.draft, PardDraft | HeadDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
+            raise reject(
+                f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
+                f"{self.backend.name!r}, which does not support this draft. Choose another draft or backend"
+            )
+        if isinstance(self.backend, TensorRt | TensorRtRtx) and "float32" in (self.target.dtype, self.draft_dtype):
+            raise reject(
+                f"dtype must be float16 or bfloat16 when backend.name is {self.backend.name!r}, which has no float32 "
+                "attention; got 'float32'. Choose another dtype (export build: --dtype float16) or another backend"
+            )
+        oldest = isinstance(self.backend, TensorRtRtx) and "7.5" in self.backend.compute_capabilities
+        if oldest and "bfloat16" in (self.target.dtype, self.draft_dtype):
+            raise reject(
+                "dtype must be float16 for compute capability 7.5, which has no bfloat16; got 'bfloat16'. Choose "
+                "float16 or drop 7.5 from backend.compute_capabilities"
+            )
+        return self
+
+    def _require_kv_dtype(self, section: str, kv_dtype: KvDtype | None, dtype: str | None) -> None:
+        compute = dtype and self.computed_in(dtype)
+        if kv_dtype in KV_DTYPES and self.cache == "linear":
+            raise reject(
+                f"{section}.kv_dtype {kv_dtype!r} needs backend.name 'onnxruntime-cuda' with cache = 'paged'; other "
+                f"attention kernels do not read it; got {self.backend.name!r}. Drop it or choose another backend"
+            )
+        if kv_dtype is not None and kv_dtype not in KV_DTYPES and kv_dtype != compute:
+            raise reject(
+                f"{section}.kv_dtype must be {', '.join(KV_DTYPES)} or the compute dtype {compute!r}; got "
+                f"{kv_dtype!r}. Drop it or choose one of these"
+            )
+
+
+def locate(recipe: str) -> Path:
+    """Return the file of a recipe given as a path or as the name of an included one. Raises BadRecipe."""
+    included = {file.stem: file for file in sorted(INCLUDED.glob("*.toml"), key=lambda file: file.stem)}
+    with suppress(OSError, ValueError):  # the path is too long or has a zero byte
+        if Path(recipe).is_file():
+            return Path(recipe)
+    if recipe in included:
+        return included[recipe]
+    hint = nearest(recipe, list(included))
+    raise BadRecipe(
+        f"recipe must be a TOML file or the name of an included recipe; got {quoted(recipe)}{hint}. "
+        f"Included: {', '.join(included)}"
+    )
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise reject(f"must name each capability once; got {', '.join(values)}")
+    return values
+
+
+def _override(
+    data: dict[str, Any], *, backend: str | None = None, dtype: str | None = None, kv_dtype: str | None = None
+) -> None:
+    # Validation rejects a section that is not a table.
+    models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
+    for model in models:
+        if "checkpoint" in model and model.get("kind") not in FEATURE_DRAFTS:
+            model |= {} if dtype is None else {"dtype": dtype}
+            model |= {} if kv_dtype is None else {"kv_dtype": kv_dtype}
+    section = data.get("backend")
+    if backend is not None and not (isinstance(section, dict) and section.get("name") == backend):
+        data["backend"] = {"name": backend}
+        if backend == "tensorrt-rtx":
+            dtypes = {str(model.get("dtype")) for model in models}
+            data["backend"]["compute_capabilities"] = rtx_capabilities(dtypes)

@@ -1,0 +1,22 @@
+"""Size check of nested values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def exceeds(value: Any, most: int) -> bool:
+    """Return whether ``value`` holds more than ``most`` characters and values, each counted as often as it occurs.
+
+    Its JSON text would be about as long. Takes time linear in ``most``, also for cyclic values.
+    """
+    size, open_values = 0, [value]
+    while open_values and size <= most:
+        value = open_values.pop()
+        size += 1
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping | list | tuple):
+            size += len(value)
+            if size <= most:
+                open_values += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    return size > most

@@ -1,0 +1,286 @@
+"""Build a bundle from a recipe: read the checkpoints, build, compile and check the graphs, write the manifest."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from tandemrt.engines.bundle.bundle import TOKENIZER
+from tandemrt.engines.bundle.digest import combined_digest, file_digest, file_digests
+from tandemrt.engines.bundle.draft import DraftEntry, NgramEntry, NoEntry
+from tandemrt.engines.bundle.manifest import (
+    FILE_NAME,
+    TARGET_IDS,
+    VERSION,
+    Engine,
+    EngineName,
+    File,
+    Limits,
+    Manifest,
+)
+from tandemrt.engines.contract.draft_sampling import DraftSampling
+from tandemrt.engines.contract.dtypes import BITS
+from tandemrt.engines.parameters.generation_config import recommended
+from tandemrt.engines.recipe.recipe import NgramDraft, NoDraft, PardDraft, Recipe
+from tandemrt.engines.text.tokenizer import open_tokenizer
+from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
+from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.graphs import graphs
+from tandemrt.export.bundle.kernels import compile_into, kernels_for
+from tandemrt.export.bundle.models import Model, Models, mask_token
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.bundle.provenance import collect
+from tandemrt.export.bundle.shared_weights import with_shared_weights
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
+from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.per_channel import write_per_channel
+from tandemrt.export.read.checkpoint import read_header
+from tandemrt.export.read.hub import resolve_checkpoints
+from tandemrt.export.staging import check_destination, place, staged
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a build and how long it took."""
+
+    title: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """Report of a build: folder, manifest, steps, notes for the user, and number of rewrites by engine and pass."""
+
+    folder: Path
+    manifest: Manifest
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+    rewrites: Mapping[EngineName, Mapping[str, int]] = field(default_factory=dict)
+
+
+def build(
+    recipe: Recipe,
+    out: Path,
+    *,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
+    compiling: CompileOptions = DEFAULTS,
+) -> BuildReport:
+    """Build the bundle of ``recipe`` at ``out``; ``progress`` receives the title of each step when it begins.
+
+    ``compiling`` has the compiler's timing cache file and the callback for its progress within a step.
+
+    The build is atomic: a failed build leaves no files and does not change ``out``. It replaces an earlier build of the
+    same name and, with ``force``, a bundle of another name, but no other folder. Raises
+    BadRecipe, BadCheckpoint, BadBundle (about ``out``) or BackendUnavailable.
+    """
+    try:
+        out = out.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a cycle of links, a zero byte
+        raise BadBundle(f"out must be a place for a folder: {clipped(error)}. Choose another with --out") from error
+    try:
+        return _build(recipe, out, force=force, clock=_Clock(progress), compiling=compiling)
+    except OSError as error:  # a full disk, a checkpoint that disappears
+        why = f"{clipped(error.filename)}: {error.strerror or error}"
+        raise BadBundle(f"nothing was built: a file cannot be read or written: {why}. Build it again") from error
+
+
+def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
+    check_destination(out, recipe.name, force=force)
+    compiling.require_use(recipe)
+    recipe = resolve_checkpoints(recipe, clock.begin, compiling.progress)
+    with clock.step("Read the checkpoints"):
+        models = open_models(recipe)
+        vocabulary = models[0].vocabulary
+        splits = [f"target: {note}" for note in vocabulary.notes(models[0].source.config)]
+        stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
+        delimiters = vocabulary.delimiters(recipe.reasoning, stop_ids) if recipe.reasoning else None
+    with staged(out) as folder:
+        check_destination(out, recipe.name, force=force)  # another build may have finished since the first check
+        with clock.step("Place the weights and the tokenizer"):
+            _place_sources(models, folder)
+        models, notes = _quantize(models, folder, clock, compiling.progress)
+        notes += tuple(f"{m.role}: {note}" for m in models for note in m.cache_notes())
+        if isinstance(models[-1], DraftHead) and models[-1].borrowed:
+            with clock.step("Copy the tensors that the draft shares with its target"):
+                models = (models[0], models[-1].with_borrowed(folder / models[-1].role))
+        if isinstance(models[-1], DraftHead) and (ids := models[-1].target_ids()) is not None:
+            np.save(folder / TARGET_IDS, ids)
+        with clock.step("Open the tokenizer"):
+            _require_tokenizer(folder / TOKENIZER, models[0])
+        engines: dict[EngineName, Engine] = {}
+        rewrites: dict[EngineName, Mapping[str, int]] = {}
+        for graph in graphs(recipe, models):
+            cut = is_cut(graph, recipe)
+            with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
+                compiled = compile_graph(graph, recipe, folder, compiling)
+            engines[graph.name], rewrites[graph.name] = compiled.engine, compiled.rewrites
+        engines = with_shared_weights(engines, models)
+        kernels: dict[str, str] = {}
+        for file in kernels_for(recipe, models, engines["target"].built_for):
+            with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):
+                kernels |= compile_into(folder, file)
+        with clock.step("Take the digest of every file"):
+            files = _files(folder)
+        manifest = Manifest(
+            manifest_version=VERSION,
+            name=recipe.name,
+            limits=_limits(recipe),
+            vocab=models[0].spec.vocab,
+            valid_tokens=vocabulary.size,
+            stop_ids=stop_ids,
+            reasoning=delimiters,
+            draft=_draft(recipe, models),
+            specs={model.role: model.spec_json() for model in models},
+            engines=engines,
+            kernels=kernels,
+            files=files,
+            provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
+        )
+        (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return BuildReport(out, manifest, tuple(clock.steps), (*splits, *notes), rewrites)
+
+
+@dataclass
+class _Clock:
+    begin: Callable[[str], None] | None
+    steps: list[Step] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        if self.begin is not None:
+            self.begin(title)
+        start = time.perf_counter()
+        yield
+        self.steps.append(Step(title, time.perf_counter() - start))
+
+
+def _place_sources(models: Models, folder: Path) -> None:
+    for model in models:
+        (folder / model.role).mkdir()
+        if model.packed:
+            continue
+        for file in model.checkpoint.files:
+            placed = place(file, folder / model.role)
+            was = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.file == file}
+            if {name: replace(tensor, file=file) for name, tensor in read_header(placed).items()} != was:
+                raise BadCheckpoint(f"{file} must not change while it is read, and it did; build again")
+    for file in models[0].vocabulary.files():
+        copy = folder / TOKENIZER / file.relative_to(models[0].vocabulary.folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def _quantize(
+    models: Models, folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
+) -> tuple[Models, tuple[str, ...]]:
+    """Write the weights in the dtypes of the recipe into ``folder``; return the models and notes, one line each."""
+    notes: list[str] = []
+    if isinstance(models[-1], DraftHead):
+        notes.extend(models[-1].notes())
+
+    def packed(model: Model) -> Model:
+        quantization = model.quantization
+        if quantization is not None and model.dtype not in BITS and not model.blocks_become_channels:
+            notes.extend(f"{model.role}: {note}" for note in quantization.notes())
+        if not model.packed:
+            return model
+        if quantization is not None and model.blocks_become_channels:
+            with clock.step(f"Round the {model.role}'s weights to a scale per output"):
+                made = write_per_channel(model.source, model.spec, quantization, folder / model.role, progress)
+            notes.append(
+                f"{model.role}: scales of blocks became one per output, which changed the weights by {made.error:.2%} "
+                "(root mean square), and inputs get one per token"
+            )
+            return replace(model, checkpoint=made.checkpoint)
+        rounded = model.dtype in BITS
+        title = (
+            f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
+        )
+        with clock.step(title):
+            bits = BITS.get(model.dtype)
+            where = folder / model.role
+            written = write_quantized(model.source, model.spec, where, bits, progress, tiles=model.tiles)
+        if quantization is not None and written.kept:
+            how = f"{written.kept} weights of 4 bits ({quantization.method}) were repacked"
+            changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"
+            notes.append(f"{model.role}: {how}, {changed if written.scales_error else 'their values are the same'}")
+        if rounded:
+            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
+        return replace(model, checkpoint=written.checkpoint)
+
+    target = packed(models[0])
+    if len(models) == 1:
+        return (target,), tuple(notes)
+    draft = packed(models[1]) if isinstance(models[1], Model) else models[1]
+    return (target, draft), tuple(notes)
+
+
+def _require_tokenizer(folder: Path, target: Model) -> None:
+    """Raise BadCheckpoint unless the runtime can open the tokenizer in ``folder`` and its generation config."""
+    try:
+        open_tokenizer(folder, target.spec.vocab)
+        recommended(folder)
+    except BadBundle as error:
+        raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
+
+
+def _limits(recipe: Recipe) -> Limits:
+    asked = recipe.limits
+    return Limits(
+        batch=asked.batch,
+        length=asked.length,
+        capacity=recipe.capacity,
+        num_draft_tokens=recipe.draft.num_draft_tokens,
+        prefill_chunk=recipe.prefill_chunk,
+        cache_blocks=recipe.cache_blocks,
+    )
+
+
+def _draft(recipe: Recipe, models: Models) -> DraftEntry:
+    section = recipe.draft
+    if isinstance(section, NgramDraft):
+        return NgramEntry(kind="ngram", ngram_min=section.ngram_min, ngram_max=section.ngram_max)
+    if isinstance(section, NoDraft):
+        return NoEntry(kind="none")
+    sampling = {name: getattr(section, name) for name in DraftSampling.model_fields}
+    draft = models[-1]
+    own: dict[str, Any] = {}
+    if isinstance(section, PardDraft):
+        own["mask_token"] = mask_token(draft.source)
+    if isinstance(draft, DraftHead):
+        own |= draft.kind.entry(draft.spec)
+        if draft.spec.draft_vocab < draft.spec.vocab:
+            own["vocab"] = draft.spec.draft_vocab
+    return TypeAdapter[DraftEntry](DraftEntry).validate_python({"kind": section.kind, **sampling, **own})
+
+
+def _files(folder: Path) -> dict[str, File]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): File(sha256=digest, size=path.stat().st_size)
+        for path, digest in zip(paths, file_digests(paths), strict=True)
+    }
+
+
+def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
+    # The digest covers config and weights. Files placed in the bundle have been hashed already.
+    found: dict[EngineName, str] = {}
+    for model in models:
+        if found and model.source.folder == models[0].source.folder:  # an MTP layer of the target's checkpoint
+            found[model.role] = found[models[0].role]
+            continue
+        placed = model.checkpoint is model.source
+        digests = {
+            file.name: files[f"{model.role}/{file.name}"].sha256 if placed else file_digest(file)
+            for file in model.source.files
+        }
+        config = file_digest(model.source.folder / "config.json")
+        found[model.role] = combined_digest({**digests, "config.json": config})
+    return found

@@ -1,0 +1,164 @@
+"""Kinds of drafts that read their target's features: checkpoint readers and graph builders per kind."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, get_args
+
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.contract import CacheKind
+from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
+from tandemrt.engines.recipe.recipe import HeadDraft
+from tandemrt.export.graph.graph import Graph
+from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
+from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
+from tandemrt.export.model.markov import build_markov
+from tandemrt.export.model.mtp import build_mtp, build_state_norm
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.dspark import DSparkSpec
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.mtp import MtpSpec, QuantizedWeights
+from tandemrt.export.read.spec import ModelSpec
+
+Spec = Eagle3Spec | MtpSpec | DFlashSpec
+
+
+class ReadDraft(NamedTuple):
+    """A parsed draft checkpoint: its spec, its tensors by graph names, and its quantized weights."""
+
+    spec: Spec
+    checkpoint: Checkpoint
+    quantized: QuantizedWeights
+
+
+class GraphSizes(NamedTuple):
+    """Arguments that all graphs of one draft share."""
+
+    dtype: str
+    capacity: int
+    cache: CacheKind
+    lowering: Lowering
+
+    @property
+    def contract(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "capacity": self.capacity, "cache": self.cache}
+
+    @property
+    def build(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "capacity": self.capacity, "lowering": self.lowering}
+
+
+@dataclass(frozen=True)
+class FeatureDraft:
+    """A kind of draft that reads its target's features.
+
+    Attributes:
+        read: reads the checkpoint of a recipe's section for a target. Raises BadCheckpoint or BadRecipe.
+        graphs: the graphs of the draft, in the order in which they are built.
+        entry: fields of the manifest's draft entry that follow from the spec.
+        lowerings: supported lowerings.
+        scores_all_tokens: a draft over the full vocabulary uses the target's lm_head if it has none of its own.
+        borrows_layers: all tensors of its graphs come from the target's checkpoint (MTP).
+    """
+
+    read: Callable[[Any, Checkpoint, ModelSpec], ReadDraft]
+    graphs: Callable[[Any, Checkpoint, GraphSizes], list[Graph]]
+    entry: Callable[[Any], dict[str, Any]] = lambda _spec: {}
+    lowerings: tuple[Lowering, ...] = get_args(Lowering)
+    scores_all_tokens: bool = False
+    borrows_layers: bool = False
+
+
+def feature_draft(section: HeadDraft) -> FeatureDraft:
+    """Return the kind of a recipe's draft section."""
+    return FEATURE_DRAFTS[section.kind]
+
+
+def _read_eagle3(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec, *, parallel: bool) -> ReadDraft:
+    ignored = section.ignore_config_fields
+    return ReadDraft(Eagle3Spec.from_hf(checkpoint.config, target, ignored=ignored, parallel=parallel), checkpoint, {})
+
+
+def _eagle3_graphs(spec: Eagle3Spec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
+    draft = partial(build_eagle3, spec, checkpoint, **sizes.build)
+    fuse = partial(build_fuse, spec, checkpoint, dtype=sizes.dtype, lowering=sizes.lowering)
+    bindings = spec.contract(**sizes.contract)
+    return [
+        Graph("draft", "draft/model.onnx", sizes.dtype, bindings, draft, sizes.lowering),
+        Graph("fuse", "draft/fuse.onnx", sizes.dtype, _fuse_contract(spec, sizes), fuse),
+    ]
+
+
+def _read_mtp(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> ReadDraft:
+    ignored = section.ignore_config_fields
+    return ReadDraft(
+        *MtpSpec.from_checkpoint(checkpoint, target, num_draft_tokens=section.num_draft_tokens, ignored=ignored)
+    )
+
+
+def _mtp_graphs(spec: MtpSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
+    bindings = spec.contract(**sizes.contract)
+    layers = []
+    for at, name in enumerate(DRAFT_LAYERS[: spec.depth]):
+        file = f"draft/{'model' if at == 0 else name}.onnx"
+        draft = partial(build_mtp, spec, checkpoint, at=at, **sizes.build)
+        layers.append(Graph(name, file, sizes.dtype, bindings, draft, sizes.lowering))
+    fuse = partial(build_state_norm, spec, checkpoint, dtype=sizes.dtype)
+    return [*layers, Graph("fuse", "draft/fuse.onnx", sizes.dtype, _fuse_contract(spec, sizes), fuse)]
+
+
+def _read_dflash(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> ReadDraft:
+    return ReadDraft(
+        DFlashSpec.from_hf(checkpoint.config, target, ignored=section.ignore_config_fields), checkpoint, {}
+    )
+
+
+def _dflash_graphs(spec: DFlashSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
+    draft = partial(build_dflash, spec, checkpoint, **sizes.build)
+    write = partial(build_context, spec, checkpoint, **sizes.build)
+    bindings, context = spec.contract(**sizes.contract), spec.context(**sizes.contract)
+    return [
+        Graph("draft", "draft/model.onnx", sizes.dtype, bindings, draft, sizes.lowering),
+        Graph("context", "draft/context.onnx", sizes.dtype, context, write, sizes.lowering),
+    ]
+
+
+def _read_dspark(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> ReadDraft:
+    return ReadDraft(
+        DSparkSpec.from_hf(checkpoint.config, target, ignored=section.ignore_config_fields), checkpoint, {}
+    )
+
+
+def _dspark_graphs(spec: DSparkSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
+    bindings = spec.markov(dtype=sizes.dtype)
+    markov = partial(build_markov, spec, checkpoint, dtype=sizes.dtype)
+    graph = Graph("markov", "draft/markov.onnx", sizes.dtype, bindings, markov)
+    return [*_dflash_graphs(spec, checkpoint, sizes), graph]
+
+
+def _parallel_entry(spec: Eagle3Spec) -> dict[str, Any]:
+    return {"mask_token": spec.mask_token}
+
+
+def _mtp_entry(spec: MtpSpec) -> dict[str, Any]:
+    return {"layers": spec.depth} if spec.depth > 1 else {}
+
+
+def _block_entry(spec: DFlashSpec) -> dict[str, Any]:
+    return {"mask_token": spec.mask_token, "block": spec.block_size, "sample_from_anchor": spec.sample_from_anchor}
+
+
+def _fuse_contract(spec: Eagle3Spec | MtpSpec, sizes: GraphSizes) -> contract.Contract:
+    return contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=sizes.dtype)
+
+
+_BLOCK_DRAFT: dict[str, Any] = {"entry": _block_entry, "lowerings": tuple(LOWERINGS), "scores_all_tokens": True}
+FEATURE_DRAFTS: Mapping[str, FeatureDraft] = {
+    "eagle3": FeatureDraft(partial(_read_eagle3, parallel=False), _eagle3_graphs),
+    "peagle": FeatureDraft(partial(_read_eagle3, parallel=True), _eagle3_graphs, _parallel_entry),
+    "mtp": FeatureDraft(_read_mtp, _mtp_graphs, _mtp_entry, scores_all_tokens=True, borrows_layers=True),
+    "dflash": FeatureDraft(_read_dflash, _dflash_graphs, **_BLOCK_DRAFT),
+    "dspark": FeatureDraft(_read_dspark, _dspark_graphs, **_BLOCK_DRAFT),
+}

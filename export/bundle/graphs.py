@@ -1,0 +1,72 @@
+"""List the graphs of a recipe, with their files in the bundle and their contracts."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.models import Draft, Model, Models
+from tandemrt.export.graph.graph import Graph
+from tandemrt.export.graph.lowering import Lowering, lowering_of, supported_lowering
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.weightless import build_adjust, build_propose, build_verify
+
+
+def graphs(recipe: Recipe, models: Models) -> list[Graph]:
+    """Return every graph of the bundle: decoders, adjust, verify, and propose if a model drafts."""
+    target, drafts, lowering = models[0], models[1:], lowering_of(recipe)
+    width = target.spec.vocab  # a draft model's logits are padded or cut to the target's width
+    features = [draft.spec.features for draft in drafts if isinstance(draft, DraftHead)]
+    return [
+        _decoder(target, recipe, lowering, width, *features),
+        *(graph for draft in drafts for graph in _draft(draft, recipe, lowering, width)),
+        _weightless("adjust", target, contract.adjust, build_adjust, width),
+        _weightless("verify", target, contract.verify, build_verify, width, draft_probs=False),
+        _weightless("verify_probs", target, contract.verify, build_verify, width, draft_probs=True),
+        *(graph for draft in drafts for graph in _propose(draft, width)),
+    ]
+
+
+def _decoder(model: Model, recipe: Recipe, lowering: Lowering, width: int, features: tuple[int, ...] = ()) -> Graph:
+    spec = model.spec
+    sizes: dict[str, Any] = {"dtype": model.compute, "kv_dtype": model.kv_dtype}
+    sizes |= {"capacity": recipe.capacity, "width": width}
+    bindings = spec.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
+    lowering = supported_lowering(lowering, spec)
+    make = partial(build_decoder, spec, model.checkpoint, **sizes, lowering=lowering, features=features)
+    return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make, lowering)
+
+
+def _draft(draft: Draft, recipe: Recipe, lowering: Lowering, width: int) -> list[Graph]:
+    if isinstance(draft, Model):
+        return [_decoder(draft, recipe, lowering, width)]
+    return draft.graphs(recipe, lowering)
+
+
+def _propose(draft: Draft, width: int) -> list[Graph]:
+    vocab = draft.spec.draft_vocab if isinstance(draft, DraftHead) else width
+    names: tuple[EngineName, EngineName] = ("propose", "propose_probs")
+    return [
+        _weightless(
+            name, draft, contract.propose, build_propose, vocab, draft_probs=name == names[1], target_ids=vocab < width
+        )
+        for name in names
+    ]
+
+
+def _weightless(
+    name: EngineName,
+    model: Draft,
+    bindings: Callable[..., Contract],
+    build: Callable[..., ir.Model],
+    width: int,
+    **options: bool,
+) -> Graph:
+    arguments = {"vocab": width, "dtype": model.compute, **options}
+    return Graph(name, f"{name}.onnx", model.compute, bindings(**arguments), partial(build, **arguments))

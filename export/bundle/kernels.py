@@ -1,0 +1,86 @@
+"""Compile the CUDA kernels of a bundle while it is built."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandemrt.engines.bundle.bundle import KERNELS
+from tandemrt.engines.contract.dtypes import BITS, FLOAT8
+from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, capabilities_for, parsed
+from tandemrt.engines.contract.operators import SCHEMAS, WEIGHTLESS_ENGINES
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.models import Model, Models
+from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
+
+# Kernels that replace the engines without weights; the other kernels run between the subgraphs of a decoder.
+_WEIGHTLESS_KERNELS = {SCHEMAS[operator].kernels for operator in WEIGHTLESS_ENGINES.values()}
+_FLOAT8_KERNELS, _INT4_KERNELS, _EXPERT_KERNELS = (
+    SCHEMAS[name].kernels for name in ("scaled_matmul", "int4_matmul", "experts")
+)
+_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS = (
+    SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention")
+)
+
+_MIN_CAPABILITIES = {schema.kernels: schema.compute_capability for schema in SCHEMAS.values() if schema.kernels}
+
+
+@dataclass(frozen=True)
+class KernelFile:
+    """``NAME.cu``, to be compiled for ``compute_capabilities`` ("9.0", …) and the models' dtypes and head sizes.
+
+    ``head_dims`` None: all head sizes.
+    """
+
+    name: str
+    compute_capabilities: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...] | None
+
+
+def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
+    """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/contract/gpus.py).
+
+    With a paged cache these are all kernels, except those of quantized weights, experts and cache dtypes that no model
+    uses. Any other bundle for a GPU needs only the kernels that replace the engines without weights. On GPUs older than
+    the kernels, the runtime runs the graphs of these engines instead. A file is not compiled for GPUs that its
+    operators do not support.
+    """
+    capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
+    dtypes = tuple(dict.fromkeys(model.compute for model in models))
+    head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
+    wanted = {
+        _FLOAT8_KERNELS: any(
+            model.dtype not in BITS and found.has_float8
+            for model in models
+            if (found := model.quantization) is not None
+        ),
+        _INT4_KERNELS: any(isinstance(model, Model) and model.int4_matmuls for model in models),
+        _EXPERT_KERNELS: any(isinstance(model, Model) and model.spec.experts for model in models),
+        _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in models),
+        _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in models),
+    }
+    for name in kernel_names():
+        fitting = tuple(each for each in capabilities if parsed(each) >= _MIN_CAPABILITIES[name])
+        if fitting and wanted.get(name, True) and (recipe.cache == "paged" or name in _WEIGHTLESS_KERNELS):
+            attention = name in (_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS)
+            yield KernelFile(name, fitting, dtypes, head_dims if attention else None)
+
+
+def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:
+    """Compile ``kernels`` into the bundle in ``folder``.
+
+    Returns the manifest's entries: file to ``sm_90`` (a cubin), or to ``compute_80`` (PTX of the lowest capability, for
+    GPUs newer than all of them). Raises BackendUnavailable without NVRTC, or if NVRTC rejects the source.
+    """
+    lowest = min(int(capability.replace(".", "")) for capability in kernels.compute_capabilities)
+    written = compile_kernels(
+        kernels.compute_capabilities,
+        folder / KERNELS,
+        names=[kernels.name],
+        dtypes=kernels.dtypes,
+        head_dims=kernels.head_dims,
+    )
+    return {
+        path.relative_to(folder).as_posix(): f"compute_{lowest}" if path.suffix == ".ptx" else path.suffixes[-2][1:]
+        for path in written
+    }

@@ -1,0 +1,128 @@
+"""Opened models of a recipe: the target and, if there is one, the draft model."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.dtypes import BITS, FLOAT8, KV_DTYPES
+from tandemrt.engines.recipe.recipe import ModelDraft, PardDraft, Recipe, Target
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
+from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.graph.lowering import lowering_of
+from tandemrt.export.model.lowerings import STRATEGIES
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Quantization
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tokenizer import CheckpointTokenizer
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint and its spec. ``role`` is ``target`` or ``draft``, its section in the recipe.
+
+    ``source`` is the checkpoint that the recipe names; ``checkpoint`` is the one that the graph points into: the same,
+    or rewritten by the build (``packed``). ``compute`` is the compute dtype, ``dtype`` the recipe's, and ``kv_dtype``
+    the dtype of its cache. ``by_operators``: the project's operators multiply quantized weights; they support float8
+    weights with a scale per output, but no group scales.
+    """
+
+    role: EngineName
+    source: Checkpoint
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    vocabulary: CheckpointTokenizer
+    dtype: str
+    compute: str
+    kv_dtype: str
+    by_operators: bool = False
+
+    @property
+    def tiles(self) -> str | None:
+        """The dtype of the scales of 4-bit weights for matmuls on a GPU; None: the weights are for a CPU."""
+        return self.compute if self.by_operators else None
+
+    @property
+    def packed(self) -> bool:
+        """Whether the build rewrites the weights: quantizes or repacks them, or converts group scales."""
+        found = self.quantization
+        return self.dtype in BITS or (found is not None and (found.is_packed or self.blocks_become_channels))
+
+    @property
+    def blocks_become_channels(self) -> bool:
+        """Whether group scales must be converted to scales per output, because the matmuls do not support them."""
+        found = self.quantization
+        return self.by_operators and self.dtype not in BITS and found is not None and found.has_group_scales
+
+    @property
+    def int4_matmuls(self) -> bool:
+        """Whether a GPU multiplies 4-bit weights."""
+        found = self.quantization
+        return self.by_operators and (self.dtype == "int4" or (found is not None and found.is_packed))
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the checkpoint stores quantized weights; None: all weights are unquantized."""
+        return read_quantization(self.source.config, self.source.folder)
+
+    def cache_notes(self) -> list[str]:
+        """Return notes for the build's report about the dtype and scales of keys and values, one line each."""
+        found = self.quantization
+        if self.kv_dtype == FLOAT8:
+            scaled = found is not None and found.float8_cache
+            scales = "the checkpoint's scales" if scaled else "scales of 1: the checkpoint has none"
+            return [f"keys and values are held in {FLOAT8}, with {scales}"]
+        return [] if found is None else found.notes_on_unused_cache_scales(self.kv_dtype)
+
+    @classmethod
+    def open(cls, role: EngineName, recipe: Recipe) -> "Model":
+        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if the length limit exceeds the
+        model's.
+
+        A draft may have a shorter length; it drafts nothing after that length. open_models rejects models that the
+        recipe's backend does not support.
+        """
+        section: Target | ModelDraft | PardDraft = recipe.target
+        dtype, kv_dtype, length = str(recipe.target.dtype), recipe.target.kv_dtype, recipe.limits.length
+        if role == "draft":
+            assert isinstance(recipe.draft, ModelDraft | PardDraft)
+            section, dtype, kv_dtype = recipe.draft, str(recipe.draft_dtype), recipe.draft_kv_dtype
+        folder = section.checkpoint
+        checkpoint = Checkpoint.open(folder)
+        spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
+        vocabulary = CheckpointTokenizer.open(folder)
+        if vocabulary.size > spec.vocab:
+            rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
+            raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")
+        if length > spec.max_length and role == "target":
+            rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
+            raise BadRecipe(f"{rule}; got {length}; lower limits.length")
+        by_operators, compute = STRATEGIES[lowering_of(recipe)].scaled_matmuls, recipe.computed_in(dtype)
+        model = cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators)
+        quantization = model.quantization
+        if kv_dtype in KV_DTYPES or (
+            kv_dtype is None and recipe.cache == "paged" and quantization and quantization.float8_cache
+        ):
+            return replace(model, kv_dtype=FLOAT8)
+        return model
+
+    def spec_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
+        return result
+
+
+Draft = Model | DraftHead
+Models = tuple[Model] | tuple[Model, Draft]  # the target and, optionally, the draft
+
+
+def mask_token(checkpoint: Checkpoint) -> int:
+    """Return the id of a parallel draft's mask token. Raises BadCheckpoint."""
+    token, vocab = checkpoint.config.get("pard_token"), checkpoint.config.get("vocab_size")
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < int(vocab or 0):
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: config.json: pard_token should be an id below vocab_size, {vocab}, it is "
+            f"{quoted(token)}; choose a checkpoint that PARD trained, or draft.kind = 'model'"
+        )
+    return token

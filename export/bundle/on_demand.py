@@ -1,0 +1,134 @@
+"""Find or build the bundle of a recipe, a checkpoint folder or a name on the Hugging Face hub, in the user's cache."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import VERSION
+from tandemrt.engines.options.build_options import BuildOptions
+from tandemrt.engines.options.model_name import is_recipe, require_model
+from tandemrt.engines.recipe.recipe import Recipe, locate
+from tandemrt.engines.user_cache import cache_folder, write_file
+from tandemrt.engines.validation.errors import BadBundle, BadRequest, clipped, quoted
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.default_recipe import Machine, default_recipe, recipe_name
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions
+from tandemrt.export.read.hub import fetch
+
+Begin = Callable[[str], None]  # receives the title of a step
+
+
+def find_or_build(
+    model: str,
+    options: BuildOptions,
+    *,
+    begin: Begin,
+    on_recipe: Callable[[Path], None],
+    compiling: CompileOptions = DEFAULTS,
+) -> Path:
+    """Return the folder of a model's bundle, which an earlier run or this one built.
+
+    Args:
+        model: a recipe file, the name of an included recipe, a checkpoint folder or a name on the hub.
+        options: choices for a checkpoint's default recipe.
+        begin: receives the title of each step.
+        on_recipe: receives the file of a default recipe before the build.
+        compiling: callback for the progress of steps.
+
+    The bundle is in ``bundles`` of the user's cache folder. Its name has a digest of all that it is built from, so a
+    changed checkpoint or recipe gets another one. Raises BadRequest, BadRecipe, BadCheckpoint or BackendUnavailable.
+    """
+    if is_recipe(model):
+        if options.given():
+            raise BadRequest(f"{', '.join(options.given())}: a recipe defines these; change {quoted(model)} instead")
+        recipe = Recipe.load(locate(model))
+        folder = _cache_place(recipe.name, recipe.digest, *map(_identity, recipe.checkpoints().values()))
+        return folder if _is_usable(folder) else _built(recipe, folder, begin, compiling)
+    source = CheckpointSource.find(model, options, begin=begin, compiling=compiling)
+    if _is_usable(source.folder):
+        return source.folder
+    file = source.write_recipe()
+    on_recipe(file)
+    return _built(Recipe.load(file), source.folder, begin, compiling)
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A checkpoint without a recipe, and what its default recipe depends on.
+
+    ``model`` is the name that the user gave; ``checkpoint`` is the local folder.
+    """
+
+    model: str
+    checkpoint: Path
+    options: BuildOptions
+    machine: Machine
+
+    @classmethod
+    def find(
+        cls,
+        model: str,
+        options: BuildOptions,
+        *,
+        begin: Begin,
+        compiling: CompileOptions = DEFAULTS,
+        backend: str | None = None,
+    ) -> "CheckpointSource":
+        """Find the checkpoint's folder, fetching a name on the hub. Raises BadRequest or BackendUnavailable."""
+        return cls(model, _checkpoint_folder(model, begin, compiling), options, Machine.here(backend))
+
+    @property
+    def folder(self) -> Path:
+        """Place of the bundle in the user's cache folder."""
+        draft = self.options.draft
+        named = _identity(Path(draft.partition(":")[2] or draft)) if draft else ""
+        chosen = json.dumps(self.options.given())
+        return _cache_place(recipe_name(self.model), _identity(self.checkpoint), named, chosen, self.machine.backend)
+
+    def write_recipe(self) -> Path:
+        """Write the default recipe next to ``folder`` and return its file. Raises BadBundle if that is impossible."""
+        named = str(self.checkpoint) if Path(self.model).is_dir() else self.model
+        text = default_recipe(self.checkpoint, recipe_name(self.model), named, self.options, self.machine)
+        file = self.folder.with_name(f"{self.folder.name}.toml")
+        try:
+            write_file(file, text.encode())
+        except OSError as error:
+            why = f"{clipped(error.filename)}: {error.strerror}"
+            raise BadBundle(f"the cache folder must be writable; {why}. Set TANDEMRT_CACHE to another") from error
+        return file
+
+
+def _checkpoint_folder(model: str, begin: Begin, compiling: CompileOptions) -> Path:
+    """Return the local folder of a checkpoint. Its reader rejects a folder in another format."""
+    require_model(model)
+    if Path(model).is_dir():
+        return Path(model).resolve()
+    return fetch(model, "bundle", begin=begin, progress=compiling.progress)
+
+
+def _built(recipe: Recipe, folder: Path, begin: Begin, compiling: CompileOptions) -> Path:
+    return build(recipe, folder, force=True, progress=begin, compiling=compiling).folder
+
+
+def _cache_place(name: str, *parts: str) -> Path:
+    digest = hashlib.sha256(json.dumps([VERSION, *parts]).encode()).hexdigest()
+    return cache_folder() / "bundles" / f"{name}-{digest[:12]}"
+
+
+def _identity(checkpoint: Path) -> str:
+    """Return the names, sizes and times of a checkpoint's files; the path itself if it is no folder."""
+    if not checkpoint.is_dir():
+        return str(checkpoint)
+    stats = [(path.name, path.stat()) for path in sorted(checkpoint.iterdir()) if path.is_file()]
+    return json.dumps([str(checkpoint.resolve()), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)])
+
+
+def _is_usable(folder: Path) -> bool:
+    try:
+        Bundle.read(folder)  # its files are compared when it opens
+    except BadBundle:
+        return False
+    return True

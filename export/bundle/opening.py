@@ -1,0 +1,162 @@
+"""Open the models of a recipe and reject those that its backend does not support."""
+
+from collections.abc import Callable
+
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.dtypes import BITS, FLOAT8
+from tandemrt.engines.contract.gpus import FLOAT8_FROM
+from tandemrt.engines.recipe.recipe import HeadDraft, ModelDraft, PardDraft, Recipe
+from tandemrt.engines.recipe.tensorrt import TensorRtRtx
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
+from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.models import Draft, Model, Models, mask_token
+from tandemrt.export.graph.lowering import lowering_of, supported_lowering
+from tandemrt.export.model.scaled_matmul import unsupported as unsupported_quantization
+from tandemrt.export.model.support import unsupported
+from tandemrt.export.read.quantization.scheme import Quantization
+from tandemrt.plugins.operators.constants import HEAD_DIMS
+
+_FLOAT8_FROM = ".".join(map(str, FLOAT8_FROM))  # in the notation of recipes
+
+
+def open_models(recipe: Recipe) -> Models:
+    """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
+    target = _open("target", recipe)
+    if isinstance(recipe.draft, HeadDraft):
+        length = recipe.limits.length
+        head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
+        _require_support(head, recipe)
+        head.require_lowering(lowering_of(recipe))
+        return target, head
+    if not isinstance(recipe.draft, ModelDraft | PardDraft):
+        return (target,)
+    draft = _open("draft", recipe)
+    if draft.spec.vocab < target.vocabulary.size:  # logits wider than the tokenizer are padding
+        rule = f"its vocabulary must hold every token of the target's tokenizer, {target.vocabulary.size}"
+        raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
+    target.vocabulary.require_same_tokens(draft.vocabulary)
+    if isinstance(recipe.draft, PardDraft):
+        mask_token(draft.source)
+    return target, draft
+
+
+def _open(role: EngineName, recipe: Recipe) -> Model:
+    model = Model.open(role, recipe)
+    _require_support(model, recipe)
+    if model.kv_dtype == FLOAT8:
+        _require_float8(f"{role}.kv_dtype float8_e4m3", recipe)
+        if recipe.batch_invariant and role == "target":
+            raise BadRecipe(
+                "backend.batch_invariant has no attention over keys and values in float8, which target.kv_dtype or the "
+                f'checkpoint asks for; write target.kv_dtype = "{model.compute}", or drop batch_invariant'
+            )
+    return model
+
+
+def _require_support(model: Draft, recipe: Recipe) -> None:
+    """Raise BadCheckpoint or BadRecipe for a model that the recipe's backend does not support."""
+    layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
+    if layers.experts is not None and recipe.backend.name == "onnxruntime-cpu" and model.compute != "float32":
+        # The sum of experts has no float16, and these matmuls would round one token differently from several.
+        raise BadRecipe(
+            f"{model.role}.dtype should be float32, int8 or int4 for a model with experts; got {model.dtype!r}; change "
+            "it, the checkpoint may be stored in any"
+        )
+    if layers.experts is not None and recipe.cache == "paged" and model.dtype in BITS:
+        raise BadRecipe(
+            f"{model.role}.dtype must be float32, float16 or bfloat16 for a model with experts on a GPU, which "
+            f"needs unquantized experts; got {model.dtype!r}. Choose another dtype, or backend.name 'onnxruntime-cpu'"
+        )
+    if why := unsupported(layers, supported_lowering(lowering_of(recipe), layers), recipe.capacity):
+        raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
+    _require_matmuls(model, recipe)
+    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
+        rule = (
+            f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
+        )
+        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
+        other = "backend 'onnxruntime-cpu'" if layers.experts is not None else "cache = 'linear'"
+        raise BadRecipe(f"{rule}; {found}; choose {other} or another checkpoint")
+
+
+def _require_matmuls(model: Draft, recipe: Recipe) -> None:
+    """Raise BadRecipe unless the backend has matmuls for a checkpoint that comes quantized."""
+    found, backend = model.quantization, recipe.backend
+    if found is None or not found.rules or backend.name == "onnxruntime-cpu":
+        return
+    what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
+    if recipe.cache == "paged":
+        _require_scaled_matmuls(what, model, found, recipe)
+        return
+    if not isinstance(backend, TensorRtRtx):
+        needed = " or ".join(name for name, takes in _BACKENDS_WITH_MATMULS.items() if takes(found))
+        raise BadRecipe(
+            f"{what} needs backend.name {needed}; got {backend.name!r} with cache = {recipe.cache!r}, which has no "
+            "matmuls for it; choose what it needs, or the checkpoint that is not quantized"
+        )
+    if not _supported_by_tensorrt_rtx(found):
+        raise BadRecipe(
+            f"{what} needs weights in float8 and inputs that are unquantized, or have static scales, for backend.name "
+            "'tensorrt-rtx'; choose 'onnxruntime-cpu', or such a checkpoint"
+        )
+    if without := [each for each in backend.compute_capabilities if float(each) < float(_FLOAT8_FROM)]:
+        raise BadRecipe(
+            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {', '.join(without)} in "
+            "backend.compute_capabilities; drop it, or choose the checkpoint that is not quantized"
+        )
+
+
+def _supported_by_tensorrt_rtx(found: Quantization) -> bool:
+    """Whether TensorRT-RTX has matmuls for a checkpoint's quantization."""
+    return all(scheme.weight == "float8_e4m3fn" and scheme.inputs != "token" for _, scheme in found.rules)
+
+
+# Backends that an error message may suggest, with a test that the backend accepts the checkpoint.
+_BACKENDS_WITH_MATMULS: dict[str, Callable[[Quantization], bool]] = {
+    "'onnxruntime-cpu'": lambda _: True,
+    "'tensorrt-rtx'": _supported_by_tensorrt_rtx,
+    "'onnxruntime-cuda' with cache = 'paged'": lambda found: unsupported_quantization(found) is None,
+}
+
+
+def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
+    """Raise BadRecipe unless a GPU has matmuls for the quantization ``found`` in a checkpoint."""
+    layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
+    if layers.experts is not None:
+        raise BadRecipe(
+            f"{what} has experts, whose matmuls on a GPU need unquantized weights; choose backend.name "
+            "'onnxruntime-cpu', or the checkpoint that is not quantized"
+        )
+    if model.dtype in BITS and not found.is_packed:
+        return  # the build requantizes them
+    if why := unsupported_quantization(found):
+        raise BadRecipe(
+            f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no matmuls yet; choose "
+            "'onnxruntime-cpu', or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
+            "scales per token or static ones"
+        )
+    if found.is_packed and isinstance(model, DraftHead):
+        raise BadRecipe(f"{what} in 4 bits cannot be a draft head on a GPU yet; choose an unquantized or float8 head")
+    if found.is_packed and model.compute == "float32":
+        raise BadRecipe(
+            f"{what} in 4 bits needs {model.role}.dtype 'bfloat16' or 'float16' on a GPU, in which its matmuls are "
+            "computed; got 'float32'"
+        )
+    if not found.has_float8:
+        return
+    if model.compute == "float16":
+        raise BadRecipe(
+            f"{what} needs {model.role}.dtype 'bfloat16' on a GPU: sums of matmuls in float8 are too large for "
+            "'float16'; got 'float16'"
+        )
+    _require_float8(f"{what} in float8", recipe)
+
+
+def _require_float8(what: str, recipe: Recipe) -> None:
+    """Raise BadRecipe unless the recipe names a GPU that computes with float8."""
+    if all(float(each) < float(_FLOAT8_FROM) for each in recipe.kernel_capabilities):
+        named = ", ".join(recipe.kernel_capabilities)
+        raise BadRecipe(
+            f"{what} needs compute capability {_FLOAT8_FROM} or later; got {named} in backend.compute_capabilities; "
+            "name a later one, or choose an unquantized model or cache"
+        )

@@ -1,0 +1,1 @@
+"""``tandemrt export`` on the command line."""

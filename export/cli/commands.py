@@ -1,0 +1,214 @@
+"""``tandemrt export``: build a bundle from a recipe, inspect a bundle, quantize a checkpoint, write a Triton
+repository.
+"""
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandemrt.engines.options.command_options import takes_options
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadRequest, quoted
+
+export = typer.Typer(help="Build bundles from checkpoints, and look into them.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the ``export`` commands to the project's command line."""
+    app.add_typer(export, name="export")
+
+
+@export.command()
+def build(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A recipe file, the name of an included recipe such as 'demo', or a checkpoint: a folder or a name on "
+            "the Hugging Face hub (OWNER/NAME), for which a recipe is written.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the bundle goes. Default: engines/built/NAME if there is an engines folder here, else ./NAME."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also replace a bundle that was built under another name.")
+    ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Build for this backend instead of the recipe's; tensorrt-rtx: for every compute capability it knows."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Compute in this type instead of the recipe's, in target and draft; int8, int4: weights in 8 or 4 "
+            "bits, on a CPU."
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Hold keys and values in this type, in target and draft model: float8_e4m3, over a paged cache, or "
+            "what is computed in. Default: as the recipe, else the checkpoint says."
+        ),
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(help="File where TensorRT keeps what it measures. Default: one per GPU in your cache folder."),
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="For a checkpoint: tokens of prompt plus output. Default: what fits.")
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="For a checkpoint: ngram (default), none, a smaller checkpoint, or KIND:CHECKPOINT."),
+    ] = None,
+) -> None:
+    """Build the bundle of MODEL. An earlier build of the same name is replaced when the new one is complete."""
+    start = time.perf_counter()
+    # The exporter's imports take seconds; they are loaded by the commands that need them.
+    from tandemrt.engines.options.build_options import BuildOptions
+    from tandemrt.engines.options.model_name import is_recipe
+    from tandemrt.engines.recipe.recipe import Recipe, locate
+    from tandemrt.export.bundle.build import build as build_bundle
+    from tandemrt.export.bundle.on_demand import CheckpointSource
+    from tandemrt.export.cli.on_demand import print_recipe
+    from tandemrt.export.cli.progress import Progress, console
+    from tandemrt.export.cli.report import print_build
+    from tandemrt.export.compile.backends import CompileOptions
+
+    if is_recipe(model):
+        if given := BuildOptions(max_model_len, draft=draft).given():
+            raise BadRequest(f"{', '.join(given)}: a recipe defines these; change {quoted(model)} instead")
+        wanted = Recipe.load(locate(model), backend=backend, dtype=dtype, kv_dtype=kv_dtype)
+    else:
+        options = BuildOptions(max_model_len, dtype, draft)
+        with Progress() as progress:
+            compiling = CompileOptions(progress=progress.detail)
+            source = CheckpointSource.find(model, options, begin=progress.begin, compiling=compiling, backend=backend)
+        print_recipe(console, file := source.write_recipe())
+        wanted = Recipe.load(file, kv_dtype=kv_dtype)
+    with Progress() as progress:
+        report = build_bundle(
+            wanted,
+            out or default_out(wanted.name),
+            force=force,
+            progress=progress.begin,
+            compiling=CompileOptions(timing_cache, progress.detail),
+        )
+    print_build(report, time.perf_counter() - start)
+
+
+@export.command()
+def inspect(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Take the digests of the weights too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print the whole manifest instead of a summary.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and the findings as JSON.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="Say how much text a GPU of this memory holds, such as 80GB.", metavar="MEMORY")
+    ] = None,
+) -> None:
+    """Print a summary of BUNDLE and whether its files are intact. Exit code 1 if they are not."""
+    from tandemrt.engines.bundle.bundle import Bundle
+    from tandemrt.export.bundle.capacity import fitting, memory_from_text
+    from tandemrt.export.cli.report import findings, print_bundle, print_json
+
+    memory = None if gpu is None else memory_from_text(gpu)
+    opened = Bundle.read(bundle)
+    problems = findings(opened, verify=verify)
+    fits = None if memory is None else fitting(opened.manifest, memory)
+    if as_json:
+        print_json(opened, problems, verify=verify, fits=fits)
+    else:
+        print_bundle(opened, problems, verify=verify, everything=everything, fits=fits)
+    raise typer.Exit(1 if problems else 0)
+
+
+class SchemeName(StrEnum):
+    """Formats of weights that ``export quantize`` writes."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+
+
+@export.command()
+def quantize(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A Hugging Face folder: config.json, *.safetensors, tokenizer.")
+    ],
+    scheme: Annotated[
+        SchemeName, typer.Option(help="fp8: 8-bit floats, a scale per output; int4: 4-bit integers in groups.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the new checkpoint goes. Default: ./NAME-SCHEME, after the old one.")
+    ] = None,
+    group: Annotated[int, typer.Option(help="With int4: inputs that share a scale, 32, 64 or 128.")] = 128,
+) -> None:
+    """Write CHECKPOINT anew with quantized matmuls, in the format of compressed-tensors. It needs no data."""
+    from tandemrt.export.bundle.publish import publish
+    from tandemrt.export.cli.progress import Progress
+    from tandemrt.export.cli.quantize_report import print_published
+
+    place = out or Path(f"{checkpoint.resolve().name}-{scheme.value}")
+    with Progress() as progress:
+        progress.begin(f"Quantize the weights to {scheme.value}")
+        report = publish(checkpoint, place, scheme.value, group=group, progress=progress.detail)
+    print_published(report)
+
+
+@export.command()
+@takes_options(leave_out=("device",))  # --device may name several GPUs here
+def triton(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="The server's model repository.")],
+    name: Annotated[str | None, typer.Option(help="The model's name. Default: the bundle's.")] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy the bundle instead of linking it.")] = False,
+    instances: Annotated[int, typer.Option(min=1, help="Instances on the CPU, or on each GPU.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda (all GPUs) or cuda:0,1. Default: what the bundle was built for.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; say what is wrong with what is there.")
+    ] = False,
+    backend_directory: Annotated[
+        Path | None, typer.Option(help="With --check: the server's backends, to compare Python versions.")
+    ] = None,
+    *,
+    options: RuntimeOptions,
+) -> None:
+    """Write BUNDLE into REPOSITORY as a model for Triton Inference Server, and check it. Exit code 1 on a fault."""
+    from tandemrt.engines.bundle.bundle import Bundle
+    from tandemrt.export.cli.report import print_repository
+    from tandemrt.export.triton.check import problems
+    from tandemrt.export.triton.repository import write_model
+
+    opened = Bundle.open(bundle)
+    folder = repository / (opened.name if name is None else name)
+    if not check:
+        write_model(
+            opened,
+            repository,
+            name=name,
+            copy=copy,
+            instances=instances,
+            device=device,
+            **options.served(),
+        )
+    found = problems(folder, bundle=opened, backends=backend_directory)
+    print_repository(folder, found)
+    raise typer.Exit(1 if found else 0)
+
+
+def default_out(name: str) -> Path:
+    """Return the default folder of a bundle: in the project's own folder for bundles, else in the working folder."""
+    engines = Path("engines")
+    return (engines / "built" if engines.is_dir() else Path()) / name

@@ -1,0 +1,54 @@
+"""How a bundle stores low-bit weights: tensors, their names, dtypes and shapes."""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
+
+
+@dataclass(frozen=True)
+class LowBitFormat:
+    """Storage format of a low-bit weight.
+
+    Attributes:
+        bits: bits per value.
+        group_size: the number of values per scale.
+        zeros: whether the weight has zero points.
+        tiles: dtype of the scales in the layout of the operator int4_matmul; None: the layout of MatMulNBits, with
+            float32 scales.
+    """
+
+    bits: int
+    group_size: int
+    zeros: bool = False
+    tiles: str | None = None
+
+    @property
+    def scales(self) -> str:
+        """The dtype of the scales."""
+        return self.tiles or "float32"
+
+    def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return dtype and shape of the integers, scales and zero points of a matrix [rows, inner]."""
+        count = (
+            scales_of_output(inner, self.group_size) if self.tiles else -(-inner // self.group_size)
+        )  # the last may be padded
+        found: dict[str, tuple[str, tuple[int, ...]]] = (
+            {f"tiles{self.group_size}": ("uint8", (rows, padded_inner(inner) // 2))}
+            if self.tiles
+            else {"integers": ("uint8", (rows, count, self.group_size * self.bits // 8))}
+        )
+        found["scales"] = (self.scales, (rows, count))
+        return found | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """Return numpy's dtype for a dtype name of the project."""
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def packed_tensor_name(name: str, bits: int, kind: str) -> str:
+    """Return the name of the tensor of ``kind`` (LowBitFormat.shapes) of the low-bit weight ``name``."""
+    return f"{name}.int{bits}.{kind}"

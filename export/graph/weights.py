@@ -1,0 +1,212 @@
+"""Weights of a graph: initializers that point into the checkpoint's safetensors files."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+import onnx_ir as ir
+
+from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
+from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.low_bit_format import LowBitFormat, packed_tensor_name
+from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.kv_cache import cache_scales, is_cache_scale
+from tandemrt.export.read.quantization.scheme import Scheme
+from tandemrt.export.read.values import require_scales
+from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
+
+_DERIVED = re.compile(
+    r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+)  # old Llama checkpoints store it; config.json defines it
+
+
+class Weights:
+    """Returns tensors of a checkpoint as graph values and records which were used.
+
+    ``folder`` is the location of the checkpoint's files in the bundle, relative to the graph file. ``scaled_matmuls``:
+    use the project's operators for float8 weights instead of standard ones.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        builder: GraphBuilder,
+        dtype: str,
+        folder: str = "",
+        *,
+        scaled_matmuls: bool = False,
+    ) -> None:
+        self.scaled_matmuls = scaled_matmuls
+        self.checkpoint = checkpoint
+        self.builder = builder
+        self.dtype = dtype
+        self.folder = PurePosixPath(folder)
+        self.quantization = read_quantization(checkpoint.config, checkpoint.folder)
+        self._used: set[str] = set()
+
+    def stored(self, name: str, shape: Sequence[int]) -> ir.Value:
+        """Return the tensor as it is stored. Raises BadCheckpoint if it is missing, misshapen or quantized."""
+        tensor = self._claim(name, shape)
+        return self._external(name, tensor.dtype, shape, tensor, tensor.nbytes)
+
+    def __call__(self, name: str, shape: Sequence[int]) -> ir.Value:
+        """Return the tensor in the compute dtype, cast if it is stored in another dtype."""
+        return self.builder.cast(self.stored(name, shape), self.dtype)
+
+    def stacked(
+        self, names: Sequence[str], rows: Sequence[int], shape: Sequence[int] = (), *, name: str | None = None
+    ) -> ir.Value:
+        """Return tensors [rows_i, *shape] as one, in the compute dtype and in this order.
+
+        If the tensors are adjacent in the file (gate and up in a file sorted by name are), the result is one
+        initializer, called ``name`` or after all tensors. Otherwise it is a Concat, which engines fold when they load
+        into a copy of these weights.
+        """
+        parts = [self._claim(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
+        joined = self._adjacent(names, parts, name)
+        if joined is not None:
+            return self.builder.cast(joined, self.dtype)
+        values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
+        return self.builder.op("Concat", *values, axis=0)
+
+    def transposed(self, name: str) -> bool:
+        """Return whether the matrix ``name`` is stored as [inputs, outputs]. Raises BadCheckpoint if it is missing."""
+        return self._find(name).transposed
+
+    def scheme(self, module: str) -> Scheme | None:
+        """Return how the quantization_config stores the weight of ``module``; None: unquantized."""
+        return None if self.quantization is None else self.quantization.scheme(module)
+
+    def unconverted(
+        self, name: str, dtypes: Sequence[str], *shapes: tuple[int, ...], require_positive: bool = False
+    ) -> ir.Value:
+        """Return the tensor in the first of ``shapes``. It may be stored in any of them, in one of ``dtypes``.
+
+        ``require_positive``: all values must be finite and positive, as scales are. Raises BadCheckpoint, by name.
+        """
+        shape = next((s for s in shapes if s == self._find(name).shape), shapes[0])
+        tensor = self._claim(name, shape, dtypes)
+        if require_positive:
+            require_scales(tensor)
+        return self._external(name, tensor.dtype, shapes[0], tensor, tensor.nbytes)
+
+    def float8_bytes(self, names: Sequence[str], rows: Sequence[int], inner: int) -> ir.Value:
+        """Return float8_e4m3fn weights [rows_i, inner] as one uint8 tensor; ONNX cannot concatenate float8."""
+        parts = [self._claim(name, (count, inner), ("float8_e4m3fn",)) for name, count in zip(names, rows, strict=True)]
+        each = [
+            self._external(f"{name}.bytes", "uint8", part.shape, part, part.nbytes)
+            for name, part in zip(names, parts, strict=True)
+        ]
+        return each[0] if len(each) == 1 else self.builder.op("Concat", *each, axis=0)
+
+    def cache_scales(self, attention: str) -> tuple[float, float]:
+        """Return the scales of keys and values of ``attention`` in a float8 cache."""
+        return cache_scales(self.checkpoint.tensors, attention)
+
+    def low_bit_format(self, name: str) -> LowBitFormat | None:
+        """Return the low-bit format in which export/quantize/ wrote the weight ``name``, or None."""
+        tensors = self.checkpoint.tensors
+        for bits in (8, 4):
+            zeros = packed_tensor_name(name, bits, "zeros") in tensors
+            if (integers := tensors.get(packed_tensor_name(name, bits, "integers"))) is not None:
+                return LowBitFormat(bits, integers.shape[-1] * 8 // bits, zeros)
+            for group_size in GROUP_SIZES:
+                if packed_tensor_name(name, bits, f"tiles{group_size}") in tensors:
+                    return LowBitFormat(
+                        bits, group_size, zeros, tensors[packed_tensor_name(name, bits, "scales")].dtype
+                    )
+        return None
+
+    def low_bit_tensors(
+        self, names: Sequence[str], rows: Sequence[int], inner: int, low_bit_format: LowBitFormat
+    ) -> tuple[ir.Value, ...]:
+        """Return weights [rows_i, inner] of one low-bit format as one: integers, scales and, if any, zero points."""
+        found = []
+        for kind in low_bit_format.shapes(0, inner):
+            wanted = [packed_tensor_name(name, low_bit_format.bits, kind) for name in names]
+            shapes = [low_bit_format.shapes(count, inner)[kind] for count in rows]
+            parts = [self._claim(n, shape, (dtype,)) for n, (dtype, shape) in zip(wanted, shapes, strict=True)]
+            joined = self._adjacent(wanted, parts)
+            assert joined is not None, "quantized weights of one matmul are adjacent in the file"
+            found.append(joined)
+        return tuple(found)
+
+    def _adjacent(
+        self, names: Sequence[str], parts: Sequence[StoredTensor], name: str | None = None
+    ) -> ir.Value | None:
+        """Return tensors that are adjacent in one file as one initializer, or None if they are not adjacent."""
+        for one, two in pairwise(parts):
+            if (one.file, one.offset + one.nbytes, one.dtype) != (two.file, two.offset, two.dtype):
+                return None
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        nbytes = sum(part.nbytes for part in parts)
+        return self._external(name or "+".join(names), parts[0].dtype, shape, parts[0], nbytes)
+
+    def same(self, copy: str, name: str) -> None:
+        """Mark ``copy``, if it exists, as used. Raises BadCheckpoint if it differs from the tensor ``name``."""
+        if copy not in self.checkpoint.tensors:
+            return
+        self._used.add(copy)
+        one, other = self._find(copy), self._find(name)
+        if one.shape != other.shape or one.dtype != other.dtype or not _equal_bytes(one, other):
+            raise BadCheckpoint(
+                f"{one.file}: config.json says that {quoted(copy)} is {quoted(name)} (tie_word_embeddings), but the "
+                "stored tensors differ; set tie_word_embeddings to false if the model was trained that way"
+            )
+
+    def skip(self, *names: str) -> None:
+        """Mark tensors as used that only other graphs read."""
+        self._used.update(names)
+
+    def finish(self) -> None:
+        """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
+        left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
+        if self.quantization is not None and self.quantization.float8_cache:
+            left = [
+                name for name in left if not is_cache_scale(name)
+            ]  # scales of a float8 cache are unused with another cache dtype
+        if left:
+            shown = clipped(", ".join(sorted(left)[:5])) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+            raise BadCheckpoint(
+                f"{self.checkpoint.folder}: {len(left)} tensor(s) have no place in the model that config.json "
+                f"describes: {shown}; the config and the weights do not belong together, or the model "
+                "has parts that the exporter does not implement"
+            )
+
+    def _claim(self, name: str, shape: Sequence[int], dtypes: Sequence[str] = COMPUTE) -> StoredTensor:
+        tensor = self._find(name)
+        if tensor.shape != tuple(shape):
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {quoted(name)} should have shape {list(shape)} by config.json, "
+                f"it has {quoted(list(tensor.shape))}"
+            )
+        if tensor.dtype not in dtypes:
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {quoted(name)} should be {', '.join(dtypes)}, it is "
+                f"{clipped(tensor.dtype)}; what its quantization_config says of it does not hold"
+            )
+        self._used.add(name)
+        return tensor
+
+    def _external(self, name: str, dtype: str, shape: Sequence[int], first: StoredTensor, nbytes: int) -> ir.Value:
+        location = str(self.folder / first.file.name)
+        return self.builder.external(name, dtype, shape, location, first.offset, nbytes)
+
+    def _find(self, name: str) -> StoredTensor:
+        if name not in self.checkpoint.tensors:
+            raise BadCheckpoint(
+                f"{self.checkpoint.folder}: tensor {quoted(name)} is missing, the model that config.json describes "
+                "needs it"
+            )
+        return self.checkpoint.tensors[name]
+
+
+def _equal_bytes(one: StoredTensor, other: StoredTensor, step: int = 1 << 24) -> bool:
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.offset)
+        right.seek(other.offset)
+        sizes = (min(step, one.nbytes - begin) for begin in range(0, one.nbytes, step))
+        return all(left.read(size) == right.read(size) for size in sizes)

@@ -1,0 +1,127 @@
+"""Quantize a matrix to integers of 8 or 4 bits with one scale per group: the format of onnxruntime's MatMulNBits.
+
+A group is a run of consecutive values of one row. A value is (integer - zero point) * scale; without zero points the
+middle of the range is zero. A byte holds two integers of 4 bits, the first one in its low half. Matmuls on a GPU read
+the integers in another order (plugins/reference/int4.py).
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype
+from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output
+
+GROUP_SIZE = 32  # values per scale: as fast as larger groups (docs/benchmarks.md), and the most exact
+_AT_ONCE = 1 << 22  # values quantized in one step, to bound the memory use
+_SHRUNK = np.linspace(1.0, 0.7, 13, dtype=np.float32)  # fractions of a group's range that 4 bits try
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A quantized matrix [rows, ``inner``].
+
+    ``integers``: uint8 [rows, groups, group size], one integer per byte. ``scales``: float32 [rows, groups].
+    ``zeros``: zero points, uint8 [rows, groups]; None places all of them in the middle of the range.
+    """
+
+    form: LowBitFormat
+    inner: int
+    integers: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32]
+    zeros: npt.NDArray[np.uint8] | None = None
+
+    @cached_property
+    def dequantized(self) -> npt.NDArray[np.float32]:
+        """The dequantized matrix, float32 [rows, inner]."""
+        zeros = np.float32(1 << (self.form.bits - 1)) if self.zeros is None else self.zeros[:, :, None]
+        values = (self.integers.astype(np.float32) - zeros) * self.scales[:, :, None]
+        matrix: npt.NDArray[np.float32] = values.reshape(len(values), -1)[:, : self.inner]
+        return matrix
+
+    def stored(self) -> dict[str, npt.NDArray]:
+        """Return the arrays to write, keyed as in ``LowBitFormat.shapes``."""
+        if self.form.tiles:
+            return self._tiles()
+        packed = nibbles if self.form.bits == 4 else np.asarray
+        found: dict[str, npt.NDArray] = {"integers": packed(self.integers), "scales": self.scales}
+        return found if self.zeros is None else found | {"zeros": packed(self.zeros)}
+
+    def _tiles(self) -> dict[str, npt.NDArray]:
+        integers = _wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))
+        count = scales_of_output(self.inner, self.form.group_size)
+        found = {
+            f"tiles{self.form.group_size}": in_tiles(integers),
+            "scales": _wide(self.scales, count).astype(numpy_dtype(self.form.scales)),
+        }
+        return found if self.zeros is None else found | {"zeros": nibbles(_wide(self.zeros, count))}
+
+
+def quantize(
+    matrix: npt.NDArray[np.float32], form: LowBitFormat, scales_in: npt.DTypeLike = np.float32
+) -> QuantizedMatrix:
+    """Quantize ``matrix`` [rows, inner] by rounding to nearest, without zero points.
+
+    The scales are rounded to the dtype ``scales_in``. With 8 bits the largest value of a group becomes the largest
+    integer. With 4 bits each group uses the one of 13 ranges that leaves the least squared error.
+    """
+    step = max(1, _AT_ONCE // matrix.shape[1])
+    parts = [_quantized(matrix[at : at + step], form, scales_in) for at in range(0, len(matrix), step)]
+    integers, scales = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return QuantizedMatrix(form, matrix.shape[1], integers, scales)
+
+
+def nibbles(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Pack pairs of 4-bit integers of the last dimension into bytes, the first integer in the low half."""
+    even = np.concatenate([values, np.zeros_like(values[..., :1])], -1) if values.shape[-1] % 2 else values
+    packed: npt.NDArray[np.uint8] = even[..., 0::2] | (even[..., 1::2] << np.uint8(4))
+    return packed
+
+
+def _wide(values: npt.NDArray, columns: int) -> npt.NDArray:
+    """Pad ``values`` [rows, fewer] with zeros to [rows, ``columns``]."""
+    return np.pad(values, [(0, 0), (0, columns - values.shape[1])])
+
+
+def _quantized(
+    matrix: npt.NDArray[np.float32], form: LowBitFormat, scales_in: npt.DTypeLike
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """Return the integers and the scales of ``matrix``, some rows of a larger matrix."""
+
+    def round_scales(scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return scales.astype(scales_in).astype(np.float32)
+
+    (rows, inner), most = matrix.shape, (1 << (form.bits - 1)) - 1
+    padded = np.zeros((rows, -(-inner // form.group_size) * form.group_size), np.float32)
+    padded[:, :inner] = matrix
+    groups = padded.reshape(rows, -1, form.group_size)
+    largest = np.abs(groups).max(axis=2) / np.float32(most)
+    scales = round_scales(largest)
+    integers = _rounded(groups, scales, most)
+    if form.bits == 4:
+        least = _error(groups, integers, scales)
+        for share in _SHRUNK[1:]:
+            tried = round_scales(largest * share)
+            rounded = _rounded(groups, tried, most)
+            error = _error(groups, rounded, tried)
+            better = error < least
+            least = np.where(better, error, least)
+            scales = np.where(better, tried, scales)
+            integers = np.where(better[:, :, None], rounded, integers)
+    return (integers + (most + 1)).astype(np.uint8), scales.astype(np.float32)
+
+
+def _rounded(groups: npt.NDArray[np.float32], scales: npt.NDArray[np.float32], most: int) -> npt.NDArray[np.float32]:
+    divisors = np.where(scales > 0, scales, np.float32(1))[:, :, None]
+    # The range has one more integer below zero than above: 8 bits leave it unused, 4 bits use it.
+    return np.rint(groups / divisors).clip(-most - (most == 7), most)
+
+
+def _error(
+    groups: npt.NDArray[np.float32], integers: npt.NDArray[np.float32], scales: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    error: npt.NDArray[np.float32] = np.square(integers * scales[:, :, None] - groups).sum(axis=2)
+    return error

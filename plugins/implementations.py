@@ -1,0 +1,141 @@
+"""Implementations of each operator, per backend. A new operator is a schema and a row here.
+
+``reference`` is the definition in numpy, ``function`` the ONNX function in standard operators, ``cuda`` the launcher of
+CUDA kernels, ``tensorrt`` the ahead-of-time plugin. On a CPU the function runs in an onnxruntime session, so every
+operator has a CPU implementation without further code.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.operators.launch import Context, Function, Launcher
+from tandemrt.plugins.tensors import torch
+
+if TYPE_CHECKING:
+    from tandemrt.plugins.tensorrt.operators import Plugin
+
+
+@dataclass(frozen=True)
+class OperatorImplementations:
+    """Implementations of one operator as ``module:name`` below ``tandemrt.plugins``, imported on first use."""
+
+    reference: str
+    function: str
+    cuda: str | None = None
+    tensorrt: str | None = None
+
+
+IMPLEMENTATIONS = {
+    "token_bitmask": OperatorImplementations(
+        "reference.bitmask:token_bitmask", "functions.bitmask:bodies", tensorrt="tensorrt.operators:TOKEN_BITMASK"
+    ),
+    "adjust_logits": OperatorImplementations(
+        "reference.adjust:adjust_logits", "functions.adjust:bodies", "kernels.adjust:launch"
+    ),
+    "verify_draft": OperatorImplementations(
+        "reference.verify:verify_draft",
+        "functions.verify:bodies",
+        "kernels.verify:launch_verify",
+        "tensorrt.operators:VERIFY_DRAFT",
+    ),
+    "verify_draft_probs": OperatorImplementations(
+        "reference.verify:verify_draft",
+        "functions.verify:bodies_probs",
+        "kernels.verify:launch_verify",
+        "tensorrt.operators:VERIFY_DRAFT_PROBS",
+    ),
+    "sample_draft": OperatorImplementations(
+        "reference.draft:sample_draft", "functions.draft:bodies", "kernels.verify:launch_propose"
+    ),
+    "window_attention": OperatorImplementations(
+        "reference.attention:window_attention", "functions.attention:bodies", "kernels.attention:launch"
+    ),
+    "float8_window_attention": OperatorImplementations(
+        "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
+    ),
+    "swiglu": OperatorImplementations("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
+    "linear": OperatorImplementations("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),
+    "experts": OperatorImplementations(
+        "reference.experts:experts", "functions.experts:bodies", "kernels.experts:launch"
+    ),
+    "quantize_tokens": OperatorImplementations(
+        "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
+    ),
+    "scaled_matmul": OperatorImplementations(
+        "reference.float8:scaled_matmul", "functions.float8:scaled_bodies", "kernels.float8_matmul:launch_scaled"
+    ),
+    "int4_matmul": OperatorImplementations(
+        "reference.int4:int4_matmul", "functions.int4:bodies", "kernels.int4_matmul:launch"
+    ),
+    "float8_matmul": OperatorImplementations(
+        "reference.float8:float8_matmul", "functions.float8:matmul_bodies", "kernels.float8_matmul:launch"
+    ),
+    "quantized_swiglu": OperatorImplementations(
+        "reference.quantized:quantized_swiglu", "functions.quantized:swiglu_bodies", "kernels.quantize:launch_swiglu"
+    ),
+    "quantized_norm": OperatorImplementations(
+        "reference.quantized:quantized_norm", "functions.quantized:norm_bodies", "kernels.quantize:launch_norm"
+    ),
+}
+
+
+def reference(operator: str) -> Callable[..., Any]:
+    """Return the definition in numpy."""
+    found: Callable[..., Any] = _load(IMPLEMENTATIONS[operator].reference)
+    return found
+
+
+def function(operator: str) -> Function:
+    """Return the builder of the ONNX function."""
+    found: Function = _load(IMPLEMENTATIONS[operator].function)
+    return found
+
+
+def launcher(operator: str, context: Context) -> Launcher:
+    """Return the launcher that binds the operator to tensors on the context's device.
+
+    Raises BackendUnavailable if a CUDA device has no kernels, or if the device, or the architecture of the compiled
+    kernels, is too old for the operator.
+    """
+    if context.device.type == "cpu":
+        from tandemrt.plugins.onnxruntime import function_call
+
+        return partial(function_call.launch, operator, function(operator))
+    schema = SCHEMAS[operator]
+    needed = ".".join(map(str, schema.compute_capability))
+    capability = torch.cuda.get_device_capability(context.device)
+    if capability < schema.compute_capability:
+        raise BackendUnavailable(
+            f"device: operator {operator} needs compute capability {needed} or later, "
+            f"{torch.cuda.get_device_name(context.device)} has {'.'.join(map(str, capability))}; build the bundle "
+            "without float8: from unquantized weights, and with a KV cache in the compute dtype"
+        )
+    if schema.kernels is not None:
+        # Raise now, not in the first step. A newer device also runs older code, in which these kernels are empty.
+        major, minor = schema.compute_capability
+        from tandemrt.plugins.kernels.module import KernelModule
+
+        if (architecture := KernelModule.of(context, schema.kernels).architecture) < 10 * major + minor:
+            raise BackendUnavailable(
+                f"{context.kernels}: operator {operator} needs kernels compiled for compute capability {needed} or "
+                f"later, those for {torch.cuda.get_device_name(context.device)} are for sm_{architecture}; add its "
+                "compute capability to the recipe and build again"
+            )
+    found: Launcher = _load(IMPLEMENTATIONS[operator].cuda)
+    return found
+
+
+def plugins() -> "tuple[Plugin, ...]":
+    """Return the operators that are TensorRT plugins."""
+    return tuple(_load(row.tensorrt) for row in IMPLEMENTATIONS.values() if row.tensorrt)
+
+
+def _load(place: str | None) -> Any:
+    assert place is not None
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"tandemrt.plugins.{module}"), name)

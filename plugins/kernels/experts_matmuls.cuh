@@ -1,0 +1,127 @@
+// The matmuls of experts: gate and up with their activation, and down.
+#pragma once
+#include "experts_elements.cuh"
+#include "experts_route.cuh"
+#include "experts_stream.cuh"
+
+constexpr int GATE_SPLIT = 8, DOWN_SPLIT = 4;  // warps that share the inputs of 16 outputs
+constexpr int GATES = 8, DOWNS = 16 * WARPS / DOWN_SPLIT;  // outputs of a unit
+constexpr int TILES = ITEM_ROWS / 8;
+template <class T>
+constexpr int AT_ONCE = sizeof(typename T::Element) == 2 ? 2 : 1;  // blocks of a multiprocessor
+
+// Partial sums of the warps for a unit, by warp, row and output; two, so that one is read while the other is written.
+using Shared = float[2][WARPS][ITEM_ROWS][17];
+
+template <class T>
+__device__ __forceinline__ void keep(float (*to)[17], const Sums<T> (&sums)[TILES], int tiles) {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+        if (tile >= tiles) break;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[8 * tile + 2 * t + i % 2][g + 8 * (i / 2)] = sums[tile].at[i];
+    }
+}
+
+// A unit: 8 gates and the 8 ups that belong to them. activated[place of the pair] = silu(gate) * up.
+template <class T>
+__device__ void gate_up(
+    const typename T::Element* x, const typename T::Element* weight, const int* order, const int4* items,
+    const int* item_count, int hidden, int width, int per_token, typename T::Element* activated
+) {
+    constexpr int EACH = 16 / sizeof(typename T::Element);
+    extern __shared__ uint4 ring[];
+    __shared__ Shared shared;
+    const uint4* stored = reinterpret_cast<const uint4*>(weight);
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = hidden / EACH, across = width / GATES;
+    int units = *item_count * across, turn = 0;
+    auto expert_of = [=](int unit) { return items[unit / across].x; };
+    auto find = [=](int unit, int expert) {
+        i64 row = static_cast<i64>(expert) * 2 * width + unit % across * GATES + g;
+        return Pair{stored + row * length, stored + (row + width) * length};
+    };
+    Weights<GATE_SPLIT, decltype(expert_of), decltype(find)> weights(
+        expert_of, find, stored, length, warp, units, ring
+    );
+    const uint4* rows[TILES];
+    auto find_rows = [&](int4 item) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            bool there = 8 * tile + g < item.z;
+            i64 row = there ? order[item.y + 8 * tile + g] / per_token : 0;
+            rows[tile] = there ? reinterpret_cast<const uint4*>(x) + row * length : nullptr;
+        }
+    };
+    int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
+    find_rows(next);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
+        int4 item = next;
+        if (unit + gridDim.x < units) next = items[(unit + gridDim.x) / across];
+        int first = unit % across * GATES, count = item.z, tiles = (count + 7) / 8;
+        Sums<T> sums[TILES];
+        multiply(weights, rows, tiles, sums);
+        find_rows(next);  // early, so that nothing waits for them
+        keep<T>(shared[turn][warp], sums, tiles);
+        __syncthreads();
+        for (int at = threadIdx.x; at < GATES * count; at += THREADS) {
+            int row = at / GATES, i = at % GATES;
+            float gate = 0, up = 0;
+#pragma unroll
+            for (int w = 0; w < GATE_SPLIT; ++w) {
+                gate += shared[turn][w][row][i];
+                up += shared[turn][w][row][i + 8];
+            }
+            float value = gate / (1.0f + __expf(-gate)) * up;
+            store1<T>(activated + static_cast<i64>(item.y + row) * width + first + i, value);
+        }
+    }
+}
+
+// A unit: 32 outputs. parts[pair] = weight of the pair * down(activated).
+template <class T>
+__device__ void down(
+    const typename T::Element* activated, const typename T::Element* weight, const int* order, const int4* items,
+    const int* item_count, const float* shares, int hidden, int width, float* parts
+) {
+    constexpr int EACH = 16 / sizeof(typename T::Element);
+    extern __shared__ uint4 ring[];
+    __shared__ Shared shared;
+    const uint4* stored = reinterpret_cast<const uint4*>(weight);
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = width / EACH;
+    int across = (hidden + DOWNS - 1) / DOWNS, units = *item_count * across, turn = 0;
+    auto expert_of = [=](int unit) { return items[unit / across].x; };
+    auto find = [=](int unit, int expert) {
+        int own = unit % across * DOWNS + warp / DOWN_SPLIT * 16;
+        const uint4* from = stored + (static_cast<i64>(expert) * hidden + own + g) * length;
+        return own < hidden ? Pair{from, from + 8 * length} : Pair{nullptr, nullptr};
+    };
+    Weights<DOWN_SPLIT, decltype(expert_of), decltype(find)> weights(
+        expert_of, find, stored, length, warp % DOWN_SPLIT, units, ring
+    );
+    int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
+        int4 item = next;
+        if (unit + gridDim.x < units) next = items[(unit + gridDim.x) / across];
+        int first = unit % across * DOWNS, count = item.z, tiles = (count + 7) / 8;
+        const uint4* rows[TILES];
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            i64 row = item.y + 8 * tile + g;
+            rows[tile] = 8 * tile + g < count ? reinterpret_cast<const uint4*>(activated) + row * length : nullptr;
+        }
+        Sums<T> sums[TILES];
+        multiply(weights, rows, tiles, sums);
+        keep<T>(shared[turn][warp], sums, tiles);
+        __syncthreads();
+        for (int at = threadIdx.x; at < DOWNS * count; at += THREADS) {
+            int row = at / DOWNS, output = at % DOWNS, of = output / 16 * DOWN_SPLIT;
+            if (first + output >= hidden) continue;
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < DOWN_SPLIT; ++w) sum += shared[turn][of + w][row][output % 16];
+            int pair = order[item.y + row];
+            parts[static_cast<i64>(pair) * hidden + first + output] = sum * shares[pair];
+        }
+    }
+}

@@ -1,0 +1,160 @@
+// The matmul of some rows with a 4-bit weight; reading the weight once bounds it.
+#pragma once
+#include "cluster.cuh"
+#include "int4.cuh"
+
+constexpr int MOST_SPLITS = 8;   // warps of a block along the inputs, and blocks of a cluster
+constexpr int INT4_PAD = 4;      // floats after a row of partial sums: rows of one store use different banks
+
+// A thread's part of a chunk: numbers of all four groups of 32 inputs for one output of each of `HALVES` times 8, and
+// four of their scales and zero points, as stored.
+template <int HALVES>
+struct Int4Chunk {
+    uint4 numbers[HALVES];
+    uint2 scales[HALVES];
+    u32 zeros[HALVES];
+};
+
+// use(row, output) for every second output of every row.
+template <class Use>
+__device__ __forceinline__ void for_pairs(int rows, int outputs, int begin, int step, Use use) {
+    int pairs = (outputs + 1) / 2;
+    for (int i = begin; i < rows * pairs; i += step) use(i / pairs, 2 * (i % pairs));
+}
+
+// The sum of value(0) to value(count - 1), with a count of 1, 2, 4 or 8: in pairs, then pairs of pairs. So the sum is
+// the same whether one block has all of them or several blocks have a few each.
+template <class Value>
+__device__ __forceinline__ float2 tree_sum(int count, Value value) {
+    float2 sums[MOST_SPLITS];
+#pragma unroll
+    for (int i = 0; i < MOST_SPLITS; ++i) sums[i] = i < count ? value(i) : make_float2(0, 0);
+#pragma unroll
+    for (int step = 1; step < MOST_SPLITS; step *= 2)
+#pragma unroll
+        for (int i = 0; i < MOST_SPLITS; i += 2 * step) {
+            sums[i].x += sums[i + step].x;
+            sums[i].y += sums[i + step].y;
+        }
+    return sums[0];
+}
+
+// Grid (blocks of a cluster, outputs / (16 * TILES)), at most ROWS rows. The warps of a block and the blocks of a
+// cluster share the inputs. Sums within a group are of exact numbers, and the group's scale is applied to the sum, so
+// no weight is rounded. Rows and outputs that do not exist repeat the last ones.
+template <class T, int ROWS, int TILES, bool ZEROS>
+__device__ void int4_matmul(
+    const u16* x, const u8* weight, const u16* scales, const u8* zeros, int rows, int width, int inner, int shift,
+    u16* out
+) {
+    constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES, OUTPUTS = 8 * HALVES, PITCH = OUTPUTS + INT4_PAD;
+    extern __shared__ float partial[];  // [warps][ROWS][PITCH]
+    // broadcast, so that a warp branches as one
+    int warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), warps = blockDim.x / 32;
+    int lane = threadIdx.x % 32, line = lane / 4, part = lane % 4;
+    int chunks = (inner + INT4_CHUNK - 1) / INT4_CHUNK, stored = scales_of_output(inner, shift);
+    i64 base = static_cast<i64>(OUTPUTS) * blockIdx.y;
+    int until = min(i64(OUTPUTS), width - base);
+    weight += base * chunks * 64;
+    scales += base * stored;
+    if (ZEROS) zeros += base * stored / 2;
+    int at[HALVES], scale_at[HALVES], x_at[ROW_TILES];
+#pragma unroll
+    for (int i = 0; i < HALVES; ++i) {
+        int of = min(8 * i + line, until - 1);
+        at[i] = of * chunks * 64 + 16 * part;
+        scale_at[i] = of * stored;
+    }
+#pragma unroll
+    for (int t = 0; t < ROW_TILES; ++t) x_at[t] = min(8 * t + line, rows - 1) * inner + 8 * part;
+    auto load = [&](int chunk) {
+        Int4Chunk<HALVES> found;
+        int first = first_scale(chunk, shift);
+#pragma unroll
+        for (int i = 0; i < HALVES; ++i) {
+            found.numbers[i] = load_once(weight + (at[i] + 64 * chunk));
+            found.scales[i] = __ldg(reinterpret_cast<const uint2*>(scales + (scale_at[i] + first)));
+            if (ZEROS) found.zeros[i] = __ldg(reinterpret_cast<const u16*>(zeros + (scale_at[i] + first) / 2));
+        }
+        return found;
+    };
+
+    float sums[TILES][ROW_TILES][4] = {};
+    auto multiply = [&](const Int4Chunk<HALVES>& held, int chunk) {
+        uint2 by[HALVES];
+#pragma unroll
+        for (int i = 0; i < HALVES; ++i) by[i] = scales_of_groups(held.scales[i], chunk, shift);
+#pragma unroll
+        for (int group = 0; group < 4; ++group) {
+            int k = INT4_CHUNK * chunk + 32 * group;
+            if (k >= inner) break;
+            u32 numbers[TILES][8];
+#pragma unroll
+            for (int i = 0; i < HALVES; ++i) {
+                u32 middle = ZEROS ? zero_of(held.zeros[i], chunk, group, shift) : 8;
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    numbers[i / 2][2 * j + i % 2] = Nibbles<T>::pair(word(held.numbers[i], group), j, middle);
+            }
+#pragma unroll
+            for (int t = 0; t < ROW_TILES; ++t) {
+                uint4 in = __ldg(reinterpret_cast<const uint4*>(x + (x_at[t] + k)));
+#pragma unroll
+                for (int i = 0; i < TILES; ++i) {
+                    float sum[4] = {};
+                    const u32 first[4] = {numbers[i][0], numbers[i][1], numbers[i][2], numbers[i][3]};
+                    const u32 second[4] = {numbers[i][4], numbers[i][5], numbers[i][6], numbers[i][7]};
+                    T::mma(sum, first, in.x, in.y);
+                    T::mma(sum, second, in.z, in.w);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sums[i][t][j] += scale_of<T>(by[2 * i + j / 2], group) * sum[j];
+                }
+            }
+        }
+    };
+
+    int stride = warps * cluster_size(), chunk = warps * cluster_rank() + warp;
+    if (chunk < chunks) {
+        Int4Chunk<HALVES> next = load(chunk);
+        for (; chunk < chunks; chunk += stride) {
+            Int4Chunk<HALVES> held = next;
+            if (chunk + stride < chunks) next = load(chunk + stride);
+            multiply(held, chunk);
+        }
+    }
+
+#pragma unroll
+    for (int t = 0; t < ROW_TILES; ++t)
+#pragma unroll
+        for (int i = 0; i < 4 * TILES; ++i) {
+            int to = 8 * (i / 2) + line, r = 8 * t + 2 * part + i % 2;
+            partial[(warp * ROWS + r) * PITCH + to] = sums[i / 4][t][i % 4];
+        }
+    __syncthreads();
+    int thread = threadIdx.x, threads = blockDim.x;
+    auto sum_warps = [&](int r, int o) {
+        return tree_sum(warps, [&](int w) { return *reinterpret_cast<float2*>(partial + (w * ROWS + r) * PITCH + o); });
+    };
+    auto store = [&](int r, int o, float2 sum) {
+        T::store2(out + static_cast<i64>(r) * width + base + o, sum);
+    };
+    int shared_by = cluster_size();
+    if (shared_by == 1) {
+        for_pairs(rows, until, thread, threads, [&](int r, int o) { store(r, o, sum_warps(r, o)); });
+        return;
+    }
+#if __CUDA_ARCH__ >= 900
+    for_pairs(rows, until, thread, threads, [&](int r, int o) {
+        *reinterpret_cast<float2*>(partial + r * PITCH + o) = sum_warps(r, o);
+    });
+    arrive_at_cluster();
+    wait_for_cluster();
+    u32 mine = static_cast<u32>(__cvta_generic_to_shared(partial));
+    for_pairs(rows, until, thread + cluster_rank() * threads, threads * shared_by, [&](int r, int o) {
+        u32 at = mine + 4 * (r * PITCH + o);
+        store(r, o, tree_sum(shared_by, [&](int block) { return load_remote2(address_in(at, block)); }));
+    });
+    arrive_at_cluster();  // no block exits while others read its memory
+    wait_for_cluster();
+#endif
+}

@@ -1,0 +1,145 @@
+"""Matmuls with 4-bit weights on a GPU.
+
+For up to 64 rows a kernel reads the weight once. For more rows a kernel dequantizes the weight, some outputs at a time
+so that the scratch memory stays small, and torch multiplies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
+from tandemrt.plugins.operators.launch import Call, Context
+
+_OUTPUTS, _INPUTS = 8, 32  # required multiples
+_MAX_ROWS = 64  # rows of the kernel that reads the weight once
+_SCRATCH = 64 << 20  # bytes of dequantized weights
+_WARPS = 8  # warps per block; they split the inputs (split-K)
+_THREADS = 32 * _WARPS
+_OF_WARP = 32  # outputs
+
+
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
+    """Bind the operator. The number of rows alone selects the implementation."""
+    operands = _Operands.of(tensors, attributes["group_size"])
+    return FewRows(operands, context) if operands.rows <= _MAX_ROWS else ManyRows(operands, context)
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Validated operands; ``x`` [rows, inner] and ``out`` [rows, width] are flat. Group size: 32 << ``shift``."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    out: torch.Tensor
+    shift: int
+
+    @classmethod
+    def of(cls, tensors: Tensors, group_size: int) -> "_Operands":
+        """Check the tensors. Raises ValueError for shapes that do not match or that no kernel supports."""
+        x, weight, scales, out = (tensors[name] for name in ("x", "weight", "scales", "out"))
+        inner, width = x.shape[-1], out.shape[-1]
+        if x.dtype not in (torch.bfloat16, torch.float16):
+            raise ValueError(f"x: bfloat16 or float16 is needed, got {x.dtype}")
+        if inner % _INPUTS or width % _OUTPUTS or group_size not in GROUP_SIZES:
+            raise ValueError(
+                f"matmul: inputs in multiples of {_INPUTS}, outputs of {_OUTPUTS} and a scale for "
+                f"{', '.join(map(str, GROUP_SIZES))} inputs are needed, got {inner}, {width} and {group_size}"
+            )
+        if weight.shape != (width, padded_inner(inner) // 2):
+            raise ValueError(f"weight: {(width, padded_inner(inner) // 2)} is needed, got {tuple(weight.shape)}")
+        if scales.shape != (width, scales_of_output(inner, group_size)):
+            raise ValueError(
+                f"scales: {(width, scales_of_output(inner, group_size))} is needed, got {tuple(scales.shape)}"
+            )
+        flat = x.view(-1, inner), weight, scales, tensors.get("zeros"), out.view(-1, width)
+        return cls(*flat, GROUP_SIZES.index(group_size))
+
+    @property
+    def rows(self) -> int:
+        return len(self.x)
+
+    @property
+    def width(self) -> int:
+        return len(self.scales)
+
+    @property
+    def inner(self) -> int:
+        return self.x.shape[1]
+
+
+class FewRows:
+    """Bound matmul by a kernel that reads the weight once for up to 64 rows. Capturable."""
+
+    def __init__(self, operands: _Operands, context: Context) -> None:
+        module, o = KernelModule.of(context, "int4"), operands
+        tile = _tile(o, module)
+        shared = 4 * _WARPS * tile.rows * (_OF_WARP + 4)
+        zeros = "_zeros" if o.zeros is not None else ""
+        kernel = module.kernel(f"int4_matmul_{tile.rows}{zeros}_{suffix(o.x)}", shared=shared)
+        grid = (tile.blocks, -(-o.width // _OF_WARP), 1)  # a cluster extends along the first axis
+        sizes = (np.int32(o.rows), np.int32(o.width), np.int32(o.inner), np.int32(o.shift))
+        self._device = o.x.device
+        self._launch = Launch(
+            kernel,
+            grid,
+            (_THREADS, 1, 1),
+            *(o.x, o.weight, o.scales, o.zeros, *sizes, o.out),
+            shared=shared,
+            cluster=tile.blocks,
+        )
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
+
+
+class ManyRows:
+    """Bound matmul of many rows with a dequantized weight, in scratch memory that an engine shares. Capturable."""
+
+    def __init__(self, operands: _Operands, context: Context) -> None:
+        o, device = operands, operands.x.device
+        size = _SCRATCH // o.x.element_size()
+        make = lambda: torch.empty(size, dtype=o.x.dtype, device=device)  # noqa: E731
+        scratch = context.get_or_create(("int4 numbers", o.x.dtype), make)
+        kernel = KernelModule.of(context, "int4").kernel(f"int4_weights_{suffix(o.x)}")
+        step = max(CHUNK, size // o.inner // CHUNK * CHUNK)
+        self._device = device
+        self._x = o.x
+        self._parts = []
+        for first in range(0, o.width, step):
+            part = slice(first, min(first + step, o.width))
+            numbers = scratch[: (part.stop - first) * o.inner].view(-1, o.inner)
+            grid = (-(-numbers.shape[0] * 4 * o.weight.shape[1] // 64 // _THREADS), 1, 1)
+            sizes = (np.int32(len(numbers)), np.int32(o.inner), np.int32(o.shift))
+            zeros = None if o.zeros is None else o.zeros[part]
+            arguments = (o.weight[part], o.scales[part], zeros, *sizes, numbers)
+            made = Launch(kernel, grid, (_THREADS, 1, 1), *arguments)
+            self._parts.append((made, numbers.t(), o.out[:, part]))
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        for made, numbers, out in self._parts:
+            made.run(current_stream(self._device))
+            torch.mm(self._x, numbers, out=out)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Work split of a kernel: ``rows`` per tile, and the number of thread ``blocks`` that split the inputs."""
+
+    rows: int
+    blocks: int
+
+
+def _tile(o: _Operands, module: KernelModule) -> _Tile:
+    """Choose a split. The number of warps per output does not depend on the rows, so rounding does not either."""
+    rows = next(each for each in (8, 16, 32, 64) if o.rows <= each)
+    few = -(-o.width // _OF_WARP) <= module.sm_count  # too few blocks for all SMs
+    return _Tile(rows, 2 if few and module.architecture >= HOPPER else 1)

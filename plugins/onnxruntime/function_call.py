@@ -1,0 +1,90 @@
+"""Run any operator on a CPU: its ONNX function in an onnxruntime session, with tensors bound in place."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from tandemrt.engines.contract.dtypes import ONNX
+from tandemrt.engines.contract.operators import SCHEMAS, Schema, T
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.functions.body import OPSET
+from tandemrt.plugins.onnxruntime.sessions import dtype_name, place, session_options
+from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.operators.launch import Context, Function, Tensors
+from tandemrt.plugins.tensors import torch
+
+_IR_VERSION = 11
+
+
+class FunctionCall:
+    """An onnxruntime session with bound tensors."""
+
+    def __init__(self, session: Any, binding: Any, keep: tuple[torch.Tensor, ...]) -> None:
+        self._session = session
+        self._binding = binding
+        self._keep = keep  # the binding holds addresses only
+
+    def run(self) -> None:
+        """Run once."""
+        self._session.run_with_iobinding(self._binding)
+
+
+def launch(
+    operator: str, function: Function, tensors: Tensors, attributes: Mapping[str, Any], context: Context
+) -> FunctionCall:
+    """Bind ``operator``, whose ONNX function ``function`` builds; see Launcher in plugins/operators/launch.py.
+
+    Calls with the same dtypes, ranks and attributes share a session. Raises BackendUnavailable without onnxruntime.
+    """
+    schema = SCHEMAS[operator]
+    attribute_items = tuple((name, attributes[name]) for name in schema.attributes)
+    kinds = tuple((name, dtype_name(tensor), tensor.dim()) for name, tensor in sorted(tensors.items()))
+    session = context.get_or_create(
+        (operator, attribute_items, kinds),
+        lambda: _open(schema, function, tensors, dict(attribute_items), context.threads),
+    )
+    binding = session.io_binding()
+    for given in schema.inputs:
+        if given.name in tensors:
+            binding.bind_input(given.name, *place(tensors[given.name]))
+    for made in schema.outputs:
+        held = tensors.get(schema.in_place.get(made.name, made.name))
+        if held is not None:
+            binding.bind_output(made.name, *place(held))
+    return FunctionCall(session, binding, tuple(tensors.values()))
+
+
+def _open(
+    schema: Schema, function: Function, tensors: Tensors, attributes: Mapping[str, Any], threads: int | None
+) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"operator {schema.name}: needs onnxruntime to run on a CPU; install it: pip install 'tandemrt[cpu]'"
+        ) from error
+    model = ir.to_proto(_model(schema, function, tensors, attributes)).SerializeToString()
+    options = session_options(threads=threads)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Mapping[str, Any]) -> ir.Model:
+    """Return a graph of one node, with its function and dynamic shapes."""
+    held = {output.name: schema.in_place.get(output.name, output.name) for output in schema.outputs}
+    values = {
+        name: ir.val(name, dtype=ir.DataType(ONNX[dtype_name(tensors[source])]), shape=[None] * tensors[source].dim())
+        for name, source in {**{binding.name: binding.name for binding in schema.inputs}, **held}.items()
+        if source in tensors
+    }
+    inputs, outputs = ([values.get(b.name) for b in bindings] for bindings in (schema.inputs, schema.outputs))
+    while inputs[-1] is None:
+        inputs.pop()
+    made = [value for value in outputs if value is not None]
+    node = ir.node(schema.name, inputs, dict(attributes), domain=DOMAIN, outputs=made)
+    imports = {"": OPSET, DOMAIN: 1}
+    taken = [value for value in inputs if value is not None]
+    graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
+    bindings = (*schema.inputs, *schema.outputs)
+    dtype = next(dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors)
+    return ir.Model(graph, ir_version=_IR_VERSION, functions=function(dtype, tuple(tensors)))

@@ -1,0 +1,24 @@
+"""Names and enumerations that all implementations of the operators share."""
+
+from enum import IntEnum
+
+DOMAIN = "tandemrt"
+HEAD_DIMS = (32, 64, 128)  # head sizes that the kernels of window_attention support
+# Limits of experts; hidden size and expert width must be multiples of the last two.
+MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, HIDDEN_MULTIPLE, WIDTH_MULTIPLE = 512, 32, 16, 8
+
+
+class Rule(IntEnum):
+    """Verification rule of a request. A batch may mix both rules (docs/design.md)."""
+
+    COUPLED = 0  # draw from the target with position-keyed noise, accept while the draw equals the draft
+    REJECTION = 1  # accept with probability min(1, p/q), else draw from the residual
+
+
+class Purpose(IntEnum):
+    """Random stream of a draw. Streams are disjoint, so draws are independent."""
+
+    SAMPLE = 0
+    ACCEPT = 1
+    RESIDUAL = 2
+    DRAFT = 3

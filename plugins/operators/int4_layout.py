@@ -1,0 +1,41 @@
+"""Layout of a 4-bit weight of ``int4_matmul``: order of the integers, number of scales, packing.
+
+A scale belongs to a quantization group: 32, 64 or 128 neighbouring inputs of one output.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+CHUNK = 128  # consecutive inputs of one output, stored as four runs of 32
+GROUP_SIZES = (32, 64, 128)  # inputs that share a scale
+_AT_ONCE = 4  # scales, and zero points, that a kernel reads with one load
+_PAIRS = np.array([byte & 15 | byte >> 4 << 8 for byte in range(256)], "<u2")  # both integers of a byte, a byte each
+
+
+def padded_inner(inner: int) -> int:
+    """Return the number of inputs stored per output: ``inner``, rounded up to whole chunks of 128."""
+    return -(-inner // CHUNK) * CHUNK
+
+
+def scales_of_output(inner: int, group_size: int) -> int:
+    """Return the number of scales, and of zero points, stored per output: a multiple of 4."""
+    return -(-padded_inner(inner) // group_size // _AT_ONCE) * _AT_ONCE
+
+
+def in_tiles(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Pack ``integers`` uint8 [width, inner], one per byte, into uint8 [width, inner / 2] in the order of int4_matmul.
+
+    ``inner`` is a multiple of 128. A word holds eight inputs; the even ones are its lower four integers. The first word
+    of each run of 32 comes first, then the second word of each run, and so on. The four threads that share an output in
+    a tensor core's tile therefore read 16 bytes each and always work on the same run.
+    """
+    words = integers.reshape(len(integers), -1, 4, 4, 4, 2)  # chunk, run, word, pair, input
+    ordered = words.transpose(0, 1, 3, 2, 5, 4).reshape(len(integers), -1, 2)
+    packed: npt.NDArray[np.uint8] = ordered[:, :, 0] | ordered[:, :, 1] << np.uint8(4)
+    return packed
+
+
+def unpacked(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return the 4-bit integers of uint8 [..., bytes], one per byte: [..., 2 * bytes], the low half of a byte first."""
+    integers: npt.NDArray[np.uint8] = _PAIRS[packed].view(np.uint8)
+    return integers

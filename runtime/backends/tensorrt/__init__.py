@@ -1,1 +1,0 @@
-"""Engines of TensorRT and TensorRT-RTX, run."""

@@ -1,0 +1,177 @@
+"""Open the graph of a decoder on onnxruntime's CPU provider in float32, as the reference for engines built from it.
+
+The weights are the stored ones, in half precision. All computation is in float32, so a difference is the rounding of
+the engine alone. onnxruntime's CPU provider does not run bfloat16.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.decoder import Decoder, Operator, Step
+from tandemrt.engines.contract.dtypes import HALF, ONNX
+from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.validation.errors import BadBundle
+from tandemrt.plugins.onnxruntime.sessions import session_options
+from tandemrt.plugins.operators.launch import Context
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.device.backends.constants import constants_of
+from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.sessions import onnxruntime
+from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph
+
+_CPU = torch.device("cpu")
+_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def open_reference(bundle: Bundle, name: EngineName, threads: int | None, call: Mapping[str, int]) -> Engine:
+    """Open the graph of engine ``name`` on the CPU, for calls up to the sizes (by symbol) in ``call``.
+
+    A decoder that was cut into steps runs in the same steps, with float32 subgraphs and CPU implementations of the
+    operators. Raises BadBundle if a graph is missing or cannot run.
+    """
+    entry = bundle.engine(name)
+    if entry.decoder is not None:
+        return open_float32_steps(bundle.folder, entry.decoder, entry.contract, threads, call)
+    path = bundle.path(name).with_suffix(".onnx")
+    if not path.is_file():
+        raise BadBundle(f"{path} must exist: the engine {name!r} is compared with its graph; build the bundle again")
+    return open_float32(path, entry.contract, threads)
+
+
+def open_reference_unquantized_cache(
+    bundle: Bundle, name: EngineName, threads: int | None, call: Mapping[str, int]
+) -> Engine:
+    """Like ``open_reference`` for a decoder in steps with a float8 cache, but with a cache in ``dtype`` instead."""
+    entry = bundle.engine(name)
+    assert entry.decoder is not None
+
+    def unquantized(step: Step) -> Step:
+        if not isinstance(step, Operator) or step.name != "float8_window_attention":
+            return step
+        attributes = {key: step.attributes[key] for key in SCHEMAS["window_attention"].attributes}
+        return step.model_copy(update={"name": "window_attention", "attributes": attributes})
+
+    def in_dtype(bindings: tuple[Binding, ...], names: Collection[str]) -> tuple[Binding, ...]:
+        return tuple(replace(b, dtype=entry.dtype) if b.name in names else b for b in bindings)
+
+    given = entry.contract
+    caches = {name for step in entry.decoder.operators for pair in step.in_place().items() for name in pair}
+    changed = {"steps": tuple(map(unquantized, entry.decoder.steps)), "values": in_dtype(entry.decoder.values, caches)}
+    contract = Contract(in_dtype(given.inputs, caches), in_dtype(given.outputs, caches), given.aliases)
+    return open_float32_steps(bundle.folder, entry.decoder.model_copy(update=changed), contract, threads, call)
+
+
+def open_float32(path: Path, contract: Contract, threads: int | None) -> OnnxRuntimeEngine:
+    """Open the graph at ``path`` with the bindings ``contract`` in float32. Raises BadBundle if it cannot run."""
+    return OnnxRuntimeEngine(_session(path, threads), float32_contract(contract), _CPU)
+
+
+def open_float32_steps(
+    folder: Path, decoder: Decoder, contract: Contract, threads: int | None, call: Mapping[str, int]
+) -> Executor:
+    """Open the subgraphs of ``decoder`` in ``folder`` in float32. Raises BadBundle if one cannot run."""
+    in_float32, bindings = (
+        decoder.model_copy(update={"values": _float32_bindings(decoder.values)}),
+        float32_contract(contract),
+    )
+    subgraphs = {
+        subgraph.file: OpenSubgraph.of(
+            _session(folder / subgraph.file, threads),
+            in_float32.contract_of(subgraph, bindings),
+            folder / subgraph.file,
+        )
+        for subgraph in decoder.subgraphs
+        if subgraph is not decoder.constants
+    }
+    constants = constants_of(_session(folder / decoder.constants.file, threads)) if decoder.constants else {}
+    return Executor(in_float32, bindings, subgraphs, constants, Context(_CPU, threads=threads), [call])
+
+
+def quantizes_activations(bundle: Bundle, name: EngineName) -> bool:
+    """Whether engine ``name`` rounds inputs of matmuls, or keys and values, to 8 bits or float8."""
+    entry = bundle.engine(name)
+    if entry.decoder is not None:
+        rounding = ("quantize_tokens", "float8_window_attention")
+        return any(step.name in rounding for step in entry.decoder.operators)
+    if not (path := bundle.path(name).with_suffix(".onnx")).is_file():
+        return False
+    nodes = ir.traversal.RecursiveGraphIterator(ir.load(path).graph)
+    return any(
+        node.op_type in ("MatMulNBits", "QuantizeLinear")
+        or (node.op_type == "Cast" and node.attributes["to"].value == ir.DataType.FLOAT8E4M3FN.value)
+        for node in nodes
+    )
+
+
+def float32_contract(contract: Contract) -> Contract:
+    """Return the bindings with float32 in place of half precision."""
+    return Contract(_float32_bindings(contract.inputs), _float32_bindings(contract.outputs), contract.aliases)
+
+
+def float32_graph(path: Path) -> bytes:
+    """Return the graph at ``path`` with float32 for every half precision. Weights stay in their files and are cast."""
+    model = ir.load(path)
+    for value in _values(model.graph):
+        _set_float32(value)
+    for name, value in list(model.graph.initializers.items()):
+        if value.const_value is None or value.const_value.dtype not in _HALF_TYPES:
+            continue
+        value.type = ir.TensorType(value.const_value.dtype)
+        cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value}, name=f"{name}/cast")
+        output = cast.outputs[0]
+        output.name, output.type, output.shape = f"{name}/float32", ir.TensorType(ir.DataType.FLOAT), value.shape
+        for use in list(value.uses()):
+            if use.node is not cast:
+                use.node.replace_input_with(use.idx, output)
+        model.graph.insert_before(model.graph[0], cast)
+    for graph in (model.graph, *model.functions.values()):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            _set_float32_attributes(node)
+    return bytes(ir.to_proto(model).SerializeToString())
+
+
+_HALF_TYPES = tuple(ir.DataType(ONNX[name]) for name in HALF)
+
+
+def _session(path: Path, threads: int | None) -> "onnxruntime.InferenceSession":
+    options = session_options(threads=threads, entries={_FOLDER: str(path.parent)})
+    try:
+        # Constant folding would keep a float32 copy of all weights in memory.
+        return onnxruntime.InferenceSession(
+            float32_graph(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+        )
+    except Exception as error:  # onnxruntime's exceptions have no common public base
+        raise BadBundle(f"{path}: onnxruntime cannot load this graph on the CPU: {error}; build it again") from error
+
+
+def _float32_bindings(bindings: tuple[Binding, ...]) -> tuple[Binding, ...]:
+    return tuple(replace(b, dtype="float32") if b.dtype in HALF else b for b in bindings)
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    made = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]
+    return [*graph.inputs, *made]
+
+
+def _set_float32(value: ir.Value) -> None:
+    if value.dtype in _HALF_TYPES:
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _set_float32_attributes(node: ir.Node) -> None:
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if name == "to" and attribute.value in [kind.value for kind in _HALF_TYPES]:
+            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
+        if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype in _HALF_TYPES:
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype("float32")))

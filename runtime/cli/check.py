@@ -1,0 +1,71 @@
+"""``tandemrt check``: print the result of every check of a bundle, and write all of them as JSON."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.command_options import takes_options
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.cli.arguments import BundlePath, Report
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.check.result import CheckResult
+
+_COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
+console = Console()
+
+
+@takes_options(
+    leave_out=(  # these options change no result
+        *("queue_limit", "profile"),
+        *("grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"),
+    )
+)
+def check(
+    bundle: BundlePath,
+    out: Report = None,
+    compare_with: Annotated[
+        Path | None, typer.Option(help="Another bundle of the same model, such as an unquantized one.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="With --compare-with: a UTF-8 text file. Both bundles score it.")
+    ] = None,
+    *,
+    options: RuntimeOptions,
+) -> None:
+    """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if a check fails."""
+    if (compare_with is None) != (text is None):
+        raise BadRequest("--compare-with and --text must be given together; got one of them")
+    options.require_fit(Bundle.read(bundle).limits)  # before the imports below, which take seconds
+    from tandemrt.runtime.check.compare_bundles import read_text
+    from tandemrt.runtime.check.run import check_bundle
+    from tandemrt.runtime.cli.doctor import machine
+
+    rows: list[dict[str, Any]] = []
+    content = "" if text is None else read_text(text)
+    with Status("checking the files", console=console) as status:
+        for found in check_bundle(bundle, options, compare_with=compare_with, text=content):
+            rows.append(found.to_json())
+            _print(found)
+            status.update(f"checked {escape(found.check)}")
+    failed = [row["check"] for row in rows if row["verdict"] == "fail"]
+    console.print(f"[red]failed: {escape(', '.join(failed))}[/]" if failed else "[green]everything holds[/]")
+    if out is not None:
+        report = {"bundle": str(bundle), "device": options.device, "machine": machine(), "holds": not failed}
+        out.write_text(json.dumps({**report, "findings": rows}, indent=2) + "\n")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _print(found: "CheckResult") -> None:
+    """Print a result in two lines that are never cut: the verdict and what was compared, then the figures."""
+    against = f", with {found.against}" if found.against else ""
+    verdict = f"[{_COLOURS[found.verdict]}]{found.verdict:14}[/]"
+    console.print(f"{verdict}  {escape(found.check + against)}", highlight=False, soft_wrap=True)
+    console.print(f"{'':16}[dim]{escape(found.result)}[/]", highlight=False, soft_wrap=True)

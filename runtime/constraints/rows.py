@@ -1,0 +1,84 @@
+"""Mask rows by state: the tokens that may follow a state, as an int32[words] row of one bit per token."""
+
+from contextlib import nullcontext
+
+import numpy as np
+
+from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
+from tandemrt.runtime.constraints.rules import Rules
+from tandemrt.runtime.constraints.transitions import Phase, State, Transitions
+from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.grammars.bitmask import FixedRow
+from tandemrt.runtime.grammars.grammar import temporarily_accepted
+
+
+class Rows:
+    """Compute the mask rows of one request. ``feed`` is None without a grammar."""
+
+    def __init__(self, rules: Rules, feed: GrammarFeed | None, transitions: Transitions) -> None:
+        self._rules = rules
+        self._feed = feed
+        self._transitions = transitions
+
+    def shared(self, state: State) -> FixedRow | None:
+        """Return the row of ``state`` if it is immutable and shared by many states, otherwise None."""
+        if state.phase is Phase.THINKING:
+            return self._thinking_row(state)
+        if self._feed is None and state.phase in (Phase.OPEN, Phase.ANSWER):
+            return self._rules.answer_base(state.length)
+        return None
+
+    def write(self, state: State, row: np.ndarray) -> None:
+        """Write the tokens that may follow ``state`` into an int32[words] row; a finished state allows all tokens."""
+        shared = self.shared(state)
+        if shared is not None:
+            row[:] = shared.words
+        elif state.phase is Phase.DONE:
+            row[:] = bitmask.ALL
+        elif state.phase is Phase.FORCING:
+            bitmask.allow_only(row, self._rules.forced_end[state.forced])
+        else:
+            assert self._feed is not None
+            self._write_grammar_row(self._feed, state, row)
+
+    def bad_words_apply(self, state: State) -> bool:
+        """Return whether bad words are masked out after ``state``.
+
+        They are not masked out of text that the constraint forces: a forced end or the rest of a start delimiter.
+        """
+        return state.phase not in (Phase.FORCING, Phase.DONE) and not state.delimiter_only
+
+    def _thinking_row(self, state: State) -> FixedRow:
+        """Return the row of a THINKING state.
+
+        It masks out stop tokens, and tokens that end the reasoning and continue with text that the grammar rejects.
+        """
+        rules = self._rules
+        if self._feed is None or rules.matcher is None:
+            return rules.base_without_stops
+        key = state.node, state.in_prompt
+        if key not in rules.thinking_rows:
+            alike = State(Phase.THINKING, node=state.node, in_prompt=state.in_prompt)
+            closing = rules.matcher.closing(state.node)
+            rejected = [token for token in closing if not self._transitions.can_continue_reasoning(alike, token)]
+            rules.thinking_rows[key] = FixedRow(bitmask.without(rules.base_without_stops.words, rejected))
+        return rules.thinking_rows[key]
+
+    def _write_grammar_row(self, feed: GrammarFeed, state: State, row: np.ndarray) -> None:
+        rules, grammar = self._rules, feed.grammar
+        if state.delimiter_only:
+            row.fill(0)
+        else:
+            with temporarily_accepted(grammar, state.pending) if state.pending else nullcontext():
+                if grammar.is_terminated():
+                    row.fill(0)
+                else:
+                    grammar.fill_row(row)
+            row &= rules.answer_base(state.length).words
+        if state.phase is not Phase.OPEN or not rules.may_think or rules.matcher is None:
+            return
+        for token in rules.matcher.opening(state.node, self._transitions.pending_symbols(state)):
+            if (opening := self._transitions.opening(state, token)) is None:
+                continue
+            if opening[1] is None or self._transitions.can_open(state, token, opening[1]):
+                bitmask.allow(row, token)

@@ -1,0 +1,126 @@
+"""The checked settings of one request's constraint, and the mask rows that depend on nothing else."""
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.runtime.constraints.delimiters import NO_DELIMITERS, Delimiter
+from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.grammars.bitmask import FixedRow
+from tandemrt.runtime.grammars.grammar import Grammar
+
+
+class Rules:
+    """Immutable settings that the forks of a constraint share.
+
+    The caches ``thinking_rows`` and ``ordinary_tokens`` grow with use; they change no result.
+
+    Args: see Constraint. Only the stop tokens of ``grammar`` are read.
+
+    Raises:
+        BadRequest: an id or a length out of range.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        stop_ids: Iterable[int],
+        *,
+        thinking: ThinkingRule | None,
+        grammar: Grammar | None,
+        min_tokens: int,
+        max_tokens: int | None,
+        banned: Iterable[int],
+        allowed: Iterable[int] | None,
+        valid_tokens: int | None,
+    ) -> None:
+        valid = vocab_size if valid_tokens is None else valid_tokens
+        if not 0 < valid <= vocab_size:
+            raise BadRequest(f"valid_tokens: must be in 1..vocab_size ({vocab_size}), got {valid_tokens}")
+        _check_lengths(min_tokens, max_tokens)
+        stops = frozenset(_ids("stop_ids", stop_ids, valid))
+        choice = None if allowed is None else _ids("allowed", allowed, valid)
+        if choice == []:
+            raise BadRequest("allowed: the list is empty, so nothing could be generated; leave it out or name tokens")
+        base = bitmask.base_row(vocab_size, valid, _ids("banned", banned, valid), choice)
+        if thinking is not None:
+            _check_delimiters(thinking, stops, valid)
+        self.thinking = thinking
+        self.matcher = thinking.matcher if thinking else None
+        self.nodes, self.first_symbols = (
+            (self.matcher.nodes, self.matcher.first) if self.matcher else (NO_DELIMITERS, frozenset[int]())
+        )
+        self.think_start: Delimiter = thinking.vocabulary.symbols_of(thinking.think_start) if thinking else ()
+        self.forced_end: Delimiter = thinking.forced_end if thinking else ()
+        self.forced_delimiter = thinking.forced_delimiter if thinking else range(0)
+        self.budget = thinking.budget if thinking else None
+        self.stop_ids, self.min_tokens, self.max_tokens = stops, min_tokens, max_tokens
+        # A grammar may end with stop tokens of the bundle that the request ignores; these do not end the request.
+        self.grammar_stops = frozenset(grammar.stop_ids) | stops if grammar else stops
+        self.base = FixedRow(base)  # the tokens that are neither padding nor banned
+        self.base_without_stops = FixedRow(bitmask.without(base, stops))
+        self._answer_without_stops = FixedRow(bitmask.without(base, self.grammar_stops))
+        self.may_think = thinking is not None and all(map(self.base.allows, thinking.think_start))
+        self.thinking_rows: dict[tuple[int, int], FixedRow] = {}  # by matcher node and `in_prompt`, with a grammar
+        self.ordinary_tokens: set[int] = set()  # the ordinary tokens found so far
+
+    def symbols(self, token: int) -> Sequence[int]:
+        """Return the symbols of ``token``; without a thinking rule a token is one symbol."""
+        return self.thinking.vocabulary.symbols(token) if self.thinking else (token,)
+
+    def tokens_of(self, symbols: Sequence[int]) -> list[int]:
+        """Return tokens with exactly these ``symbols``, which are a part of one token."""
+        assert self.thinking is not None
+        tokens = self.thinking.vocabulary.tokenize_symbols(symbols)
+        assert tokens is not None
+        return tokens
+
+    def answer_base(self, length: int) -> FixedRow:
+        """Return the row of an answer after ``length`` emitted tokens; a grammar masks out more."""
+        return self.base if length >= self.min_tokens else self._answer_without_stops
+
+    def is_ordinary(self, token: int) -> bool:
+        """Return whether ``token`` is allowed, is no stop token and cannot begin a delimiter."""
+        may_begin_delimiter = self.matcher is not None and not self.matcher.cannot_begin_delimiter(token)
+        if may_begin_delimiter or not self.base_without_stops.allows(token):
+            return False
+        self.ordinary_tokens.add(token)
+        return True
+
+
+def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:
+    """Return ``tokens``, the argument ``name``, as integers below ``valid``. Raises BadRequest for any other value."""
+    found = []
+    for token in tokens:
+        try:
+            number = operator.index(token)
+        except TypeError:
+            raise BadRequest(f"{name}: must be token ids, got {quoted(token)}") from None
+        if not 0 <= number < valid:
+            raise BadRequest(f"{name}: token ids must be in 0..{valid - 1}, got {quoted(number)}")
+        found.append(number)
+    return found
+
+
+def _check_lengths(min_tokens: Any, max_tokens: Any) -> None:
+    """Raise BadRequest unless both are integers and ``min_tokens <= max_tokens``; None: no maximum."""
+    for name, value, least in (("min_tokens", min_tokens, 0), ("max_tokens", max_tokens, 1)):
+        if value is None and name == "max_tokens":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadRequest(f"{name}: must be an integer >= {least}, got {quoted(value)}")
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens: must not be above max_tokens ({quoted(max_tokens)}), got {quoted(min_tokens)}")
+
+
+def _check_delimiters(rule: ThinkingRule, stops: frozenset[int], valid: int) -> None:
+    """Raise BadRequest for a delimiter with an id from ``valid`` on, or with a stop token."""
+    named = [("think_start", rule.think_start), ("forced_end", rule.forced_end)]
+    named += [("think_ends", end) for end in rule.think_ends] + [("implicit_ends", end) for end in rule.implicit_ends]
+    for name, delimiter in named:
+        if max(delimiter) >= valid:
+            raise BadRequest(f"thinking.{name}: token ids must be in 0..{valid - 1}, got {quoted(list(delimiter))}")
+        if stops.intersection(delimiter):
+            raise BadRequest(f"thinking.{name}: must not contain a stop token, got {quoted(list(delimiter))}")

@@ -1,0 +1,70 @@
+"""The Engine protocol: bind tensors once, run many times. Each backend implements it in one module."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.plugins.operators.launch import Call as Call  # exported
+from tandemrt.plugins.tensors import torch
+
+
+class Engine(Protocol):
+    """A model or operator that is loaded on a device and ready to run."""
+
+    contract: Contract
+    device: torch.device
+    capturable: bool  # whether CUDA graphs can capture its runs, because they only enqueue work
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
+        """Bind every input and output of the contract by name.
+
+        ``filters`` False: no request in the call uses top-k, top-p, min-p or the rejection rule. The engine then needs
+        only the largest score, no probabilities.
+
+        Outputs that the contract aliases to an input share its memory and are left out. The tensors must be contiguous,
+        on the engine's device, and outlive the call. Raises InternalError if a tensor does not fit the contract.
+        """
+
+
+def prompt_rows(engine: Engine) -> int:
+    """Rows of logits that a prefill call computes (they are never read): 0 on a CPU with a linear cache, else 1.
+
+    Graphs for a CPU skip the logits if there are no rows (export/model/grouped_attention.py). Other graphs are compiled
+    for at least one row.
+    """
+    paged = any(binding.name == "block_table" for binding in engine.contract.inputs)
+    return int(paged or engine.device.type != "cpu")
+
+
+@runtime_checkable
+class AdvancingEngine(Engine, Protocol):
+    """A verification engine that can also do the work of SlotState.advance."""
+
+    def bind_advancing(
+        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, filters: bool = True
+    ) -> Call:
+        """As bind; a run also updates ``moving`` (SlotState.advance_tensors) as SlotState.advance does."""
+
+
+def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, int]:
+    """Return the size of every symbol. Raises InternalError unless ``tensors`` fit ``contract`` exactly."""
+    aliased = {output for output, _ in contract.aliases}
+    bindings = [b for b in (*contract.inputs, *contract.outputs) if b.name not in aliased]
+    unknown = set(tensors) - {b.name for b in bindings}
+    if unknown:
+        raise InternalError(f"bind: {sorted(unknown)} are not bindings of this engine")
+    sizes: dict[str, int] = {}
+    for binding in bindings:
+        if binding.name not in tensors:
+            raise InternalError(f"bind: {binding} is missing")
+        tensor = tensors[binding.name]
+        if str(tensor.dtype) != f"torch.{binding.dtype}" or tensor.dim() != len(binding.shape):
+            raise InternalError(f"bind: {binding} received {tensor.dtype}{list(tensor.shape)}")
+        if not tensor.is_contiguous() or tensor.device.type != device.type:
+            raise InternalError(f"bind: {binding} must be contiguous and on {device}, received {tensor.device}")
+        for dim, size in zip(binding.shape, tensor.shape, strict=True):
+            expected = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+            if size != expected:
+                raise InternalError(f"bind: {binding} must have {dim} = {expected}, received {list(tensor.shape)}")
+    return sizes

@@ -1,0 +1,85 @@
+"""Constants of a decoder: weights, read from files, and other values, computed once.
+
+Weights are copied to the device in chunks, so that the host never holds a complete one: those of a mixture of experts
+may exceed its memory.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.engines.contract.dtypes import BYTES, from_onnx
+from tandemrt.engines.validation.errors import BadBundle
+from tandemrt.plugins.onnxruntime.sessions import place
+from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.dtypes import viewed
+from tandemrt.plugins.tensors.host_tensor import HostTensor
+from tandemrt.runtime.device.backends.sessions import CPU, bindings, onnxruntime, open_session
+
+_READERS, _CHUNK_BYTES = 4, 1 << 24  # threads, and bytes that each reads at a time
+
+
+def read_constants(path: Path, device: "torch.device") -> dict[str, "torch.Tensor"]:
+    """Compute the outputs of a graph without inputs, on ``device``. Raises as open_session; BadBundle if truncated."""
+    stored = stored_parts(path)
+    with ThreadPoolExecutor(_READERS) as pool:
+        read = dict(zip(stored, pool.map(lambda parts: _read_tensor(parts, device), stored.values()), strict=True))
+    # Unoptimized, because constant folding would compute and copy the values once more.
+    computed = constants_of(open_session(path, [CPU], optimized=False), without=read)
+    return {name: tensor.to(device) for name, tensor in computed.items()} | read
+
+
+def constants_of(
+    session: "onnxruntime.InferenceSession", *, without: "dict[str, torch.Tensor] | None" = None
+) -> dict[str, "torch.Tensor"]:
+    """Compute the outputs of a session without inputs, as host tensors. Names in ``without`` are skipped."""
+    binding = session.io_binding()
+    tensors = {}
+    for b in bindings(session.get_outputs()):
+        if b.name not in (without or ()):
+            tensors[b.name] = torch.empty(b.resolve({}), dtype=getattr(torch, b.dtype))
+            binding.bind_output(b.name, *place(tensors[b.name]))
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches = True
+    if tensors:
+        session.run_with_iobinding(binding, options)
+    return tensors
+
+
+def stored_parts(path: Path) -> dict[str, list[ir.ExternalTensor]]:
+    """Find the outputs of a graph that are external tensors or concatenations of them; not scalars."""
+    found = {}
+    for value in ir.load(path).graph.outputs:
+        node = value.producer()
+        joined = node is not None and node.op_type == "Concat" and node.attributes.get_int("axis") == 0
+        if node is None or not (joined or node.op_type == "Identity"):
+            continue
+        parts = [None if each is None else each.const_value for each in node.inputs]
+        if all(isinstance(part, ir.ExternalTensor) and part.shape.rank() for part in parts):
+            found[str(value.name)] = [part for part in parts if isinstance(part, ir.ExternalTensor)]
+    return found
+
+
+def _read_tensor(parts: list[ir.ExternalTensor], device: "torch.device") -> "torch.Tensor":
+    shapes = [tuple(int(str(dim)) for dim in part.shape.dims) for part in parts]
+    dtype = from_onnx(int(parts[0].dtype))
+    memory = torch.empty(sum(map(prod, shapes)) * BYTES[dtype], dtype=torch.uint8, device=device)
+    buffer, end = np.empty(_CHUNK_BYTES, np.uint8), 0
+    for part, shape in zip(parts, shapes, strict=True):
+        with Path(part.path).open("rb", buffering=0) as file:
+            file.seek(part.offset or 0)
+            begin, end = end, end + prod(shape) * BYTES[dtype]
+            while begin < end:
+                count = file.readinto(buffer[: end - begin].data)
+                if not count:
+                    raise BadBundle(f"{part.path}: is shorter than its graph requires; build the bundle again")
+                source: Any = buffer[:count]
+                source = HostTensor(source) if device.type == "cpu" else torch.from_numpy(source)
+                memory[begin : begin + count].copy_(source)
+                begin += count
+    joined: torch.Tensor = viewed(memory, getattr(torch, dtype))
+    return joined.view(sum(shape[0] for shape in shapes), *shapes[0][1:])

@@ -1,0 +1,146 @@
+"""Runs a decoder that is split into steps: subgraphs run in onnxruntime, operators by their launchers.
+
+On a CUDA device a run neither waits nor computes on the host, so one CUDA graph can capture all steps. Only grouped
+matmuls of experts allocate memory, from torch's allocator, which gives each graph its own.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from math import prod
+from weakref import WeakValueDictionary
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.calls import Sizes, largest_calls
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.decoder import Decoder, Operator, Step, Subgraph
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.plugins.implementations import launcher
+from tandemrt.plugins.operators.launch import Call, Context
+from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.dtypes import viewed
+from tandemrt.runtime.device.backends.base import check_tensors
+from tandemrt.runtime.device.backends.buffer_plan import bytes_of, plan_buffers
+from tandemrt.runtime.device.backends.constants import read_constants
+from tandemrt.runtime.device.backends.shared_weights import SharedWeights
+from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph, open_subgraph
+
+_CONCURRENT_LOADS = 4  # subgraphs that load at a time: each holds its weights in host memory meanwhile
+
+
+class Executor:
+    """An engine that runs a decoder in steps. All calls share the intermediate buffers, so runs must not overlap."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        contract: Contract,
+        subgraphs: Mapping[str, OpenSubgraph],
+        constants: Mapping[str, torch.Tensor],
+        context: Context,
+        largest: Sequence[Sizes],
+    ) -> None:
+        """``subgraphs`` by file, ``constants`` by name; ``largest`` are the largest calls, as sizes by symbol.
+
+        Raises BackendUnavailable if an operator has no kernels for the device.
+        """
+        self.contract = contract
+        self.device = context.device
+        self.capturable = self.device.type == "cuda"
+        self._decoder = decoder
+        self._subgraphs = subgraphs
+        self._constants = constants
+        self._context = context
+        self._launchers = {name: launcher(name, context) for name in {step.name for step in decoder.operators}}
+        self._largest = largest
+        self._values = {value.name: value for value in decoder.values}
+        self._buffers = plan_buffers(decoder, contract, largest)
+        # Bound steps, by the addresses and shapes of their tensors.
+        self._bound: WeakValueDictionary[Hashable, Call] = WeakValueDictionary()
+        self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self._buffers.sizes]
+
+    @classmethod
+    def open(
+        cls, bundle: Bundle, name: EngineName, device: torch.device, threads: int | None, weights: SharedWeights
+    ) -> "Executor":
+        """Open the decoder of engine ``name``. Raises as OnnxRuntimeEngine.open does."""
+        entry = bundle.engine(name)
+        shared = weights.of(entry)
+        decoder, contract = entry.decoder, entry.contract
+        assert decoder is not None
+        # The current stream of this thread; the loading threads have another one.
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+        def load(subgraph: Subgraph) -> OpenSubgraph:
+            expected = decoder.contract_of(subgraph, contract)
+            return open_subgraph(bundle.folder / subgraph.file, expected, device, stream, threads, shared)
+
+        steps = [subgraph for subgraph in decoder.subgraphs if subgraph is not decoder.constants]
+        with ThreadPoolExecutor(_CONCURRENT_LOADS) as pool:
+            subgraphs = dict(zip((subgraph.file for subgraph in steps), pool.map(load, steps), strict=True))
+        constants = read_constants(bundle.folder / decoder.constants.file, device) if decoder.constants else {}
+        limits = bundle.limits
+        sizes = {"query": limits.prefill_chunk, "batch": limits.batch, "window+1": limits.num_draft_tokens + 1}
+        context = Context(device, bundle.kernels_dir, threads, sizes, entry.batch_invariant)
+        largest = largest_calls(bundle.draft.kind, limits.batch, limits.num_draft_tokens, limits.prefill_chunk)
+        return cls(decoder, contract, subgraphs, constants, context, largest)
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
+        """See Engine.bind. Raises InternalError for a call that is too large for the intermediate buffers."""
+        sizes = check_tensors(self.contract, tensors, self.device)
+        named = {**tensors, **self._constants, **self._between(sizes)}
+        for output, source in self._buffers.in_place_of.items():
+            named[output] = named[source]
+        return Steps([partial(self._bind_step, step, named) for step in self._decoder.steps])
+
+    def _bind_step(self, step: Step, named: Mapping[str, torch.Tensor]) -> Call:
+        """Bind a step, or reuse a bound one: most steps depend only on the number of tokens of a call."""
+        given = _given(step, named)
+        key = (step.outputs, *((tensor.data_ptr(), *tensor.shape) for tensor in given.values()))
+        call = self._bound.get(key)
+        if call is None:
+            if isinstance(step, Operator):
+                call = self._launchers[step.name](given, step.attributes, self._context)
+            else:
+                call = self._subgraphs[step.file].bind(given)
+            self._bound[key] = call
+        return call
+
+    def _between(self, sizes: Sizes) -> dict[str, torch.Tensor]:
+        """The intermediate tensors, in the shapes of this call."""
+        found = {}
+        for name, buffer in self._buffers.buffer_of.items():
+            value, memory = self._values[name], self._memory[buffer]
+            shape = value.resolve(sizes)
+            if bytes_of(value.dtype, [shape]) > len(memory):
+                raise InternalError(f"bind: a call of {dict(sizes)} is larger than {list(map(dict, self._largest))}")
+            dtype = getattr(torch, value.dtype)
+            found[name] = viewed(memory, dtype)[: prod(shape)].view(shape)
+        return found
+
+
+class Steps:
+    """A call of a decoder. Each step is bound when it first runs, while the device computes the previous step."""
+
+    def __init__(self, binders: Sequence[Callable[[], Call]]) -> None:
+        self._binders = binders
+        self._calls: list[Call] = []  # they keep their tensors alive
+
+    def run(self) -> None:
+        """Enqueue the decoder on the device's current stream (on a CPU: run it)."""
+        for call in self._calls:
+            call.run()
+        for bind in self._binders[len(self._calls) :]:
+            self._calls.append(bind())
+            self._calls[-1].run()
+        self._binders = ()
+
+
+def _given(step: Step, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs and outputs of a step, by its own names."""
+    if isinstance(step, Subgraph):
+        return {name: named[name] for name in (*step.inputs, *step.outputs)}
+    in_place = step.definition.in_place
+    given = {name: named[value] for name, value in step.named_inputs().items()}
+    return given | {name: named[value] for name, value in step.named_outputs().items() if name not in in_place}

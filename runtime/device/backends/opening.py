@@ -1,0 +1,81 @@
+"""Opens the engines of a bundle, each on the backend that its manifest names."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import RUNNABLE, EngineName
+from tandemrt.engines.contract.gpus import OLDEST_WITH_KERNELS
+from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
+from tandemrt.engines.tensorrt.library import LIBRARIES
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.backends.base import Engine
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.device.backends.shared_weights import SharedWeights
+
+_CONCURRENT_SESSIONS = 4  # sessions that open concurrently; each uses one thread to read and optimize its graph
+
+
+def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> dict[str, Engine]:
+    """Open every engine of ``bundle`` on ``device``. Raises BackendUnavailable for engines that cannot run here."""
+    for name, entry in bundle.manifest.engines.items():
+        if entry.backend not in RUNNABLE:
+            raise BackendUnavailable(
+                f"engine {name!r}: built for {entry.backend} ({entry.built_for}), which this version can build but not "
+                f"run; it runs {', '.join(RUNNABLE)}: build the bundle with one of those in the recipe's [backend] name"
+            )
+    if device.type == "cuda" and any(entry.backend in LIBRARIES for entry in bundle.manifest.engines.values()):
+        from tandemrt.runtime.device.backends.tensorrt.plan import memory_needed, require_memory
+
+        require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
+    names = list(bundle.manifest.engines)
+    in_steps = any(bundle.engine(name).decoder is not None for name in names)
+    open_one = partial(_open, bundle, device, threads, _shared_weights(bundle, device) if in_steps else None)
+    if device.type == "cuda":  # one by one, because engines use the current stream of this thread
+        return {name: open_one(name) for name in names}
+    with ThreadPoolExecutor(_CONCURRENT_SESSIONS) as pool:
+        return dict(zip(names, pool.map(open_one, names), strict=True))
+
+
+def _shared_weights(bundle: Bundle, device: torch.device) -> "SharedWeights":
+    from tandemrt.runtime.device.backends.shared_weights import SharedWeights
+
+    return SharedWeights(bundle.folder, device)
+
+
+def _open(
+    bundle: Bundle, device: torch.device, threads: int | None, weights: "SharedWeights | None", name: EngineName
+) -> Engine:
+    # Backends are imported on demand: a bundle needs only its own backend installed.
+    if bundle.engine(name).backend in LIBRARIES:
+        from tandemrt.runtime.device.backends.tensorrt.engine import TensorRtEngine
+
+        return TensorRtEngine.open(bundle, name, device)
+    if bundle.engine(name).decoder is not None:
+        from tandemrt.runtime.device.backends.executor import Executor
+
+        assert weights is not None
+        return Executor.open(bundle, name, device, threads, weights)
+    if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
+        from tandemrt.runtime.device.backends.kernels import KernelEngine
+
+        return KernelEngine.open(bundle, name, device)
+    from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine.open(
+        bundle.path(name),
+        bundle.contract(name),
+        device=device,
+        threads=threads,
+        spinning=name not in WEIGHTLESS_ENGINES,
+    )
+
+
+def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:
+    """Whether kernels run the engines without weights. Older GPUs have no kernels and run ONNX graphs."""
+    if device.type != "cuda" or not bundle.manifest.kernels:
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST_WITH_KERNELS

@@ -1,0 +1,103 @@
+"""Subgraphs of a decoder as onnxruntime sessions that only enqueue work: no waits, no nodes on the host."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.validation.errors import BadBundle
+from tandemrt.plugins.onnxruntime.sessions import place
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.backends.sessions import (
+    CPU,
+    Provider,
+    bindings,
+    cuda_provider,
+    onnxruntime,
+    open_session,
+)
+
+_CAPTURABLE = {
+    "use_ep_level_unified_stream": "1",  # all nodes use the given stream, none a second one
+    "arena_extend_strategy": "kSameAsRequested",  # doubling arenas would add up over many sessions
+}
+_ENTRIES = {
+    "session.disable_cpu_ep_fallback": "1",  # a node on the host would read before the device has written its input
+    "session.use_device_allocator_for_initializers": "1",  # keeps weights out of the arena, which grows with the calls
+}
+
+
+@dataclass(frozen=True)
+class OpenSubgraph:
+    """A session for a subgraph, the names of its bindings, and the initializers that it needs to stay alive."""
+
+    session: "onnxruntime.InferenceSession"
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    initializers: "Mapping[str, onnxruntime.OrtValue]" = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        session: "onnxruntime.InferenceSession",
+        expected: Contract,
+        path: Path,
+        initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
+    ) -> "OpenSubgraph":
+        """Wrap ``session``. Raises BadBundle, which names ``path``, if its bindings are not ``expected``."""
+        inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
+        if differences := expected.differences(Contract(inputs, outputs)):
+            raise BadBundle(f"{path}: bindings differ from the manifest's: {'; '.join(differences)}; build it again")
+        return cls(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs), initializers or {})
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> "SubgraphCall":
+        """Bind every input and output, contiguous and on the session's device."""
+        binding = self.session.io_binding()
+        for name in self.inputs:
+            binding.bind_input(name, *place(tensors[name]))
+        for name in self.outputs:
+            binding.bind_output(name, *place(tensors[name]))
+        return SubgraphCall(self.session, binding, tuple(tensors.values()))
+
+
+class SubgraphCall:
+    """A subgraph with its tensors bound."""
+
+    def __init__(
+        self,
+        session: "onnxruntime.InferenceSession",
+        binding: "onnxruntime.IOBinding",
+        keep: tuple[torch.Tensor, ...],
+    ) -> None:
+        self._session = session
+        self._binding = binding
+        self._keep = keep  # the binding holds bare addresses
+        self._options = onnxruntime.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def run(self) -> None:
+        """Enqueue one run on the stream the session was opened for."""
+        self._session.run_with_iobinding(self._binding, self._options)
+
+
+def open_subgraph(
+    path: Path,
+    expected: Contract,
+    device: torch.device,
+    stream: int,
+    threads: int | None = None,
+    initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
+) -> OpenSubgraph:
+    """Open ``path`` to enqueue on ``stream`` of a CUDA ``device``, or on a CPU with at most ``threads`` threads.
+
+    ``initializers``: see open_session.
+
+    Raises as open_session does, and BadBundle if the bindings of the file are not ``expected``.
+    """
+    provider: Provider = CPU
+    if device.type == "cuda":
+        name, options = cuda_provider(device, stream)
+        provider, threads = (name, options | _CAPTURABLE), 1
+    entries = _ENTRIES if device.type == "cuda" else {}
+    session = open_session(path, [provider], entries=entries, threads=threads, initializers=initializers)
+    return OpenSubgraph.of(session, expected, path, initializers)

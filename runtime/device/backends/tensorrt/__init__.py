@@ -1,0 +1,1 @@
+"""The TensorRT and TensorRT-RTX backends."""

@@ -1,0 +1,92 @@
+"""The tensors of a round: allocated once at the largest size, viewed in the shape of each call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from math import prod
+
+from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.parameters.sampling import MOST_BIASES
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.adjust_buffers import AdjustBuffers
+from tandemrt.runtime.device.streams import host_tensor
+
+
+class Buffer:
+    """Flat device memory, viewed in the shape of a call; with a host copy where the host reads or writes it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, host: bool = False) -> None:
+        size = prod(shape)
+        self.device = torch.zeros(size, dtype=dtype, device=device)
+        self.host = host_tensor(size, dtype=dtype, device=device) if host else None
+        # Views are cached, because a round uses dozens of them, of few shapes.
+        self.view: Callable[..., torch.Tensor] = cache(partial(_first, self.device))
+        """The first elements on the device, contiguous, in the given shape."""
+        self.host_view: Callable[..., torch.Tensor] = cache(partial(_first, self.host))
+        """The same elements of the host copy."""
+
+    def copy_in(self, *shape: int) -> None:
+        """Enqueue the copy from the host to the device."""
+        self.view(*shape).copy_(self.host_view(*shape), non_blocking=True)
+
+    def copy_part_in(self, start: int, end: int) -> None:
+        """Enqueue the copy of elements [start, end) from the host to the device; none if end <= start."""
+        assert self.host is not None
+        if end <= start:
+            return
+        self.device[start:end].copy_(self.host[start:end], non_blocking=True)
+
+    def copy_out(self, *shape: int) -> None:
+        """Enqueue the copy from the device to the host."""
+        self.host_view(*shape).copy_(self.view(*shape), non_blocking=True)
+
+
+def _first(memory: torch.Tensor | None, *shape: int) -> torch.Tensor:
+    assert memory is not None, "this buffer has no host copy"
+    return memory[: prod(shape)].view(shape)
+
+
+class RoundBuffers:
+    """The tensors that a round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens.
+
+    ``length``: maximum tokens of a text. ``chunk``: maximum prompt tokens of a call over a linear cache. ``packed``:
+    maximum prompt tokens of a call over a paged cache, including padding. ``features``: width of the target's hidden
+    states that a draft head reads, 0 for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        window: int,
+        vocab: int,
+        length: int,
+        chunk: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        features: int = 0,
+        packed: int = 0,
+    ) -> None:
+        rows = window + 1
+        self.window = window
+        self.words = mask_words(vocab)
+        self.chunk = Buffer((chunk,), torch.int64, device)
+        self.token_ids = Buffer((slots, rows), torch.int64, device)
+        self.draft_tokens = Buffer((slots, rows), torch.int64, device, host=True)
+        self.draft_len = Buffer((slots,), torch.int64, device, host=True)
+        self.bitmask = Buffer((slots, rows, self.words), torch.int32, device, host=True)
+        self.logits = Buffer((slots, rows, vocab), dtype, device)
+        self.features = Buffer((slots * rows + packed, features), dtype, device) if features else None
+        self.prompt_features = Buffer((chunk, features), dtype, device) if features else None
+        self.tokens = Buffer((slots, rows), torch.int64, device, host=True)
+        self.count = Buffer((slots,), torch.int64, device, host=True)
+        self.entries = AdjustBuffers(slots, min(vocab, length + window + MOST_BIASES), device)
+
+
+def write_drafts(buffer: Buffer, batch: int, window: int, drafts: Mapping[int, Sequence[int]]) -> None:
+    """Write ``drafts`` by row into [batch, window] and enqueue their copy to the device.
+
+    Positions without a draft hold -1, which equals no token of the target.
+    """
+    rows = [drafts.get(row, ()) for row in range(batch)]
+    buffer.host_view(batch, window).numpy()[:] = [[*tokens, *[-1] * (window - len(tokens))] for tokens in rows]
+    buffer.copy_in(batch, window)

@@ -1,0 +1,170 @@
+"""CUDA graphs of the phases of a round: captured once per shape, checked bit by bit, and replayed.
+
+A phase is a sequence of kernel launches on the current stream, on tensors that keep their addresses. A key always
+stands for the same launches; only the contents of the tensors may change.
+"""
+
+import gc
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from tandemrt.engines.contract.calls import MAX_GRAPH_TOKENS
+from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.dtypes import viewed
+from tandemrt.runtime.metrics.metrics import Metrics
+
+MAX_PROMPT_GRAPHS = 128  # shapes with prompts that are remembered, both captured ones and those seen once
+WARM_UPS = 3  # in their first runs, engines choose kernels, grow their arenas and initialize libraries
+
+log = logging.getLogger(__name__)
+
+
+class Graphs:
+    """Runs phases. On a CUDA device, the first run of a key captures a graph, and later runs replay it.
+
+    A phase runs eagerly on a CPU, with ``enabled`` False, and if it cannot be captured. ``Metrics.eager_runs`` counts
+    eager runs by reason: ``cpu``, ``off``, ``engine`` (an engine reads on the host), ``prompts`` (many tokens, or a
+    new shape), ``masks`` (masked drafts), ``capture-failed``, ``capture-mismatch``.
+    """
+
+    def __init__(self, device: torch.device, metrics: Metrics | None = None, *, enabled: bool = True) -> None:
+        self._device = device
+        self.metrics = Metrics() if metrics is None else metrics
+        self._disabled = "cpu" if device.type != "cuda" else "" if enabled else "off"
+        self._graphs: dict[Hashable, Any] = {}  # by key: a torch.cuda.CUDAGraph, or the reason for eager runs
+        # By key: the same, and the objects whose memory the graph uses; most recently used last.
+        self._prompts: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
+
+    def run(
+        self,
+        key: Hashable,
+        work: Callable[[], None],
+        *,
+        outputs: Sequence[torch.Tensor],
+        state: Sequence[torch.Tensor] = (),
+        capturable: bool = True,
+    ) -> None:
+        """Run ``work``, which overwrites all of ``outputs`` and updates ``state`` in place.
+
+        ``work`` must be deterministic: from the same ``state`` it writes the same values.
+        """
+        if self._disabled or not capturable:
+            self.run_eagerly(work, "engine")
+            return
+        graph = self._graphs.get(key)
+        if graph is None:
+            self._graphs[key] = self._capture(key, work, outputs, state)
+        elif isinstance(graph, str):
+            self.run_eagerly(work, graph)
+        else:
+            graph.replay()
+            self.metrics.graph_replays += 1
+
+    def run_with_prompts(
+        self, key: Hashable, work: Callable[[], None], keep: Any, *, tokens: int, capturable: bool = True
+    ) -> None:
+        """Run ``work`` that processes prompts. There are many shapes; each is captured when it occurs a second time.
+
+        Work of more than MAX_GRAPH_TOKENS ``tokens`` runs eagerly, because a graph would save less time than its
+        capture takes. A capture follows an eager run of the same work, so that the device is busy meanwhile. It needs
+        neither warm-up nor check, because the work has run before and changes no state. The least recently used graphs
+        are dropped. ``keep``: the objects whose memory the graph uses; they live as long as the graph.
+        """
+        if self._disabled or not capturable or tokens > MAX_GRAPH_TOKENS:
+            self.run_eagerly(work, "prompts")
+            return
+        graph, kept = self._prompts.pop(key, (None, None))
+        if isinstance(graph, torch.cuda.CUDAGraph):
+            graph.replay()
+            keep = kept
+            self.metrics.graph_replays += 1
+        else:
+            self.run_eagerly(work, graph or "prompts")
+        if graph == "prompts":
+            graph = self._try_capture(key, work)
+        self._prompts[key] = graph or "prompts", keep
+        if len(self._prompts) > MAX_PROMPT_GRAPHS:
+            self._prompts.popitem(last=False)
+
+    def _try_capture(self, key: Hashable, work: Callable[[], None]) -> Any:
+        try:
+            graph: Any = _captured(work, waits=False)
+        except Exception as error:  # torch, onnxruntime and cuda-core share no base class
+            log.warning("phase %s cannot be captured and runs eagerly: %s", key, error)
+            return "capture-failed"
+        self.metrics.graphs_captured += 1
+        return graph
+
+    def run_eagerly(self, work: Callable[[], None], reason: str) -> None:
+        """Run ``work`` without a graph, and count ``reason``; "cpu" or "off" take precedence over it."""
+        work()
+        reason = self._disabled or reason
+        self.metrics.eager_runs[reason] = self.metrics.eager_runs.get(reason, 0) + 1
+
+    def _capture(
+        self, key: Hashable, work: Callable[[], None], outputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]
+    ) -> Any:
+        """Warm up, capture and check a graph; return it, or the reason for eager runs. Has the effect of one run."""
+        before = [tensor.clone() for tensor in state]
+        for _ in range(WARM_UPS):
+            _restore(state, before)
+            work()
+        expected = [tensor.clone() for tensor in (*outputs, *state)]
+        _restore(state, before)
+        try:
+            graph: Any = _captured(work)
+            for tensor in outputs:  # so that a graph that writes nothing cannot pass the check
+                _poison(tensor)
+            graph.replay()
+            torch.cuda.current_stream(self._device).synchronize()
+            reason = "" if all(map(same_bits, (*outputs, *state), expected)) else "capture-mismatch"
+        except Exception as error:  # torch, onnxruntime and cuda-core share no base class
+            log.warning("phase %s cannot be captured and runs eagerly: %s", key, error)
+            reason = "capture-failed"
+        if not reason:
+            self.metrics.graphs_captured += 1
+            return graph
+        if reason == "capture-mismatch":
+            log.warning("phase %s: its CUDA graph gives other bits than the eager run; it runs eagerly", key)
+        _restore(state, before)
+        self.run_eagerly(work, reason)
+        return reason
+
+
+def _captured(work: Callable[[], None], *, waits: bool = True) -> Any:
+    """Capture ``work``. ``waits``: first wait for the device, and release the free memory of torch's allocator."""
+    graph = torch.cuda.CUDAGraph()  # has its own memory pool: torch cannot reuse a shared one after a failure
+    # Relaxed: other threads may use CUDA and libraries may allocate; that does not become part of the graph.
+    collecting = gc.isenabled()
+    gc.disable()  # releasing device memory or library handles would break the capture
+    try:
+        if waits:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
+                work()
+            return graph
+        graph.capture_begin(capture_error_mode="relaxed")
+        with ExitStack() as always:
+            always.callback(graph.capture_end)
+            work()
+    finally:
+        if collecting:
+            gc.enable()
+    return graph
+
+
+def _restore(state: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> None:
+    for tensor, values in zip(state, before, strict=True):
+        tensor.copy_(values)
+
+
+def _poison(tensor: torch.Tensor) -> None:
+    tensor.fill_(float("nan") if tensor.is_floating_point() else -(2**30))
+
+
+def same_bits(found: Any, expected: Any) -> bool:
+    """Return whether two torch tensors of the same dtype and shape are bitwise equal, including NaNs."""
+    bits: list[Any] = [viewed(each.contiguous(), torch.uint8) for each in (found, expected)]
+    return torch.equal(*bits)

@@ -1,0 +1,64 @@
+"""Device time of each phase of a round, measured with CUDA events that are read later, without waiting."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.metrics.metrics import Metrics
+
+
+class Timeline:
+    """Adds device time to ``Metrics.device_seconds``: of each phase, and of complete rounds under ``round``.
+
+    A round lasts from the end of one verification to the end of the next one. The first round after a pause is not
+    timed. Recording events costs time, so nothing is recorded unless ``enabled``.
+    """
+
+    def __init__(self, device: torch.device, metrics: Metrics, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._cuda = device.type == "cuda"
+        self._metrics = metrics
+        self._round: list[tuple[str, Any, Any]] = []  # phases of this round: name, start, end
+        self._open: deque[tuple[str, Any, Any]] = deque()  # of complete rounds, until the device has reached them
+        self._last: Any = None  # the end of the last round
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        """Attribute the work that the block enqueues to ``phase``."""
+        if not self._enabled:
+            yield
+            return
+        start = self._now()
+        yield
+        end = self._now()
+        self._round.append((phase, start, end))
+        if phase == "verify":
+            if self._last is not None:
+                self._open.extend((*self._round, ("round", self._last, end)))
+            self._round.clear()
+            self._last = end
+
+    def pause(self) -> None:
+        """Stop timing until the next round, because the loop is idle."""
+        self._last = None
+
+    def collect(self) -> None:
+        """Add the times of events that the device has reached to the metrics."""
+        while self._open and self._passed(self._open[0][2]):
+            phase, start, end = self._open.popleft()
+            seconds = start.elapsed_time(end) / 1e3 if self._cuda else end - start
+            self._metrics.device_seconds[phase] += seconds
+            self._metrics.timed_rounds += phase == "round"
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _passed(self, end: Any) -> bool:
+        return not self._cuda or end.query()

@@ -1,0 +1,100 @@
+"""Measured duration of rounds by rows and draft window, for adaptive draft windows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DEFAULT_TOKEN_COST = 0.25  # assumed cost of a drafted token, relative to a round without drafts
+_FIRST_ROUNDS = 2  # timed rounds of a shape before it is compared with others; the shortest counts
+_MAX_REQUESTED = 20  # rounds of a shape that `due` requests; rounds with prompts or waits are not timed
+_RETIME_AFTER = 1000  # rounds of as many rows without a window, after which `due` requests it again
+_MAX_RATIO = 1.1  # by which a round counts as longer or shorter at most, so that a pause of the machine counts little
+_SHARED_STEP, _OWN_STEP = 0.6, 0.1  # exponents of that ratio: for all windows of as many rows, and for its own
+_SHORTER_FACTOR = 2.0  # on the exponents for a shorter round: on a busy machine the shortest third of rounds counts
+
+
+@dataclass
+class _Timing:
+    """Rounds of one shape: how many were ``requested`` and ``timed``, and the number of the ``newest``."""
+
+    requested: int = 0
+    timed: int = 0
+    newest: int = 0
+
+
+class RoundCosts:
+    """Estimated seconds per round, by rows and window. Only ratios between windows of equal rows are used.
+
+    Longer texts and a busy machine change the cost of all windows. So a slower round raises the cost of all windows
+    with the same number of rows, and that of its own window a little more. Otherwise the window in use would look
+    expensive compared with windows that were timed long ago. Costs change in logarithmic steps.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, dict[int, float]] = {}
+        self._timings: dict[int, dict[int, _Timing]] = {}
+        self._rounds: dict[int, int] = {}  # by rows
+        self._calibrated: set[int] = set()  # rows whose rounds were all timed when the bundle was opened
+
+    def due(self, batch: int, windows: Sequence[int]) -> int | None:
+        """Return which of ``windows`` to time in the next round of ``batch`` rows; None if all are timed.
+
+        A window that looked expensive once would otherwise never be used again.
+        """
+        if batch in self._calibrated:
+            return None
+        now = self._rounds[batch] = self._rounds.get(batch, 0) + 1
+        for window in windows:
+            timing = self._timing(batch, window)
+            if now - timing.newest > _RETIME_AFTER:
+                timing.requested, timing.timed = 0, 1  # its calls are bound
+                timing.newest = now
+            if timing.timed <= _FIRST_ROUNDS and timing.requested < _MAX_REQUESTED:
+                timing.requested += 1
+                return window
+        return None
+
+    def observe(self, batch: int, window: int, seconds: float) -> None:
+        """Record that a round of ``batch`` rows and ``window`` drafted tokens took ``seconds``.
+
+        The first round of a shape binds its calls and does not count. In the first timed rounds, a window costs at most
+        as much as its tokens one by one. Calibrated rows do not change.
+        """
+        if batch in self._calibrated:
+            return
+        timing, known = self._timing(batch, window), self._seconds.setdefault(batch, {})
+        timing.timed += 1
+        timing.newest = self._rounds.get(batch, 0)
+        if timing.timed == 1:
+            return
+        if timing.timed <= 1 + _FIRST_ROUNDS:
+            if 0 in known:
+                seconds = min(seconds, (1 + window) * known[0])
+            known[window] = seconds if timing.timed == 2 else min(seconds, known[window])
+            return
+        ratio = min(_MAX_RATIO, max(1 / _MAX_RATIO, seconds / known[window]))
+        factor = _SHORTER_FACTOR if ratio < 1 else 1.0
+        for each in known:
+            known[each] *= ratio ** (factor * (_SHARED_STEP + _OWN_STEP * (each == window)))
+
+    def calibrate(self, batch: int, window: int, seconds: float) -> None:
+        """Fix the cost of a round of ``batch`` rows and ``window`` drafted tokens, timed when the bundle was opened."""
+        self._calibrated.add(batch)
+        self._seconds.setdefault(batch, {})[window] = seconds
+
+    def estimate(self, batch: int, window: int) -> float:
+        """Return the cost of a round of ``batch`` rows and ``window`` drafted tokens, interpolated between windows."""
+        known = self._seconds.get(batch, {})
+        shorter = max((each for each in known if each <= window), default=None)
+        longer = min((each for each in known if each >= window), default=None)
+        if shorter is None and longer is None:
+            return 1 + DEFAULT_TOKEN_COST * window
+        if shorter is None or longer is None:
+            nearest = longer if shorter is None else shorter
+            assert nearest is not None
+            return known[nearest] * (1 + DEFAULT_TOKEN_COST * window) / (1 + DEFAULT_TOKEN_COST * nearest)
+        if shorter == longer:
+            return known[shorter]
+        return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter)
+
+    def _timing(self, batch: int, window: int) -> _Timing:
+        return self._timings.setdefault(batch, {}).setdefault(window, _Timing())

@@ -1,0 +1,328 @@
+"""The engine loop. A step ends and admits requests, then runs one round: draft, score with the target, verify.
+
+There are two schedules. Overlap schedule::
+
+    device                              host
+    propose the drafts of round r
+    copy tokens r-1, drafts r ─────────► the one wait       (copies run on a second stream)
+    score window + 1 rows               commit round r-1: text, streams, ends of requests
+                                        write the masks of round r
+    adjust ◄─────masks, draft lengths,──┤       (only if a request has penalties or biases)
+    verify       adjusted tokens        ┘
+    advance every slot by its emitted tokens
+
+The host commits round r-1 after the drafts of round r are enqueued, so that it waits for the device once per round. The
+device uses the result of a round at once (SlotState.advance), but the host knows it one round later. The rows of a
+request that has finished meanwhile get empty masks, and emit nothing.
+
+The synchronous schedule runs the same steps with the same results, but the target starts after the masks are written.
+
+A round also processes prompt tokens that are not cached (RoundPlanner). If no request decodes, it verifies nothing.
+"""
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+from tandemrt.engines.contract.calls import NO_PROMPTS
+from tandemrt.runtime.caches.kv_cache import KVCacheManager
+from tandemrt.runtime.device.buffers import Buffer, write_drafts
+from tandemrt.runtime.device.streams import HostCopy, Streams
+from tandemrt.runtime.device.timeline import Timeline
+from tandemrt.runtime.engine_loop.commit import Committer
+from tandemrt.runtime.engine_loop.drafter import Drafter
+from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, Preemption, RoundPlanner
+from tandemrt.runtime.engine_loop.target import TargetRunner
+from tandemrt.runtime.engine_loop.verify_inputs import DraftToVerify, VerifyInputWriter
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import Round, VerifiedRound
+from tandemrt.runtime.requests.running import DroppedRequest
+from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.requests.slots import SlotListener, Slots
+
+log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Runs rounds over ``slots``. One thread calls ``step``; requests join and leave between rounds."""
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        drafter: Drafter,
+        scheduler: Scheduler,
+        streams: Streams,
+        cache_manager: KVCacheManager,
+        metrics: Metrics,
+        timeline: Timeline,
+        *,
+        slots: int,
+        draft_windows: DraftWindowPlanner,
+        slack: int,
+        prefill_chunk: int,
+        prefill_chunk_while_decoding: int,
+        overlap: bool,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.scheduler = scheduler
+        self.streams = streams
+        self.cache_manager = cache_manager
+        self.metrics = metrics
+        self.overlap = overlap
+        self.draft_windows = draft_windows
+        self.planner = RoundPlanner(
+            target, drafter, metrics, chunk=prefill_chunk, chunk_while_decoding=prefill_chunk_while_decoding
+        )
+        listeners: list[SlotListener] = [scheduler, target.state, self.planner, drafter, draft_windows]
+        self.slots = Slots(slots, cache_manager, listeners, num_draft_tokens=draft_windows.largest, slack=slack)
+        self._timeline = timeline
+        self._committer = Committer(target.buffers, self.slots, scheduler.validations, draft_windows, metrics)
+        self._preemption = Preemption(self.slots, scheduler, drafter, self._committer.end, metrics)
+        self._verify_inputs = VerifyInputWriter(target.buffers, streams, self._committer, metrics, drafter.max_length)
+        self._steps = RoundSteps(target, drafter, self._verify_inputs, self._committer, streams, metrics, timeline)
+        self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
+
+    def step(self) -> None:
+        """Run one round and commit the round before it."""
+        started, prefilled = time.perf_counter(), self.metrics.prefilled
+        self._end_requests()
+        self._last = self._preemption.reserve_memory(self._last)
+        this = self._plan_round()
+        last, self._last = self._last, None
+        if this.has_work:
+            # Fast-forward tokens depend on the committed text, and so do the drafts of the round after them.
+            after_commit = this.drafts_after_commit or (last is not None and last.round.drafts_after_commit)
+            schedule = self._overlapped if self.overlap and not after_commit else self._synchronous
+            self._last = schedule(this, last, self.drafter.drafts_before_commit and not after_commit)
+            if self.draft_windows.adaptive and not after_commit and self.metrics.prefilled == prefilled:
+                self._observe_duration(last, self._last, time.perf_counter() - started)
+        elif last is not None:
+            self._steps.commit(last, self._steps.fetch(None, last))
+        else:
+            self._timeline.pause()
+
+    def _overlapped(self, this: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
+        """Run the target while the host commits the last round and writes masks.
+
+        A drafter that reads the text proposes after the commit, and the target runs after it.
+        """
+        steps = self._steps
+        draft_probs = steps.propose(this) if draft_first else None
+        copied = steps.fetch(this if draft_first else None, last)
+        if draft_first:
+            steps.score(this)
+        steps.commit(last, copied)
+        this = this.unfinished()
+        if not draft_first and this.has_work:
+            draft_probs = steps.propose(this)
+            steps.score(this)
+        if not this.rows:
+            return None
+        return steps.verify(this, draft_probs, steps.write_inputs(this, draft_probs))
+
+    def _synchronous(self, this: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
+        """Run the target after the host has committed the last round and written masks."""
+        steps = self._steps
+        draft_probs = steps.propose(this) if draft_first else None
+        copied = steps.fetch(this if draft_first else None, last)
+        steps.commit(last, copied)
+        this = this.unfinished()
+        if not this.has_work:
+            return None
+        if not draft_first:
+            this = steps.fast_forward(this)
+            draft_probs = steps.propose(this)
+            steps.wait_for_drafts(this)
+        drafts = steps.write_inputs(this, draft_probs) if this.rows else {}
+        steps.score(this)
+        return steps.verify(this, draft_probs, drafts) if this.rows else None
+
+    def fail(self, error: BaseException) -> bool:
+        """End every request in a slot with ``error``, because an engine failed. Return False if there was none."""
+        self._last = None
+        ended = list(self.slots)
+        for running in ended:
+            self._committer.end(running, Finish("error", error))
+        return bool(ended)
+
+    def die(self, error: BaseException) -> None:
+        """End every request with ``error``, also those in the queue, and accept no more."""
+        queued = self.scheduler.die(error)
+        self.fail(error)
+        for running in self.scheduler.validations:
+            self._committer.finish_validated(running, Finish("error", error))
+        for waiting in queued:
+            self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
+
+    def close(self) -> None:
+        """End the threads of the loop; no step may follow."""
+        self._verify_inputs.close()
+
+    def _end_requests(self) -> None:
+        """End requests that were cancelled, timed out or checked, in slots and in the queue."""
+        now = time.monotonic()
+        for running in self.slots:
+            finish = running.request.interrupted(now)
+            if finish is not None:
+                self._committer.end(running, finish)
+        for running in self.scheduler.validations.take(now):
+            self._committer.finish_validated(running, running.request.interrupted(now))
+        for dropped in self.scheduler.drop_queued(now):
+            self._committer.drop(dropped)
+
+    def _plan_round(self) -> Round:
+        """Let waiting requests join free slots, and plan a round for all requests in slots."""
+        with self.metrics.timed("prefill"), self._timeline.span("prefill"):
+            joined, failed = self.scheduler.admit(self.slots)
+            for running in joined:
+                self.metrics.cached += running.cached
+                if not running.preemptions:
+                    self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
+            if failed is not None:
+                waiting, error = failed
+                log.error("a request could not join a slot, it ends with an error", exc_info=error)
+                self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
+            return self.planner.plan(self.slots, self.draft_windows)
+
+    def _observe_duration(self, last: VerifiedRound | None, this: VerifiedRound | None, seconds: float) -> None:
+        """Record the duration of a step for adaptive draft windows.
+
+        An overlapped step takes the target's part of the last round and the drafts of this one, so it counts only where
+        both have one shape.
+        """
+        if last is None or this is None:
+            return
+        before, now = last.round, this.round
+        if not self.overlap or (before.batch, before.window) == (now.batch, now.window):
+            self.draft_windows.costs.observe(now.batch, now.window, seconds)
+
+
+class RoundSteps:
+    """The stages of a round, in order, with metrics; the schedules of EngineLoop call them.
+
+    Only ``commit`` and ``wait_for_drafts`` wait for the device.
+    """
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        drafter: Drafter,
+        verify_inputs: VerifyInputWriter,
+        committer: Committer,
+        streams: Streams,
+        metrics: Metrics,
+        timeline: Timeline,
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._verify_inputs = verify_inputs
+        self._committer = committer
+        self._streams = streams
+        self._metrics = metrics
+        self._timeline = timeline
+
+    def fast_forward(self, this: Round) -> Round:
+        """Return the round with its fast-forward tokens and the window that it needs. Call after the last commit."""
+        with self._metrics.timed("fill"):
+            this = this.with_fast_forward() if this.may_fast_forward else this
+        if this.only_fast_forward or this.prompts != NO_PROMPTS:  # prompts fix the window
+            return this
+        return replace(this, window=self._drafter.window_needed(this))
+
+    def propose(self, this: Round) -> Buffer | None:
+        """Write the drafts of the round; return their probabilities, see Drafter.propose."""
+        if this.only_fast_forward:
+            write_drafts(self._target.buffers.draft_tokens, this.batch, this.window, this.fast_forward)
+        if this.only_fast_forward or not this.window:
+            self._drafter.skip(this)
+            return None
+        with self._metrics.timed("propose"), self._timeline.span("propose"):
+            return self._drafter.propose(this)
+
+    def fetch(self, this: Round | None, last: VerifiedRound | None) -> Any:
+        """Enqueue copies to the host: tokens and logits of the ``last`` round, and the drafts of ``this`` one.
+
+        Return an event that follows the copies.
+        """
+        buffers = self._target.buffers
+        with self._streams.copies(after_work=True):
+            if last is not None:
+                buffers.tokens.copy_out(last.round.batch, last.round.window + 1)
+                buffers.count.copy_out(last.round.batch)
+                for logits in last.logits.values():
+                    logits.copy_out()
+            if this is not None and this.window:
+                buffers.draft_tokens.copy_out(this.batch, this.window)
+        return self._streams.record_copies()
+
+    def wait_for_drafts(self, this: Round) -> None:
+        """Copy drafts that were proposed after the commit to the host, and wait for the copy."""
+        if self._drafter.drafts_before_commit and this.window and not this.only_fast_forward:
+            copied = self.fetch(this, None)
+            with self._metrics.timed("wait"):
+                self._streams.wait(copied)
+
+    def score(self, this: Round) -> None:
+        """Run the target over the draft window; see TargetRunner.score."""
+        with self._metrics.timed("target"), self._timeline.span("target"):
+            self._target.score(this)
+            self._drafter.after_target(this)
+
+    def commit(self, last: VerifiedRound | None, copied: Any) -> None:
+        """Wait for the copies of ``fetch``, and turn the tokens of the ``last`` round into text."""
+        with self._metrics.timed("wait"):
+            self._streams.wait(copied)
+        with self._metrics.timed("commit"):
+            if last is not None:
+                self._committer.commit(last)
+
+    def write_inputs(self, this: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
+        """Write masks, draft lengths and adjusted tokens; return the drafts to verify by slot.
+
+        The ``draft_probs`` of fast-forward tokens become zero, because these tokens were not sampled.
+        """
+        with self._metrics.timed("fill"):
+            drafts = self._verify_inputs.write(this)
+        for slot, running in this.rows.items():
+            draft = drafts.get(slot)
+            if draft is None or not draft.fast_forward:
+                continue
+            if not this.only_fast_forward and draft.num_from_drafter < len(draft.tokens):
+                self._drafter.replaced(running, draft.num_from_drafter)
+            if draft_probs is not None:
+                probs = draft_probs.view(this.batch, this.window, self._target.vocab)
+                for position in draft.fast_forward:
+                    probs[slot, position].zero_()
+        return drafts
+
+    def verify(self, this: Round, draft_probs: Buffer | None, drafts: dict[int, DraftToVerify]) -> VerifiedRound:
+        """Adjust logits, verify the drafts and advance the slots, after the copies that ``write_inputs`` enqueued."""
+        self._streams.wait_for_copies_on_device()
+        with self._metrics.timed("verify"), self._timeline.span("verify"):
+            logits = self._copied_logits(this, "raw")
+            self._target.adjust(this)
+            logits |= self._copied_logits(this, "processed")
+            self._target.verify(this, draft_probs)
+            self._drafter.after_verify(this)
+        self._timeline.collect()
+        self._metrics.rounds += 1
+        self._metrics.waits = self._streams.waits
+        num_verified = {slot: len(draft.tokens) for slot, draft in drafts.items()}
+        return VerifiedRound(
+            this, num_verified, {slot: draft.num_from_drafter for slot, draft in drafts.items()}, logits
+        )
+
+    def _copied_logits(self, this: Round, mode: str) -> dict[int, HostCopy]:
+        """Copy the logits of requests with this ``logprobs_mode``, because the next round overwrites them."""
+        wanted = {
+            slot
+            for slot, running in this.rows.items()
+            if running.request.params.logprobs is not None and running.request.params.logprobs_mode == mode
+        }
+        if not wanted:
+            return {}
+        logits = self._target.buffers.logits.view(this.batch, this.window + 1, self._target.vocab)
+        return {slot: HostCopy(logits[slot]) for slot in wanted}

@@ -1,0 +1,174 @@
+"""The thread that runs the engine loop, and the entry for requests from other threads."""
+
+import gc
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.engine_loop.loop import EngineLoop
+from tandemrt.runtime.requests.running import QueuedRequest
+from tandemrt.runtime.workers import shutdown
+from tandemrt.runtime.workers.threads import start
+
+log = logging.getLogger(__name__)
+
+SWITCH_S = 0.0005
+"""Switch interval of the interpreter: how long another thread may hold the GIL while the loop waits for it. The loop
+releases the GIL at every call into the device or an engine. Python's default of 5 ms is as long as a round."""
+
+
+class LoopThread:
+    """Runs rounds while there is work. The first request starts it; ``close`` or ``request_close`` stops it."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop: EngineLoop | None = loop  # None once closed
+        self._scheduler = loop.scheduler
+        self._thread: threading.Thread | None = None
+        self._process = 0  # that started the thread
+        self._starting = threading.Lock()
+        self._closing = threading.Lock()
+
+    @property
+    def loop(self) -> EngineLoop:
+        """The loop. Raises Closed once closed."""
+        if self._loop is None:
+            raise Closed("this runtime was closed; open the bundle again")
+        return self._loop
+
+    def require_usable(self, *, waits: bool) -> None:
+        """Raise Closed in a forked child, and BadRequest if the caller ``waits`` in the loop's own thread."""
+        if self._forked:
+            raise Closed(
+                f"this runtime runs in process {self._process} and its fork {os.getpid()} has none of its threads; "
+                "open the bundle again in the child"
+            )
+        if waits and self._thread is threading.current_thread():
+            raise BadRequest(
+                "generate: must not be called by a listener, in the loop's own thread, which would wait for itself; "
+                "use submit, or call it from another thread"
+            )
+
+    def submit(self, *waiting: QueuedRequest, block: bool) -> None:
+        """Queue all requests of one prompt, or none.
+
+        Raises QueueFull unless ``block``, Closed once closed, InternalError after the loop failed.
+        """
+        self._start()  # before the request is queued, so that `close` finds the thread
+        self._scheduler.submit(*waiting, block=block)
+
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises.
+
+        Raises InternalError after the first request, and Closed once closed.
+        """
+        done: Future[None] = Future()
+        if not self._start(work, done):
+            raise InternalError("the loop's thread runs already; prepare it before the first request")
+        done.result()
+
+    def close(self) -> None:
+        """Cancel running and waiting requests, stop the thread and release the loop. Safe to call twice.
+
+        The memory of engines, caches and buffers is freed, unless the caller holds another reference to the loop. In
+        the loop's own thread (a listener) this requests the close and does not wait; in a forked child it does nothing.
+        """
+        self.request_close()
+        if self._forked or self._thread is threading.current_thread():
+            return
+        with self._closing:
+            if self._loop is None:
+                return
+            with self._starting:
+                thread = self._thread
+            if thread is not None:
+                shutdown.join(thread)
+            device, self._loop = self._loop.streams.device, None
+            gc.collect()  # bound calls, cached by shape, form reference cycles
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def request_close(self) -> None:
+        """Cancel running and waiting requests without waiting; the thread stops by itself."""
+        if not self._forked:
+            self._scheduler.close()
+
+    @property
+    def _forked(self) -> bool:
+        return self._thread is not None and self._process != os.getpid()
+
+    def _start(self, work: Callable[[], None] = lambda: None, done: "Future[None] | None" = None) -> bool:
+        """Start the loop's thread; return False if it was started before. Raises InternalError if it cannot start."""
+        with self._starting:
+            if self._thread is not None:
+                return False
+            arguments = (self.loop, work, done or Future())
+            # A daemon, so that the interpreter may exit while it runs; `shutdown` joins it then.
+            thread = threading.Thread(target=_run, args=arguments, name="tandemrt-loop", daemon=True)
+            start(thread, "engine loop")
+            self._thread, self._process = thread, os.getpid()
+            shutdown.join_at_exit(thread, self._scheduler.close)
+            return True
+
+
+_loops_running = 0
+_interval_before = 0.0
+_interval_lock = threading.Lock()
+
+
+@contextmanager
+def _short_switch_interval() -> Iterator[None]:
+    """Shorten the interpreter's switch interval while any loop runs, and restore it after the last one.
+
+    The interval belongs to the whole process. A value that another owner sets meanwhile is left alone.
+    """
+    global _loops_running, _interval_before
+    with _interval_lock:
+        if not _loops_running:
+            _interval_before = sys.getswitchinterval()
+            if _interval_before > SWITCH_S:
+                sys.setswitchinterval(SWITCH_S)
+        _loops_running += 1
+    try:
+        yield
+    finally:
+        with _interval_lock:
+            _loops_running -= 1
+            ours = abs(sys.getswitchinterval() - SWITCH_S) < 2e-6  # Python keeps whole microseconds
+            if not _loops_running and ours and _interval_before > SWITCH_S:
+                sys.setswitchinterval(_interval_before)
+
+
+def advance(loop: EngineLoop) -> None:
+    """Run one step. An error ends the requests in slots with it; it is raised if there are none."""
+    try:
+        loop.step()
+    except BaseException as error:
+        log.exception("a round failed; its requests end with an error")
+        if not loop.fail(error):
+            raise
+
+
+def _run(loop: EngineLoop, work: Callable[[], None], done: "Future[None]") -> None:
+    """Run steps until the scheduler is closed. An error outside of any request ends the loop and all requests."""
+    try:
+        with _short_switch_interval(), loop.streams.active():
+            try:
+                work()
+                done.set_result(None)
+            except BaseException as error:  # `prepare` raises it
+                done.set_exception(error)
+            while loop.scheduler.wait_for_work():
+                advance(loop)
+    except BaseException as error:
+        log.critical("the loop has ended; all of its requests end with an error", exc_info=True)
+        loop.die(error)
+        if not done.done():
+            done.set_exception(error)
+    finally:
+        loop.close()

@@ -1,0 +1,314 @@
+"""Planning of rounds: which requests decode, which prompt tokens are processed, whether the cache memory suffices, and
+how many tokens are drafted.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from tandemrt.engines.contract.calls import NO_PROMPTS, bucket
+from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
+from tandemrt.engines.options.options import draft_tokens_problem
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.plugins.operators.constants import Rule
+from tandemrt.runtime.device.backends.base import prompt_rows
+from tandemrt.runtime.device.prompt_plan import Chunk, group_equal_chunks, num_tokens, plan
+from tandemrt.runtime.device.slot_state import SlotPosition
+from tandemrt.runtime.device.streams import upload
+from tandemrt.runtime.engine_loop.acceptance import Acceptance, best_window
+from tandemrt.runtime.engine_loop.costs import RoundCosts
+from tandemrt.runtime.engine_loop.drafter import Drafter
+from tandemrt.runtime.engine_loop.target import TargetRunner
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import Round, VerifiedRound
+from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.requests.slots import Slots
+
+log = logging.getLogger(__name__)
+
+
+class RoundPlanner:
+    """Plans rounds and prefills the prompts of requests in slots (chunked prefill). A SlotListener.
+
+    A round processes at most ``chunk`` prompt tokens, and at most ``chunk_while_decoding`` if any request decodes,
+    which bounds the latency of the next token. Over a paged cache, prompts and draft windows share the calls of the
+    round; over a linear cache, prompts have their own calls before the round.
+
+    A slot in prefill may also be a row of the round's calls. Its position is its next prompt token, after those in
+    the same call: the next chunk overwrites what the round writes there, and an empty mask keeps the row from emitting
+    tokens. A request decodes from the round on in which its prompt ends.
+    """
+
+    def __init__(
+        self, target: TargetRunner, drafter: Drafter, metrics: Metrics, *, chunk: int, chunk_while_decoding: int
+    ) -> None:
+        self.chunk = chunk
+        self.chunk_while_decoding = chunk_while_decoding
+        self._target = target
+        self._drafter = drafter
+        self._metrics = metrics
+        self._joined: dict[int, SlotPosition] = {}  # by slot: positions that are not on the device yet
+
+    def join(self, running: RunningRequest) -> None:
+        """See SlotListener.join."""
+        self._joined[running.slot] = SlotPosition.of(running.slot, running.tokens, running.prefilled)
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
+        self._joined.pop(slot, None)
+
+    def plan(self, slots: Slots, draft_windows: "DraftWindowPlanner") -> Round:
+        """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens."""
+        self._flush_joined()
+        missing = [Chunk(each.slot, each.prefilled, each.prefill_end) for each in slots if each.prefilling]
+        if not missing:
+            return plan_round(slots, draft_windows, slots.count)
+        budget = self.chunk if len(missing) == len(slots) else min(self.chunk, self.chunk_while_decoding)
+        chunks = plan(missing, budget)
+        this = plan_round(slots, draft_windows, slots.count, chunks)
+        layout = self._target.layout
+        if num_tokens(chunks) < num_tokens(missing) and layout.budget(this.window_tokens, budget) < budget:
+            chunks = plan(missing, layout.budget(this.window_tokens, budget))
+            this = plan_round(slots, draft_windows, slots.count, chunks)
+        this = replace(this, prompts=layout.prompts_of(this.window_tokens, chunks))
+        running = {each.slot: each for each in slots}
+        if self._drafter.reads_prompts_late:
+            ended = (chunk.slot for chunk in chunks if chunk.end == running[chunk.slot].prefill_end)
+            this = replace(this, undrafted=frozenset(ended))
+        texts = {chunk.slot: running[chunk.slot].tokens for chunk in chunks}
+        if this.prompts != NO_PROMPTS:
+            layout.write(chunks, texts, this.prompts)
+            self._drafter.write_prompts(chunks, texts, this.prompts)
+        else:
+            self._prefill(chunks, texts)
+        self._target.state.place([SlotPosition.of(chunk.slot, texts[chunk.slot], chunk.end) for chunk in chunks])
+        for chunk in chunks:
+            running[chunk.slot].prefilled = chunk.end
+        self._metrics.prefilled += num_tokens(chunks)
+        return this
+
+    def _flush_joined(self) -> None:
+        """Upload the state of slots that requests have joined since the last call."""
+        self._target.state.flush_params()
+        if self._joined:
+            self._target.state.place(list(self._joined.values()))
+            self._joined = {}
+
+    def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
+        """Run the prefill calls over linear caches. The position of each slot is the start of its chunk."""
+        # Engines that compute no logits for prompts take several slots per call, see prompt_rows.
+        target = self._target.engines["target"]
+        for rectangle in group_equal_chunks(chunks) if prompt_rows(target) else [(chunk,) for chunk in chunks]:
+            slot, count = rectangle[0].slot, rectangle[0].tokens
+            tokens = self._target.buffers.chunk.view(len(rectangle), count)
+            upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)
+            self._target.prefill(slot, tokens)
+            following = [texts[each.slot][each.end : each.end + len(DRAFT_LAYERS)] for each in rectangle]
+            self._drafter.prefill(slot, tokens, following)
+
+
+def plan_round(
+    requests: Iterable[RunningRequest], draft_windows: "DraftWindowPlanner", slots: int, chunks: Iterable[Chunk] = ()
+) -> Round:
+    """Plan a round of those ``requests`` that decode, on ``slots`` slots; the caller adds the prompts.
+
+    A request decodes if its prompt is cached; tokens of ``chunks`` count as cached.
+    """
+    ends = {chunk.slot: chunk.end for chunk in chunks}
+    rows = {
+        running.slot: running
+        for running in requests
+        if ends.get(running.slot, running.prefilled) >= running.prefill_end
+    }
+    if not rows:
+        return Round(rows, 0, 0, filters=False, rules=frozenset())
+    requested = [running.request for running in rows.values()]
+    # The last round may not be committed, so a text may be one window longer than the host knows.
+    may_fast_forward = any(
+        running.request.num_draft_tokens
+        and (draft_windows.fast_forward or running.request.scores_prompt)
+        and running.constraint.may_fast_forward(draft_windows.largest + 1)
+        for running in rows.values()
+    )
+    batch = bucket(max(rows) + 1, slots)
+    rules = frozenset(request.rule for request in requested)
+    # Under the rejection rule a text depends on its windows; adaptive windows depend on the clock.
+    wanted = max(request.num_draft_tokens for request in requested)
+    num_proposed = draft_windows.choose(rows.values(), batch, wanted=wanted, fixed=Rule.REJECTION in rules)
+    return Round(
+        rows,
+        batch=batch,
+        window=min(draft_windows.limit(len(rows)) if may_fast_forward else num_proposed, wanted),
+        filters=any(request.filters for request in requested),
+        rules=rules,
+        num_proposed=num_proposed,
+        mask_drafts=draft_windows.mask_drafts and any(running.constraint.has_grammar for running in rows.values()),
+        may_fast_forward=may_fast_forward,
+        adaptive=draft_windows.adaptive,
+    )
+
+
+class Preemption:
+    """Reserves cache memory for the next round, preempts requests if memory is short, and registers prefixes.
+
+    Memory goes to the oldest request first; the youngest one is preempted. ``end`` ends a request with an error.
+
+    A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
+    are still cached. Tokens that the round in flight decides for it are dropped; the same random numbers decide
+    them again.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        scheduler: Scheduler,
+        drafter: Drafter,
+        end: Callable[[RunningRequest, Finish], None],
+        metrics: Metrics,
+    ) -> None:
+        self._slots = slots
+        self._scheduler = scheduler
+        self._drafter = drafter
+        self._end = end
+        self._metrics = metrics
+
+    def reserve_memory(self, last: VerifiedRound | None) -> VerifiedRound | None:
+        """Reserve the memory of the next round; return ``last``, the round in flight, without preempted requests."""
+        queue = deque(self._slots)  # the oldest first
+        while queue:
+            running = queue.popleft()
+            try:
+                self._register_prefix(running)
+                while not self._slots.grow(running):
+                    youngest = queue.pop() if queue else running
+                    last = last and last.without(youngest.slot)
+                    self._preempt(youngest)
+                    if youngest is running:
+                        break
+            except BaseException as error:  # ends only this request
+                self._end(running, Finish("error", error))
+        return last
+
+    def _register_prefix(self, running: RunningRequest) -> None:
+        """Register the tokens that are in the caches of both models.
+
+        Earlier steps have enqueued all calls that write them. ``running.tokens`` has no drafted token that was not
+        accepted.
+        """
+        in_target = running.prefilled if running.prefilling else len(running.tokens) - 1
+        self._slots.register_prefix(running, min(in_target, self._drafter.cached_tokens(running)))
+
+    def _preempt(self, running: RunningRequest) -> None:
+        self._metrics.preemptions += 1
+        self._scheduler.preempt(running.preempt())
+        try:
+            self._slots.leave(running.slot)
+        except BaseException:
+            log.exception("preemption: freeing slot %s failed; its request continues later", running.slot)
+
+
+class DraftWindowPlanner:
+    """Chooses how many tokens a round drafts: a number, a table by running requests, or an adaptive choice up to these.
+
+    It follows the acceptance of requests in slots (SlotListener).
+
+    Under the coupled rule the window changes no text. Under the rejection rule it does not change the distribution of
+    texts, but a table makes a text depend on how many other requests run.
+
+    Attributes:
+        largest: the most tokens that any round drafts.
+        fast_forward: whether tokens that a constraint forces are drafted.
+        mask_drafts: whether grammars mask the drafts.
+        adaptive: whether the window follows acceptance and cost (acceptance.py, costs.py). Experimental.
+        costs: seconds of rounds, by rows and window.
+    """
+
+    def __init__(
+        self,
+        windows: int | Mapping[int, int] | None,
+        limit: int,
+        *,
+        fast_forward: bool = True,
+        drafts: bool = True,
+        mask_drafts: bool = False,
+        adaptive: bool = False,
+    ) -> None:
+        """
+        Args:
+            windows: a number, or {requests: window}: an entry holds from its number of running requests up to the next
+                entry. None: ``limit``.
+            limit: the bundle's largest window.
+            drafts: whether the bundle has a drafter.
+
+        Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
+        """
+        table = dict(windows) if isinstance(windows, Mapping) else {1: limit if windows is None else windows}
+        if problem := draft_tokens_problem(table, limit):
+            raise BadRequest(f"num_draft_tokens: {problem}")
+        self._table = sorted(table.items(), reverse=True)
+        self.largest = max(table.values())
+        self.fast_forward = fast_forward
+        self.mask_drafts = mask_drafts
+        self.costs = RoundCosts()
+        self._acceptance: WeakKeyDictionary[RunningRequest, Acceptance] = WeakKeyDictionary()  # survives preemption
+        self._running: dict[int, RunningRequest] = {}  # by slot
+        self._ended = Acceptance()
+        self._drafts = drafts
+        self.adaptive = adaptive and drafts
+
+    def join(self, running: RunningRequest) -> None:
+        """See SlotListener.join. A new request starts from the acceptance of ended requests."""
+        if self.adaptive:
+            self._running[running.slot] = running
+            self._acceptance.setdefault(running, self._ended.start())
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave. A preempted request has not finished; it is counted once, when it ends."""
+        running = self._running.pop(slot, None)
+        if running is not None and running.finished:
+            self._ended.merge(self._acceptance[running])
+
+    def observe(self, running: RunningRequest, accepted: int, proposed: int) -> None:
+        """Count a round that accepted the first ``accepted`` of ``proposed`` drafted tokens of a request."""
+        if self.adaptive:
+            self._acceptance[running].observe(accepted, proposed)
+
+    def limit(self, requests: int) -> int:
+        """Return the largest window of a round with ``requests`` requests, at least one."""
+        return next(window for least, window in self._table if requests >= least)
+
+    def choose(
+        self, requests: Collection[RunningRequest], batch: int, *, wanted: int | None = None, fixed: bool = False
+    ) -> int:
+        """Return how many tokens the drafter proposes in a round of ``requests``, all of which have joined.
+
+        ``batch``: rows of the round. ``wanted``: the largest window that any request allows. ``fixed``: do not adapt.
+        """
+        if not self._drafts:
+            return 0
+        limit = self.limit(len(requests))
+        most = limit if wanted is None else min(wanted, limit)
+        if fixed or not self.adaptive or not most:
+            return most
+        steps = self._steps(most)
+        due = self.costs.due(batch, steps)
+        if due is not None:
+            return due
+        costs = {step: self.costs.estimate(batch, step) for step in steps}
+        return best_window([self._acceptance[each] for each in requests], costs)
+
+    def usual(self, requests: int) -> list[int]:
+        """Return the windows that ``choose`` may return where requests set none, without fast-forward tokens."""
+        most = self.limit(requests)
+        if not self._drafts:
+            return [0]
+        return self._steps(most) if self.adaptive and most else [most]
+
+    def _steps(self, most: int) -> list[int]:
+        """0, 1, 2, 3, 4, 6, 8, 12, ...: few windows, because each is one more graph per number of rows."""
+        powers = [1 << power for power in range(most.bit_length())]
+        return sorted({0, most, *(window for power in powers for window in (power, 3 * power) if window < most)})

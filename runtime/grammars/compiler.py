@@ -1,0 +1,75 @@
+"""Compile sources to grammars, with llguidance or xgrammar by the kind of source."""
+
+import json
+from collections.abc import Iterable
+from threading import Lock
+from typing import TYPE_CHECKING, Protocol
+
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.validation.errors import BadRequest, InternalError, clipped
+from tandemrt.runtime.grammars.grammar import Grammar
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler
+    from tandemrt.runtime.grammars.xgrammar_matcher import XGrammarCompiler
+
+
+class CompiledGrammar(Protocol):
+    """A compiled grammar. Requests and threads may share it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """An estimate of its memory, in bytes."""
+
+    def matcher(self, stop_ids: Iterable[int] | None = None) -> Grammar:
+        """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
+
+
+class GrammarCompiler:
+    """Compile sources for one vocabulary; each engine is created on first use."""
+
+    def __init__(self, vocabulary: Vocabulary, stop_ids: Iterable[int]) -> None:
+        self._vocabulary = vocabulary
+        self._stop_ids = tuple(stop_ids)
+        self._lock = Lock()
+        self._llguidance: LLGuidanceCompiler | None = None
+        self._xgrammar: XGrammarCompiler | None = None
+
+    def compile(self, kind: str, source: str, *, any_whitespace: bool = True) -> CompiledGrammar:
+        """Compile ``Source.text``: a ``json`` schema, a ``regex``, an EBNF ``grammar`` or a ``structural_tag``.
+
+        Raises:
+            BadRequest: the engine rejects the source.
+        """
+        try:
+            match kind:
+                case "json":
+                    return self._llguidance_compiler().compile_json(json.loads(source), any_whitespace=any_whitespace)
+                case "regex":
+                    return self._llguidance_compiler().compile_regex(source)
+                case "grammar":
+                    return self._xgrammar_compiler().compile(source)
+                case "structural_tag":
+                    from tandemrt.runtime.grammars.structural_tag import read
+
+                    return self._llguidance_compiler().compile_tags(read({"format": json.loads(source)}))
+                case _:
+                    raise InternalError(f"kind: must be json, regex, grammar or structural_tag, got {kind!r}")
+        except ValueError as error:
+            raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
+
+    def _llguidance_compiler(self) -> "LLGuidanceCompiler":
+        from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler
+
+        with self._lock:
+            if self._llguidance is None:
+                self._llguidance = LLGuidanceCompiler(self._vocabulary, self._stop_ids)
+            return self._llguidance
+
+    def _xgrammar_compiler(self) -> "XGrammarCompiler":
+        from tandemrt.runtime.grammars.xgrammar_matcher import XGrammarCompiler
+
+        with self._lock:
+            if self._xgrammar is None:
+                self._xgrammar = XGrammarCompiler(self._vocabulary, self._stop_ids)
+            return self._xgrammar

@@ -1,0 +1,85 @@
+"""Compiler for llguidance: JSON schemas, regular expressions and structural tags."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import llguidance
+
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.runtime.grammars.llguidance_matcher import SILENT, LLGuidanceGrammar
+from tandemrt.runtime.grammars.structural_tag import Format
+from tandemrt.runtime.grammars.tag_grammar import TagGrammar
+
+# no_forcing: rows allow every token whose text fits, not only the tokenizer's canonical tokens.
+_HEADER = '%llguidance {"no_forcing": true}\n'
+
+_ANY_WHITESPACE = ""  # llguidance's own expression: any number of JSON's white space characters
+
+
+class LLGuidanceCompiler:
+    """Compile sources for one vocabulary. Compiling releases the GIL and is bounded by llguidance's own limits."""
+
+    def __init__(self, vocabulary: Vocabulary, stop_ids: Iterable[int]) -> None:
+        self._vocabulary = vocabulary
+        self._stop_ids = tuple(stop_ids)
+        self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), slices=llguidance.LLTokenizer.json_slices())
+
+    def compile_json(self, schema: dict[str, Any] | bool, *, any_whitespace: bool) -> LLGuidanceGrammar:
+        """Compile a JSON schema from ``schema.emit``. Raises ValueError."""
+        return self._compile(f"start: {_json_rule(schema, whitespace=_ANY_WHITESPACE if any_whitespace else None)}")
+
+    def compile_regex(self, expression: str) -> LLGuidanceGrammar:
+        """Compile an expression from ``patterns.fullmatch_expression``. Raises ValueError."""
+        return self._compile(f"start: /(?:{expression})/")
+
+    def compile_tags(self, part: Format) -> LLGuidanceGrammar:
+        """Compile a structural tag whose schemas come from ``schema.emit``. Raises ValueError."""
+        grammar = TagGrammar(self._vocabulary.control, _json_rule)
+        rules = grammar.write(part)
+        for lexeme in grammar.lexemes:
+            name, _, _ = lexeme.partition(":")
+            alone = llguidance.LLMatcher(self._tokenizer, f"{_HEADER}start: {name}\n{lexeme}", log_level=SILENT)
+            alone.compute_bitmask()
+            if alone.is_error():
+                raise ValueError("no text fits an expression together with its end, or a trigger with its exclusions")
+        return self._compile(rules)
+
+    def _compile(self, rules: str) -> LLGuidanceGrammar:
+        return LLGuidanceGrammar(self._vocabulary, self._tokenizer, _HEADER + rules, self._stop_ids)
+
+
+class _Tokens:
+    """A vocabulary in the form that llguidance reads.
+
+    One token is added as llguidance's end of text, because each request chooses its own stop tokens. Control tokens
+    have no text; a grammar allows them only where it names their ids.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = len(vocabulary.tokens)
+        control = vocabulary.special
+        texts = (b"%d" % index if index in control else token for index, token in enumerate(vocabulary.tokens))
+        self.tokens = [*texts, b"</s>"]
+        self.special_token_ids = [*sorted(control), self.eos_token_id]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        raise NotImplementedError("llguidance does not need to tokenize")
+
+
+def _json_rule(schema: dict[str, Any] | bool, *, whitespace: str | None = None) -> str:
+    """Return the rule of a schema. ``whitespace``: an expression for what may be between parts; None: one layout."""
+    options: dict[str, bool | str] = {
+        "whitespace_flexible": whitespace is not None,
+        "json_allow_general_unicode_escapes": True,
+    }
+    if whitespace is None:
+        options |= {"item_separator": ", ", "key_separator": ": "}
+    elif whitespace != _ANY_WHITESPACE:
+        options["whitespace_pattern"] = whitespace
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"

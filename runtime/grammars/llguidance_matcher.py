@@ -1,0 +1,236 @@
+"""The llguidance implementation of Grammar: the state of one text, and mask rows."""
+
+from collections.abc import Iterable, Sequence, Set
+from itertools import takewhile
+from typing import NamedTuple
+
+import llguidance
+import numpy as np
+
+from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.validation.errors import BadRequest, clipped
+from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES, check_count, check_fillable
+
+SILENT = 0  # a log level of llguidance
+_PARSER = "Parser Error"  # prefix of llguidance's errors about limits of the parser, not of the lexer
+_LEXER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 50
+_CONTROL = b"\xff"  # the first byte that llguidance gives for a control token
+
+
+class LLGuidanceMatcher:
+    """The state of one request's grammar. Not thread-safe.
+
+    An llguidance matcher that reaches a limit stays in an error state. All copies of a matcher share one lexer and its
+    limit, so the text of another request may have caused the error. ``_replace_matcher`` therefore replaces a matcher
+    in an error state and feeds the new one the same tokens: after a lexer limit a matcher with its own lexer, after a
+    parser limit another copy. The request fails with BadRequest only if the new matcher also fails.
+
+    ``accept`` decides by the precomputed rows if there are any. The llguidance matcher consumes these tokens later, in
+    ``_feed``.
+    """
+
+    def __init__(
+        self, grammar: "LLGuidanceGrammar", matcher: llguidance.LLMatcher, stop_ids: Set[int], text: Iterable[int] = ()
+    ) -> None:
+        self.stop_ids = stop_ids
+        self._grammar = grammar
+        self._matcher = matcher
+        self._text = list(text)
+        self._fed = len(self._text)  # tokens that the llguidance matcher has consumed
+        self._ended = False  # by one of `stop_ids`
+        self._rows = np.empty((0, mask_words(grammar.end + 1)), np.int32)
+        self._precomputed = _PrecomputedRows(0, [], self._rows)
+        self._fast_forward = 0, b""  # cached: a number of tokens, and the bytes that must follow them
+
+    def fill_row(self, row: np.ndarray) -> None:
+        """See Grammar.fill_row.
+
+        Raises InternalError for a buffer that is not int32[words], BadRequest if the text is too complex.
+        """
+        check_fillable(row, self._grammar.words, ended=self._ended)
+        known, end = self._precomputed.row(self._text), self._grammar.end
+        if known is None:
+            known = self._computed()
+        row[:] = known[: row.size]
+        complete = bitmask.allows(known, end)
+        if end < 32 * row.size:
+            bitmask.forbid(row, end)
+        for token in self.stop_ids:
+            (bitmask.allow if complete else bitmask.forbid)(row, token)
+
+    def precompute_rows(self, tokens: Sequence[int]) -> None:
+        """See Grammar.precompute_rows. Stops at the first rejected token."""
+        ours = list(takewhile(lambda token: 0 <= token < self._grammar.end and token not in self.stop_ids, tokens))
+        if self._ended or not ours:
+            return
+        self._feed()
+        if len(self._rows) <= len(ours):
+            self._rows = np.empty((len(ours) + 1, self._rows.shape[1]), np.int32)
+        rows = self._rows[: len(ours) + 1]
+        self._matcher.unsafe_compute_mask_ptr_with_draft_token(rows.ctypes.data, rows[0].nbytes, ours)
+        if self._matcher.is_error():
+            self._replace_matcher()
+            rows = rows[:0]
+        known = 1  # rows after a rejected token are not written
+        while known < len(rows) and bitmask.allows(rows[known - 1], ours[known - 1]):
+            known += 1
+        self._precomputed = _PrecomputedRows(len(self._text), ours, rows[:known])
+
+    def accept(self, token: int) -> bool:
+        """See Grammar.accept.
+
+        A token that makes the text too complex is accepted; the next row and the next token raise BadRequest.
+        """
+        if self._ended or not 0 <= token < self._grammar.end:
+            return False
+        known = self._precomputed.row(self._text)
+        if token in self.stop_ids:
+            self._ended = self._is_complete() if known is None else bitmask.allows(known, self._grammar.end)
+            return self._ended
+        if known is not None:
+            taken = bitmask.allows(known, token)
+        else:
+            self._feed()
+            taken = bool(self._matcher.try_consume_tokens([token]))
+            if self._matcher.is_error():
+                self._replace_matcher()
+                self._require_no_error()
+                taken = bool(self._matcher.try_consume_tokens([token])) or self._matcher.is_error()
+            self._fed += taken
+        if taken:
+            self._text.append(token)
+        return taken
+
+    def rollback(self, count: int) -> None:
+        """Take back the last ``count`` accepted tokens."""
+        check_count(count)
+        if self._ended and count:
+            self._ended, count = False, count - 1
+        if not count:
+            return
+        del self._text[-count:]
+        if self._fed > len(self._text):
+            self._matcher.rollback(self._fed - len(self._text))
+            self._fed = len(self._text)
+        if len(self._text) < self._precomputed.begin:
+            self._precomputed = _PrecomputedRows(0, [], self._rows[:0])
+        if len(self._text) < self._fast_forward[0]:
+            self._fast_forward = 0, b""
+
+    def fork(self) -> "LLGuidanceMatcher":
+        self._feed()
+        copy = LLGuidanceMatcher(self._grammar, self._matcher.deep_copy(), self.stop_ids, self._text)
+        copy._ended = self._ended
+        return copy
+
+    def is_terminated(self) -> bool:
+        return self._ended
+
+    def fast_forward_tokens(self) -> list[int]:
+        """See Grammar.fast_forward_tokens. At most ``MAX_FAST_FORWARD_BYTES`` of text."""
+        if self._ended:
+            return []
+        begin, text = self._fast_forward
+        tokens = self._grammar.vocabulary.tokens
+        since = b"".join(tokens[token] for token in self._text[begin:])
+        if len(since) >= len(text) or not text.startswith(since):
+            self._feed()
+            since, (text, _, _) = b"", bytes(self._matcher.compute_ff_bytes()).partition(_CONTROL)
+            self._fast_forward = len(self._text), text
+        return self._grammar.vocabulary.tokenize(text[len(since) : len(since) + MAX_FAST_FORWARD_BYTES])
+
+    def _computed(self) -> np.ndarray:
+        """Compute the row after the text, including the bit of llguidance's own end of text."""
+        self._feed()
+        row = np.empty(self._rows.shape[1], np.int32)
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            self._replace_matcher()
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self._require_no_error()
+        return row
+
+    def _is_complete(self) -> bool:
+        self._feed()
+        return bool(self._matcher.is_accepting())
+
+    def _feed(self) -> None:
+        """Let the llguidance matcher consume the rest of the text; if it is too complex, the next row raises."""
+        if self._matcher.is_error():  # from tokens that were rolled back
+            self._replace_matcher()
+        if self._fed == len(self._text):
+            return
+        self._matcher.consume_tokens(self._text[self._fed :])
+        self._fed = len(self._text)
+        if self._matcher.is_error():
+            self._replace_matcher()
+
+    def _replace_matcher(self) -> None:
+        # A new lexer does not help against a parser limit, and is slow to create.
+        parsers = self._matcher.get_error().startswith(_PARSER)
+        self._matcher = self._grammar.copy() if parsers else self._grammar.fresh()
+        self._matcher.consume_tokens(self._text)
+        self._fed = len(self._text)
+
+    def _require_no_error(self) -> None:
+        if self._matcher.is_error():
+            raise BadRequest(
+                f"structured_outputs: the text so far makes the grammar too complex: {_reason(self._matcher)}; "
+                "simplify the schema or the expression"
+            )
+
+
+class _PrecomputedRows(NamedTuple):
+    """Precomputed rows: after the first ``begin`` tokens of a text, and after each of the ``tokens`` that follow."""
+
+    begin: int
+    tokens: list[int]
+    rows: np.ndarray
+
+    def row(self, text: list[int]) -> np.ndarray | None:
+        """Return the row after ``text``, or None if it was not precomputed. ``begin`` tokens of it are unchanged."""
+        at = len(text) - self.begin
+        known = 0 <= at < len(self.rows) and text[self.begin :] == self.tokens[:at]
+        return self.rows[at] if known else None
+
+
+class LLGuidanceGrammar:
+    """A compiled grammar. Requests and threads may share it."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, tokenizer: llguidance.LLTokenizer, source: str, stop_ids: tuple[int, ...]
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.words = mask_words(len(vocabulary.tokens))
+        self.end = len(vocabulary.tokens)  # id of llguidance's end of text; rows replace it by the `stop_ids`
+        self.stop_ids = stop_ids
+        self._tokenizer = tokenizer
+        self._source = source
+        self._first = self.fresh()
+        if self._first.is_error():
+            raise ValueError(_reason(self._first))
+        self._first.compute_bitmask()  # slow for the first row; copies share the result
+
+    @property
+    def size_bytes(self) -> int:
+        """An estimate of the memory in bytes. The lexer grows with the texts that it reads, up to its limit."""
+        return _LEXER_BYTES + _BYTES_PER_CHARACTER * len(self._source)
+
+    def matcher(self, stop_ids: Iterable[int] | None = None) -> LLGuidanceMatcher:
+        """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
+        return LLGuidanceMatcher(self, self.copy(), frozenset(self.stop_ids if stop_ids is None else stop_ids))
+
+    def copy(self) -> llguidance.LLMatcher:
+        """Return a matcher that shares its lexer with all other copies."""
+        return self._first.deep_copy()
+
+    def fresh(self) -> llguidance.LLMatcher:
+        """Return a matcher with a lexer of its own."""
+        return llguidance.LLMatcher(self._tokenizer, self._source, log_level=SILENT)
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    lines = matcher.get_error().split("\n\n<state>")[0].strip().split("\n")
+    return clipped(lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}")

@@ -1,0 +1,179 @@
+"""A parser of ECMA-262 regular expressions."""
+
+import re
+
+from tandemrt.runtime.grammars.regex.syntax import (
+    BOUNDS,
+    LAST,
+    Anchor,
+    Characters,
+    Group,
+    Item,
+    Range,
+    UnsupportedPattern,
+    inverted,
+    merged,
+)
+
+MAX_GROUP_DEPTH = 64
+_DIGITS = [(48, 57)]
+_WORD = [(48, 57), (65, 90), (95, 95), (97, 122)]
+_SPACE = [(9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)]
+_SPACE += [(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+_LINE_ENDS = [(10, 10), (13, 13), (0x2028, 0x2029)]
+_SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
+_PROPERTY = re.compile(r"\{(L|Lu|Ll|Lt|Lm|Lo|M|Mn|Mc|Me|N|Nd|Nl|No|P|Pc|Pd|Ps|Pe|Pi|Pf|Po|S|Sm|Sc|Sk|So|Z|Zs|Zl|Zp)\}")
+_CODE = re.compile(
+    r"x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|u([0-9a-fA-F]{4})"
+)
+_GROUP = re.compile(r"\?(:|P?<[A-Za-z_]\w*>)")
+
+
+def read(pattern: str) -> Group:
+    """Parse a pattern. Raises UnsupportedPattern for a construct that is not supported."""
+    return _Reader(pattern).read()
+
+
+class _Reader:
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self._at = 0
+        self._depth = 0
+
+    def read(self) -> Group:
+        group = self._branches()
+        if self._at < len(self._text):
+            raise UnsupportedPattern("an unmatched closing parenthesis")
+        return group
+
+    def _branches(self) -> Group:
+        branches: list[tuple[Item, ...]] = []
+        items: list[Item] = []
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            if self._takes("|"):
+                branches.append(tuple(items))
+                items = []
+            else:
+                items.append(self._item())
+        return Group((*branches, tuple(items)))
+
+    def _item(self) -> Item:
+        character = self._next()
+        atom: Characters | Anchor | Group
+        if character in "^$":
+            atom = Anchor(character)
+        elif character == "(":
+            atom = self._group()
+        elif character == "[":
+            atom = self._class()
+        elif character == ".":
+            atom = Characters(tuple(_LINE_ENDS), negated=True)
+        elif character == "\\":
+            atom = self._escape()
+        elif character in "*+?" or (character == "{" and BOUNDS.match(self._text, self._at - 1)):
+            raise UnsupportedPattern(f"the repetition {character} without an expression before it")
+        else:
+            atom = _only(ord(character))
+        repeats = self._repeats()
+        if repeats and isinstance(atom, Anchor):
+            raise UnsupportedPattern(f"a repetition of the anchor {character}")
+        return Item(atom, repeats)
+
+    def _repeats(self) -> str:
+        found = BOUNDS.match(self._text, self._at)
+        if found:
+            repeats = found[0]
+            self._at = found.end()
+            if found[3] and int(found[3]) < int(found[1]):
+                raise UnsupportedPattern(f"the repetition {repeats}")
+        elif self._text[self._at : self._at + 1] in ("*", "+", "?"):
+            repeats = self._next()
+        else:
+            return ""
+        self._takes("?")  # lazy; the set of matched texts is the same
+        following = self._text[self._at : self._at + 1]
+        if following in ("*", "+", "?") or BOUNDS.match(self._text, self._at):
+            raise UnsupportedPattern(f"the repetition {repeats}{following}") if following else UnsupportedPattern("")
+        return repeats
+
+    def _group(self) -> Group:
+        found = _GROUP.match(self._text, self._at)
+        if found:
+            self._at = found.end()
+        elif self._text.startswith("?", self._at):
+            raise UnsupportedPattern(f"the group ({self._text[self._at : self._at + 2]}")
+        self._depth += 1
+        if self._depth > MAX_GROUP_DEPTH:
+            raise UnsupportedPattern(f"more than {MAX_GROUP_DEPTH} nested groups")
+        group = self._branches()
+        if not self._takes(")"):
+            raise UnsupportedPattern("a missing closing parenthesis")
+        self._depth -= 1
+        return group
+
+    def _class(self) -> Characters:
+        negated = self._takes("^")
+        ranges: list[Range] = []
+        properties: tuple[str, ...] = ()
+        while not self._takes("]"):
+            first = self._member()
+            single = len(first.ranges) == 1 and first.ranges[0][0] == first.ranges[0][1] and not first.properties
+            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._next()
+                last = self._member()
+                if not single or len(last.ranges) != 1 or last.ranges[0][0] < first.ranges[0][0]:
+                    raise UnsupportedPattern("a range whose ends are not single characters")
+                ranges.append((first.ranges[0][0], last.ranges[0][1]))
+                continue
+            properties += first.properties
+            ranges += inverted(first.ranges) if first.negated else first.ranges
+        return Characters(tuple(merged(ranges)), properties, negated)
+
+    def _member(self) -> Characters:
+        character = self._next("a missing closing bracket")
+        if character != "\\":
+            return _only(ord(character))
+        if self._takes("b"):
+            return _only(8)
+        return self._escape()
+
+    def _escape(self) -> Characters:
+        if found := _CODE.match(self._text, self._at):
+            self._at = found.end()
+            if found[3]:
+                high, low = int(found[3], 16), int(found[4], 16)
+                return _only(0x10000 + ((high & 0x3FF) << 10 | low & 0x3FF))
+            code = int(found[1] or found[2] or found[5], 16)
+            if 0xD800 <= code <= 0xDFFF or code > LAST:
+                raise UnsupportedPattern(f"the escape \\{found[0]}, a lone surrogate")
+            return _only(code)
+        character = self._next("a backslash at the end")
+        if character.lower() in _SHORTHANDS:
+            ranges = _SHORTHANDS[character.lower()]
+            return Characters(tuple(inverted(ranges) if character.isupper() else ranges))
+        if character in _CONTROLS and not (character == "0" and self._text[self._at : self._at + 1].isdigit()):
+            return _only(_CONTROLS[character])
+        if character in "pP" and (found := _PROPERTY.match(self._text, self._at)):
+            self._at = found.end()
+            return Characters((), (f"\\{character}{found[0]}",))
+        if character.isascii() and (character.isalnum()):
+            raise UnsupportedPattern(f"the escape \\{character}")
+        return _only(ord(character))
+
+    def _takes(self, text: str) -> bool:
+        if self._text.startswith(text, self._at):
+            self._at += len(text)
+            return True
+        return False
+
+    def _next(self, missing: str = "") -> str:
+        if self._at >= len(self._text):
+            raise UnsupportedPattern(missing)
+        self._at += 1
+        return self._text[self._at - 1]
+
+
+def _only(code: int) -> Characters:
+    return Characters(((code, code),))

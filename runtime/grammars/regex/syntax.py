@@ -1,0 +1,126 @@
+"""The syntax tree of regular expressions, and how it is written for a grammar engine.
+
+``written`` uses only character sets, groups, alternatives and repetitions.
+"""
+
+import re
+from dataclasses import dataclass
+
+Range = tuple[int, int]
+LAST = 0x10FFFF
+BOUNDS = re.compile(r"\{(\d{1,9})(,(\d{1,9})?)?\}")
+
+
+class UnsupportedPattern(Exception):
+    """A construct of a regular expression that is not supported; the message names it."""
+
+
+@dataclass(frozen=True)
+class Characters:
+    ranges: tuple[Range, ...]
+    properties: tuple[str, ...] = ()  # Unicode properties in the engine's syntax
+    negated: bool = False
+
+    def written(self) -> str:
+        if self.properties:
+            inside = "".join(map(_range, _without_surrogates(self.ranges))) + "".join(self.properties)
+            return f"[[{'^' if self.negated else ''}{inside}]--\\x00]"
+        ranges = _without_surrogates(inverted(self.ranges) if self.negated else self.ranges)
+        if not (_within(ranges, '"') and _within(ranges, "\\")):
+            # Inside JSON strings llguidance 1.9.1 adds an escaped quote and backslash to a set of all control
+            # characters, even if the set does not contain them. A set without U+0000 is not affected.
+            ranges = [pair for low, high in ranges for pair in ((max(low, 1), high),) if pair[0] <= high]
+        if not ranges:
+            raise UnsupportedPattern("an empty character class")
+        if ranges == [(0, LAST)]:
+            return "(?s:.)"
+        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            return character(ranges[0][0])
+        return f"[{''.join(map(_range, ranges))}]"
+
+    def covered(self) -> list[Range]:
+        """Return the ranges of the set in order. Raises UnsupportedPattern for Unicode properties."""
+        if self.properties:
+            raise UnsupportedPattern("a Unicode class together with its complement")
+        return inverted(self.ranges) if self.negated else merged(list(self.ranges))
+
+
+@dataclass(frozen=True)
+class Anchor:
+    sign: str
+
+
+@dataclass(frozen=True)
+class Group:
+    branches: tuple[tuple["Item", ...], ...]
+
+    def anchored(self) -> bool:
+        return any(
+            isinstance(item.atom, Anchor) or (isinstance(item.atom, Group) and item.atom.anchored())
+            for branch in self.branches
+            for item in branch
+        )
+
+    def written(self) -> str:
+        return f"(?:{'|'.join(map(sequence, self.branches))})"
+
+
+@dataclass(frozen=True)
+class Item:
+    atom: Characters | Anchor | Group
+    repeats: str = ""
+
+    def bounds(self) -> tuple[int, int | None]:
+        """Return the minimum and maximum number of repetitions; a maximum of None is no limit."""
+        if found := BOUNDS.match(self.repeats):
+            return int(found[1]), (int(found[1]) if found[2] is None else int(found[3]) if found[3] else None)
+        return {"": (1, 1), "?": (0, 1), "*": (0, None), "+": (1, None)}[self.repeats]
+
+
+def sequence(items: tuple[Item, ...]) -> str:
+    """Write one branch without its anchors."""
+    return "".join(f"{item.atom.written()}{item.repeats}" for item in items if not isinstance(item.atom, Anchor))
+
+
+def merged(ranges: list[Range]) -> list[Range]:
+    """Return the same characters as sorted ranges that do not touch."""
+    found: list[Range] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        else:
+            found.append((low, high))
+    return found
+
+
+def inverted(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:
+    """Return the ranges of all other characters."""
+    found, start = [], 0
+    for low, high in merged(list(ranges)):
+        if low > start:
+            found.append((start, low - 1))
+        start = high + 1
+    return [*found, (start, LAST)] if start <= LAST else found
+
+
+def _without_surrogates(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:
+    kept = []
+    for low, high in merged(list(ranges)):
+        low, high = (0xE000 if 0xD800 <= low < 0xE000 else low), (0xD7FF if 0xD800 <= high < 0xE000 else high)
+        if low <= high:
+            kept.append((low, high))
+    return kept
+
+
+def _within(ranges: list[Range], letter: str) -> bool:
+    return any(low <= ord(letter) <= high for low, high in ranges)
+
+
+def _range(pair: Range) -> str:
+    low, high = pair
+    return character(low) if low == high else f"{character(low)}-{character(high)}"
+
+
+def character(code: int) -> str:
+    """Write one character."""
+    return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:X}}}"

@@ -1,0 +1,241 @@
+"""Intersect schemas that contain no references and no choices: one shape per JSON type."""
+
+import json
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from tandemrt.engines.validation.errors import quoted
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.schema import formats
+from tandemrt.runtime.grammars.schema.document import Node, UnsupportedSchema
+from tandemrt.runtime.grammars.schema.negation import TYPES
+from tandemrt.runtime.grammars.schema.object_intersection import ObjectIntersection, with_names
+from tandemrt.runtime.grammars.schema.shapes import (
+    ANYTHING,
+    NOTHING,
+    AllOf,
+    Array,
+    Literals,
+    Number,
+    Object,
+    Plain,
+    Shape,
+    String,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.schema.expand import Expander
+
+_EXCLUDING = frozenset({"const", "enum", "pattern"})
+LARGEST_EXACT = 2**53  # the engine reads numbers as doubles
+
+
+class Intersection:
+    """The intersection of nodes that contain no references and no choices."""
+
+    def __init__(self, expander: "Expander", nodes: list[Node]) -> None:
+        self._expander = expander
+        self._document = expander.document
+        self._nodes = [(node, self._document.keywords(node)) for node in nodes]
+
+    def shapes(self) -> Iterator[Shape]:
+        """Yield the alternative shapes. Raises UnsupportedSchema."""
+        types, integer = self._types()
+        excluded = [value for _, found in self._nodes for value in _excluded(found)]
+        if "null" in types and None not in excluded:
+            yield Plain("null")
+        if "boolean" in types:
+            truths = [truth for truth in (True, False) if not any(truth is value for value in excluded)]
+            if len(truths) == 2:
+                yield Plain("boolean")
+            elif truths:
+                yield Literals(truths)
+        if "number" in types:
+            yield from self._numbers(integer, [value for value in excluded if is_number(value)])
+        if "string" in types:
+            yield from self._string([value for value in excluded if isinstance(value, str)])
+        compound = [value for value in excluded if isinstance(value, list | dict)]
+        if "array" in types:
+            self._reject_excluded(compound, list)
+            yield self._array()
+        if "object" in types:
+            self._reject_excluded(compound, dict)
+            yield self._object()
+
+    def _types(self) -> tuple[list[str], bool]:
+        types, integer = list(TYPES), False
+        for _, found in self._nodes:
+            if "type" in found:
+                kinds = [found["type"]] if isinstance(found["type"], str) else found["type"]
+                if "integer" in kinds and "number" not in kinds:
+                    integer = True
+                    kinds = [*kinds, "number"]
+                types = [kind for kind in types if kind in kinds]
+            if "pattern" in _inside_not(found):  # `pattern` accepts values of other types, so `not` rejects them
+                types = [kind for kind in types if kind == "string"]
+        return types, integer
+
+    def _numbers(self, integer: bool, excluded: list[int | float]) -> Iterator[Number]:
+        for node, found in self._nodes:
+            if "type" in _inside_not(found):
+                if integer:
+                    return
+                raise UnsupportedSchema(f"{node.place}/not", "excluding integers is not supported; leave it out")
+        low, high, above, below = (
+            self._bound(key) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        )
+        multiples = [_fraction(found["multipleOf"]) for _, found in self._nodes if "multipleOf" in found]
+        holes = sorted({_fraction(value) for value in excluded})
+        for after, before in zip([None, *holes], [*holes, None], strict=True):
+            shape = Number(
+                integer,
+                low,
+                high,
+                max([bound for bound in (above, after) if bound is not None], default=None),
+                min([bound for bound in (below, before) if bound is not None], default=None),
+                list(dict.fromkeys(multiples)),
+            )
+            if not shape.is_empty():
+                yield shape
+
+    def _bound(self, keyword: str) -> Fraction | None:
+        bounds = [_fraction(found[keyword]) for _, found in self._nodes if keyword in found]
+        if not bounds:
+            return None
+        return max(bounds) if keyword.lower().endswith("minimum") else min(bounds)
+
+    def _string(self, excluded: list[str]) -> Iterator[String]:
+        shape = String()
+        for node, found in self._nodes:
+            shape.least = max(shape.least, _count(found.get("minLength", 0)))
+            if "maxLength" in found:
+                shape.most = _least(shape.most, _count(found["maxLength"]))
+            if "pattern" in found:
+                try:
+                    shape.patterns.append(patterns.search_expression(found["pattern"]))
+                except UnsupportedPattern as error:
+                    if self._expander.loose:
+                        continue
+                    raise UnsupportedSchema(
+                        f"{node.place}/pattern", f"{error} is not supported; rewrite the pattern without it"
+                    ) from None
+            if "pattern" in _inside_not(found):
+                complement = self._expander.complement([found["not"]["pattern"]], f"{node.place}/not/pattern")
+                if complement is None:
+                    return
+                shape.patterns.append(complement)
+            if "format" in found:
+                self._format(shape, node, found["format"])
+        shape.patterns = list(dict.fromkeys(shape.patterns))
+        if excluded:
+            try:
+                shape.patterns.append(patterns.other_than(excluded))
+            except UnsupportedPattern as error:
+                raise UnsupportedSchema(f"{self._nodes[0][0].place}/not", f"{error} is not supported") from None
+        if shape.most is None or shape.least <= shape.most:
+            yield shape
+
+    def _format(self, shape: String, node: Node, name: str) -> None:
+        if name in formats.PATTERNS:
+            shape.patterns.append(patterns.fullmatch_expression(formats.PATTERNS[name]))
+            if name in formats.LONGEST:
+                shape.most = _least(shape.most, formats.LONGEST[name])
+        elif self._expander.loose:
+            return
+        elif name in formats.UNSUPPORTED:
+            raise UnsupportedSchema(
+                f"{node.place}/format", f"{quoted(name)} is not supported; leave it out or write a pattern"
+            )
+        elif meant := formats.misspelled(name):
+            raise UnsupportedSchema(f"{node.place}/format", f"{quoted(name)} is not a format; did you mean {meant!r}?")
+
+    def _array(self) -> Array:
+        length = max((len(found.get("prefixItems", ())) for _, found in self._nodes), default=0)
+        places = [self._item(index) for index in range(length)]
+        rest = self._item(None)
+        shape = Array(places, rest)
+        for node, found in self._nodes:
+            shape.least = max(shape.least, _count(found.get("minItems", 0)))
+            if "maxItems" in found:
+                shape.most = _least(shape.most, _count(found["maxItems"]))
+            shape.unique |= bool(found.get("uniqueItems"))
+            if found.get("contains") in (True, {}) and isinstance(node.schema, dict):
+                shape.least = max(shape.least, _count(node.schema.get("minContains", 1)))
+        return shape
+
+    def _object(self) -> Object:
+        objects = ObjectIntersection(self._expander, self._nodes)
+        shape, names = objects.shape(), objects.name_schemas()
+        if names.nodes:
+            for name in shape.properties:
+                if not all(self._document.is_valid(node, name) for node in names.nodes):
+                    shape.properties[name] = NOTHING
+            place = self._nodes[0][0].place
+            shape = with_names(shape, [] if names.is_nothing() else self._expander.names(names, place), place)
+        return shape
+
+    def _item(self, index: int | None) -> AllOf:
+        """Return the schemas of the item at ``index``, or of the items after all prefix items for None."""
+        nodes = []
+        for node, found in self._nodes:
+            places = found.get("prefixItems", ())
+            if index is not None and index < len(places):
+                key = "prefixItems" if isinstance(node.schema, dict) and "prefixItems" in node.schema else "items"
+                nodes.append(self._document.child(node, places[index], key, index))
+            elif "items" in found:
+                assert isinstance(node.schema, dict)
+                key = "additionalItems" if isinstance(node.schema.get("items"), list) else "items"
+                nodes.append(self._document.child(node, found["items"], key))
+        return AllOf(*nodes) if nodes else ANYTHING
+
+    def _reject_excluded(self, excluded: list[Any], kind: type) -> None:
+        if any(isinstance(value, kind) for value in excluded):
+            raise UnsupportedSchema(
+                f"{self._nodes[0][0].place}/not", "a list or an object is not supported as an excluded value"
+            )
+
+
+def exact(value: Any) -> bool:
+    """Return whether the engine reads all numbers of a literal exactly."""
+    if isinstance(value, dict):
+        return all(map(exact, value.values()))
+    if isinstance(value, list):
+        return all(map(exact, value))
+    if isinstance(value, float):
+        return math.isfinite(value) and abs(value) <= LARGEST_EXACT
+    return not isinstance(value, int) or abs(value) <= LARGEST_EXACT
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def excludes_only(found: dict[str, Any]) -> bool:
+    """Return whether the schema under ``not`` has only ``const``, ``enum``, ``pattern`` or the type integer."""
+    return len(found) == 1 and (not found.keys().isdisjoint(_EXCLUDING) or found.get("type") == "integer")
+
+
+def _excluded(found: dict[str, Any]) -> list[Any]:
+    inner = _inside_not(found)
+    return [inner["const"]] if "const" in inner else list(inner.get("enum", ()))
+
+
+def _inside_not(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema under ``not`` (see ``excludes_only``)."""
+    inner = found.get("not")
+    return inner if isinstance(inner, dict) else {}
+
+
+def _fraction(value: int | float) -> Fraction:
+    return Fraction(json.dumps(value))
+
+
+def _count(value: int | float) -> int:
+    return int(value)
+
+
+def _least(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)

@@ -1,0 +1,187 @@
+"""Intersect the object keywords of schemas that apply together: each property gets all its schemas."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from tandemrt.engines.validation.errors import quoted
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.schema.document import Node, UnsupportedSchema
+from tandemrt.runtime.grammars.schema.shapes import ANYTHING, NOTHING, AllOf, Object, String
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.schema.expand import Expander
+
+_KEYWORDS = frozenset(
+    {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
+    | {"minProperties", "maxProperties", "unevaluatedProperties"}
+)
+
+
+class ObjectIntersection:
+    """The object keywords of nodes that apply together.
+
+    If the expander is ``closed``, objects with ``properties`` or ``patternProperties`` allow no other names unless
+    ``additionalProperties`` says so.
+    """
+
+    def __init__(self, expander: "Expander", nodes: list[tuple[Node, dict[str, Any]]]) -> None:
+        self._expander = expander
+        self._document = expander.document
+        self._nodes = [(node, found) for node, found in nodes if not found.keys().isdisjoint(_KEYWORDS)]
+
+    def shape(self) -> Object:
+        """Return the shape of the object. Raises UnsupportedSchema."""
+        nodes = self._nodes
+        shape = Object({}, [], {}, self._rest())
+        for _, found in nodes:
+            shape.required = list(dict.fromkeys([*shape.required, *found.get("required", ())]))
+            shape.least = max(shape.least, int(found.get("minProperties", 0)))
+            if "maxProperties" in found:
+                most = int(found["maxProperties"])
+                shape.most = most if shape.most is None else min(shape.most, most)
+        names = [name for _, found in nodes for name in found.get("properties", {})]
+        for name in dict.fromkeys(names + shape.required):
+            shape.properties[name] = self._property(name)
+        for node, found in nodes:
+            for pattern, child in found.get("patternProperties", {}).items():
+                written = _read(pattern, node)
+                schemas = AllOf(*shape.patterns.get(written, ANYTHING).nodes, *self._pattern(node, pattern, child))
+                shape.patterns[written] = schemas
+                _reject_shared_names(shape, node.place)
+        if shape.rest is not None and shape.patterns:
+            self._name_others(shape, shape.rest)
+        return shape
+
+    def _name_others(self, shape: Object, rest: AllOf) -> None:
+        """Replace ``rest`` by a pattern of the names that match no other pattern and are no property of other schemas.
+
+        With ``rest``, llguidance would accept names of the other patterns in an escaped form.
+        """
+        found = [pattern for _, keywords in self._nodes for pattern in keywords.get("patternProperties", {})]
+        place = f"{self._nodes[0][0].place}/patternProperties"
+        found += [f"^{_escaped(name)}$" for name, all_of in shape.properties.items() if not rest.key <= all_of.key]
+        others = self._expander.complement(list(dict.fromkeys(found)), place)
+        if others is not None:
+            shape.patterns[others] = rest
+        shape.rest = None
+
+    def name_schemas(self) -> AllOf:
+        """Return the ``propertyNames`` schemas."""
+        return AllOf(
+            *(
+                self._document.child(node, found["propertyNames"], "propertyNames")
+                for node, found in self._nodes
+                if found.get("propertyNames", True) is not True
+            )
+        )
+
+    def _rest(self) -> AllOf | None:
+        schemas = [
+            self._document.child(node, found["additionalProperties"], "additionalProperties")
+            for node, found in self._nodes
+            if "additionalProperties" in found
+        ]
+        if schemas:
+            all_of = AllOf(*schemas)
+            return None if all_of.is_nothing() else all_of
+        described = (
+            found.get("unevaluatedProperties") is False
+            or (
+                self._expander.closed
+                and not node.condition
+                and (found.get("properties") or found.get("patternProperties"))
+            )
+            for node, found in self._nodes
+        )
+        return None if any(described) else ANYTHING
+
+    def _property(self, name: str) -> AllOf:
+        schemas: list[Node] = []
+        for node, found in self._nodes:
+            own = []
+            if name in found.get("properties", {}):
+                own.append(self._document.child(node, found["properties"][name], "properties", name))
+            for pattern, child in found.get("patternProperties", {}).items():
+                if _matches(_read(pattern, node), name, node):
+                    own.append(self._document.child(node, child, "patternProperties", pattern))
+            if not own and "additionalProperties" in found:
+                own.append(self._document.child(node, found["additionalProperties"], "additionalProperties"))
+            schemas += own
+        return AllOf(*schemas)
+
+    def _pattern(self, node: Node, pattern: str, child: Any) -> list[Node]:
+        """Return the schemas that apply to names that match ``pattern`` and are in no node's ``properties``."""
+        schemas = [self._document.child(node, child, "patternProperties", pattern)]
+        for other, found in self._nodes:
+            more = found.get("additionalProperties", True)
+            if other == node or more is True or pattern in found.get("patternProperties", {}):
+                continue
+            if found.get("patternProperties"):
+                raise UnsupportedSchema(
+                    f"{other.place}/patternProperties",
+                    f"together with {quoted(pattern)} of another schema it is not supported; merge them",
+                )
+            schemas.append(self._document.child(other, more, "additionalProperties"))
+        return schemas
+
+
+def with_names(shape: Object, names: String | list[str], place: str) -> Object:
+    """Return ``shape`` with additional names only where ``names`` allows them. Raises UnsupportedSchema."""
+    if shape.rest is None and not shape.patterns:
+        return shape
+    if isinstance(names, list):
+        for name in names:
+            if name not in shape.properties:
+                schemas = [all_of for key, all_of in shape.patterns.items() if patterns.matches(key, name)]
+                if schemas or shape.rest is not None:
+                    shape.properties[name] = AllOf(
+                        *(node for all_of in schemas or [shape.rest or NOTHING] for node in all_of.nodes)
+                    )
+        shape.patterns, shape.rest = {}, None
+        return shape
+    limits = f"(?s:.){{{names.least},{'' if names.most is None else names.most}}}"
+    if shape.patterns or len(names.patterns) > 1 or (names.patterns and limits != "(?s:.){0,}"):
+        raise UnsupportedSchema(
+            f"{place}/propertyNames", "more than one rule for the same names is not supported; write one pattern"
+        )
+    shape.patterns = {(names.patterns or [limits])[0]: shape.rest or NOTHING}
+    shape.rest = None
+    _reject_shared_names(shape, place)
+    return shape
+
+
+def _reject_shared_names(shape: Object, place: str) -> None:
+    """Raise UnsupportedSchema if a pattern has schemas that do not apply to a property whose name it matches.
+
+    llguidance applies the schemas of a matching pattern to properties, too.
+    """
+    for name, all_of in shape.properties.items():
+        for pattern, schemas in shape.patterns.items():
+            if all_of.is_nothing() or schemas.key <= all_of.key or not patterns.matches(pattern, name):
+                continue
+            raise UnsupportedSchema(
+                f"{place}/properties",
+                f"additionalProperties together with a pattern that matches {quoted(name)} is not supported; "
+                "merge the schemas of this name",
+            )
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"[\^$\\.*+?()\[\]{}|/]", r"\\\g<0>", name)
+
+
+def _read(pattern: str, node: Node) -> str:
+    try:
+        return patterns.search_expression(pattern)
+    except UnsupportedPattern as error:
+        raise UnsupportedSchema(
+            f"{node.place}/patternProperties", f"{quoted(pattern)}: {error} is not supported"
+        ) from None
+
+
+def _matches(written: str, name: str, node: Node) -> bool:
+    try:
+        return patterns.matches(written, name)
+    except UnsupportedPattern as error:
+        raise UnsupportedSchema(f"{node.place}/patternProperties", f"{error} is not supported") from None

@@ -1,0 +1,127 @@
+"""Build the engine loop of a bundle: open engines, allocate buffers and caches, make the drafter."""
+
+from functools import partial
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.implied import require_implied
+from tandemrt.engines.contract.calls import largest_prompts, most_query, slack
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.caches.call_layout import CallLayout, make_layout
+from tandemrt.runtime.caches.kv_cache import KVCacheManager, make_cache, make_cache_manager
+from tandemrt.runtime.device.backends.opening import open_engines
+from tandemrt.runtime.device.buffers import RoundBuffers
+from tandemrt.runtime.device.graphs import Graphs
+from tandemrt.runtime.device.slot_state import SlotState
+from tandemrt.runtime.device.streams import Streams
+from tandemrt.runtime.device.timeline import Timeline
+from tandemrt.runtime.engine_loop.loop import EngineLoop
+from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.target import TargetRunner
+from tandemrt.runtime.llm.draft_factory import DraftParts, make_drafter
+from tandemrt.runtime.llm.memory import require_memory
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.scheduler import Scheduler
+
+
+def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
+    """Open the engines of ``bundle`` and allocate all memory of the engine loop. ``options`` must fit its limits."""
+    limits = bundle.limits
+    if options.draft_masks and not DRAFT_KINDS[bundle.draft.kind].engines:
+        raise BadRequest(
+            f"draft_masks: needs a draft with a model of its own, received True for draft.kind {bundle.draft.kind!r}, "
+            "which has no model to mask; leave it out"
+        )
+    device = _device(bundle, options.device)
+    overlap = device.type == "cuda" if options.overlap is None else options.overlap
+    windows = DraftWindowPlanner(
+        options.num_draft_tokens,
+        limits.num_draft_tokens,
+        fast_forward=not overlap if options.fast_forward_drafts is None else options.fast_forward_drafts,
+        drafts=bundle.draft.kind != "none",
+        mask_drafts=options.draft_masks,
+        adaptive=options.adaptive_draft_tokens,
+    )
+    require_implied(bundle.manifest)
+    require_memory(bundle, options, device)
+    streams = Streams(device)
+    with streams.active():
+        engines = open_engines(bundle, device, options.threads)
+        contracts = [engine.contract for engine in engines.values()]
+        slack_tokens = slack(bundle.draft.kind, windows.largest)
+        cache_manager = make_cache_manager(limits, contracts, options.cache_tokens, device, slack=slack_tokens)
+        buffers = RoundBuffers(
+            slots=limits.batch,
+            window=windows.largest,
+            vocab=bundle.vocab,
+            length=limits.length,
+            chunk=limits.prefill_chunk,
+            dtype=getattr(torch, engines["target"].contract["logits"].dtype),
+            device=device,
+            features=_features(engines["target"].contract),
+            packed=largest_prompts(limits.batch, limits.prefill_chunk).prompt_tokens,
+        )
+        state = SlotState(limits.batch, device)
+        metrics = Metrics(accepted=[0] * windows.largest)
+        graphs = Graphs(device, metrics, enabled=options.cuda_graphs)
+        cache = make_cache(engines["target"].contract, limits.batch, cache_manager, device)
+        new_layout = partial(_layout, bundle, cache_manager, device)
+        layout = new_layout()
+        return EngineLoop(
+            TargetRunner(engines, buffers, state, cache, graphs, layout),
+            make_drafter(DraftParts(bundle, engines, buffers, state, cache_manager, graphs, layout, new_layout)),
+            Scheduler(limits.batch, options.queue_limit),
+            streams,
+            cache_manager,
+            metrics,
+            Timeline(device, metrics, enabled=options.profile),
+            draft_windows=windows,
+            slack=slack_tokens,
+            slots=limits.batch,
+            prefill_chunk=limits.prefill_chunk,
+            prefill_chunk_while_decoding=limits.prefill_chunk
+            if options.prefill_chunk is None
+            else options.prefill_chunk,
+            overlap=overlap,
+        )
+
+
+def _device(bundle: Bundle, device: str | None) -> torch.device:
+    target = bundle.manifest.engines["target"]
+    built_for = "cpu" if target.backend == "onnxruntime-cpu" else "cuda"
+    where = torch.device(built_for if device is None else device)
+    onnxruntime = target.backend.startswith("onnxruntime")  # has no CPU kernels for bfloat16
+    bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
+            f"{target.backend} ({target.built_for}); install a torch built for CUDA on a machine with a GPU"
+            + (", or use device='cpu'" if onnxruntime and not bfloat16 else "")
+        )
+    if where.type == "cpu" and onnxruntime and bfloat16:
+        raise BackendUnavailable(
+            f"device: must be 'cuda' for engines that compute in bfloat16, received {str(where)!r}; run them on a GPU, "
+            "or build the bundle again with --dtype float16 or float32"
+        )
+    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+        raise BackendUnavailable(
+            f"device: torch finds {count} GPUs here, received {str(where)!r}; count from 0, or leave the number out"
+        )
+    if str(where) == "cuda":  # without an index, each thread would use its own current device
+        where = torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
+def _features(target: Contract) -> int:
+    """Width of the target's output "features" (hidden states for a draft head); 0 without one."""
+    return next((int(b.shape[-1]) for b in target.outputs if b.name == "features"), 0)
+
+
+def _layout(bundle: Bundle, cache_manager: KVCacheManager, device: torch.device) -> CallLayout:
+    limits = bundle.limits
+    largest = largest_prompts(limits.batch, limits.prefill_chunk)
+    windows = limits.batch * most_query(bundle.draft.kind, limits.num_draft_tokens)
+    return make_layout(cache_manager, device, windows=windows, largest=largest)

@@ -1,0 +1,47 @@
+"""Check, before allocation, that a device has memory for the KV caches and logits of a bundle."""
+
+import os
+from math import prod
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.caches.kv_cache import num_cache_blocks
+
+
+def require_memory(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> None:
+    """Raise BadBundle, or BadRequest for ``cache_tokens``, if the total memory of ``device`` is too small.
+
+    Only caches and logits are counted, not weights and other buffers, so the allocation may still fail.
+    """
+    has, needed = _total(device), _needed(bundle, options)
+    if needed <= has:
+        return
+    if options.cache_tokens is not None:
+        raise BadRequest(
+            f"cache_tokens: caches and logits must fit into the {has} bytes of {str(device)!r}, received "
+            f"{quoted(options.cache_tokens)}, which needs {quoted(needed)} bytes; use fewer"
+        )
+    raise BadBundle(
+        f"bundle {bundle.name!r}: cannot run here: it needs {quoted(needed)} bytes for caches and logits, and "
+        f"{str(device)!r} has {has} in total; build it with smaller limits"
+    )
+
+
+def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
+    limits = bundle.limits
+    window = limits.num_draft_tokens if options.max_draft_tokens is None else options.max_draft_tokens
+    # Engine "context" writes into the draft's cache and has none of its own.
+    contracts = [engine.contract for name, engine in bundle.manifest.engines.items() if name != "context"]
+    held = [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
+    held.append(bundle.manifest.engines["target"].contract["logits"])
+    sizes = {"batch": limits.batch, "rows": window + 1, "blocks": num_cache_blocks(limits, options.cache_tokens)}
+    dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in held]
+    return sum(prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True))
+
+
+def _total(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,33 @@
+"""The bundle of a model that is not a bundle yet: a recipe, a checkpoint or a name on the Hugging Face hub."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from tandemrt.engines.bundle.manifest import FILE_NAME
+from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
+from tandemrt.engines.options.model_name import require_model
+from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
+
+
+def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES) -> Path:
+    """Return the folder of a bundle. A model that is not one is built into the user's cache folder, once.
+
+    This is the only place where the runtime uses the exporter; bundles run without it. Raises BadBundle, BadRequest,
+    BadRecipe or BadCheckpoint.
+    """
+    is_bundle = False
+    with suppress(OSError, ValueError):  # the path is too long or has a zero byte
+        is_bundle = (Path(model) / FILE_NAME).exists()
+    if is_bundle:
+        if given := options.given():
+            raise BadRequest(f"{', '.join(given)}: {quoted(str(model))} is built already; build it anew to change")
+        return Path(model)
+    require_model(str(model))
+    try:
+        from tandemrt.export.cli.on_demand import bundle_of
+    except ModuleNotFoundError as error:
+        raise BadBundle(
+            f"bundle must be a folder with {FILE_NAME}; got {quoted(str(model))}, and the exporter, which would build "
+            f"it, needs {error.name}: pip install 'tandemrt[build]'"
+        ) from error
+    return bundle_of(str(model), options)

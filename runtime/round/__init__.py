@@ -1,1 +1,0 @@
-"""The round: propose, score, fill, verify, commit. ``loop`` is the file to read first."""

@@ -1,0 +1,1 @@
+"""HTTP server with the OpenAI API: FastAPI and uvicorn over open bundles."""

@@ -1,0 +1,63 @@
+"""Log one line per request: client, path, status, time, and what the engine generated for it."""
+
+import logging
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tandemrt.engines.validation.errors import quoted
+from tandemrt.runtime.requests.request import Request, Speculation
+
+log = logging.getLogger(__name__)
+
+GENERATED = "tandemrt.generated"  # key of a scope: the Request that an engine runs for it
+_PROBES = ("/health", "/metrics")  # logged at the level debug
+
+
+class AccessLog:
+    """Wraps an application: logs every request when its response has ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        level = logging.DEBUG if scope.get("path") in _PROBES else logging.INFO
+        if scope["type"] != "http" or not log.isEnabledFor(level):
+            await self._app(scope, receive, send)
+            return
+        status = 0  # of no response
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        start = time.monotonic()
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            milliseconds = 1000 * (time.monotonic() - start)
+            client = scope["client"][0] if scope["client"] else "-"
+            path, figures = quoted(scope["path"]), _figures(scope.get(GENERATED))
+            log.log(level, "%s %s %s %d %.0f ms%s", client, scope["method"], path, status, milliseconds, figures)
+
+
+def log_to_stderr(level: str) -> None:
+    """Print the log of this package to stderr, from ``level`` ("debug", "info", ...) on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    package = logging.getLogger("tandemrt")
+    package.handlers = [handler]
+    package.setLevel(level.upper())
+
+
+def _figures(request: Request | None) -> str:
+    """Return tokens and tokens per round of the outputs that have finished."""
+    every = () if request is None else (request, *request.others)
+    outputs = [each.output for each in every if each.output is not None and not each.scores_prompt]
+    if not outputs:
+        return ""
+    rounds = Speculation.total([output.speculation for output in outputs]).mean_acceptance_length
+    return f" {sum(len(output.token_ids) for output in outputs)} tokens {rounds:.2f} tokens/round"

@@ -1,0 +1,258 @@
+"""FastAPI application with the OpenAI endpoints over open bundles."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from tandemrt import __version__
+from tandemrt.engines.validation.errors import TandemError, clipped, quoted
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.servers.openai.access_log import GENERATED
+from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream, EventNotifier
+from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.openai.connections import client_network
+from tandemrt.runtime.servers.openai.errors import (
+    ClientDisconnected,
+    InvalidApiKey,
+    UnknownModel,
+    UnsupportedEndpoint,
+    error_object,
+    error_response,
+    json_response,
+)
+from tandemrt.runtime.servers.openai.http_body import BodyBudget, BodyShare, read_body
+from tandemrt.runtime.servers.openai.metrics import metrics_registry
+from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_chat, parse_completion, parse_json
+from tandemrt.runtime.servers.openai.responses import ChatFormatter, CompletionFormatter
+from tandemrt.runtime.servers.openai.streaming import EventStream
+from tandemrt.runtime.servers.openai.tokenization import detokenize, tokenize
+from tandemrt.runtime.workers.clients import Client
+from tandemrt.runtime.workers.fair import FairExecutor
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Parse = Callable[[Mapping[str, Any], Mapping[str, str]], CompletionRequest]
+PARSER_THREADS = 16  # parse and queue requests; one client occupies all but one at most
+_SMALL_BODY = 16 << 10  # bytes; a body up to this size is parsed on the event loop
+
+
+@dataclass(frozen=True)
+class Models:
+    """The served models: open bundles by name. ``created`` in seconds since 1970."""
+
+    llms: Mapping[str, LLM]
+    created: int
+
+    def find(self, name: str | None) -> tuple[str, LLM]:
+        """Return name and model; None stands for the only model. Raises UnknownModel."""
+        if name is None and len(self.llms) == 1:
+            return next(iter(self.llms.items()))
+        if name is None or name not in self.llms:
+            raise UnknownModel(f"model: must be one of {', '.join(self.llms)}, received {quoted(name)}")
+        return name, self.llms[name]
+
+    def requested(self, fields: Mapping[str, Any]) -> tuple[str, LLM]:
+        """Return name and model that the body of a request names. Raises UnknownModel."""
+        model = fields.get("model")
+        return self.find(model if isinstance(model, str) else None)
+
+    def card(self, name: str) -> dict[str, Any]:
+        length = self.llms[name].bundle.limits.length
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "tandemrt", "max_model_len": length}
+
+
+def create_app(models: Models, config: ServerConfig) -> FastAPI:
+    """Return the application that serves ``models``. Its limits of connections are not those of ``config``."""
+    api_key = config.api_key
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.notifier = EventNotifier()
+        app.state.threads = FairExecutor(PARSER_THREADS, "tandemrt-reader")
+        app.state.bodies = BodyBudget(config.bodies_limit)
+        yield
+        app.state.threads.shutdown(wait=False)
+
+    async def require_key(request: Request) -> None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if api_key is None or (scheme.lower() == "bearer" and _same_key(given.strip(" \t"), api_key)):
+            return
+        raise InvalidApiKey("Authorization: must be Bearer and the server's key; set api_key in the client")
+
+    app = FastAPI(title="TandemRT", lifespan=lifespan, openapi_url=None)
+    v1 = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
+
+    @v1.post("/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _complete(request, models, parse_chat, ChatFormatter, config)
+
+    @v1.post("/completions")
+    async def complete(request: Request) -> Response:
+        return await _complete(request, models, parse_completion, CompletionFormatter, config)
+
+    @v1.get("/models")
+    async def cards() -> dict[str, Any]:
+        return {"object": "list", "data": [models.card(name) for name in models.llms]}
+
+    @v1.get("/models/{name:path}")
+    async def card(name: str) -> dict[str, Any]:
+        return models.card(models.find(name)[0])
+
+    @v1.post("/embeddings")
+    async def embed() -> Response:
+        raise UnsupportedEndpoint(
+            "/v1/embeddings is not supported: this server generates text and computes no embeddings; send embeddings "
+            "to another server"
+        )
+
+    @app.post("/tokenize", dependencies=[Depends(require_key)])
+    async def tokens(request: Request) -> Response:
+        return await _convert(request, models, tokenize, config)
+
+    @app.post("/detokenize", dependencies=[Depends(require_key)])
+    async def text(request: Request) -> Response:
+        return await _convert(request, models, detokenize, config)
+
+    @app.get("/version", dependencies=[Depends(require_key)])
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/health")
+    async def health() -> Response:
+        closed = [name for name, llm in models.llms.items() if llm.closed]
+        status = {"status": "closed" if closed else "ok", "closed": closed}
+        return JSONResponse(status, status_code=503 if closed else 200)
+
+    registry = metrics_registry(models.llms)
+
+    @app.get("/metrics", dependencies=[] if config.metrics_without_key else [Depends(require_key)])
+    async def metrics() -> Response:
+        return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
+
+    app.include_router(v1)
+    app.add_exception_handler(TandemError, _error_response)
+    app.add_exception_handler(HTTPException, _http_error_response)
+    app.add_exception_handler(Exception, _error_response)
+    return app
+
+
+async def _complete(
+    request: Request,
+    models: Models,
+    parse: Parse,
+    new_formatter: Callable[[CompletionRequest, str, Callable[[Sequence[int]], str]], CompletionFormatter],
+    config: ServerConfig,
+) -> Response:
+    state = request.app.state
+    with state.bodies.share(client_network(_host(request))) as share:
+        parsed, name, llm = await _parse_request(request, models, parse, share, config)
+        stream = AsyncRequestStream(llm, parsed, state.notifier, state.threads)
+        try:
+            await _require_connected(request)
+            await stream.start()
+            request.scope[GENERATED] = stream.request
+            formatter = new_formatter(parsed, name, llm.tokenizer.decode)
+        except BaseException:
+            stream.cancel()
+            raise
+    try:
+        if parsed.stream:
+            # The HTTP status waits for the first delta: an earlier failure is an error response, not a stream.
+            return EventStream(stream, await _while_connected(request, stream.next()), formatter)
+        return JSONResponse(formatter.complete(await _while_connected(request, stream.outputs())))
+    except BaseException:
+        stream.cancel()
+        raise
+
+
+async def _convert(
+    request: Request,
+    models: Models,
+    convert: Callable[[Mapping[str, Any], LLM, Client], dict[str, Any]],
+    config: ServerConfig,
+) -> Response:
+    """Answer a request that needs a model's tokenizer only, outside the event loop."""
+    state, client = request.app.state, Client(_host(request))
+    with state.bodies.share(client_network(client.name)) as share:
+        body = await read_body(request, share, config.max_body, config.body_timeout_s)
+        await _require_connected(request)
+
+        def converted() -> Response:
+            fields = parse_json(body)
+            return json_response(convert(fields, models.requested(fields)[1], client), 200)
+
+        response: Response = await asyncio.wrap_future(state.threads.submit(client, converted))
+        return response
+
+
+async def _parse_request(
+    request: Request, models: Models, parse: Parse, share: BodyShare, config: ServerConfig
+) -> tuple[CompletionRequest, str, LLM]:
+    """Return the request, and the name and the model that it asks for."""
+    body = await read_body(request, share, config.max_body, config.body_timeout_s)
+    await _require_connected(request)  # do not parse for a client that has disconnected
+    host = _host(request)
+
+    def parsed_request() -> tuple[CompletionRequest, str, LLM]:
+        fields = parse_json(body)
+        name, llm = models.requested(fields)
+        parsed = parse(fields, llm.tokenizer.chat_templates)
+        return replace(parsed, client=parsed.client._replace(name=host)), name, llm
+
+    if len(body) > _SMALL_BODY:
+        return await asyncio.wrap_future(request.app.state.threads.submit(Client(host), parsed_request))
+    return parsed_request()
+
+
+def _host(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+async def _require_connected(request: Request) -> None:
+    if await request.is_disconnected():
+        raise ClientDisconnected("the client closed the connection")
+
+
+async def _while_connected(request: Request, waiting: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``waiting``. Raises ClientDisconnected if the client closes the connection first."""
+    tasks = asyncio.create_task(waiting), asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnected("the client closed the connection")
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _same_key(given: str, key: str) -> bool:
+    return secrets.compare_digest(given.encode("latin-1"), key.encode())  # latin-1 restores the header's bytes
+
+
+async def _error_response(_: Request, error: Exception) -> Response:
+    if not isinstance(error, TandemError):
+        log.error("a request failed", exc_info=error)
+    return error_response(error)
+
+
+async def _http_error_response(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {clipped(request.url.path)}: {error.detail}"
+    return json_response(error_object(message, "invalid_request_error", None), error.status_code, error.headers)

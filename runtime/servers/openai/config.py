@@ -1,0 +1,69 @@
+"""Address and limits of a server."""
+
+import re
+from dataclasses import dataclass
+
+from tandemrt.engines.validation.errors import BadRequest
+
+MAX_CONNECTIONS = 4096
+_UNSENDABLE = re.compile(r"^ |[\x00-\x1f\x7f]| $")  # what the value of a header cannot hold
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Address and limits of a server. Raises BadRequest if they contradict each other.
+
+    Attributes:
+        port: 0 takes a free port.
+        api_key: key that all requests but those to /health must send; None: no key.
+        metrics_without_key: whether /metrics answers without the key.
+        max_body: largest request body in bytes.
+        max_bodies: bytes of all request bodies that are being received or read; None: 16 times ``max_body``. One
+            client address gets at most half.
+        max_connections: open connections that may send requests.
+        max_connections_per_address: of them, those of one address (IPv6: of one /64 network); None: a quarter.
+        header_timeout_s: seconds in which a connection must send the head of its request.
+        body_timeout_s: seconds in which the body must follow.
+        grace_s: seconds that running requests get after a stop signal; None: until they finish.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    metrics_without_key: bool = False
+    max_body: int = 4 << 20
+    max_bodies: int | None = None
+    max_connections: int = MAX_CONNECTIONS
+    max_connections_per_address: int | None = None
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    grace_s: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and (_UNSENDABLE.search(self.api_key) or not self.api_key):
+            received = f"{len(self.api_key)} characters" if self.api_key else "an empty text"  # never the key
+            raise BadRequest(
+                "api_key: must be a text without control characters, line breaks and spaces at its ends, received "
+                f"{received}; set --api-key or TANDEMRT_API_KEY to a key, or leave both out to serve without one"
+            )
+        if self.bodies_limit < 2 * self.max_body:
+            raise BadRequest(
+                f"max_bodies: must be at least twice max_body ({self.max_body}), because one client address gets half, "
+                f"received {self.max_bodies}; raise it or lower max_body"
+            )
+        if not 1 <= self.address_limit <= self.max_connections:
+            raise BadRequest(
+                f"max_connections_per_address: must be 1 to max_connections ({self.max_connections}), received "
+                f"{self.address_limit}; choose a number between them"
+            )
+
+    @property
+    def bodies_limit(self) -> int:
+        """``max_bodies``, or its default."""
+        return 16 * self.max_body if self.max_bodies is None else self.max_bodies
+
+    @property
+    def address_limit(self) -> int:
+        """``max_connections_per_address``, or its default."""
+        given = self.max_connections_per_address
+        return max(1, self.max_connections // 4) if given is None else given

@@ -1,0 +1,48 @@
+"""Names of fields in errors: the client's name where the runtime has another one."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tandemrt.engines.validation.errors import BadRequest
+
+FIELD = re.compile(r"^([A-Za-z_][\w.]*)(?=: )", re.MULTILINE)  # at the start of a message, or of a line of it
+
+
+def chat_field_names(body: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a chat's ``body`` by the runtime's names for what they contain."""
+    sent = {name for name, value in body.items() if value is not None}
+    names = {"prompt": "messages"}
+    if "max_completion_tokens" in sent and "max_tokens" not in sent:
+        names["max_tokens"] = "max_completion_tokens"
+    if "top_logprobs" in sent:
+        names["logprobs"] = "top_logprobs"
+    if "reasoning_effort" in sent and "chat_template_kwargs" not in sent:
+        names["chat_template_kwargs"] = "reasoning_effort"
+    if "structured_outputs" in sent:
+        return names
+    if "response_format" in sent and body["response_format"] != {"type": "text"}:
+        names["structured_outputs"] = "response_format"
+    elif "tools" in sent:
+        names["structured_outputs"] = "tools"
+    return names
+
+
+def with_client_names(error: BadRequest, names: Mapping[str, str]) -> BadRequest:
+    """Return ``error`` with its fields renamed by ``names``. A name also stands for the fields inside it."""
+
+    def renamed(found: re.Match[str]) -> str:
+        return names.get(found[1].partition(".")[0], found[1])
+
+    text = FIELD.sub(renamed, str(error))
+    return error if text == str(error) else type(error)(text)
+
+
+@contextmanager
+def client_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the fields of a BadRequest that the block raises."""
+    try:
+        yield
+    except BadRequest as error:
+        raise with_client_names(error, names) from error

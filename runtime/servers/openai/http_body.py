@@ -1,0 +1,101 @@
+"""Read the body of an HTTP request within limits of size, time and memory."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from tandemrt.runtime.servers.openai.errors import BodyTimeout, BodyTooLarge, ClientDisconnected, Overloaded
+
+MIN_BODY_RATE = 16 << 10  # bytes per second, after a third of the time limit
+
+
+class BodyBudget:
+    """Bytes of all request bodies that a server holds at a time. Used in the event loop only.
+
+    Args:
+        limit: in bytes. One client address gets at most half, so that it cannot lock out the others.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: Counter[str] = Counter()  # by address
+
+    @property
+    def held(self) -> int:
+        return self._held.total()
+
+    @contextmanager
+    def share(self, address: str) -> Iterator["BodyShare"]:
+        """Hold the body of one request; its bytes are free again when the block ends."""
+        share = BodyShare(self, address)
+        try:
+            yield share
+        finally:
+            self._held[address] -= share.size
+            if not self._held[address]:
+                del self._held[address]
+
+    def take(self, address: str, size: int) -> None:
+        """Count ``size`` bytes more. Raises Overloaded."""
+        for held, most in ((self._held[address], self._limit // 2), (self.held, self._limit)):
+            if held + size > most:
+                raise Overloaded(
+                    f"the server may hold {most} bytes of request bodies{' per client' if most < self._limit else ''} "
+                    f"at a time (--max-bodies), and {held} arrived before this one; send it again later"
+                )
+        self._held[address] += size
+
+
+class BodyShare:
+    """The bytes that one request holds of a BodyBudget."""
+
+    def __init__(self, budget: BodyBudget, address: str) -> None:
+        self.size = 0
+        self._budget = budget
+        self._address = address
+
+    def take(self, size: int) -> None:
+        """Hold ``size`` bytes more. Raises Overloaded."""
+        self._budget.take(self._address, size)
+        self.size += size
+
+
+async def read_body(request: Request, share: BodyShare, limit: int, timeout_s: float) -> bytes:
+    """Return the body, at most ``limit`` bytes.
+
+    The body must come within ``timeout_s`` seconds, and at MIN_BODY_RATE or faster after a third of them. Raises
+    BodyTooLarge, before the body has arrived if its announced length is too large, BodyTimeout, Overloaded if ``share``
+    is used up, or ClientDisconnected.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise _too_large(limit, announced)
+    parts: list[bytes] = []
+    size = 0
+    start = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(timeout_s / 3) as timer:
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit, f"{size} and more")
+                share.take(len(part))
+                parts.append(part)
+                timer.reschedule(start + min(timeout_s, timeout_s / 3 + size / MIN_BODY_RATE))
+    except TimeoutError:
+        message = (
+            f"the body must come within {timeout_s:g} seconds, after {timeout_s / 3:g} at {MIN_BODY_RATE} bytes per "
+            f"second or faster, received {size} bytes; send it faster"
+        )
+        raise BodyTimeout(message) from None
+    except ClientDisconnect:
+        raise ClientDisconnected("the client closed the connection") from None
+    return b"".join(parts)
+
+
+def _too_large(limit: int, received: str) -> BodyTooLarge:
+    return BodyTooLarge(f"the body must have at most {limit} bytes (--max-body), received {received[:20]}; send less")

@@ -1,0 +1,62 @@
+"""Prometheus metrics of the served models. /metrics reads them on request, so the engine loop pays nothing."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.metrics.histogram import Histogram
+from tandemrt.runtime.metrics.names import Key, counters, help_text, histograms
+
+_GAUGES: Mapping[str, Callable[[LLM], int]] = {
+    "tandemrt_requests_waiting": lambda llm: llm.waiting,
+    "tandemrt_requests_running": lambda llm: llm.running,
+}
+
+
+def metrics_registry(llms: Mapping[str, LLM]) -> CollectorRegistry:
+    """Return a registry with the metrics of every model under the label ``model``, without process metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_MetricsCollector(llms))
+    return registry
+
+
+class _MetricsCollector(Collector):
+    def __init__(self, llms: Mapping[str, LLM]) -> None:
+        self._llms = llms
+        self._highest: dict[tuple[str, Key], float] = {}  # a Prometheus counter must not fall; ours may
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counters().values()
+        for name, read in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, help_text(name), labels=["model"])
+            for model, llm in self._llms.items():
+                gauge.add_metric([model], read(llm))
+            yield gauge
+        found = [(name, model, each) for model, llm in self._llms.items() for name, each in histograms(llm.metrics)]
+        for name in dict.fromkeys(name for name, _, _ in found):
+            family = HistogramMetricFamily(name, help_text(name), labels=["model"])
+            for _, model, histogram in (each for each in found if each[0] == name):
+                family.add_metric([model], _cumulative(histogram), histogram.sum)
+            yield family
+
+    def _counters(self) -> dict[str, CounterMetricFamily]:
+        families: dict[str, CounterMetricFamily] = {}
+        for model, llm in self._llms.items():
+            for key, value in counters(llm.metrics):
+                self._highest[model, key] = max(value, self._highest.get((model, key), 0))
+                name, labels = key
+                if name not in families:
+                    names = ["model", *(label for label, _ in labels)]
+                    families[name] = CounterMetricFamily(name, help_text(name), labels=names)
+                families[name].add_metric([model, *(label for _, label in labels)], self._highest[model, key])
+        return families
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return the cumulative count up to each bound."""
+    bounds = [*map(str, histogram.buckets), "+Inf"]
+    return list(zip(bounds, accumulate(list(histogram.counts)), strict=True))

@@ -1,0 +1,100 @@
+"""Request fields of the OpenAI API that are not sampling parameters. All other fields are those of SamplingParams."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictStr
+
+from tandemrt.engines.text.chat import ChatOptions
+from tandemrt.engines.validation.records import Record, Section
+
+FunctionName = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Text = Annotated[str, Field(strict=True)]
+
+
+class StreamOptions(Section):
+    """Usage statistics in a stream.
+
+    Attributes:
+        include_usage: send the usage of the whole request in a last chunk.
+        continuous_usage_stats: send the usage so far in every chunk (vLLM).
+    """
+
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = False
+
+
+class JsonSchemaFormat(Record):
+    """JSON schema of a response format. The answer always obeys the schema, whatever ``strict`` is."""
+
+    name: Text
+    description: Text | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(Section):
+    """OpenAI's form of ``structured_outputs``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class Function(Section):
+    """A function that the model may call. Its arguments are an object that obeys ``parameters``, a JSON schema."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class Tool(Section):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionChoice(Section):
+    name: FunctionName
+
+
+class NamedToolChoice(Section):
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+class CommonFields(Section):
+    """Fields of both endpoints.
+
+    ``user`` shares what its address gets (Client.user); ``return_token_ids`` is vLLM's. ``store`` and ``metadata`` have
+    no effect: nothing is stored.
+    """
+
+    model: StrictStr | None = None
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+    user: StrictStr | None = None
+    return_token_ids: StrictBool = False
+    store: StrictBool = False
+    metadata: dict[Text, Text] = Field(default_factory=dict)
+
+
+class ChatFields(CommonFields, ChatOptions):
+    """Fields of /v1/chat/completions, including those of ChatOptions.
+
+    ``max_completion_tokens`` is an alias of ``max_tokens``. ``reasoning_effort`` is a chat template variable.
+    """
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(strict=True)] | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Text | None = None
+    tools: list[Tool] | None = None  # type: ignore[assignment]  # OpenAI's tools instead of any object
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: StrictBool = True
+
+
+class CompletionFields(CommonFields):
+    """Fields of /v1/completions. ``echo``: the text of a choice begins with the prompt."""
+
+    prompt: StrictStr | list[Any]
+    echo: StrictBool = False

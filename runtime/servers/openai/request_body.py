@@ -1,0 +1,213 @@
+"""Parse a request body into a prompt and ``SamplingParams``, or reject it with the name of the wrong field.
+
+A field is either one of OpenAI's (protocol.py) or a sampling parameter of the same name. A new field of
+``SamplingParams`` is a new field here, without a second list.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tandemrt.engines.parameters import server_tensors
+from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.engines.text.chat import ChatOptions
+from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
+from tandemrt.engines.validation.records import explain, nearest
+from tandemrt.runtime.requests.prompt import Chat, Prompt
+from tandemrt.runtime.servers.openai.field_names import chat_field_names, client_names
+from tandemrt.runtime.servers.openai.messages import parse_messages
+from tandemrt.runtime.servers.openai.protocol import (
+    ChatFields,
+    CommonFields,
+    CompletionFields,
+    ResponseFormat,
+    StreamOptions,
+)
+from tandemrt.runtime.servers.openai.tools import ToolCallSpec, parse_tools
+from tandemrt.runtime.servers.request import ServerRequest
+from tandemrt.runtime.workers.clients import Client
+
+NO_OP_VALUES: Mapping[str, tuple[Any, ...]] = {
+    **server_tensors.OFF,
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+}
+"""Unsupported fields that clients send by default, with the values that change nothing. Other values are rejected."""
+
+REPLACED_FIELDS: Mapping[str, str] = {
+    **{
+        f"guided_{kind}": f'structured_outputs {{"{kind}": ...}}'
+        for kind in ("json", "json_object", "regex", "choice", "grammar")
+    },
+    "guided_decoding_backend": 'structured_outputs {..., "engine": ...}',
+    "guided_whitespace_pattern": 'structured_outputs {..., "disable_any_whitespace": true}',
+    "functions": "tools",
+    "function_call": "tool_choice",
+}
+"""Former fields of vLLM and OpenAI that have no alias here, with what to send instead."""
+
+Fields = TypeVar("Fields", bound=CommonFields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRequest(ServerRequest):
+    """A request to /v1/chat/completions or /v1/completions.
+
+    Attributes:
+        model: name of a served model; None: the only one.
+        usage: usage statistics in a stream.
+        tool_calls: functions and format of tool calls in the answer; None: it contains none.
+        return_token_ids: whether choices contain the token ids of prompt and output.
+        echo: whether texts begin with the prompt.
+        field_names: the client's names of fields, by the names in errors of the runtime.
+    """
+
+    model: str | None
+    usage: StreamOptions = field(default_factory=StreamOptions)
+    tool_calls: ToolCallSpec | None = None
+    return_token_ids: bool = False
+    echo: bool = False
+    field_names: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in ``body``. Raises BadRequest."""
+    try:
+        value = json.loads(body.decode(), parse_constant=_reject_constant)
+    except UnicodeDecodeError as error:
+        raise BadRequest(
+            f"the body must be UTF-8, received {body[error.start : error.start + 1]!r} at byte {error.start}"
+        ) from None
+    except ValueError as error:
+        raise BadRequest(f"the body must be JSON, received {quoted(body)}: {clipped(error)}") from None
+    except RecursionError:
+        raise BadRequest(f"the body must be JSON of a sensible depth, received {len(body)} bytes") from None
+    if not isinstance(value, dict):
+        raise BadRequest(f"the body must be a JSON object, received {quoted(value)}")
+    return value
+
+
+def parse_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> CompletionRequest:
+    """Parse a request to /v1/chat/completions. ``templates``: the model's chat templates by name. Raises BadRequest."""
+    fields, sampling = _split(_merge_logprobs(body), ChatFields)
+    if fields.max_completion_tokens is not None:
+        if sampling.get("max_tokens", fields.max_completion_tokens) != fields.max_completion_tokens:
+            raise BadRequest(
+                f"max_completion_tokens: is an alias of max_tokens, received {fields.max_completion_tokens} and "
+                f"{quoted(sampling['max_tokens'])}; send one"
+            )
+        sampling["max_tokens"] = fields.max_completion_tokens
+    tools = parse_tools(fields.tools, fields.tool_choice, templates, parallel=fields.parallel_tool_calls)
+    constraints = {
+        "response_format": _constraint(fields.response_format),
+        "structured_outputs": sampling.pop("structured_outputs", None),
+        "tool_choice": None if tools.calls is None else tools.calls.constraint(),
+    }
+    given = {name: constraint for name, constraint in constraints.items() if constraint is not None}
+    if len(given) > 1:
+        raise BadRequest(
+            f"{[*given][-1]}: only one constraint per answer is possible, received {' and '.join(given)}; send one"
+        )
+    if tools.calls is not None and tools.calls.format is not None:
+        sampling["skip_special_tokens"] = False  # a call may begin with one; the constraint allows no others
+    names = chat_field_names(body)
+    with client_names(names):
+        chat = Chat(parse_messages(fields.messages), **_chat_options(fields) | {"tools": tools.template_tools})
+        params = SamplingParams(**sampling, structured_outputs=next(iter(given.values()), None))
+    return replace(_request(fields, chat, params, tools.calls), field_names=names)
+
+
+def parse_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> CompletionRequest:
+    """Parse a request to /v1/completions. Raises BadRequest."""
+    fields, sampling = _split(body, CompletionFields)
+    prompt = fields.prompt
+    if isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt):
+        if len(prompt) > 1:
+            raise BadRequest(f"prompt: one prompt a request, received {len(prompt)}; send a request for each")
+        prompt = prompt[0]
+    params = SamplingParams(**sampling)
+    if fields.echo and params.logprobs is not None:
+        raise BadRequest("echo: must not come with logprobs; send prompt_logprobs for those of the prompt")
+    return replace(_request(fields, prompt, params), echo=fields.echo)
+
+
+def _merge_logprobs(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Turn a chat's ``logprobs`` (bool) and ``top_logprobs`` into the sampling parameter ``logprobs`` (a number)."""
+    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    if asked is not None and not isinstance(asked, bool):
+        raise BadRequest(f"logprobs: must be true or false in a chat, received {quoted(asked)}; see top_logprobs")
+    if not asked and top:
+        raise BadRequest(f"top_logprobs: must come with logprobs true, received {quoted(top)}; add it")
+    return {**body, "logprobs": (0 if top is None else top) if asked else None, "top_logprobs": None}
+
+
+def _request(
+    fields: CommonFields, prompt: Prompt, params: SamplingParams, tool_calls: ToolCallSpec | None = None
+) -> CompletionRequest:
+    if fields.stream_options is not None and not fields.stream:
+        raise BadRequest("stream_options: must come with stream true; leave it out")
+    return CompletionRequest(
+        model=fields.model,
+        prompt=prompt,
+        params=params,
+        stream=fields.stream,
+        usage=fields.stream_options or StreamOptions(),
+        tool_calls=tool_calls,
+        return_token_ids=fields.return_token_ids,
+        client=Client(user=fields.user or ""),
+    )
+
+
+def _split(body: Mapping[str, Any], kind: type[Fields]) -> tuple[Fields, dict[str, Any]]:
+    """Split ``body`` into OpenAI's fields and sampling parameters. A null field counts as absent."""
+    known = [*kind.model_fields, *SamplingParams.model_fields]
+    for name, value in body.items():
+        if name in known or (name in NO_OP_VALUES and (value is None or value in NO_OP_VALUES[name])):
+            continue
+        if name in NO_OP_VALUES:
+            raise BadRequest(f"{name}: is not supported, received {quoted(value)}; leave it out")
+        if name in REPLACED_FIELDS:
+            if value is None:
+                continue
+            raise BadRequest(f"{name}: has been replaced, received {quoted(value)}; send {REPLACED_FIELDS[name]}")
+        raise BadRequest(
+            f"{clipped(name)}: is no field of this endpoint{nearest(name, known)}, received {quoted(value)}; "
+            "leave it out"
+        )
+    given = {name: value for name, value in body.items() if name in known and value is not None}
+    sampling = {name: given.pop(name) for name in [*given] if name in SamplingParams.model_fields}
+    try:
+        return kind(**given), sampling
+    except ValidationError as error:
+        raise BadRequest(explain(error)) from error
+
+
+def _chat_options(fields: ChatFields) -> dict[str, Any]:
+    options = {name: getattr(fields, name) for name in ChatOptions.model_fields}
+    variables, effort = options["chat_template_kwargs"], fields.reasoning_effort
+    if effort is None:
+        return options
+    if variables.get("reasoning_effort", effort) != effort:
+        raise BadRequest(
+            f"reasoning_effort: given twice, received {quoted(effort)} and "
+            f"{quoted(variables['reasoning_effort'])} in chat_template_kwargs; send it once"
+        )
+    return options | {"chat_template_kwargs": {**variables, "reasoning_effort": effort}}
+
+
+def _constraint(wanted: ResponseFormat | None) -> StructuredOutputs | None:
+    if wanted is None:
+        return None
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise BadRequest(f"response_format.json_schema: must come with type json_schema alone, received {wanted.type}")
+    if wanted.json_schema is not None:
+        return StructuredOutputs(json=wanted.json_schema.json_schema)
+    return StructuredOutputs(json_object=True) if wanted.type == "json_object" else None
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

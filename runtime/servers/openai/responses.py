@@ -1,0 +1,105 @@
+"""Format the outputs of a request as OpenAI response objects and stream chunks.
+
+The objects also have fields that clients of vLLM and of TandemRT read. OpenAI has fewer finish reasons than TandemRT,
+so ``native_finish_reason`` holds ours. A timeout is "length". A text that its constraint could not continue, or that
+failed validation, is "content_filter", so that clients do not parse it.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tandemrt.runtime.requests.request import RequestOutput, Speculation
+from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
+from tandemrt.runtime.servers.openai.request_body import CompletionRequest
+from tandemrt.runtime.servers.request_stream import OutputDelta
+
+
+class CompletionFormatter:
+    """Formats the response to one request to /v1/completions, with one choice per output.
+
+    Args:
+        model: name of the served model.
+        decode: returns the text of token ids.
+    """
+
+    object = chunk_object = "text_completion"
+    id_prefix = "cmpl"
+    choice = CompletionChoice
+
+    def __init__(self, request: CompletionRequest, model: str, decode: Callable[[Sequence[int]], str]) -> None:
+        self._usage = request.usage
+        self._head = {"id": f"{self.id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._choices = [
+            self.choice(
+                index,
+                lambda token: decode([token]),
+                tool_calls=request.tool_calls,
+                return_token_ids=request.return_token_ids,
+                echo=_echo(request, decode),
+            )
+            for index in range(request.params.n)
+        ]
+        self._tokens = 0  # of all outputs so far
+        self._outputs: dict[int, RequestOutput] = {}  # finished ones
+
+    def complete(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Return the response without streaming."""
+        choices = [choice.complete(output) for choice, output in zip(self._choices, outputs, strict=True)]
+        return {**self._head, "object": self.object, "choices": choices, "usage": usage_of(outputs)}
+
+    def chunks(self, deltas: Sequence[OutputDelta], prompt_tokens: int) -> list[dict[str, Any]]:
+        """Return the stream chunks for ``deltas``. The usage, if requested, follows the last chunk of all outputs."""
+        return [chunk for delta in deltas for chunk in self._chunks(delta, prompt_tokens)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all outputs have finished."""
+        return len(self._outputs) == len(self._choices)
+
+    def _chunks(self, delta: OutputDelta, prompt_tokens: int) -> list[dict[str, Any]]:
+        self._tokens += len(delta.token_ids)
+        if delta.output is not None:
+            self._outputs[delta.index] = delta.output
+        choices = self._choices[delta.index].chunks(delta)
+        total = usage_of([self._outputs[index] for index in range(len(self._choices))]) if self.finished else None
+        so_far = total or _token_counts(prompt_tokens, self._tokens)
+        more = {"usage": so_far if self._usage.continuous_usage_stats else None} if self._has_usage else {}
+        chunks = [{**self._head, "object": self.chunk_object, "choices": [choice], **more} for choice in choices]
+        if total is not None and self._usage.include_usage:
+            chunks.append({**self._head, "object": self.chunk_object, "choices": [], "usage": total})
+        return chunks
+
+    @property
+    def _has_usage(self) -> bool:
+        return self._usage.include_usage or self._usage.continuous_usage_stats
+
+
+class ChatFormatter(CompletionFormatter):
+    """Formats the response to one request to /v1/chat/completions."""
+
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+    choice = ChatChoice
+
+
+def _echo(request: CompletionRequest, decode: Callable[[Sequence[int]], str]) -> str:
+    """Return what comes before the text of each choice."""
+    if not request.echo:
+        return ""
+    return request.prompt if isinstance(request.prompt, str) else decode(request.prompt)  # type: ignore[arg-type]
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Return token counts and speculation statistics of all outputs of a prompt."""
+    return {
+        **_token_counts(len(outputs[0].prompt_token_ids), sum(len(output.token_ids) for output in outputs)),
+        "prompt_tokens_details": {"cached_tokens": outputs[0].num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(output.reasoning_tokens for output in outputs)},
+        "speculation": Speculation.total([output.speculation for output in outputs]).to_json(),
+    }
+
+
+def _token_counts(prompt: int, completion: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

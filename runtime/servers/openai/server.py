@@ -1,0 +1,135 @@
+"""Open bundles and serve them with uvicorn."""
+
+import asyncio
+import logging
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.llm.on_demand import bundle_folder
+from tandemrt.runtime.llm.warmup import warm_up
+from tandemrt.runtime.servers.openai.access_log import AccessLog
+from tandemrt.runtime.servers.openai.addresses import unavailable
+from tandemrt.runtime.servers.openai.app import Models, create_app
+from tandemrt.runtime.servers.openai.cancelled_answers import CancelledAnswers
+from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.openai.connections import ConnectionLimits, LimitedProtocol
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 5.0  # for clients to take their last answer
+_POLL_S = 0.05
+_NAME_AND_FOLDER = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<folder>.+)")
+
+
+def bundles_by_name(models: Sequence[str], options: BuildOptions = NO_CHOICES) -> dict[str, Path]:
+    """Return the bundle folders by model name: ``NAME=MODEL``, or a model under its bundle's own name.
+
+    A model that is not a bundle is built with ``options``. Raises BadBundle, BadRecipe or BadCheckpoint, or BadRequest
+    if two models have the same name.
+    """
+    folders: dict[str, Path] = {}
+    for given in models:
+        found = _NAME_AND_FOLDER.fullmatch(given)
+        folder = bundle_folder(found["folder"] if found else given, options)
+        name = found["name"] if found else Bundle.read(folder).name
+        if name in folders:
+            raise BadRequest(
+                f"BUNDLE: each must have a name of its own, received {quoted(name)} twice; use NAME=FOLDER"
+            )
+        folders[name] = folder
+    return folders
+
+
+@contextmanager
+def open_models(folders: Mapping[str, Path], options: RuntimeOptions, trace: Path | None = None) -> Iterator[Models]:
+    """Open the bundles in ``folders``, warm them up, and close them at the end.
+
+    ``trace`` is the ``trace`` argument of LLM, for one bundle. It does not contain the warm-up.
+    """
+    with ExitStack() as stack:
+        llms = {
+            name: stack.enter_context(LLM(folder, trace=trace, **options.given())) for name, folder in folders.items()
+        }
+        for llm in llms.values():
+            warm_up(llm)
+            if llm.recorder is not None:
+                llm.recorder.clear()
+        yield Models(llms, created=int(time.time()))
+
+
+class Server(uvicorn.Server):
+    """Serves ``models``. ``on_ready`` receives the server's URL once it accepts requests.
+
+    SIGTERM or SIGINT ends ``run``. A second SIGINT ends the grace period.
+    """
+
+    def __init__(self, models: Models, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                AccessLog(CancelledAnswers(create_app(models, config))),
+                host=config.host,
+                port=config.port,
+                http=partial(LimitedProtocol, limits=ConnectionLimits(config)),  # type: ignore[arg-type]  # is called
+                ws="none",
+                access_log=False,
+                log_level="warning",
+            )
+        )
+        self._settings = config
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another server bound the port at the same time and listens first
+            raise unavailable(self._settings, error) from error
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
+        """Stop at a signal. uvicorn would raise the signal again at the end, which skips closing the models."""
+        self.force_exit = self.force_exit or (self.should_exit and sig == signal.SIGINT)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish running requests within the grace period, answer the others with RequestCancelled, and disconnect."""
+        log.info("shutting down: %d requests are running", len(self.server_state.tasks))
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._wait_idle(self._settings.grace_s, until_forced=True)
+        if self.server_state.tasks:
+            log.warning("the grace period is over: %d requests are cancelled", len(self.server_state.tasks))
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        await self._wait_idle(FLUSH_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await self._wait_idle(FLUSH_S)
+        await self.lifespan.shutdown()
+        log.info("shut down after %d requests", self.server_state.total_requests)
+
+    async def _wait_idle(self, seconds: float | None, *, until_forced: bool = False) -> None:
+        end = None if seconds is None else time.monotonic() + seconds
+        while self.server_state.connections or self.server_state.tasks:
+            if (until_forced and self.force_exit) or (end is not None and time.monotonic() >= end):
+                return
+            await asyncio.sleep(_POLL_S)

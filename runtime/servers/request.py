@@ -1,0 +1,22 @@
+"""The fields that a parsed request has in both servers."""
+
+from dataclasses import dataclass
+
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.runtime.requests.prompt import Prompt
+from tandemrt.runtime.workers.clients import UNNAMED, Client
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRequest:
+    """A request to a served model.
+
+    Attributes:
+        stream: whether the client receives text while it is generated.
+        client: who sent it, for fair shares.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    stream: bool
+    client: Client = UNNAMED

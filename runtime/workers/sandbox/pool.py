@@ -1,0 +1,216 @@
+"""A pool of worker processes, started on demand, each killed when its task reaches the time limit."""
+
+import json
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakMethod
+
+from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
+from tandemrt.runtime.workers import shutdown
+from tandemrt.runtime.workers.clients import Client
+from tandemrt.runtime.workers.fair import WorkerShares
+from tandemrt.runtime.workers.sandbox.process import Process
+from tandemrt.runtime.workers.threads import start
+
+_ANSWER_S = 0.1  # for the error of a task that reaches the deadline itself
+_IDLE_S = 60.0  # an idle process ends after this time, to free its memory
+
+
+class ProcessPool:
+    """Runs tasks in at most ``processes`` processes, which start on demand.
+
+    Each process has a thread in this process that sends it tasks and waits for the replies. ``waiting``: the maximum
+    number of queued tasks; ``memory_bytes``: limit of the address space of each process.
+    """
+
+    def __init__(self, *, processes: int = 2, waiting: int = 256, memory_bytes: int = 1 << 30) -> None:
+        self._processes = processes
+        self._most_waiting = waiting
+        self._memory_bytes = memory_bytes
+        self._shares: WorkerShares[_Work] = WorkerShares(processes)
+        self._threads: dict[threading.Thread, Process | None] = {}
+        self._idle = 0
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def submit(
+        self,
+        client: Client,
+        what: str,
+        limit_s: float,
+        function: Callable[..., Any],
+        *arguments: Any,
+        deadline: float | None = None,
+    ) -> "Future[Any]":
+        """Return a future of ``function(*arguments)``. ``function``: a module-level function whose result is JSON.
+
+        The future fails with BadRequest if the task takes longer than ``limit_s`` from its start or runs at the
+        ``deadline`` (in seconds of ``time.monotonic``), needs more memory than a process has, or raises BadRequest;
+        with ProcessLost if the process is killed; with Closed if the pool is closed. ``what`` names the task in these
+        errors; ``client``: see WorkerShares. A cancelled future leaves the queue at once.
+
+        Raises QueueFull if the queue is full, Closed if the pool is closed, InternalError if no thread can start.
+        """
+        work = _Work(client, what, limit_s, pickle.dumps((function, arguments)), Future(), deadline)
+        with self._changed:
+            if self._closed:
+                raise Closed("this runtime was closed; open the bundle again")
+            if len(self._shares) >= self._most_waiting + self._idle:
+                raise QueueFull(
+                    f"{what}: the queue for worker processes is full ({self._most_waiting} tasks); try later"
+                )
+            if len(self._shares) >= self._idle and len(self._threads) < self._processes:
+                self._start(what)
+            self._shares.add(client, work)
+            self._changed.notify()
+        work.future.add_done_callback(lambda future: self._remove(work) if future.cancelled() else None)
+        return work.future
+
+    def run(
+        self,
+        client: Client,
+        what: str,
+        limit_s: float,
+        deadline: float | None,
+        function: Callable[..., Any],
+        *arguments: Any,
+    ) -> Any:
+        """Return ``function(*arguments)``; wait for a process and the result until ``deadline`` at most.
+
+        ``deadline``: in seconds of ``time.monotonic``; None: no limit. Raises BadRequest then, and as ``submit`` does.
+        """
+        future = self.submit(client, what, limit_s, function, *arguments, deadline=deadline)
+        if deadline is not None:
+            wait([future], max(0.0, deadline - time.monotonic()) + _ANSWER_S)
+            if not future.done():
+                future.cancel()
+                raise BadRequest(f"{what} did not end before the request's time ran out (timeout_s); try later")
+        return future.result()
+
+    def close(self) -> None:
+        """Kill the processes; unfinished futures fail with Closed. May be called twice, and from any thread."""
+        with self._changed:
+            self._closed = True
+            stranded = self._shares.clear()
+            processes = [process for process in self._threads.values() if process is not None]
+            self._changed.notify_all()
+        for process in processes:
+            process.kill()
+        for work in stranded:
+            work.fail(Closed("this runtime was closed; open the bundle again"))
+
+    def _remove(self, work: "_Work") -> None:
+        with self._changed:
+            self._shares.remove(work)
+
+    def _start(self, what: str) -> None:
+        """Start a thread and its process. Raises InternalError if there is no thread at all."""
+        # A daemon thread does not block the exit; workers/shutdown.py joins it then.
+        thread = threading.Thread(target=self._run, name="tandemrt-process", daemon=True)
+        self._threads[thread] = None
+        try:
+            start(thread, what)
+        except InternalError:
+            del self._threads[thread]
+            if not self._threads:
+                raise
+            return
+        shutdown.join_at_exit(thread, _closer(WeakMethod(self.close)))
+
+    def _run(self) -> None:
+        """The main function of a thread: run tasks in its process until none arrives for _IDLE_S."""
+        process: Process | None = None
+        while (work := self._next()) is not None:
+            process = self._run_task(work, process)
+            with self._changed:
+                self._shares.done(work.client)
+                self._changed.notify()  # another task of this client may be allowed to start now
+        if process is not None:
+            process.end()
+
+    def _next(self) -> "_Work | None":
+        """Wait for the next task. None: the pool was closed or idle, and this thread was removed from it."""
+        end = time.monotonic() + _IDLE_S
+        with self._changed:
+            self._idle += 1
+            while (taken := self._shares.take()) is None and not self._closed and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._idle -= 1
+            if taken is not None:
+                return taken[1]
+            del self._threads[threading.current_thread()]
+            return None
+
+    def _run_task(self, work: "_Work", process: Process | None) -> Process | None:
+        """Run ``work``; return the process for the next task. All errors go to the future."""
+        if not work.future.set_running_or_notify_cancel():
+            return process
+        limit_s = work.limit_s
+        try:
+            if process is None or not process.alive:  # a process that ended while idle is no error
+                if process is not None:
+                    process.end()
+                process = self._started()
+            limit_s = work.seconds_left()
+            work.future.set_result(work.result(process.request(pickle.dumps((limit_s, work.message)), limit_s)))
+            return process
+        except TimeoutError:
+            error: BaseException = BadRequest(f"{work.what} took longer than {limit_s:g} s; simplify it")
+        except BaseException as raised:
+            error = raised
+        if self._closed:
+            error = Closed("this runtime was closed; open the bundle again")
+        work.future.set_exception(error)
+        return process
+
+    def _started(self) -> Process:
+        process = Process(self._memory_bytes)
+        with self._changed:
+            if not self._closed:
+                self._threads[threading.current_thread()] = process
+                return process
+        process.end()
+        raise Closed("this runtime was closed; open the bundle again")
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    client: Client
+    what: str
+    limit_s: float
+    message: bytes
+    future: "Future[Any]"
+    deadline: float | None
+
+    def seconds_left(self) -> float:
+        """Return the time limit of the task if it starts now."""
+        if self.deadline is None:
+            return self.limit_s
+        return max(0.0, min(self.limit_s, self.deadline - time.monotonic()))
+
+    def result(self, reply: bytes) -> Any:
+        answer = json.loads(reply)
+        if "result" in answer:
+            return answer["result"]
+        if "rejected" in answer:
+            raise BadRequest(answer["rejected"])
+        if "memory" in answer:
+            raise BadRequest(f"{self.what} took more memory than a worker process may use; simplify it")
+        raise InternalError(f"{self.what}: {answer['failed']}")
+
+    def fail(self, error: BaseException) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+def _closer(close: "WeakMethod[Callable[[], None]]") -> Callable[[], None]:
+    def stop() -> None:
+        if (bound := close()) is not None:
+            bound()
+
+    return stop

@@ -1,0 +1,264 @@
+"""Cases of every operator, and the comparison of an implementation with its reference."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.plugins.implementations import launcher, reference
+from tandemrt.plugins.operators.float8 import FLOAT8
+from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
+from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.reference.float8 import quantize_tokens
+from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch
+from tests.engine import attention_cases
+from tests.engine.operator_cases import case as window_case
+
+KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# Of a result of about one, after a few roundings on the way. Probabilities are float32 for logits of any dtype.
+NEAR = {"float32": 2e-5, "float16": 2 * 2**-10, "bfloat16": 2 * 2**-7, "float8_e4m3fn": 0.13}
+SENTINEL = -99
+LARGEST = {"batch": 24, "window+1": 5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``inputs`` by their names in the schema; an optional output that ``outputs`` leaves out is not asked for."""
+
+    inputs: Mapping[str, np.ndarray]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int | None = None
+    kind: str = "float32"  # what the definition rounds to on its way
+
+
+def cases(operator: str, dtype: str) -> Iterator[Case]:
+    """Awkward sizes and values, with T = ``dtype``."""
+    for case in _GENERATORS[operator](KINDS[dtype]):
+        assert set(case.inputs) <= {binding.name for binding in SCHEMAS[operator].inputs}
+        yield case
+
+
+def hold(operator: str, case: Case, context: Context) -> None:
+    """Assert that the implementation on the context's device gives the reference result, and writes all of it."""
+    schema = SCHEMAS[operator]
+    made = reference(operator)(**case.inputs, **case.attributes)
+    wanted = [made] if isinstance(made, np.ndarray) else list(made)[: case.outputs]
+    tensors = {name: to_torch(array.copy()).to(context.device) for name, array in case.inputs.items()}
+    results = []
+    for binding, expected in zip(schema.outputs, wanted, strict=False):
+        if binding.name not in schema.in_place:
+            empty = torch.full(expected.shape, SENTINEL, dtype=to_torch(expected).dtype, device=context.device)
+            tensors[binding.name] = empty
+        results.append(tensors[schema.in_place.get(binding.name, binding.name)])
+    launcher(operator, context)(tensors, case.attributes, context).run()
+    for binding, expected, tensor in zip(schema.outputs, wanted, results, strict=False):
+        found, name = to_numpy(tensor), f"{operator}: {binding.name}"
+        exact = expected.dtype == FLOAT8 and operator == "quantize_tokens"
+        if exact or np.issubdtype(expected.dtype, np.integer):
+            np.testing.assert_array_equal(found, expected, err_msg=name)
+        else:
+            near = max(NEAR[str(each)] for each in (expected.dtype, case.kind))
+            wide = (found.astype(np.float64), expected.astype(np.float64))
+            np.testing.assert_allclose(*wide, rtol=near, atol=near, err_msg=name)
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    array = np.ascontiguousarray(array)
+    if array.dtype == KINDS["bfloat16"]:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype == FLOAT8:
+        return torch.from_numpy(array.view(np.int8)).view(torch.float8_e4m3fn)
+    return torch.from_numpy(array)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.cpu()
+    if tensor.dtype == torch.bfloat16:
+        found: np.ndarray = tensor.view(torch.int16).numpy().view(KINDS["bfloat16"])
+        return found
+    if tensor.dtype == torch.float8_e4m3fn:
+        return tensor.view(torch.int8).numpy().view(FLOAT8)
+    return tensor.numpy()
+
+
+def _windows(operator: str, kind: np.dtype[Any]) -> Iterator[Case]:
+    schema = SCHEMAS[operator]
+    names = [binding.name for binding in schema.inputs if binding.name not in schema.optional]
+    for vocab, window in ((33, 0), (1000, 1), (1000, 4)):
+        tensors = window_case(vocab, window)
+        logits = tensors["logits"].astype(kind)
+        yield Case({name: logits if name == "logits" else tensors[name] for name in names})
+
+
+def _drafts(kind: np.dtype[Any]) -> Iterator[Case]:
+    for case in _windows("sample_draft", kind):
+        inputs = {**case.inputs, "logits": case.inputs["logits"][:, :1]}
+        vocab = inputs["logits"].shape[-1]
+        ids = np.random.default_rng(vocab).choice(3 * vocab, vocab, replace=False).astype(np.int32)
+        for given in (inputs, {**inputs, "target_ids": np.sort(ids)}):
+            yield Case(given)
+            yield Case(given, outputs=1)
+
+
+def _adjusted(kind: np.dtype[Any]) -> Iterator[Case]:
+    for vocab, window, columns in ((33, 0, 16), (1001, 4, 64)):
+        tensors = edge_case_adjust_batch(vocab=vocab, window=window, columns=columns, batch=5, seed=0)
+        yield Case({**tensors, "logits": tensors["logits"].astype(kind)})
+
+
+def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
+    for query, norm, sliding_window in ((1, False, 0), (5, True, 0), (16, False, 9)):
+        tensors = attention_cases.case([1, 63, 130], query, head_dim=32, norm=norm, dtype=kind)
+        given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window)
+        yield Case({name: array for name, array in tensors.items() if array is not None}, given)
+    for runs, sliding_window in (([(0, 70), (65, 1), (3, 0), (130, 33)], 0), ([(100, 40)], 50)):
+        tensors = attention_cases.case([1, 63], 3, runs, head_dim=32, norm=True, dtype=kind)
+        yield Case(tensors, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
+
+
+def _attention_in_float8(kind: np.dtype[Any]) -> Iterator[Case]:
+    for lengths, query, runs, sliding_window, norm in (
+        ([1, 63, 130], 1, [], 0, False),
+        ([1, 63, 130], 5, [], 0, True),
+        ([70, 3], 16, [], 9, False),
+        ([1, 63], 3, [(0, 70), (65, 1), (3, 0), (130, 33)], 0, False),
+        ([1], 0, [(100, 40)], 50, True),
+    ):
+        tensors = attention_cases.case_in_float8(lengths, query, runs, head_dim=32, norm=norm, dtype=kind)
+        given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window, **attention_cases.SCALES)
+        rounded = "float8_e4m3fn" if norm else str(kind)  # last bits of a norm decide between two neighbours
+        yield Case({name: array for name, array in tensors.items() if array is not None}, given, kind=rounded)
+
+
+def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(3)
+    for shape in ((1, 1, 74), (3, 5, 64)):
+        values = rng.normal(size=shape) * 4
+        values[0, 0, :4] = [-60000, 60000, 0, -1e-8]
+        yield Case({"gate_up": values.astype(kind)})
+
+
+def _rows_and_weights(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(5)
+    for shape, width in (((1, 16), 8), ((2, 3, 72), 24), ((70, 264), 64)):
+        x, weight = rng.normal(size=shape), rng.normal(size=(width, shape[-1])) / shape[-1] ** 0.5
+        yield Case({"x": x.astype(kind), "weight": weight.astype(kind)})
+
+
+def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Few rows and many, one expert that most of them choose, equal logits, and a row of nonsense."""
+    rng = np.random.default_rng(8)
+    for rows, hidden, width, count, chosen, normalized in (
+        ((1,), 48, 24, 6, 3, 1),
+        ((2, 3), 80, 40, 4, 2, 0),
+        ((70,), 64, 16, 40, 4, 1),
+        ((520,), 32, 8, 5, 2, 0),
+        ((2, 0), 32, 8, 5, 2, 1),
+    ):
+        logits = rng.normal(size=(*rows, count)) * 2
+        logits[..., 1] += 3
+        logits[0, ..., 2:] = 0
+        x = rng.normal(size=(*rows, hidden))
+        if rows == (70,):
+            x[7] = logits[9] = np.nan
+        gate_up = rng.normal(size=(count * 2 * width, hidden)) / hidden**0.5
+        down = rng.normal(size=(count * hidden, width)) / width**0.5
+        tensors = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down}
+        given = {name: each.astype(kind) for name, each in tensors.items()}
+        yield Case(given, {"per_token": chosen, "normalized": normalized})
+
+
+def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    for shape in ((1, 1, 80), (3, 5, 64), (2, 20480)):
+        values = (rng.normal(size=shape) * 4).astype(kind)
+        values[0, ..., :4] = [-60000, 0, 1e-8, 300]
+        values[-1, ..., 0] = 2000  # what a static scale has no room for
+        yield Case({"x": values})
+        yield Case({"x": values, "static_scale": np.array([0.25], np.float32)})
+    yield Case({"x": np.zeros((2, 16), kind)})
+
+
+def _matmuls(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Numbers of rows on either side of what kernels take, and inputs beyond what they ask for at first."""
+    rng = np.random.default_rng(5)
+    for rows, inner, width in (((1,), 80, 16), ((2, 4), 1104, 48), ((9,), 64, 32), ((16,), 4624, 16), ((17,), 640, 16)):
+        quantized, scales = quantize_tokens(rng.normal(size=(*rows, inner)))
+        weight, weight_scales = quantize_tokens(rng.normal(size=(width, inner)) / inner**0.5)
+        scaled = {"scales": scales, "weight": weight.view(np.uint8), "weight_scales": weight_scales[:, 0]}
+        yield Case({"quantized": quantized, **scaled}, {"dtype": kind})
+
+
+def _by_int4(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Numbers of rows on either side of what the kernels take at once, every block, with zero points and without."""
+    rng = np.random.default_rng(8)
+    sizes = [((1,), 128, 8, 32), ((2, 4), 1120, 56, 32), ((9,), 192, 24, 64), ((33,), 64, 16, 32)]
+    for rows, inner, width, block in (*sizes, ((90,), 640, 264, 128)):
+        blocks = scales_of_output(inner, block)
+        scales = (rng.uniform(0.02, 0.06, (width, blocks)) / inner**0.5).astype(kind)
+        weight = rng.integers(0, 256, (width, padded_inner(inner) // 2), dtype=np.uint8)
+        inputs = {"x": rng.normal(size=(*rows, inner)).astype(kind), "weight": weight, "scales": scales}
+        yield Case(inputs, {"group_size": block})
+        yield Case(
+            {**inputs, "zeros": rng.integers(0, 256, (width, blocks // 2), dtype=np.uint8)}, {"group_size": block}
+        )
+
+
+def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
+    for case in _matmuls(kind):  # numbers so small that float16 has room for their sums
+        quantized = (case.inputs["quantized"].astype(np.float32) / 64).astype(FLOAT8)
+        weight = (case.inputs["weight"].view(FLOAT8).astype(np.float32) / 2048).astype(FLOAT8)
+        yield Case({"quantized": quantized, "weight": weight.view(np.uint8)}, case.attributes)
+
+
+def _quantized_gates(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Tokens that some blocks share and tokens of a block each, wider than what those keep."""
+    rng = np.random.default_rng(6)
+    for shape in ((1, 1, 80), (3, 5, 64), (1, 65_600), (64, 32_800), (256, 1_200)):
+        scales = {"token_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
+        inputs = {"gate_up": (rng.normal(size=shape) * 500).astype(kind), **scales}
+        yield Case(inputs, kind=str(kind))
+        yield Case({**inputs, "static_scale": np.array([0.01], np.float32)}, kind=str(kind))
+
+
+def _quantized_norms(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(7)
+    for shape in ((1, 1, 80), (3, 5, 64), (2, 16_640)):
+        scales = {"token_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
+        skip, update = rng.normal(size=shape), rng.normal(size=shape) * 500
+        inputs = {"skip": skip.astype(kind), "update": update.astype(kind), **scales}
+        inputs["norm_weight"] = rng.normal(size=shape[-1]).astype(kind)
+        yield Case(inputs, {"epsilon": 1e-3}, kind=str(kind))
+        yield Case({**inputs, "static_scale": np.array([0.01], np.float32)}, {"epsilon": 1e-3}, kind=str(kind))
+
+
+def _scales(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.uniform(0.02, 0.06, shape).astype(np.float32)
+
+
+def _of(operator: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
+    return lambda kind: _windows(operator, kind)
+
+
+_GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
+    "token_bitmask": _of("token_bitmask"),
+    "adjust_logits": _adjusted,
+    "verify_draft": _of("verify_draft"),
+    "verify_draft_probs": _of("verify_draft_probs"),
+    "sample_draft": _drafts,
+    "window_attention": _attention,
+    "float8_window_attention": _attention_in_float8,
+    "swiglu": _gates,
+    "linear": _rows_and_weights,
+    "experts": _mixtures,
+    "quantize_tokens": _unrounded,
+    "scaled_matmul": _matmuls,
+    "int4_matmul": _by_int4,
+    "float8_matmul": _unscaled,
+    "quantized_swiglu": _quantized_gates,
+    "quantized_norm": _quantized_norms,
+}

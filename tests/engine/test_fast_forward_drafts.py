@@ -1,0 +1,122 @@
+"""Fast-forward tokens are drafted without a model, under every drafter, and change no text."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.running import RunningRequest
+from tests.engine.test_invisible import REQUESTS, output_of
+from tests.makers import tiny_checkpoint, write_recipe
+
+KEYS = ("alpha", "beta", "gamma")
+SCHEMA = {"type": "object", "properties": {key: {"type": "boolean"} for key in KEYS}, "required": list(KEYS)}
+ANSWERS: dict[str, Any] = {
+    "structured_outputs": {"json": SCHEMA | {"additionalProperties": False}, "disable_any_whitespace": True},
+    "max_tokens": 60,
+}
+WORDY: list[tuple[str, dict[str, Any]]] = [
+    ("json<think></think>", ANSWERS | {"temperature": 0.0}),
+    ("why <think>", ANSWERS | {"temperature": 1.0, "seed": 3, "thinking_token_budget": 3}),
+    ("json</think>", ANSWERS | {"temperature": 1.0, "seed": 4, "num_draft_tokens": 0}),
+    ("free", {"temperature": 1.0, "seed": 5, "max_tokens": 20}),
+    ("dear", {"temperature": 0.8, "seed": 6, "max_tokens": 10, "allowed_token_ids": [70]}),
+]
+ALL = [*REQUESTS[4:10:2], *WORDY]
+
+
+@pytest.fixture(scope="module")
+def undrafted_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target of ``tiny_bundle`` without a drafter: it drafts fast-forward tokens only."""
+    folder = tmp_path_factory.mktemp("undrafted")
+    recipe = write_recipe(folder / "r.toml", target=tiny_checkpoint(folder / "target", seed=1))
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+@pytest.fixture(scope="module", params=["model", "ngram", "none"])
+def bundle(request: pytest.FixtureRequest) -> Any:
+    names = {"model": "tiny_bundle", "ngram": "ngram_bundle", "none": "undrafted_bundle"}
+    return request.getfixturevalue(names[request.param])
+
+
+def answered(bundle: Path, requests: list[tuple[str, dict[str, Any]]] = ALL, **options: Any) -> tuple[Any, Metrics]:
+    with LLM(bundle, threads=1, **options) as llm:
+        outputs = llm.generate([prompt for prompt, _ in requests], [SamplingParams(**params) for _, params in requests])
+        return [output_of(output) for output in outputs], llm.metrics.copy()
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_bundle: Path) -> Any:
+    return answered(tiny_bundle, num_draft_tokens=0)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"overlap": True, "fast_forward_drafts": True}, {"num_draft_tokens": 1}, {"adaptive_draft_tokens": True}],
+)
+def test_fast_forward_tokens_change_no_text_under_any_drafter(
+    bundle: Path, plain: Any, options: dict[str, Any]
+) -> None:
+    texts, metrics = answered(bundle, **options)
+    assert texts == plain
+    assert metrics.fast_forward_drafts > 0
+    assert metrics.evaluated + metrics.constraint_rejected_drafts == metrics.drafted
+
+
+def test_fast_forward_tokens_save_rounds_and_can_be_switched_off(bundle: Path, plain: Any) -> None:
+    json = ALL.index(WORDY[0])
+    with_them, without = (answered(bundle, WORDY[:1], fast_forward_drafts=on) for on in (True, False))
+    assert with_them[0] == without[0] == plain[json : json + 1]
+    assert without[1].fast_forward_drafts == 0
+    assert with_them[1].rounds < without[1].rounds
+
+
+def test_without_a_drafter_only_fast_forward_tokens_are_drafted(undrafted_bundle: Path) -> None:
+    texts, metrics = answered(undrafted_bundle, [("free", {"temperature": 1.0, "seed": 5, "max_tokens": 20})])
+    assert (metrics.rounds, metrics.drafted, metrics.seconds["propose"]) == (20, 0, 0.0)
+    assert len(texts[0][0]) == 20
+
+
+def test_the_draft_is_skipped_when_fast_forward_tokens_fill_the_window(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice of one text: nothing but its end is anybody's to choose."""
+    only = {"structured_outputs": {"choice": ["one text and no other"]}, "temperature": 1.0, "seed": 1}
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=1) as llm:
+        asked, propose = [], llm.loop.drafter.propose
+        monkeypatch.setattr(llm.loop.drafter, "propose", lambda this: asked.append(this) or propose(this))
+        output = llm.generate("<think></think>", SamplingParams(**only, max_tokens=40))
+        assert output.text == "one text and no other"
+        assert len(asked) <= 1 < llm.metrics.rounds
+
+
+def test_fast_forward_tokens_do_not_count_as_acceptance_of_the_draft(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour without a constraint keeps the drafter at work while every token of the other text is forced."""
+    only = {"structured_outputs": {"choice": ["one text and no other"]}}
+    requests = [("<think></think>", only), ("free", {"ignore_eos": True})]
+    with LLM(tiny_bundle, threads=1, adaptive_draft_tokens=True, draft_masks=False) as llm:
+        windows = llm.loop.draft_windows
+        monkeypatch.setattr(windows, "choose", lambda *_args, **_kwargs: windows.largest)
+        observed: list[tuple[RunningRequest, int, int]] = []
+        monkeypatch.setattr(windows, "observe", lambda *each: observed.append(each))
+        params = [SamplingParams(temperature=1.0, seed=1, max_tokens=60, **each) for _, each in requests]
+        output, _ = llm.generate([prompt for prompt, _ in requests], params)
+        assert output.text == "one text and no other"
+        assert output.speculation.num_accepted_draft_tokens > 10
+    counts = [(accepted, proposed) for running, accepted, proposed in observed if running.request.output is output]
+    assert sum(proposed for _, proposed in counts) > 10
+    assert sum(accepted for accepted, _ in counts) == 0
+
+
+def test_under_the_rejection_rule_a_seed_has_one_text(tiny_bundle: Path, plain: Any) -> None:
+    rejecting = [(prompt, params | {"rule": "rejection"}) for prompt, params in WORDY[:2]]
+    first, second = (answered(tiny_bundle, rejecting) for _ in range(2))
+    assert first[0] == second[0]
+    assert first[0][0] == plain[ALL.index(WORDY[0])]  # greedy
+    assert first[1].fast_forward_drafts > 0

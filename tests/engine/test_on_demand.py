@@ -1,0 +1,158 @@
+"""A checkpoint without a recipe: its default recipe, and the bundle that is built once and found again."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRequest
+from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, Machine, default_recipe, recipe_name
+from tests.makers import tiny_checkpoint, write_recipe
+
+GB = 10**9
+PARAMS = SamplingParams(max_tokens=8, seed=1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("on_demand") / "Tiny-Model", max_length=4000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where ``run`` runs commands."""
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def recipe_of(folder: Path, machine: Machine, options: BuildOptions = NO_CHOICES) -> dict:
+    return tomllib.loads(default_recipe(folder, "tiny", str(folder), options, machine))
+
+
+def built(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "bundles").glob("*") if path.is_dir())
+
+
+def test_a_checkpoint_is_built_once_and_found_again(checkpoint: Path, cache: Path, capfd) -> None:
+    with LLM(checkpoint, dtype="float32", threads=1) as llm:
+        assert (llm.bundle.name, llm.bundle.draft.kind, llm.bundle.limits.length) == ("tiny-model", "ngram", 3840)
+        text = llm.generate("hello", PARAMS).text
+    assert 'dtype = "float32"' in capfd.readouterr().err
+    (folder,) = built(cache)
+    before = (cache / "bundles" / folder / "bundle.json").stat().st_mtime_ns
+    with LLM(str(checkpoint), dtype="float32", threads=1) as llm:
+        assert llm.generate("hello", PARAMS).text == text
+    assert (cache / "bundles" / folder / "bundle.json").stat().st_mtime_ns == before
+    assert capfd.readouterr().err == ""
+
+
+def test_the_written_recipe_can_be_edited_and_built(checkpoint: Path, cache: Path, run, tmp_path: Path) -> None:
+    assert run("export", "build", str(checkpoint), "--out", str(tmp_path / "a"), "--max-model-len", "300")[0] == 0
+    (file,) = (cache / "bundles").glob("*.toml")
+    recipe = Recipe.load(file)
+    assert (recipe.target.dtype, recipe.limits.length, recipe.draft.kind) == ("int4", 300, "ngram")
+    assert run("export", "build", str(file), "--out", str(tmp_path / "b"))[0] == 0
+
+
+def test_a_changed_checkpoint_or_another_choice_is_built_anew(tmp_path: Path, cache: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "model", layers=1)
+    for options in ({}, {"max_model_len": 64}, {"draft": "none"}):
+        LLM(folder, dtype="float32", threads=1, **options).close()
+    tiny_checkpoint(folder, layers=1, seed=1)
+    LLM(folder, dtype="float32", threads=1).close()
+    assert len(built(cache)) == 4
+
+
+def test_a_recipe_is_built_into_the_cache(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "mine.toml", target=checkpoint)
+    LLM(recipe, threads=1).close()
+    assert [name.rsplit("-", 1)[0] for name in built(cache)] == [Recipe.load(recipe).name]
+    with pytest.raises(BadRequest, match=r"max_model_len, draft: a recipe defines these"):
+        LLM(recipe, max_model_len=64, draft="none")
+
+
+def test_a_smaller_checkpoint_drafts(checkpoint: Path, tmp_path: Path) -> None:
+    small = tiny_checkpoint(tmp_path / "small", layers=1)
+    with LLM(checkpoint, dtype="float32", max_model_len=200, draft=str(small), threads=1) as llm:
+        assert llm.bundle.draft.kind == "model"
+        assert llm.generate("hello", PARAMS).speculation.num_spec_steps
+    assert recipe_of(checkpoint, Machine(CPU, GB), BuildOptions(draft="pard:ACME/Head"))["draft"] == {
+        "kind": "pard",
+        "checkpoint": "ACME/Head",
+    }
+    with pytest.raises(BadRequest, match=r"draft: must be ngram, none, a checkpoint, or KIND:CHECKPOINT"):
+        recipe_of(checkpoint, Machine(CPU, GB), BuildOptions(draft="tree:ACME/Head"))
+
+
+def test_the_length_is_the_models_or_what_fits_into_memory(checkpoint: Path) -> None:
+    token = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, head size, float32
+    assert recipe_of(checkpoint, Machine(CPU, GB))["limits"] == {"batch": 4, "length": 3840}
+    weights = 2 * 10**5  # at most
+    small = recipe_of(checkpoint, Machine(CPU, 2 * (weights + 4 * 1024 * token)))["limits"]["length"]
+    assert 768 <= small <= 1024
+    with pytest.raises(BadRequest, match=f"must fit into memory with {LEAST_LENGTH} tokens for each of 4 requests"):
+        recipe_of(checkpoint, Machine(CPU, 2 * 100 * token))
+    assert recipe_of(checkpoint, Machine(CPU, GB), BuildOptions(max_model_len=77))["limits"]["length"] == 77
+
+
+def test_a_gpu_gets_the_checkpoints_dtype_and_a_paged_cache_within_its_memory(checkpoint: Path) -> None:
+    recipe = recipe_of(checkpoint, Machine(CUDA, GB))
+    assert recipe["target"]["dtype"] == "float32"
+    assert recipe["backend"] == {"name": CUDA}
+    assert recipe["limits"] == {"batch": 32, "length": 3840}, "all requests fit at full length"
+    small = recipe_of(checkpoint, Machine(CUDA, 20 * 10**6))["limits"]
+    assert small["length"] == 3840
+    assert 3900 < small["cache_tokens"] < 32 * 3840
+    assert small["cache_tokens"] % 64 == 0
+
+
+def test_reasoning_is_taken_from_the_chat_template(checkpoint: Path, tmp_path: Path) -> None:
+    assert "reasoning" not in recipe_of(checkpoint, Machine(CPU, GB))
+    folder = tiny_checkpoint(tmp_path / "thinks")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<think>\n\n</think>{{ m.content }}{% endfor %}")
+    section = recipe_of(folder, Machine(CPU, GB))["reasoning"]
+    assert (section["think_start"], section["think_ends"], section["forced_end"]) == (
+        "<think>",
+        ["</think>"],
+        "</think>",
+    )
+
+
+def test_other_folders_and_names_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(BadBundle, match=r"OWNER/NAME on the Hugging Face hub; got 'nowhere'"):
+        LLM("nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadBundle, match=r"OWNER/NAME"):
+        LLM(tmp_path / "empty")
+    (tmp_path / "damaged/tokenizer").mkdir(parents=True)
+    (tmp_path / "damaged/verify.onnx").write_bytes(b"x")
+    with pytest.raises(BadBundle, match=r"bundle must be a folder with bundle\.json"):
+        LLM(tmp_path / "damaged")
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(BadCheckpoint, match="weights as PyTorch pickles"):
+        LLM(tmp_path / "pickled")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [("Qwen/Qwen3-0.6B", "qwen3-0.6b"), ("A/B@refs/pr/7", "b"), ("/data/My Model/", "my-model"), ("..", "model")],
+)
+def test_a_bundle_is_named_after_its_checkpoint(checkpoint: str, name: str) -> None:
+    assert recipe_name(checkpoint) == name
+
+
+def test_chat_answers_one_chat_and_a_list_of_chats(tiny_bundle: Path) -> None:
+    one, two = ([{"role": "user", "content": text}] for text in ("hello", "bye"))
+    with LLM(tiny_bundle, threads=1) as llm:
+        answers = llm.chat([one, two], PARAMS)
+        assert [llm.chat(one, PARAMS).text, llm.chat(two, PARAMS).text] == [answer.text for answer in answers]
+        assert llm.chat(one, PARAMS).prompt_token_ids == llm.generate(one, PARAMS).prompt_token_ids

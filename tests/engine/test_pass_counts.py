@@ -1,0 +1,136 @@
+"""How many rewrites each pass makes, per model family: a fusion that stops matching fails here, not in a benchmark."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.dflash import build_context, build_dflash
+from tandemrt.export.model.draft_vocabulary import EMBEDDING
+from tandemrt.export.model.eagle3 import build_eagle3
+from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.spec import ModelSpec
+from tests.engine.decoding import CAPACITY, CONFIGS, SLIDING, make_checkpoint
+from tests.engine.test_dflash_graphs import PLAIN as BLOCK_DRAFT
+from tests.engine.test_eagle3_graphs import PLAIN as EAGLE3
+from tests.engine.test_eagle3_graphs import TARGET, VOCAB
+from tests.engine.test_quantized_checkpoints import FLOAT8
+from tests.heads import Draw
+from tools.families.cases import FAMILIES
+
+# Every model has two layers. A layer has four matmuls on a GPU and a CPU: queries, keys and values; their output; gate
+# and up; down. The ninth is lm_head.
+PRE_NORM_GROUPED = {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 9}
+PRE_NORM_PAGED = {"fuse_residual_norms": 4, "defer_scales": 0, "fuse_lone_norms": 1, "fuse_transposed_matmuls": 9}
+# A norm after attention and MLP leaves the last norm alone to read a residual sum.
+POST_NORM_GROUPED = PRE_NORM_GROUPED | {"fuse_residual_norms": 1}
+UNSUPPORTED: Mapping[str, int] = {}
+GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4", "exaone4 full"), POST_NORM_GROUPED),
+    # An expert has its matmuls in a nested graph of its own.
+    "mixtral": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 31},
+    "qwen3_moe": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 43},
+    "qwen3_moe with a dense layer": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 26},
+    "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
+}
+PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
+    # Norms of queries and keys over all heads are lone norms, too.
+    **dict.fromkeys(("olmo2", "olmo3"), PRE_NORM_PAGED | {"fuse_residual_norms": 1, "fuse_lone_norms": 8}),
+    **dict.fromkeys(("exaone4", "exaone4 full"), PRE_NORM_PAGED | {"fuse_residual_norms": 1, "fuse_lone_norms": 4}),
+    **dict.fromkeys(("gemma3", "glm4"), PRE_NORM_PAGED | {"fuse_lone_norms": 5}),
+    # All experts of a layer are one operator; the router is a matmul.
+    **dict.fromkeys(("mixtral", "qwen3_moe"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7}),
+    "qwen3_moe with a dense layer": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 8},
+    **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "gpt_oss"), UNSUPPORTED),
+}
+ROWS = [
+    *(("grouped", case, counts) for case, counts in GROUPED.items()),
+    *(("paged", case, counts) for case, counts in PAGED.items()),
+]
+
+
+def counts_of(folder: Path, lowering: Lowering, *, dtype: str = "float32", batch_invariant: bool = False) -> object:
+    checkpoint = Checkpoint.open(folder)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    model = build_decoder(spec, checkpoint, dtype=dtype, capacity=CAPACITY, lowering=lowering)
+    return (BATCH_INVARIANT if batch_invariant else PIPELINES[lowering])(model)
+
+
+@pytest.mark.parametrize(("lowering", "case", "counts"), ROWS, ids=str)
+def test_every_pass_rewrites_as_often_as_the_family_needs(
+    tmp_path: Path, lowering: Lowering, case: str, counts: Mapping[str, int]
+) -> None:
+    make_checkpoint(case, tmp_path)
+    if counts is UNSUPPORTED:
+        with pytest.raises(BadCheckpoint):
+            counts_of(tmp_path, lowering)
+        return
+    assert counts_of(tmp_path, lowering) == counts
+
+
+@pytest.mark.parametrize("lowering", ["length", "mask"])
+def test_a_graph_of_standard_operators_has_no_passes(tmp_path: Path, lowering: Lowering) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    assert counts_of(tmp_path, lowering) == {}
+
+
+# With static input scales queries, keys and values (and gate and up) quantize their input each by themselves, so the
+# norm has three readers and no scale moves.
+@pytest.mark.parametrize(
+    ("case", "deferred"),
+    [
+        ("compressed-tensors, channel, inputs by token", 5),
+        ("compressed-tensors, tensor, static inputs", 0),
+        ("modelopt", 0),
+    ],
+)
+def test_float8_scales_are_deferred_at_every_norm_and_activation_within_the_model(
+    tmp_path: Path, case: str, deferred: int
+) -> None:
+    """Two in each layer and one between the two layers. lm_head is unquantized, so the last norm stays as it is."""
+    FLOAT8[case].write(tmp_path)
+    found = counts_of(tmp_path, "paged")
+    assert found == PRE_NORM_PAGED | {"defer_scales": deferred, "fuse_transposed_matmuls": 1}
+
+
+def test_a_batch_invariant_target_has_no_matmul_left_to_transpose(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path, sizes={"vocab_size": 64})
+    lone = {"fuse_lone_norms": 0, "make_batch_invariant": 10}  # in float16 the lone norm is one of the ten
+    found = counts_of(tmp_path, "paged", dtype="float16", batch_invariant=True)
+    assert found == PRE_NORM_PAGED | lone | {"fuse_transposed_matmuls": 0}
+
+
+@pytest.mark.parametrize(
+    ("lowering", "counts", "context"),
+    [
+        # The block's attention names its tokens otherwise than the residual stream, so the first sum is not fused.
+        ("grouped", PRE_NORM_GROUPED | {"fuse_residual_norms": 3}, {"fuse_residual_norms": 0}),
+        ("paged", PRE_NORM_PAGED, {"fuse_residual_norms": 0, "defer_scales": 0, "fuse_lone_norms": 1}),
+    ],
+)
+def test_a_block_draft_is_fused_as_its_target(
+    tmp_path: Path, lowering: Lowering, counts: Mapping[str, int], context: Mapping[str, int]
+) -> None:
+    weights = BLOCK_DRAFT.weights() | {EMBEDDING: Draw(9).matrix(VOCAB, BLOCK_DRAFT.hidden)}
+    checkpoint = Checkpoint.open(BLOCK_DRAFT.save(tmp_path, weights))
+    spec = DFlashSpec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
+    sizes: Any = {"dtype": "float32", "capacity": CAPACITY, "lowering": lowering}
+    assert PIPELINES[lowering](build_dflash(spec, checkpoint, **sizes)) == counts
+    # Of the target's features, and of keys and values per layer.
+    assert PIPELINES[lowering](build_context(spec, checkpoint, **sizes)) == {**context, "fuse_transposed_matmuls": 3}
+
+
+@pytest.mark.parametrize(("lowering", "lone"), [("grouped", {}), ("paged", {"defer_scales": 0, "fuse_lone_norms": 2})])
+def test_the_layer_of_an_eagle3_head_is_fused(tmp_path: Path, lowering: Lowering, lone: Mapping[str, int]) -> None:
+    """The first norms, of the token and of the state, are lone norms."""
+    checkpoint = Checkpoint.open(EAGLE3.save(tmp_path, EAGLE3.weights()))
+    spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
+    model = build_eagle3(spec, checkpoint, dtype="float32", capacity=CAPACITY, lowering=lowering)
+    assert PIPELINES[lowering](model) == {"fuse_residual_norms": 2, **lone, "fuse_transposed_matmuls": 5}

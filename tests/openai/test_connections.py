@@ -1,0 +1,233 @@
+"""Connections and bodies beyond the limits are refused with an answer, and give back what they held."""
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.openai.connections import MAX_REFUSED, client_network
+from tandemrt.runtime.servers.openai.errors import Overloaded
+from tandemrt.runtime.servers.openai.http_body import BodyBudget
+from tests.openai.client import Served
+from tests.openai.conftest import serving
+from tests.openai.test_stopping import recorded_log
+from tests.waiting import PATIENCE_S, eventually
+
+BODY = 1 << 20
+PART = 700_000  # bytes: one fits the half of the budget that an address gets, two do not
+
+
+@pytest.fixture(scope="module")
+def limited(demo_bundle: Path) -> Iterator[Served]:
+    door = ServerConfig(
+        port=0, max_body=BODY, max_bodies=2 * BODY, max_connections=6, max_connections_per_address=3, grace_s=10
+    )
+    with serving(demo_bundle, door, RuntimeOptions(threads=1)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def impatient(demo_bundle: Path) -> Iterator[Served]:
+    door = ServerConfig(port=0, header_timeout_s=0.3, body_timeout_s=0.9, grace_s=10)
+    with serving(demo_bundle, door, RuntimeOptions(threads=1)) as running:
+        yield running
+
+
+def port_of(served: Served) -> int:
+    port = urlsplit(served.url).port
+    assert port is not None
+    return port
+
+
+def connected(served: Served, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port_of(served)), PATIENCE_S, (source, 0))
+
+
+def ask(served: Served, path: str, source: str, body: bytes | None = None) -> tuple[int, Any, dict[str, str]]:
+    """Status, JSON and headers of an answer to a client at ``source``."""
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(served), PATIENCE_S, (source, 0))
+    try:
+        connection.request("GET" if body is None else "POST", path, body)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read()), {name.lower(): value for name, value in answer.headers.items()}
+    finally:
+        connection.close()
+
+
+def begun_body(served: Served, source: str, size: int, announced: int = BODY) -> socket.socket:
+    """Send ``size`` bytes of a longer body."""
+    connection = connected(served, source)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {announced}\r\n\r\n"
+    connection.sendall(head.encode() + b" " * size)
+    return connection
+
+
+def answer_of(connection: socket.socket) -> tuple[int, Any]:
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return answer.status, json.loads(answer.read())
+
+
+def test_silent_connections_do_not_close_the_server(limited: Served) -> None:
+    with ExitStack() as stack:
+        for source in ("127.0.0.2", "127.0.0.2", "127.0.0.2"):
+            stack.enter_context(connected(limited, source))
+        status, body, headers = ask(limited, "/v1/models", "127.0.0.2")
+        assert (status, body["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
+        assert "has 3 connections from this address (--max-connections-per-address)" in body["error"]["message"]
+        assert headers["connection"] == "close"
+        assert ask(limited, "/health", "127.0.0.2")[0] == 200
+        assert eventually(lambda: ask(limited, "/v1/models", "127.0.0.3")[0] == 200)
+        for _ in range(3):
+            stack.enter_context(connected(limited, "127.0.0.3"))
+        status, body, _ = ask(limited, "/v1/models", "127.0.0.4")
+        assert (status, "has 6 connections (--max-connections)" in body["error"]["message"]) == (503, True)
+        for _ in range(MAX_REFUSED + 10):
+            stack.enter_context(connected(limited, "127.0.0.2"))
+        assert ask(limited, "/health", "127.0.0.4")[0] == 200
+    assert eventually(lambda: ask(limited, "/v1/models", "127.0.0.2")[0] == 200)
+    assert eventually(lambda: ask(limited, "/v1/models", "127.0.0.4")[0] == 200)
+
+
+def test_bodies_beyond_the_budget_are_refused(limited: Served) -> None:
+    with begun_body(limited, "127.0.0.5", PART):
+        assert eventually(lambda: ask(limited, "/v1/completions", "127.0.0.5", b" " * PART)[0] == 503)
+        _, body, headers = ask(limited, "/v1/completions", "127.0.0.5", b" " * PART)
+        assert (body["error"]["code"], headers["retry-after"]) == ("overloaded", "1")
+        assert f"hold {BODY} bytes of request bodies per client at a time (--max-bodies)" in body["error"]["message"]
+        assert ask(limited, "/v1/completions", "127.0.0.6", b" " * PART)[0] == 400
+        with begun_body(limited, "127.0.0.6", PART), begun_body(limited, "127.0.0.7", PART):
+            assert eventually(lambda: ask(limited, "/v1/completions", "127.0.0.8", b" " * PART)[0] == 503)
+    assert eventually(lambda: ask(limited, "/v1/completions", "127.0.0.5", b" " * PART)[0] == 400)
+
+
+def test_a_body_must_be_smaller_than_half_of_all() -> None:
+    assert ServerConfig(max_body=10).bodies_limit == 160
+    assert ServerConfig(max_body=10, max_bodies=20).bodies_limit == 20
+    with pytest.raises(BadRequest, match=r"max_bodies: must be at least twice max_body \(10\), .* received 19;"):
+        ServerConfig(max_body=10, max_bodies=19)
+
+
+def test_an_address_gets_a_quarter_of_the_connections() -> None:
+    assert ServerConfig(max_connections=9).address_limit == 2
+    assert ServerConfig(max_connections=1).address_limit == 1
+    for most in (0, 10):
+        with pytest.raises(BadRequest, match=r"max_connections_per_address: must be 1 to max_connections \(9\)"):
+            ServerConfig(max_connections=9, max_connections_per_address=most)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8), st.booleans()), max_size=40))
+def test_a_budget_holds_what_is_open_within_its_limits(steps: list[tuple[str, int, bool]]) -> None:
+    budget = BodyBudget(10)
+    held: list[tuple[str, int, ExitStack]] = []
+    for address, size, close in steps:
+        if close and held:
+            held.pop(0)[2].close()
+            continue
+        stack = ExitStack()
+        share = stack.enter_context(budget.share(address))
+        own, every = sum(each for name, each, _ in held if name == address), sum(each for _, each, _ in held)
+        if own + size > 5 or every + size > 10:
+            with pytest.raises(Overloaded):
+                share.take(size)
+            stack.close()
+        else:
+            share.take(size)
+            held.append((address, size, stack))
+        assert budget.held == sum(each for _, each, _ in held)
+    for _, _, stack in held:
+        stack.close()
+    assert budget.held == 0
+
+
+def test_a_silent_connection_is_closed(impatient: Served) -> None:
+    with connected(impatient) as silent:
+        assert silent.recv(100) == b""
+
+
+def test_a_late_head_is_answered_with_408(impatient: Served) -> None:
+    with connected(impatient) as slow:
+        slow.sendall(b"POST /v1/comp")
+        status, body = answer_of(slow)
+        assert (status, body["error"]["code"]) == (408, "request_timeout")
+        assert "the head of a request must come within 0.3 seconds" in body["error"]["message"]
+        assert slow.recv(100) == b""
+
+
+def test_the_time_of_a_head_starts_anew_with_each_request(impatient: Served) -> None:
+    """The first answer takes longer than a head may."""
+    body = json.dumps({"prompt": "x", "ignore_eos": True, "max_tokens": 500}).encode()
+    first = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    with connected(impatient) as connection:
+        connection.sendall(first * 3)
+        for _ in range(3):
+            assert answer_of(connection)[0] == 200
+        connection.sendall(b"GET /v1/mod")
+        assert answer_of(connection)[0] == 408
+
+
+def test_a_slow_body_is_answered_with_408(impatient: Served) -> None:
+    with begun_body(impatient, "127.0.0.1", 1) as slow:
+        status, body = answer_of(slow)
+        assert (status, body["error"]["code"]) == (408, "request_timeout")
+        message = "within 0.9 seconds, after 0.3 at 16384 bytes per second or faster, received 1 bytes"
+        assert message in body["error"]["message"]
+
+
+def test_bytes_that_are_no_http_get_a_json_error(impatient: Served) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+        status, body = answer_of(connection)
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_broken_and_abandoned_bodies_leave_no_traceback(limited: Served) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with recorded_log() as records:
+        with connected(limited, "127.0.0.9") as broken:
+            broken.sendall(head + b"5\r\nhello\r\nno number\r\n")
+            assert answer_of(broken)[0] == 400
+        begun_body(limited, "127.0.0.9", 10).close()
+        assert eventually(lambda: not limited.server.server_state.tasks)
+    assert [record for record in records if record.exc_info] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_ipv6_clients_are_counted_by_network(host: str, network: str) -> None:
+    assert client_network(host) == network
+
+
+def test_the_limit_of_open_files_bounds_connections() -> None:
+    program = (
+        "import resource; from tandemrt.runtime.servers.openai.connections import allow_connections as allow\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (400, 1000))\n"
+        "print(allow(100), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "print(allow(None), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "allow(681)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "100 420\n680 1000\n"
+    assert "max_connections: the limit of open files (1000) allows 680, received 681" in done.stderr

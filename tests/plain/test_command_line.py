@@ -1,0 +1,89 @@
+"""The command line without a bundle: help, version, and files with prompts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tandemrt import __version__
+from tandemrt.cli import app
+from tandemrt.engines.options.command_options import ADVANCED, BUILDING, LIMITS, MEMORY, PANELS, SERVER, SPECULATION
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.cli.arguments import read_prompts
+
+
+def panels(command: str) -> dict[str, list[str]]:
+    """Return the options of a command by panel of its help."""
+    found: Any = typer.main.get_command(app)
+    by_panel: dict[str, list[str]] = {}
+    for parameter in found.commands[command].params:
+        by_panel.setdefault(getattr(parameter, "rich_help_panel", None) or "", []).append(parameter.name)
+    return by_panel
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "bench", "serve"])
+def test_the_options_of_a_command_are_grouped(command: str) -> None:
+    found = panels(command)
+    assert found[BUILDING] == ["max_model_len", "dtype", "draft"]
+    assert found[SPECULATION] == ["num_draft_tokens", "adaptive_draft_tokens", "draft_masks"]
+    assert found[MEMORY] == ["cache_tokens", "prefix_caching"]
+    assert "prompt_timeout_s" in found[LIMITS]
+    assert "cuda_graphs" in found[ADVANCED]
+
+
+def test_the_options_of_a_server_are_grouped() -> None:
+    found = panels("serve")
+    assert found[SERVER] == ["host", "port", "api_key", "metrics_without_key", "grace", "log_level"]
+    assert {"max_body", "max_connections", "queue_limit"} <= set(found[LIMITS])
+
+
+def test_panels_hold_options_that_exist() -> None:
+    assert set(PANELS) <= set(RuntimeOptions.model_fields)
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["export"], ["export", "build"]])
+def test_h_prints_the_help(command: list[str]) -> None:
+    short, long = (CliRunner().invoke(app, [*command, option]) for option in ("-h", "--help"))
+    assert short.exit_code == 0
+    assert "Usage:" in short.output
+    assert short.output == long.output
+
+
+def test_version_prints_the_version() -> None:
+    found = CliRunner().invoke(app, ["--version"])
+    assert (found.exit_code, found.output) == (0, f"tandemrt {__version__}\n")
+
+
+def test_help_loses_nothing_to_markup() -> None:
+    found: Any = typer.main.get_command(app)
+    commands = [*found.commands.values(), *found.commands["export"].commands.values()]
+    texts = [text for command in commands for text in (command.help, *(getattr(p, "help", "") for p in command.params))]
+    assert [text for text in texts if text and "[" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--prompts: must be a readable file, received FILE: No such file or directory"),
+        ("", "--prompts: must hold at least one line, received FILE, which has none"),
+        ('{"prompt": "a"}\n\n{"text": "b"}', 'received \'{"text": "b"}\' in FILE line 3'),
+        ("nope", "received 'nope' in FILE line 1: Expecting value"),
+        ("[1]", "must hold one JSON object per line with `prompt` or `messages`, received '[1]' in FILE line 1"),
+    ],
+)
+def test_a_file_without_prompts_is_rejected_with_the_reason(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(BadRequest) as caught:
+        read_prompts(file, 5)
+    assert message.replace("FILE", str(file)) in str(caught.value)
+
+
+def test_prompts_are_read_up_to_the_count_with_their_schemas(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n\n{"messages": [], "schema": true}\nnot read\n')
+    assert read_prompts(file, 2) == (["a", []], [None, True])

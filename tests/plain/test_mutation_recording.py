@@ -1,0 +1,153 @@
+"""The recording of ``python -m tools.mutate record``: which tests run which line."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools.mutate.mutants import ROOT
+from tools.mutate.operators import edits
+from tools.mutate.recorder import FOLDER
+from tools.mutate.recording import NoRecording, Recording, merge
+
+CODE = """\
+LIMIT = 3
+
+
+def add(a, b):
+    return a + b
+
+
+def built():
+    return 1
+
+
+def in_a_process():
+    return 2
+
+
+def never():
+    return 4
+
+
+def limited(a):
+    return a < LIMIT
+"""
+TESTS = """\
+import subprocess
+import sys
+import pytest
+import a
+
+
+@pytest.fixture(scope="session")
+def shared():
+    return a.built()
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_add(n):
+    assert a.add(n, 1) == n + 1
+
+
+def test_first(shared):
+    assert shared == 1
+
+
+def test_second(shared):
+    assert shared > 0
+
+
+def test_process():
+    subprocess.run([sys.executable, "-c", "import a; a.in_a_process()"], check=True)
+
+
+def test_limited():
+    assert a.limited(2)
+
+
+def test_wrong():
+    assert a.add(1, 1) == 3
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tree and its recording."""
+    tree = tmp_path_factory.mktemp("tree").resolve()
+    parts = tmp_path_factory.mktemp("parts")
+    (tree / "engines").mkdir()
+    (tree / "engines" / "a.py").write_text(CODE)
+    (tree / "test_a.py").write_text(TESTS)
+    (tree / "pytest.ini").write_text("[pytest]\n")
+    environment = {**os.environ, FOLDER: str(parts), "PYTHONPATH": os.pathsep.join([str(ROOT), str(tree / "engines")])}
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT / "src")
+    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:randomly", "-p", "tools.mutate.recorder"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "1 failed, 7 passed" in done.stdout, done.stdout + done.stderr
+    merge(parts, tree, tree / "recording")
+    return tree, tree / "recording"
+
+
+def running(recording: Recording, text: str, replaced: str) -> list[str]:
+    """The tests that run the bug that changes ``replaced`` in the first line with ``text``."""
+    line = next(number for number, each in enumerate(CODE.splitlines(), 1) if text in each)
+    edit = next(edit for edit in edits(CODE) if edit.line == line and edit.text == replaced)
+    return [test.id.removeprefix("test_a.py::") for test in recording.tests_of("engines/a.py", edit)]
+
+
+def test_the_tests_of_a_line_run_it_and_pass(recorded: tuple[Path, Path]) -> None:
+    tree, folder = recorded
+    recording = Recording(folder, tree)
+    assert running(recording, "return a + b", "+") == ["test_add[0]", "test_add[1]", "test_add[2]"]
+    assert running(recording, "return 4", "4") == []
+
+
+def test_every_test_with_a_shared_fixture_runs_its_lines(recorded: tuple[Path, Path]) -> None:
+    assert running(Recording(recorded[1], recorded[0]), "return 1", "1") == ["test_first", "test_second"]
+
+
+def test_the_processes_that_a_test_starts_are_recorded(recorded: tuple[Path, Path]) -> None:
+    assert running(Recording(recorded[1], recorded[0]), "return 2", "2") == ["test_process"]
+
+
+def test_the_tests_of_a_constant_run_lines_with_its_name(recorded: tuple[Path, Path]) -> None:
+    assert "test_limited" in running(Recording(recorded[1], recorded[0]), "LIMIT = 3", "3")
+    assert "test_first" not in running(Recording(recorded[1], recorded[0]), "return a < LIMIT", "<")
+
+
+def test_a_file_that_has_changed_since_has_the_tests_of_all_its_lines(
+    recorded: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "a.py").write_text("# a comment\n" + CODE)
+    tests = running(Recording(recorded[1], tmp_path), "return 4", "4")
+    assert {"test_add[0]", "test_first", "test_process", "test_limited"} <= set(tests)
+    assert "test_wrong" not in tests
+
+
+def test_one_case_of_every_function_comes_first_and_the_time_is_kept(recorded: tuple[Path, Path]) -> None:
+    tree, folder = recorded
+    recording = Recording(folder, tree)
+    edit = next(edit for edit in edits(CODE) if edit.line == 5)
+    tests = recording.tests_of("engines/a.py", edit)
+    ids, seconds = recording.chosen(tests, 1e6)
+    assert sorted(ids) == ["test_a.py::test_add[0]", "test_a.py::test_add[1]", "test_a.py::test_add[2]"]
+    assert seconds >= sum(test.seconds for test in tests)
+    assert len(recording.chosen(tests, 0.0)[0]) == 1
+    everywhere = replace(edit, runs=(1, len(CODE.splitlines())))
+    functions = [
+        test.partition("[")[0] for test in recording.chosen(recording.tests_of("engines/a.py", everywhere), 1e6)[0]
+    ]
+    assert len(functions) == 7
+    assert len(set(functions[:5])) == 5
+
+
+def test_without_a_recording_the_error_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(NoRecording, match=r"run python -m tools\.mutate record"):
+        Recording(tmp_path, tmp_path)

@@ -1,0 +1,236 @@
+"""Bodies of OpenAI requests become prompts and parameters: every field has its effect, and no other."""
+
+from typing import Any
+
+import pytest
+
+from tandemrt import Chat, SamplingParams, StructuredOutputs
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.servers.openai.protocol import StreamOptions
+from tandemrt.runtime.servers.openai.request_body import (
+    NO_OP_VALUES,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+    parse_json,
+)
+from tandemrt.runtime.workers.clients import Client
+
+MESSAGES = [{"role": "user", "content": "x"}]
+TEMPLATES = {"default": "<tool_call> </tool_call> arguments"}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def chat(**fields: Any) -> CompletionRequest:
+    return parse_chat({"messages": MESSAGES, **fields}, TEMPLATES)
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse_completion({"prompt": "x", **fields}, TEMPLATES)
+
+
+ENDPOINTS = [chat, completion]
+
+
+@pytest.mark.parametrize("ask", ENDPOINTS)
+@pytest.mark.parametrize(
+    ("fields", "attribute", "value"),
+    [
+        ({}, "client", Client()),
+        ({"user": None}, "client", Client()),
+        ({"user": ""}, "client", Client()),
+        ({"user": "me"}, "client", Client(user="me")),
+        ({}, "model", None),
+        ({"model": "m"}, "model", "m"),
+        ({}, "stream", False),
+        ({"stream": True}, "stream", True),
+        ({}, "usage", StreamOptions()),
+        ({"stream": True, "stream_options": {}}, "usage", StreamOptions()),
+        (
+            {"stream": True, "stream_options": {"include_usage": True}},
+            "usage",
+            StreamOptions(include_usage=True, continuous_usage_stats=False),
+        ),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "usage",
+            StreamOptions(include_usage=False, continuous_usage_stats=True),
+        ),
+        ({}, "return_token_ids", False),
+        ({"return_token_ids": True}, "return_token_ids", True),
+        ({}, "tool_calls", None),
+        ({}, "params", SamplingParams()),
+        ({"seed": 3, "temperature": None}, "params", SamplingParams(seed=3)),
+    ],
+)
+def test_a_field_sets_its_attribute(ask: Any, fields: dict[str, Any], attribute: str, value: Any) -> None:
+    assert getattr(ask(**fields), attribute) == value
+
+
+@pytest.mark.parametrize("ask", ENDPOINTS)
+def test_stream_options_must_come_with_a_stream(ask: Any) -> None:
+    with pytest.raises(BadRequest, match="stream_options: must come with stream true"):
+        ask(stream_options={})
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": None}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": None}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 1}, 1),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_a_chat_asks_for_as_many_alternatives_as_top_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
+    assert chat(**fields).params.logprobs == logprobs
+
+
+@pytest.mark.parametrize("fields", [{"top_logprobs": 1}, {"logprobs": False, "top_logprobs": 1}])
+def test_top_logprobs_without_logprobs_are_rejected(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="top_logprobs: must come with logprobs true, received 1"):
+        chat(**fields)
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 1])
+def test_logprobs_of_a_completion_are_a_number(logprobs: int | None) -> None:
+    assert completion(logprobs=logprobs).params.logprobs == logprobs
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({}, SamplingParams().max_tokens),
+        ({"max_tokens": 4}, 4),
+        ({"max_completion_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
+    ],
+)
+def test_max_completion_tokens_is_an_alias(fields: dict[str, Any], max_tokens: int | None) -> None:
+    assert chat(**fields).params.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize("other", [4, 6])
+def test_two_different_maximums_are_rejected(other: int) -> None:
+    with pytest.raises(BadRequest, match=f"max_completion_tokens: is an alias of max_tokens, received 5 and {other}"):
+        chat(max_completion_tokens=5, max_tokens=other)
+
+
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "described", "callable_names", "skips_special_tokens"),
+    [
+        (None, ["f", "g"], ["f", "g"], False),
+        ("auto", ["f", "g"], ["f", "g"], False),
+        ("required", ["f", "g"], ["f", "g"], True),
+        (NAMED, ["f", "g"], ["g"], True),
+        ("none", [], None, True),
+    ],
+)
+def test_tool_choice_decides_what_the_model_sees_and_may_call(
+    choice: Any, described: list[str], callable_names: list[str] | None, skips_special_tokens: bool
+) -> None:
+    """Only the model's own format may begin a call with a control token, which must stay in the text then."""
+    request = chat(tools=TOOLS, tool_choice=choice)
+    assert isinstance(request.prompt, Chat)
+    assert list(request.prompt.tools) == [each for each in TOOLS if each["function"]["name"] in described]
+    called = request.tool_calls
+    assert (None if called is None else [each.name for each in called.functions]) == callable_names
+    assert request.params.skip_special_tokens is skips_special_tokens
+    assert (request.params.structured_outputs is None) == (called is None)
+
+
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize("choice", [None, "none", "auto"])
+def test_without_tools_the_text_is_free(tools: Any, choice: Any) -> None:
+    request = chat(tools=tools, tool_choice=choice)
+    assert isinstance(request.prompt, Chat)
+    assert list(request.prompt.tools) == []
+    assert (request.tool_calls, request.params) == (None, SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "constraint"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, StructuredOutputs(json_object=True)),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, StructuredOutputs(json=SCHEMA)),
+    ],
+)
+def test_a_response_format_is_a_constraint(wanted: Any, constraint: StructuredOutputs | None) -> None:
+    assert chat(response_format=wanted).params.structured_outputs == constraint
+
+
+CONSTRAINTS: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a"},
+    "tool_choice": "required",
+}
+
+
+@pytest.mark.parametrize("left_out", CONSTRAINTS)
+def test_any_two_constraints_are_rejected_by_name(left_out: str) -> None:
+    given = {name: value for name, value in CONSTRAINTS.items() if name != left_out}
+    tools = TOOLS if "tool_choice" in given else None
+    first, second = given
+    with pytest.raises(BadRequest, match=rf"^{second}: only one .* received {first} and {second}; send one"):
+        chat(tools=tools, **given)
+
+
+@pytest.mark.parametrize(
+    ("variables", "effort", "expected"),
+    [
+        ({}, None, {}),
+        ({"a": 1}, None, {"a": 1}),
+        ({"a": 1}, "low", {"a": 1, "reasoning_effort": "low"}),
+        ({"reasoning_effort": "low"}, "low", {"reasoning_effort": "low"}),
+    ],
+)
+def test_reasoning_effort_is_a_template_variable(
+    variables: dict[str, Any], effort: str | None, expected: dict[str, Any]
+) -> None:
+    prompt = chat(chat_template_kwargs=variables, reasoning_effort=effort).prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.chat_template_kwargs == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("x", "x"), (["x"], "x"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([], []), ("", "")],
+)
+def test_a_list_of_one_prompt_is_that_prompt(prompt: Any, expected: Any) -> None:
+    assert completion(prompt=prompt).prompt == expected
+
+
+@pytest.mark.parametrize("prompt", [["x", "y"], [[1], [2]], ["x", [1]]])
+def test_two_prompts_are_rejected(prompt: Any) -> None:
+    with pytest.raises(BadRequest, match="prompt: one prompt a request, received 2"):
+        completion(prompt=prompt)
+
+
+@pytest.mark.parametrize("ask", ENDPOINTS)
+@pytest.mark.parametrize("name", NO_OP_VALUES)
+def test_an_unsupported_field_is_accepted_only_at_values_without_effect(ask: Any, name: str) -> None:
+    plain = ask()
+    for value in (*NO_OP_VALUES[name], None):
+        found = ask(**{name: value})
+        assert (found.prompt, found.params) == (plain.prompt, plain.params)
+    with pytest.raises(BadRequest, match=f"^{name}: .*received 17"):
+        ask(**{name: 17})
+
+
+def test_a_body_is_one_json_object() -> None:
+    assert parse_json('{"a": ["é", 1e3, null]}'.encode()) == {"a": ["é", 1000.0, None]}
+    for body in (b"[]", b"1", b"null", b'{"a": Infinity}', b'{"a": NaN}', b"{} {}"):
+        with pytest.raises(BadRequest, match="the body must be"):
+            parse_json(body)

@@ -1,0 +1,105 @@
+"""Memory before a round: the oldest request gets it first, and a preempted one commits nothing of the round in flight.
+
+A block becomes findable when its last token has been processed.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.plugins.operators.constants import Rule
+from tandemrt.runtime.caches.hashes import BlockHashes
+from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.drafters.none import NoDrafter
+from tandemrt.runtime.engine_loop.planner import Preemption
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import Round, VerifiedRound
+from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.requests.slots import Slots
+from tests.plain.requests import make_queued
+
+SLOTS, BLOCKS = 3, 4  # the first block is no request's
+
+
+class Memory:
+    """Slots over a small paged cache, without a draft, and what reserves their memory."""
+
+    def __init__(self) -> None:
+        self.table = BlockTable(SLOTS, BLOCKS - 1, BLOCKS, torch.device("cpu"))
+        self.scheduler, self.metrics = Scheduler(SLOTS, SLOTS), Metrics()
+        self.slots = Slots(SLOTS, self.table, [self.scheduler], num_draft_tokens=0)
+        self.ended: list[tuple[RunningRequest, Finish]] = []
+        end = lambda running, finish: self.ended.append((running, finish))  # noqa: E731
+        self.preemption = Preemption(self.slots, self.scheduler, NoDrafter(), end, self.metrics)
+
+    def join(self, prompt: Sequence[int], *, prefilled: bool = True) -> RunningRequest:
+        running = self.slots.join(make_queued(prompt=prompt, hashes=BlockHashes("bundle"), window=0))
+        assert running is not None
+        if prefilled:
+            running.prefilled = running.prefill_end
+        return running
+
+    def round_in_flight(self) -> VerifiedRound:
+        """A round of all requests in slots, which the host has not committed."""
+        rows = {running.slot: running for running in self.slots}
+        return VerifiedRound(Round(rows, SLOTS, 0, filters=False, rules=frozenset({Rule.COUPLED})), {}, {})
+
+    def registered(self, running: RunningRequest) -> int:
+        """Blocks of the text that other requests find."""
+        assert running.hashes is not None
+        names = running.hashes.first(running.tokens, len(running.tokens) // BLOCK_SIZE)
+        return self.table.allocator.count_cached(names)
+
+
+@pytest.mark.parametrize(("length", "blocks"), [(63, 0), (64, 0), (65, 1), (128, 1), (129, 2)])
+def test_a_block_is_registered_after_its_last_token_was_processed(length: int, blocks: int) -> None:
+    """The newest token of a text is processed by the next round, which a cancelled request does not get."""
+    memory = Memory()
+    running = memory.join(range(60))
+    running.tokens += range(60, length)
+    assert memory.slots.grow(running)
+    memory.preemption.reserve_memory(None)
+    assert memory.registered(running) == blocks
+
+
+@pytest.mark.parametrize(("prefilled", "blocks"), [(63, 0), (64, 1), (127, 1), (128, 2)])
+def test_a_prompt_registers_the_blocks_that_were_prefilled(prefilled: int, blocks: int) -> None:
+    memory = Memory()
+    running = memory.join(range(140), prefilled=False)
+    running.prefilled = prefilled
+    memory.preemption.reserve_memory(None)
+    assert memory.registered(running) == blocks
+
+
+def test_the_oldest_requests_keep_their_memory_and_the_youngest_commit_nothing() -> None:
+    memory = Memory()
+    oldest, second, youngest = (memory.join([first, *range(40)]) for first in (101, 102, 103))
+    last = memory.round_in_flight()
+    assert memory.preemption.reserve_memory(last) is last, "memory suffices"
+
+    oldest.tokens += [9] * 30  # a second block, where none is free
+    last = memory.preemption.reserve_memory(last) or last
+    assert list(memory.slots) == list(last.round.rows.values()) == [oldest, second]
+
+    second.tokens += [9] * 30
+    last = memory.preemption.reserve_memory(last) or last
+    assert list(memory.slots) == list(last.round.rows.values()) == [oldest]
+    assert [each.preempted for each in memory.scheduler._preempted] == [second, youngest]
+    assert (memory.metrics.preemptions, second.preemptions, youngest.preemptions) == (2, 1, 1)
+    assert not memory.ended
+
+
+def test_a_request_that_lacks_memory_for_itself_is_preempted_alone() -> None:
+    """Both want another block and one is free: the older one gets it."""
+    memory = Memory()
+    older, younger = (memory.join([first, *range(40)]) for first in (101, 102))
+    last = memory.round_in_flight()
+    for running in (older, younger):
+        running.tokens += [9] * 30
+    last = memory.preemption.reserve_memory(last) or last
+    assert list(memory.slots) == list(last.round.rows.values()) == [older]
+    assert [each.preempted for each in memory.scheduler._preempted] == [younger]

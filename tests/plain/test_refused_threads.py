@@ -1,0 +1,131 @@
+"""When the operating system refuses a thread, the caller gets an error and the next request works."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.validation.errors import InternalError
+from tandemrt.runtime.grammars.library import GrammarLibrary
+from tandemrt.runtime.workers.clients import UNNAMED
+from tandemrt.runtime.workers.fair import FairExecutor
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.workers.threads import run_in_thread
+from tests.plain.constraints import STOP, VOCABULARY, compiled_by
+from tests.waiting import PATIENCE_S
+
+Refuse = Callable[[int], None]
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
+    """A function that makes the next ``count`` starts of a thread fail."""
+    start, left = threading.Thread.start, 0
+
+    def refusing(thread: threading.Thread) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def set_count(count: int) -> None:
+        nonlocal left
+        left = count
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    return set_count
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_executor_fails_the_task_and_runs_later_ones(refuse: Refuse, count: int) -> None:
+    executor = FairExecutor(2, "test")
+    refuse(count)
+    for _ in range(count):
+        with pytest.raises(InternalError, match="a thread could not start: can't start new thread"):
+            executor.submit(UNNAMED, int, "7").result(PATIENCE_S)
+    ran: list[int] = []
+    assert [executor.submit(UNNAMED, int, text).result(PATIENCE_S) for text in "89"] == [8, 9]
+    executor.submit(UNNAMED, ran.append, 1).result(PATIENCE_S)
+    executor.shutdown(wait=True)
+    assert ran == [1]
+
+
+def test_an_executor_never_runs_a_task_that_it_failed(refuse: Refuse) -> None:
+    executor, ran = FairExecutor(1, "test"), list[int]()
+    refuse(1)
+    failed = executor.submit(UNNAMED, ran.append, 1)
+    assert executor.submit(UNNAMED, len, "ab").result(PATIENCE_S) == 2
+    executor.shutdown(wait=True)
+    assert isinstance(failed.exception(), InternalError)
+    assert ran == []
+
+
+def test_an_executor_without_a_second_thread_runs_the_task_in_the_first(refuse: Refuse) -> None:
+    executor, hold, begun = FairExecutor(2, "test"), threading.Event(), threading.Event()
+    first = executor.submit(UNNAMED, lambda: (begun.set(), hold.wait(PATIENCE_S)))
+    assert begun.wait(PATIENCE_S)
+    refuse(1)
+    second = executor.submit(UNNAMED, int, "7")
+    assert not second.done()
+    hold.set()
+    assert second.result(PATIENCE_S) == 7
+    assert first.result(PATIENCE_S)
+    assert executor.submit(UNNAMED, int, "8").result(PATIENCE_S) == 8
+    executor.shutdown(wait=True)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_grammar_without_a_thread_fails_and_the_same_grammar_compiles_later(refuse: Refuse, count: int) -> None:
+    library, structured = GrammarLibrary(VOCABULARY, [STOP]), StructuredOutputs(regex="[a-c]+")
+    refuse(count)
+    for _ in range(count):
+        with pytest.raises(InternalError, match="a thread could not start"):
+            compiled_by(library, structured).result(PATIENCE_S)
+    assert compiled_by(library, structured).result(PATIENCE_S).matcher(None) is not None
+    library.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_process_pool_rejects_the_task_and_runs_later_ones(refuse: Refuse, count: int) -> None:
+    pool = ProcessPool(processes=2)
+    refuse(count)
+    for _ in range(count):
+        with pytest.raises(InternalError, match="length: a thread could not start"):
+            pool.submit(UNNAMED, "length", PATIENCE_S, len, "ab")
+    assert pool.submit(UNNAMED, "length", PATIENCE_S, len, "abc").result(PATIENCE_S) == 3
+    pool.close()
+
+
+def test_a_process_pool_without_a_second_thread_runs_the_task_in_the_first(refuse: Refuse) -> None:
+    pool = ProcessPool(processes=2)
+    slow = pool.submit(UNNAMED, "sleep", PATIENCE_S, time.sleep, 0.2)
+    refuse(1)
+    assert pool.submit(UNNAMED, "length", PATIENCE_S, len, "abc").result(PATIENCE_S) == 3
+    assert slow.result(PATIENCE_S) is None
+    pool.close()
+
+
+def test_work_whose_thread_was_refused_never_runs(refuse: Refuse) -> None:
+    ran: list[int] = []
+
+    async def main() -> Any:
+        refuse(1)
+        with pytest.raises(InternalError, match="stream: a thread could not start"):
+            await run_in_thread("stream", ran.append, 1)
+        return await run_in_thread("stream", len, "abc")
+
+    assert asyncio.run(main()) == 3
+    assert ran == []
+
+
+def test_an_error_of_the_work_itself_is_raised_as_it_is() -> None:
+    def fails() -> None:
+        raise RuntimeError("of the work")
+
+    with pytest.raises(RuntimeError, match="of the work"):
+        asyncio.run(run_in_thread("stream", fails))

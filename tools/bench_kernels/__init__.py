@@ -1,0 +1,1 @@
+"""Time single kernels on a CUDA GPU: see ``__main__``."""

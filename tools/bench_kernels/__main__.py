@@ -1,0 +1,27 @@
+"""Time single kernels on a CUDA GPU by replay of CUDA graphs, next to other implementations of the same operation.
+
+    python -m tools.bench_kernels attention         # attention over a paged KV cache
+    python -m tools.bench_kernels verify            # verification and sampling of drafts
+    python -m tools.bench_kernels experts           # a mixture of experts
+    python -m tools.bench_kernels float8            # FP8 matmuls, and the operators between them
+    python -m tools.bench_kernels int4              # 4-bit matmuls
+
+``python -m tools.bench_kernels CASE --help`` lists a case's options. Every case prints tables and writes them to
+``--json FILE``. Weights and caches exceed the second-level cache of the GPU, so every run reads them from memory.
+"""
+
+from collections.abc import Callable
+
+from tools.bench_kernels import attention, experts, float8, int4, verify
+from tools.cases import run_cases
+
+CASES: dict[str, Callable[..., None]] = {
+    "attention": attention.main,
+    "verify": verify.main,
+    "experts": experts.main,
+    "float8": float8.main,
+    "int4": int4.main,
+}
+
+if __name__ == "__main__":
+    run_cases(CASES)

@@ -1,0 +1,1 @@
+"""Throughput of a server against the Python API: see ``__main__``."""

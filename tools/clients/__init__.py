@@ -1,0 +1,1 @@
+"""Clients of the Python API, of ``tandemrt serve`` and of a Triton server, shared by the load and fault tools."""

@@ -1,0 +1,1 @@
+"""Plant small bugs and check that the tests find them."""
