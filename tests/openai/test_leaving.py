@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tandemrt import SamplingParams, StreamOutput
+from tandemrt.runtime.requests.round import Round
 from tests.openai.client import Served, endless, events
 from tests.waiting import PATIENCE_S, eventually
 
@@ -21,22 +22,23 @@ def cancelled(served: Served) -> float:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_disconnected_client_is_cancelled(served: Served, stream: bool) -> None:
-    """The loop stands still until the client is gone, so what it does next is what it does with one that is gone."""
+def test_a_disconnected_client_is_cancelled(served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """The loop stands still from the fourth round until the client is gone, on a machine of any speed."""
     before, kept = cancelled(served), served.metrics()["tandemrt_kept_total"]
+    score, rounds = served.llm.loop.target.score, count(1)
     seen, release = threading.Event(), threading.Event()
 
-    def hold(_: StreamOutput) -> None:
-        seen.set()
-        release.wait(PATIENCE_S)
+    def hold(this: Round) -> None:
+        if next(rounds) == 4:
+            seen.set()
+            release.wait(PATIENCE_S)
+        score(this)
 
+    monkeypatch.setattr(served.llm.loop.target, "score", hold)
     connection = served.send("/v1/completions", endless(stream=stream, num_draft_tokens=0))
+    assert seen.wait(PATIENCE_S)
     if stream:
         assert next(events(connection.getresponse()))["choices"]
-    else:
-        assert eventually(lambda: served.llm.running > 0)
-    served.llm.submit("x", SamplingParams(max_tokens=1), hold)
-    assert seen.wait(PATIENCE_S)
     assert connection.sock is not None
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
