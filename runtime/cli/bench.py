@@ -8,47 +8,30 @@ from typing import Any, Protocol
 
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.runtime.llm.llm import LLM
-from tandemrt.runtime.metrics.metrics import PHASES, Metrics
 from tandemrt.runtime.requests.prompt import Prompt
 from tandemrt.runtime.requests.request import RequestOutput
-
-ROUND_PHASES = tuple(phase for phase in PHASES if phase != "prefill")  # the phases of every round
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Figures of all repeats, with speculation or without."""
+    """Figures of all repeats, with speculation or without. From ``rounds`` on they are those of Metrics."""
 
+    outputs: list[RequestOutput]  # of the last repeat
     seconds: list[float]  # per repeat
     tokens: int  # per repeat
-    metrics: Metrics  # over all repeats
-    outputs: list[RequestOutput]  # of the last repeat
+    rounds: int
+    waits: int
+    acceptance_length: float
+    acceptance_per_position: list[float]
+    ms_per_round: dict[str, float]  # of the host, by phase
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / statistics.median(self.seconds)
 
-    @property
-    def ms_per_round(self) -> dict[str, float]:
-        """Host milliseconds per round, by phase."""
-        return {phase: 1e3 * self.metrics.seconds[phase] / max(1, self.metrics.rounds) for phase in ROUND_PHASES}
-
-    @property
-    def acceptance_per_position(self) -> list[float]:
-        """For each position of the draft window, the share of windows in which it was accepted."""
-        return [count / max(1, self.metrics.steps) for count in self.metrics.accepted]
-
     def to_json(self) -> dict[str, Any]:
-        return {
-            "tokens_per_second": self.tokens_per_second,
-            "seconds": self.seconds,
-            "tokens": self.tokens,
-            "rounds": self.metrics.rounds,
-            "waits": self.metrics.waits,
-            "acceptance_length": self.metrics.acceptance_length,
-            "acceptance_per_position": self.acceptance_per_position,
-            "ms_per_round": self.ms_per_round,
-        }
+        figures = {name: value for name, value in vars(self).items() if name != "outputs"}
+        return {"tokens_per_second": self.tokens_per_second, **figures}
 
 
 @dataclass(frozen=True)
@@ -104,11 +87,19 @@ def compare(
                 outputs[which] = llm.generate(list(prompts), list(params))
                 seconds[which].append(time.perf_counter() - start)
             on_repeat()
-        measures = [
-            Measurement(
-                seconds[i], sum(len(o.token_ids) for o in outputs[i]), llms[i].metrics.since(starts[i]), outputs[i]
-            )
-            for i in range(2)
-        ]
+        counted = [llm.metrics.since(start) for llm, start in zip(llms, starts, strict=True)]
+    measures = [
+        Measurement(
+            outputs[i],
+            seconds[i],
+            sum(len(output.token_ids) for output in outputs[i]),
+            metrics.rounds,
+            metrics.waits,
+            metrics.acceptance_length,
+            metrics.acceptance_per_position,
+            metrics.host_ms_per_round,
+        )
+        for i, metrics in enumerate(counted)
+    ]
     same = sum(a.token_ids == b.token_ids for a, b in zip(*outputs, strict=True))
     return Comparison(measures[0], measures[1], same)

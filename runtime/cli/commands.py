@@ -159,15 +159,13 @@ def doctor(
 
 
 def _show_comparison(result: "Comparison") -> None:
-    from tandemrt.runtime.cli.bench import ROUND_PHASES
-
     table = Table("", "autoregressive", "speculation", show_edge=False)
     ways = (result.autoregressive, result.speculative)
     table.add_row("tokens/s", *(f"{way.tokens_per_second:.0f}" for way in ways))
-    table.add_row("rounds", *(str(way.metrics.rounds) for way in ways))
-    table.add_row("device-to-host waits", *(str(way.metrics.waits) for way in ways))
-    table.add_row("acceptance length", "1.00", f"{result.speculative.metrics.acceptance_length:.2f}")
-    for phase in ROUND_PHASES:
+    table.add_row("rounds", *(str(way.rounds) for way in ways))
+    table.add_row("device-to-host waits", *(str(way.waits) for way in ways))
+    table.add_row("acceptance length", "1.00", f"{result.speculative.acceptance_length:.2f}")
+    for phase in result.autoregressive.ms_per_round:
         table.add_row(f"{phase}, host ms per round", *(f"{way.ms_per_round[phase]:.3f}" for way in ways))
     console.print(table)
     positions = " ".join(f"{rate:.2f}" for rate in result.speculative.acceptance_per_position)

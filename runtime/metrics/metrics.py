@@ -89,6 +89,16 @@ class Metrics:
         return 1 + sum(self.accepted) / max(1, self.steps)
 
     @property
+    def acceptance_per_position(self) -> list[float]:
+        """For each position of the draft window, the share of verified windows in which it was accepted."""
+        return [count / max(1, self.steps) for count in self.accepted]
+
+    @property
+    def host_ms_per_round(self) -> dict[str, float]:
+        """Mean host milliseconds per round, by phase of a round."""
+        return {phase: 1e3 * self.seconds[phase] / max(1, self.rounds) for phase in PHASES if phase != "prefill"}
+
+    @property
     def device_ms_per_round(self) -> dict[str, float]:
         """Mean device milliseconds per timed round: by phase, in total (``round``), and idle (``idle``).
 

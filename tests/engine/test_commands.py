@@ -312,7 +312,7 @@ def test_calibrate_refuses_arguments_that_it_cannot_measure(
 
 def test_speedup_is_time_without_over_time_with_speculation() -> None:
     autoregressive, speculative = (
-        Measurement(seconds, 60, Metrics(), []) for seconds in ([6.0, 4.0, 9.0], [3.0, 2.0, 3.0])
+        Measurement([], seconds, 60, 0, 0, 1.0, [], {}) for seconds in ([6.0, 4.0, 9.0], [3.0, 2.0, 3.0])
     )
     assert Comparison(autoregressive, speculative, 0).speedup == 2.0
     assert (autoregressive.tokens_per_second, speculative.tokens_per_second) == (10.0, 20.0)
@@ -321,7 +321,6 @@ def test_speedup_is_time_without_over_time_with_speculation() -> None:
 def test_bench_figures_are_per_round_and_per_draft_window() -> None:
     metrics = Metrics(rounds=4, steps=5, accepted=[5, 2, 0])
     metrics.seconds["fill"] = 0.02
-    measure = Measurement([1.0], 12, metrics, [])
-    assert measure.ms_per_round["fill"] == 5.0
-    assert measure.metrics.acceptance_length == 1 + 7 / 5
-    assert measure.acceptance_per_position == [1.0, 0.4, 0.0]
+    assert metrics.host_ms_per_round["fill"] == 5.0
+    assert metrics.acceptance_length == 1 + 7 / 5
+    assert metrics.acceptance_per_position == [1.0, 0.4, 0.0]
