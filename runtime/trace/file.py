@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from tandemrt.engines.validation.errors import BadRequest, clipped
 from tandemrt.runtime.trace.chrome import chrome_trace
 from tandemrt.runtime.trace.data import page_data
+from tandemrt.runtime.trace.pages import self_contained
 from tandemrt.runtime.trace.recorder import Recorder
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -34,5 +35,5 @@ def write_trace(path: Path, recorder: Recorder, tokenizer: Tokenizer, bundle: st
         path.write_text(json.dumps(chrome_trace(recorder, tokenizer, bundle)), encoding="utf-8")
         return
     data = json.dumps(page_data(recorder, tokenizer, bundle)).replace("<", "\\u003c")  # a text may contain </script>
-    page = _PAGE.read_text(encoding="utf-8")
+    page = self_contained(_PAGE)
     path.write_text(page.replace(f">{_PLACEHOLDER}</script>", f">{data}</script>", 1), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -15,8 +14,8 @@ from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.validation.errors import BadRequest
 from tests.engine.test_invisible import REQUESTS, output_of
 from tests.waiting import PATIENCE_S
+from tools.browser import BROWSER
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ASKED = [*REQUESTS, ("the end </script>", {"rule": "rejection", "temperature": 1.0, "seed": 9, "max_tokens": 20})]
 
 
@@ -92,6 +91,11 @@ def test_a_browser_shows_the_tokens_without_errors(page: Path, outputs: list[Req
     shown.feed(dom)
     assert shown.tokens == outputs[0].token_ids, "of the first request, which a page begins with"
     assert shown.options == len(outputs)
+    speculation = outputs[0].speculation
+    drafts = speculation.num_accepted_draft_tokens, speculation.num_draft_tokens
+    assert f"{drafts[0]} of {drafts[1]} verified drafts were accepted" in dom
+    bars = [tuple(map(int, each)) for each in re.findall(r">(\d+) of (\d+)</text>", dom)]
+    assert tuple(map(sum, zip(*bars, strict=True))) == drafts, "the bars are the drafts of the sentence"
     assert not re.search(r"https?:|//[a-z]", page.read_text("utf-8").split('id="data"')[0]), "no network"
 
 
