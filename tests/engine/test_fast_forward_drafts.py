@@ -8,7 +8,9 @@ import pytest
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
+from tandemrt.runtime.engine_loop.verify_inputs import DraftToVerify
 from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
 from tests.engine.test_invisible import REQUESTS, output_of
 from tests.makers import tiny_checkpoint, write_recipe
@@ -120,3 +122,29 @@ def test_under_the_rejection_rule_a_seed_has_one_text(tiny_bundle: Path, plain: 
     assert first[0] == second[0]
     assert first[0][0] == plain[ALL.index(WORDY[0])]  # greedy
     assert first[1].fast_forward_drafts > 0
+
+
+@pytest.mark.parametrize(("rule", "all_fast_forward"), [("rejection", True), ("coupled", False)])
+def test_a_draft_that_a_row_allows_is_a_fast_forward_token_under_the_rejection_rule_only(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, rule: str, all_fast_forward: bool
+) -> None:
+    """Its acceptance must not depend on which token was drafted. The neighbour keeps the drafter at work."""
+    only = {"structured_outputs": {"choice": ["one text and no other"]}, "rule": rule, "max_tokens": 40}
+    requests = [("<think></think>", only), ("free", {"ignore_eos": True, "max_tokens": 60})]
+    with LLM(tiny_bundle, threads=1, draft_masks=True) as llm:
+        written: list[DraftToVerify] = []
+        write = llm.loop._verify_inputs.write
+
+        def observe(this: Round) -> dict[int, DraftToVerify]:
+            drafts = write(this)
+            running = next((each for each in this.rows.values() if each.grammar_time is not None), None)
+            if running is not None and running.slot in drafts and not this.only_fast_forward:
+                written.append(drafts[running.slot])
+            return drafts
+
+        monkeypatch.setattr(llm.loop._verify_inputs, "write", observe)
+        params = [SamplingParams(temperature=1.0, seed=1, **each) for _, each in requests]
+        assert llm.generate([prompt for prompt, _ in requests], params)[0].text == "one text and no other"
+    drafted = [each for each in written[:-1] if each.tokens]  # the last window goes past the end of the text
+    assert drafted
+    assert all(each.fast_forward == [*range(len(each.tokens))] for each in drafted) == all_fast_forward
