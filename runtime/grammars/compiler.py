@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, InternalError, clipped
 from tandemrt.runtime.grammars.grammar import Grammar
+from tandemrt.runtime.grammars.schema.looser import looser
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler
@@ -35,8 +37,10 @@ class GrammarCompiler:
         self._llguidance: LLGuidanceCompiler | None = None
         self._xgrammar: XGrammarCompiler | None = None
 
-    def compile(self, kind: str, source: str, *, any_whitespace: bool = True) -> CompiledGrammar:
+    def compile(self, kind: str, source: str, *, any_whitespace: bool = True, loose: bool = False) -> CompiledGrammar:
         """Compile ``Source.text``: a ``json`` schema, a ``regex``, an EBNF ``grammar`` or a ``structural_tag``.
+
+        ``loose``: compile a looser schema if the engine rejects it, because the finished text is validated.
 
         Raises:
             BadRequest: the engine rejects the source.
@@ -44,7 +48,7 @@ class GrammarCompiler:
         try:
             match kind:
                 case "json":
-                    return self._llguidance_compiler().compile_json(json.loads(source), any_whitespace=any_whitespace)
+                    return self._compile_json(json.loads(source), any_whitespace, loose)
                 case "regex":
                     return self._llguidance_compiler().compile_regex(source)
                 case "grammar":
@@ -57,6 +61,14 @@ class GrammarCompiler:
                     raise InternalError(f"kind: must be json, regex, grammar or structural_tag, got {kind!r}")
         except ValueError as error:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
+
+    def _compile_json(self, schema: dict[str, Any] | bool, any_whitespace: bool, loose: bool) -> CompiledGrammar:
+        compiler = self._llguidance_compiler()
+        if loose and isinstance(schema, dict):
+            for each in (schema, *looser(schema)):
+                with suppress(ValueError):
+                    return compiler.compile_json(each, any_whitespace=any_whitespace)
+        return compiler.compile_json(schema, any_whitespace=any_whitespace)
 
     def _llguidance_compiler(self) -> "LLGuidanceCompiler":
         from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler

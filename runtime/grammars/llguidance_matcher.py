@@ -15,6 +15,8 @@ from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES, che
 
 SILENT = 0  # a log level of llguidance
 _PARSER = "Parser Error"  # prefix of llguidance's errors about limits of the parser, not of the lexer
+# The default of 200,000 ends a text in the middle if its string has a pattern and a long maxLength.
+LIMITS = llguidance.LLParserLimits(step_lexer_fuel=2_000_000)
 _LEXER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 50
 _CONTROL = b"\xff"  # the first byte that llguidance gives for a control token
 
@@ -94,6 +96,9 @@ class LLGuidanceMatcher:
         else:
             self._feed()
             taken = bool(self._matcher.try_consume_tokens([token]))
+            if not taken and not self._matcher.is_error() and bitmask.allows(self._computed(), token):
+                # Without the row, its lexer gives up silently at the limit that a row reports or does not reach.
+                taken = bool(self._matcher.try_consume_tokens([token]))
             if self._matcher.is_error():
                 self._replace_matcher()
                 self._require_no_error()
@@ -228,7 +233,7 @@ class LLGuidanceGrammar:
 
     def fresh(self) -> llguidance.LLMatcher:
         """Return a matcher with a lexer of its own."""
-        return llguidance.LLMatcher(self._tokenizer, self._source, log_level=SILENT)
+        return llguidance.LLMatcher(self._tokenizer, self._source, log_level=SILENT, limits=LIMITS)
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

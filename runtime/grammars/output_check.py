@@ -5,6 +5,7 @@ A pattern of the request may take unbounded time on a text, so the check runs in
 """
 
 import json
+import re
 from dataclasses import dataclass
 
 from tandemrt.engines.validation.errors import clipped
@@ -31,6 +32,6 @@ class OutputCheck:
             error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))
         except ValueError as failure:
             return f"the text is not JSON: {clipped(failure)}"
-        except (referencing.exceptions.Unresolvable, RecursionError, OverflowError) as failure:
+        except (referencing.exceptions.Unresolvable, RecursionError, OverflowError, re.error) as failure:
             return f"the text cannot be checked: {clipped(failure)}"
         return None if error is None else f"{clipped(error.json_path)}: {clipped(error.message)}"

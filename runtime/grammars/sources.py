@@ -33,6 +33,7 @@ class Source:
     text: str
     engine: Engine
     any_whitespace: bool = True
+    loose: bool = False  # a looser schema may replace one that the engine rejects; the finished text is validated
 
 
 def read(structured: StructuredOutputs, in_worker: InWorker | None = None) -> tuple[Source, OutputCheck | None]:
@@ -48,7 +49,7 @@ def read(structured: StructuredOutputs, in_worker: InWorker | None = None) -> tu
         options = structured.validate_output, structured.disable_additional_properties
         converted, dialect = _converted(text, *options, in_worker)
         check = OutputCheck(text, dialect) if structured.validate_output else None
-        return Source("json", converted, engine, spaced), check
+        return Source("json", converted, engine, spaced, loose=check is not None), check
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
     if structured.structural_tag is not None:

@@ -357,6 +357,23 @@ def test_a_token_without_text_is_rejected_without_output_on_stderr(engine, capfd
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_long_string_with_a_pattern_does_not_end_in_the_middle(filled):
+    """llguidance's default limits end it at the third character, and without a row they reject a valid one."""
+    schema = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 2000}
+    matcher = compiler().compile("json", json.dumps(schema)).matcher()
+    for token in byte_tokens('"aé, aé, aé, b"'):
+        assert not filled or token in row_of(matcher)
+        assert matcher.accept(token)
+
+
+def test_a_text_that_exceeds_the_lexer_limit_is_an_error_with_and_without_rows():
+    schema = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 60_000}
+    grammar = compiler().compile("json", json.dumps(schema))
+    with pytest.raises(BadRequest, match="makes the grammar too complex"):
+        accept_text(grammar.matcher(), '"aé, aé')
+
+
 def test_the_lexer_limit_of_one_request_does_not_affect_others(monkeypatch):
     """Copies of an llguidance matcher share a lexer and its limit. A copy that reaches the limit gets its own lexer."""
     grammar = compiler().compile("json", '{"type": "string"}')

@@ -131,6 +131,20 @@ def test_a_pattern_matches_the_same_strings_as_python(pattern, begin, end):
     assert found == {text for text in strings if re.search(pattern.replace("$", r"\Z"), text, re.ASCII)}
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^(?!b)(?!.*aa)[ab]*$",
+        r"^(?=.*b)(?=..)[ab]*a$",
+        r"^(?=[(]|a)(?!a\)|b)(?:.|b)+$",
+        r"^(?!.*(ab|ba)$)(?<word>[ab]+)$",
+    ],
+)
+def test_leading_lookaheads_and_named_groups_match_the_same_strings_as_python(pattern):
+    found, strings = strings_of(grammar_of({"type": "string", "pattern": pattern}).matcher())
+    assert found == {text for text in strings if re.search(pattern.replace("?<w", "?P<w").replace("$", r"\Z"), text)}
+
+
 @pytest.mark.parametrize("words", [["a"], ["a", "ab", "b"], [""], ["", "a"], ['"', "a\\"], ["é", "e\n"]])
 def test_negated_words_accept_every_other_text(words):
     strings = ["".join(letters) for length in range(4) for letters in itertools.product('abe"\\\né', repeat=length)]
@@ -180,6 +194,7 @@ ORACLES = {
     "date-time": datetime.datetime.fromisoformat,
     "ipv4": ipaddress.IPv4Address,
     "uuid": uuid.UUID,
+    **{f"uuid{n}": lambda text, n=n: uuid.UUID(text).version == n or None for n in range(1, 9)},
     "duration": duration,
     "hostname": hostname,
     "idn-hostname": hostname,

@@ -506,7 +506,13 @@ def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
         ({"type": "string", "maxlength": 3}, "#/maxlength: is not a keyword; did you mean 'maxLength'"),
         ({"type": "string", "format": "datetime"}, "#/format: 'datetime' is not a format; did you mean 'date-time'"),
         ({"type": "string", "format": "regex"}, "#/format: 'regex' is not supported"),
-        ({"type": "string", "pattern": "^(?=a)b$"}, r"#/pattern: the group \(\?= is not supported"),
+        ({"type": "string", "pattern": "^a(?=b)b$"}, r"#/pattern: the group \(\?= is not supported"),
+        ({"type": "string", "pattern": "^(?=a)b$|c"}, "#/pattern: a lookahead in one of several alternatives"),
+        ({"enum": ["1"], "pattern": "^(?<digit>1)$"}, "#: its values cannot be checked"),
+        (
+            {"properties": {"a" * n: {} for n in range(1, 140)}, "additionalProperties": INTEGER},
+            "#/properties: more than 64 names that begin with each other",
+        ),
         ({"type": "array", "items": INTEGER, "uniqueItems": True}, "#/uniqueItems: is only supported for items"),
         ({"type": "array", "items": {"enum": [*range(9)]}, "uniqueItems": True}, "#/uniqueItems: more than 400 orders"),
         ({"type": "array", "contains": INTEGER}, "#/contains: a required item"),
@@ -569,12 +575,33 @@ def test_an_error_lists_at_most_twenty_paths():
     assert "validate_output=True" in lines[22]
 
 
+def test_long_names_with_other_names_are_exact():
+    name = "n" * 200
+    schema = {"properties": {name: INTEGER, name[:150] + "x": STRING}, "additionalProperties": {"const": 0}}
+    grammar, validator = grammar_of(schema), jsonschema.Draft202012Validator(schema)
+    keys = name, name[:150] + "x", name[:-1], name + "n", name[:150], "x" + name[1:], name[:99] + "x" + name[100:]
+    for key in keys:
+        for value in (0, 1, "x"):
+            assert accepts(grammar, json.dumps({key: value})) == validator.is_valid({key: value})
+    assert not accepts(grammar, f'{{"{name}": 1, "{name}": 2}}')
+
+
+@pytest.mark.parametrize("least", [0, 6])
+@pytest.mark.parametrize("most", [60, 254, 320, 2000])
+@pytest.mark.parametrize("name", ["email", "idn-email", "uri", "hostname", "uuid4"])
+def test_a_format_may_have_a_length(name, least, most):
+    grammar = grammar_of({"type": "string", "format": name, "minLength": least, "maxLength": most})
+    text = {"uri": "http://a.de", "hostname": "ab.cd.ef", "uuid4": "550e8400-e29b-41d4-a716-446655440000"}
+    assert accepts(grammar, f'"{text.get(name, "a.b@c.de")}"')
+    assert not accepts(grammar, f'"{"a" * (most - 4)}@b.cd"')
+
+
 @pytest.mark.parametrize(
     ("schema", "taken", "refused"),
     [
         ({"type": "array", "items": INTEGER, "uniqueItems": True}, "[1, 1]", '["a"]'),
         ({"oneOf": [INTEGER, {"type": "number", "minimum": 3}]}, "4", '"a"'),
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?!x)y$"}}}, '{"a": "x"}', '{"a": 1}'),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "^x(?!y)y$"}}}, '{"a": "x"}', '{"a": 1}'),
     ],
 )
 def test_a_relaxed_schema_still_enforces_its_supported_part(schema, taken, refused):

@@ -393,6 +393,19 @@ def test_validate_output_accepts_any_schema_and_checks_the_finished_text(library
     assert "not JSON" in compiled.check("[1, ")
 
 
+def test_validate_output_loosens_a_schema_that_the_engine_rejects(library):
+    label = "[a-z0-9]([a-z0-9]|-[a-z0-9])*"
+    letters = {"type": "string", "pattern": rf"^\w+(\.\w+)*@{label}(\.{label})+$", "maxLength": 254}
+    schema = {"type": "object", "properties": {"pattern": letters, "b": {"type": "integer"}}, "required": ["b"]}
+    with pytest.raises(BadRequest, match="Unable to determine"):
+        compiled_by(library(), StructuredOutputs(json=schema)).result(timeout=PATIENCE_S)
+    compiled = compiled_by(library(), StructuredOutputs(json=schema, validate_output=True)).result(timeout=PATIENCE_S)
+    assert accepts(compiled, '{"pattern": "?", "b": 1}')
+    assert not accepts(compiled, '{"pattern": "?", "b": "x"}')
+    assert not accepts(compiled, '{"pattern": "?"}')
+    assert "does not match" in compiled.check('{"pattern": "?", "b": 1}')
+
+
 class CallCounter(socketserver.BaseRequestHandler):
     """Counts connections and closes them."""
 

@@ -5,7 +5,8 @@ The rewritten expressions (syntax.py) use none of these.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from tandemrt.runtime.grammars.regex.parser import MAX_GROUP_DEPTH, read
 from tandemrt.runtime.grammars.regex.syntax import (
@@ -20,6 +21,7 @@ from tandemrt.runtime.grammars.regex.syntax import (
 
 MAX_BRANCHES = 256  # after anchors inside groups are resolved
 ANYTHING = "(?s:.)*"
+_PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # an escape, a class, or any other character
 _WRITTEN = re.compile(r"\\x\{([0-9A-F]+)\}")
 
 
@@ -34,16 +36,34 @@ def search_expression(pattern: str) -> str:
     return _either(branches)
 
 
+def split_lookaheads(pattern: str) -> tuple[str, list[str], list[str]]:
+    """Split lookaheads after a leading ``^`` off a pattern without alternatives.
+
+    Returns the rest, patterns that a text must contain as well, and patterns that it must not contain. Raises
+    UnsupportedPattern.
+    """
+    required: list[str] = []
+    forbidden: list[str] = []
+    rest = pattern
+    while rest.startswith(("^(?=", "^(?!")):
+        end = next((part.end() for part in _balanced(rest, 1) if part[0] == ")"), None)
+        if end is None:
+            raise UnsupportedPattern("a missing closing parenthesis")
+        (required if rest[3] == "=" else forbidden).append(f"^(?:{rest[4:end]}")
+        rest = f"^{rest[end:]}"
+    if rest != pattern and len(read(rest).branches) > 1:
+        raise UnsupportedPattern("a lookahead in one of several alternatives")
+    return rest, required, forbidden
+
+
 def fullmatch_expression(pattern: str) -> str:
     """Return an expression for the texts that ``pattern`` matches completely. Raises UnsupportedPattern."""
     return _either([sequence(items) for _, _, items in unanchored(pattern)])
 
 
 def other_than(words: list[str]) -> str:
-    """Return an expression for all texts except ``words``. Raises UnsupportedPattern if they are too long."""
-    if max(map(len, words), default=0) > MAX_GROUP_DEPTH:
-        raise UnsupportedPattern(f"a name of more than {MAX_GROUP_DEPTH} characters together with others")
-    return _other_than(sorted(set(words)), 0)
+    """Return an expression for all texts except ``words``. Raises UnsupportedPattern if they nest too deep."""
+    return _other_than(sorted(set(words)), 0, MAX_GROUP_DEPTH)
 
 
 def literal(text: str) -> str:
@@ -57,8 +77,24 @@ def matches(written: str, text: str) -> bool:
     return re.fullmatch(_WRITTEN.sub(lambda code: f"\\U{int(code[1], 16):08x}", written), text) is not None
 
 
-def _other_than(words: list[str], at: int) -> str:
+def _balanced(pattern: str, begin: int) -> Iterator[re.Match[str]]:
+    """Yield the parts of a pattern from ``begin`` that are not inside a group, with the end of each group."""
+    depth = 0
+    for part in _PARTS.finditer(pattern, begin):
+        depth += {"(": 1, ")": -1}.get(part[0], 0)
+        if not depth:
+            yield part
+
+
+def _other_than(words: list[str], at: int, depth: int) -> str:
     """Return an expression for what may follow the first ``at`` characters, which ``words`` share, except ``words``."""
+    if not depth:
+        raise UnsupportedPattern(f"more than {MAX_GROUP_DEPTH} names that begin with each other, together with others")
+    begin, end = words[0][at:], words[-1][at:]  # in order, so all words share what these two share
+    shared = begin[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begin, end, strict=False)))]
+    if len(shared) > 1:
+        after = _other_than(words, at + len(shared), depth - 1)
+        return f"(?:{_not_beginning(shared)}|{literal(shared)}{after})"
     ways = [] if len(words[0]) == at else [""]
     begun: dict[str, list[str]] = {}
     for word in words:
@@ -66,12 +102,23 @@ def _other_than(words: list[str], at: int) -> str:
             begun.setdefault(word[at], []).append(word)
     if not begun:
         return f"(?s:.){ANYTHING}"
-    others = Characters(tuple((ord(letter), ord(letter)) for letter in sorted(begun)), negated=True).written()
     ways += [
-        others + ANYTHING,
-        *(character(ord(letter)) + _other_than(same, at + 1) for letter, same in begun.items()),
+        _other_letter(begun) + ANYTHING,
+        *(character(ord(letter)) + _other_than(same, at + 1, depth - 1) for letter, same in begun.items()),
     ]
     return f"(?:{'|'.join(ways)})"
+
+
+def _not_beginning(text: str) -> str:
+    """Return an expression for the texts that do not begin with ``text``. It halves ``text``, to nest little."""
+    if len(text) == 1:
+        return f"(?:|{_other_letter(text)}{ANYTHING})"
+    half = len(text) // 2
+    return f"(?:{_not_beginning(text[:half])}|{literal(text[:half])}{_not_beginning(text[half:])})"
+
+
+def _other_letter(letters: Iterable[str]) -> str:
+    return Characters(tuple((ord(letter), ord(letter)) for letter in sorted(letters)), negated=True).written()
 
 
 def unanchored(pattern: str) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:

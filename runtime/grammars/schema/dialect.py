@@ -1,12 +1,16 @@
 """JSON Schema drafts: choose the draft of a schema, normalize its keywords to 2020-12, and detect misspelled ones."""
 
 import difflib
+import re
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import jsonschema
 
 from tandemrt.engines.validation.errors import BadRequest, clipped
+from tandemrt.runtime.grammars.regex.parser import read
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.fast_validation import is_plain
 
 Schema = dict[str, Any] | bool
@@ -52,6 +56,8 @@ _ANNOTATIONS = frozenset(
 _NAMES = sorted(SUPPORTED | UNSUPPORTED.keys() | _OLDER)
 _MIN_SIMILARITY = 0.85  # of difflib; allows one wrong letter in a name of seven
 
+
+_NAMED_GROUP = re.compile(r"\(\?<(?=[A-Za-z_])")  # as ECMA-262 writes it
 
 _OLDER_FORMS = (["items"], ["exclusiveMinimum"], ["exclusiveMaximum"])
 
@@ -146,4 +152,19 @@ def _error(schema: Any, dialect: str) -> jsonschema.ValidationError | None:
 
 @cache
 def _meta_validator(cls: type[jsonschema.protocols.Validator]) -> jsonschema.protocols.Validator:
-    return cls(cls.META_SCHEMA, format_checker=cls.FORMAT_CHECKER)
+    formats = jsonschema.FormatChecker(())
+    formats.checkers = {**cls.FORMAT_CHECKER.checkers, "regex": (_is_pattern, re.error)}
+    return cls(cls.META_SCHEMA, format_checker=formats)
+
+
+def _is_pattern(text: object) -> bool:
+    """Return True if ``text`` is a pattern of Python, or a supported one of ECMA-262. Raises re.error if not."""
+    if isinstance(text, str):
+        try:
+            re.compile(_NAMED_GROUP.sub("(?P<", text))
+        except re.error:
+            with suppress(UnsupportedPattern):
+                read(text)
+                return True
+            raise
+    return True

@@ -1,5 +1,6 @@
 """A schema document: base URIs of its subschemas, and resolution of references."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 import jsonschema
 import referencing
 
-from tandemrt.engines.validation.errors import quoted
+from tandemrt.engines.validation.errors import clipped, quoted
 from tandemrt.runtime.grammars.schema.dialect import (
     REF_STANDS_ALONE,
     Schema,
@@ -183,6 +184,8 @@ class Document:
             return bool(self._validators[node.base].evolve(schema=node.schema).is_valid(value))
         except (referencing.exceptions.Unresolvable, RecursionError):
             raise UnsupportedSchema(node.place, "its values cannot be checked; simplify its references") from None
+        except re.error as error:  # a pattern that Python does not read, such as a group named as in JavaScript
+            raise UnsupportedSchema(node.place, f"its values cannot be checked: {clipped(error)}") from None
 
     def _may_try_patterns(self, schema: Any) -> bool:
         words = set(_words(schema))

@@ -6,7 +6,6 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.engines.validation.records import MOST_LINES
-from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.schema.dialect import Schema
 from tandemrt.runtime.grammars.schema.document import Document, UnsupportedSchema
 from tandemrt.runtime.grammars.schema.expand import Expander
@@ -216,9 +215,6 @@ class _Writer:
         properties = {name: self._schema(all_of, depth) for name, all_of in shape.properties.items()}
         named = {f"^{pattern}$": self._schema(all_of, depth) for pattern, all_of in shape.patterns.items()}
         rest = self._schema(shape.rest, depth)
-        if rest is not False and properties:
-            # With additionalProperties, llguidance would accept a property again under an escaped form of its name.
-            named, rest = {f"^{patterns.other_than(list(properties))}$": rest}, False
         written: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": rest}
         if shape.required:
             written["required"] = shape.required

@@ -14,7 +14,8 @@ _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = f"{_LABEL}(\\.{_LABEL})*"
 _PLAIN_LABEL = "[a-z0-9]([a-z0-9]|-[a-z0-9])*"
 
-_H16 = "[0-9a-fA-F]{1,4}"
+_HEX = "[0-9a-fA-F]"
+_H16 = f"{_HEX}{{1,4}}"
 _LS32 = f"({_H16}:{_H16}|{_IPV4})"
 _IPV6 = "|".join(
     [f"({_H16}:){{6}}{_LS32}", f"::({_H16}:){{5}}{_LS32}"]
@@ -41,13 +42,14 @@ PATTERNS = {
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "duration": f"P({_DAYS}({_HOURS})?|{_HOURS}|[0-9]+W)",
-    "email": f"[A-Za-z0-9_+-]+(\\.[A-Za-z0-9_+-]+)*@{_PLAIN_LABEL}(\\.{_PLAIN_LABEL})+",
+    # With (\\.LABEL)+ at its end, llguidance 1.9.1 rejects a maxLength of 100: it searches too long for a short text.
+    "email": f"[A-Za-z0-9_+-]+(\\.[A-Za-z0-9_+-]+)*@({_PLAIN_LABEL}\\.)+{_PLAIN_LABEL}",
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uri": _URI,
     "uri-reference": _URI_REFERENCE,
-    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(0|[1-9][0-9]*)(#|{_POINTER})",
     "base64": "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
@@ -62,6 +64,10 @@ PATTERNS |= {
     "base64url": "([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}(==)?|[A-Za-z0-9_-]{3}=?)?",
 }
 LONGEST = {"hostname": 253, "idn-hostname": 253}  # characters
+PATTERNS |= {
+    f"uuid{version}": f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
+    for version in range(1, 9)
+}
 UNSUPPORTED = frozenset({"regex", "uri-template"})
 
 

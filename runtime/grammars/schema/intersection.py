@@ -115,13 +115,20 @@ class Intersection:
                 shape.most = _least(shape.most, _count(found["maxLength"]))
             if "pattern" in found:
                 try:
-                    shape.patterns.append(patterns.search_expression(found["pattern"]))
-                except UnsupportedPattern as error:
+                    rest, required, forbidden = patterns.split_lookaheads(found["pattern"])
+                    shape.patterns += map(patterns.search_expression, [*required, rest])
+                    complement = self._expander.complement(forbidden, f"{node.place}/pattern") if forbidden else ""
+                except (UnsupportedPattern, UnsupportedSchema) as error:
                     if self._expander.loose:
                         continue
+                    if isinstance(error, UnsupportedSchema):
+                        raise
                     raise UnsupportedSchema(
                         f"{node.place}/pattern", f"{error} is not supported; rewrite the pattern without it"
                     ) from None
+                if complement is None:
+                    return
+                shape.patterns += [complement] if forbidden else []
             if "pattern" in _inside_not(found):
                 complement = self._expander.complement([found["not"]["pattern"]], f"{node.place}/not/pattern")
                 if complement is None:

@@ -8,6 +8,8 @@ from math import comb, perm
 from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.validation.errors import clipped
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.document import UnsupportedSchema
 from tandemrt.runtime.grammars.schema.intersection import exact
 from tandemrt.runtime.grammars.schema.shapes import (
@@ -193,6 +195,13 @@ def _object(shape: Object, place: str) -> list[Shape]:
         rule = f"more than {MAX_OPTIONAL} properties are not supported if they are optional or other names are allowed"
         rule += "; split the object"
         raise UnsupportedSchema(f"{place}/properties", rule)
+    if shape.rest is not None and shape.properties:
+        # With additionalProperties, llguidance would accept a property again under an escaped form of its name.
+        try:
+            others = patterns.other_than(list(shape.properties))
+        except UnsupportedPattern as error:
+            raise UnsupportedSchema(f"{place}/properties", f"{error}, is not supported; nest them") from None
+        shape = replace(shape, patterns={others: shape.rest}, rest=None)
     closed = shape.rest is None and not shape.patterns
     least = max(0, shape.least - len(shape.required))
     most = None if shape.most is None else shape.most - len(shape.required)
