@@ -55,8 +55,8 @@ def unsupported(quantization: Quantization) -> str | None:
     The build has already converted group scales to a scale per output.
     """
     schemes = [scheme for _, scheme in quantization.rules]
-    if any(scheme.weight == "mxfp4" for scheme in schemes):
-        return "weights in MXFP4"
+    if other := sorted({scheme.title for scheme in schemes} - {"4-bit integers", "float8_e4m3fn"}):
+        return f"weights in {' and '.join(other)}"
     if quantization.is_packed:
         return "float8 weights together with 4-bit weights" if quantization.has_float8 else None
     if any(scheme.inputs == "unquantized" for scheme in schemes):

@@ -46,44 +46,68 @@ def rounded(x: torch.Tensor, scale: float | None, block: int) -> torch.Tensor:
     return ((blocks / scales).to(FP8).float() * scales).flatten(-2)
 
 
-def int4(weight: torch.Tensor, group: int, zeros: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize a weight: return integers 0 to 15 [rows, inner], scales and zero points [rows, groups]."""
-    blocks = weight.unflatten(1, (-1, group))
+def integers(
+    weight: torch.Tensor, group: int, zeros: bool, bits: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize a weight: return unsigned integers [rows, inner], scales and zero points [rows, groups]."""
+    blocks, most = weight.unflatten(1, (-1, group)), (1 << bits) - 1
     if not zeros:
-        scale = blocks.abs().amax(-1) / 7
-        zero = torch.full_like(scale, 8)
+        scale = blocks.abs().amax(-1) / (most // 2)
+        zero = torch.full_like(scale, most // 2 + 1)
     else:
         low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
-        scale = (high - low) / 15
+        scale = (high - low) / most
         zero = (-low / scale).round()
     scale = scale.half().float()
-    integers = (blocks / scale[..., None]).round().add(zero[..., None]).clamp(0, 15)
-    return integers.flatten(1).int(), scale, zero.int()
+    found = (blocks / scale[..., None]).round().add(zero[..., None]).clamp(0, most)
+    return found.flatten(1).int(), scale, zero.int()
 
 
-def words(integers: torch.Tensor) -> torch.Tensor:
-    """Pack eight integers of a row per int32 [rows, columns / 8], the first in the lowest bits."""
-    shifted = integers.long().unflatten(1, (-1, 8)) << (4 * torch.arange(8))
+def words(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack integers of ``bits`` of a row into int32, the first in the lowest bits."""
+    shifted = values.long().unflatten(1, (-1, 32 // bits)) << (bits * torch.arange(32 // bits))
     return shifted.sum(-1).to(torch.int32)  # the highest bit becomes the sign
 
 
-def pack(layout: str, integers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, *, zeros: bool) -> Stored:
-    """Return the tensors that a 4-bit layout stores for a weight."""
-    rows, inner = integers.shape
+def pack(
+    layout: str, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, *, zeros: bool, bits: int
+) -> Stored:
+    """Return the tensors that a layout stores for a weight of integers."""
+    rows, inner = values.shape
+    if layout == "integers":
+        return {"weight": (values - 128).to(torch.int8), "weight_scale": scale}
+    if layout == "awq_gemv":
+        padding = -scale.shape[1] % (8 * 128 // (inner // scale.shape[1]))  # as the kernel loads zeros
+        wide = [torch.nn.functional.pad(each, (0, padding)) for each in (scale, zero)]
+        return {"qweight": words(values, bits), "scales": wide[0].half(), "qzeros": words(wide[1], bits)}
     if layout == "compressed-tensors":
-        stored = {"weight_packed": words(integers), "weight_scale": scale.half()}
+        stored = {"weight_packed": words(values, bits), "weight_scale": scale.half()}
         stored["weight_shape"] = torch.tensor([rows, inner])
-        return stored | ({"weight_zero_point": words(zero.T).T.contiguous()} if zeros else {})
+        return stored | ({"weight_zero_point": words(zero.T, bits).T.contiguous()} if zeros else {})
     if layout == "awq":
         order = torch.arange(rows).view(-1, 8)[:, _AWQ].flatten()
-        stored = {"qweight": words(integers.T[:, order]), "scales": scale.half().T.contiguous()}
-        return stored | ({"qzeros": words(zero.T[:, order])} if zeros else {})
+        stored = {"qweight": words(values.T[:, order], bits), "scales": scale.half().T.contiguous()}
+        return stored | ({"qzeros": words(zero.T[:, order], bits)} if zeros else {})
     return {
-        "qweight": words(integers).T.contiguous(),
-        "qzeros": words((zero.T - int(layout == "gptq")) & 15),
+        "qweight": words(values, bits).T.contiguous(),
+        "qzeros": words((zero.T - int(layout == "gptq")) & ((1 << bits) - 1), bits),
         "scales": scale.half().T.contiguous(),
         "g_idx": torch.arange(inner, dtype=torch.int32) // (inner // scale.shape[1]),
     }
+
+
+def nvfp4(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """Return a weight in ModelOpt's NVFP4, and its dequantized values; the first value of a byte is in its low half."""
+    floats = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    blocks = weight.unflatten(1, (-1, 16))
+    whole = weight.abs().max() / (6 * 448)
+    scale = (blocks.abs().amax(-1) / 6 / whole).to(FP8)
+    spread = (scale.float() * whole)[..., None]
+    code = (blocks.abs()[..., None] / spread[..., None] - floats).abs().argmin(-1)
+    signed = (code + 8 * (blocks < 0)).flatten(1)
+    packed = (signed[:, 0::2] + 16 * signed[:, 1::2]).to(torch.uint8)
+    meant = (floats[code] * blocks.sign() * spread).flatten(1)
+    return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.tensor(0.01)}, meant
 
 
 def write(

@@ -135,18 +135,33 @@ AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "modules_to_not_conv
 
 
 @dataclass(frozen=True)
-class Int4:
-    """A 4-bit storage format: its layout, group size, zero points, and config."""
+class Integers:
+    """A storage format of integers: its layout, group size (0: all inputs), zero points, config, and bits."""
 
     layout: str
     group: int
     zeros: bool
     config: dict[str, object]
+    bits: int = 4
 
     def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
-        integers, scale, zero = quantized.int4(weight, self.group, self.zeros)
-        meant = (integers.unflatten(1, (-1, self.group)) - zero[..., None]) * scale[..., None]
-        return quantized.pack(self.layout, integers, scale, zero, zeros=self.zeros), meant.flatten(1)
+        group = self.group or weight.shape[1]
+        integers, scale, zero = quantized.integers(weight, group, self.zeros, self.bits)
+        meant = (integers.unflatten(1, (-1, group)) - zero[..., None]) * scale[..., None]
+        return quantized.pack(self.layout, integers, scale, zero, zeros=self.zeros, bits=self.bits), meant.flatten(1)
+
+    def write(self, folder: Path) -> PreTrainedModel:
+        return quantized.write(folder, self.config, self.store)
+
+
+@dataclass(frozen=True)
+class Nvfp4:
+    """ModelOpt's NVFP4."""
+
+    config: dict[str, object]
+
+    def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
+        return quantized.nvfp4(weight)
 
     def write(self, folder: Path) -> PreTrainedModel:
         return quantized.write(folder, self.config, self.store)
@@ -154,23 +169,46 @@ class Int4:
 
 GPTQ_V2 = GPTQ | {"group_size": 32, "sym": False, "checkpoint_format": "gptq_v2"}
 INT4 = {
-    "compressed-tensors, groups of 32": Int4("compressed-tensors", 32, False, int4_group(32, True)),
-    "compressed-tensors, groups of 128, zero points": Int4("compressed-tensors", 128, True, int4_group(128, False)),
-    "gptq": Int4("gptq", 64, False, GPTQ | {"group_size": 64, "sym": True}),
-    "gptq, zero points": Int4("gptq", 128, True, GPTQ | {"group_size": 128, "sym": False}),
-    "gptq_v2, zero points": Int4("gptq_v2", 32, True, GPTQ_V2),
-    "awq": Int4("awq", 128, True, AWQ | {"group_size": 128, "zero_point": True}),
-    "awq, symmetric": Int4("awq", 64, False, AWQ | {"group_size": 64, "zero_point": False}),
+    "compressed-tensors, groups of 32": Integers("compressed-tensors", 32, False, int4_group(32, True)),
+    "compressed-tensors, groups of 128, zero points": Integers("compressed-tensors", 128, True, int4_group(128, False)),
+    "gptq": Integers("gptq", 64, False, GPTQ | {"group_size": 64, "sym": True}),
+    "gptq, zero points": Integers("gptq", 128, True, GPTQ | {"group_size": 128, "sym": False}),
+    "gptq_v2, zero points": Integers("gptq_v2", 32, True, GPTQ_V2),
+    "awq": Integers("awq", 128, True, AWQ | {"group_size": 128, "zero_point": True}),
+    "awq, symmetric": Integers("awq", 64, False, AWQ | {"group_size": 64, "zero_point": False}),
+}
+AUTO_ROUND = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 128,
+    "sym": True,
+    "data_type": "int",
+    "packing_format": "auto_round:auto_gptq",
+    "autoround_version": "0.9",
+    "iters": 200,
+}
+OTHERS = {
+    "gptq, 8 bits": Integers("gptq", 128, False, GPTQ | {"bits": 8, "group_size": 128, "sym": True}, 8),
+    "gptq, 8 bits, zero points": Integers("gptq", 32, True, GPTQ | {"bits": 8, "group_size": 32, "sym": False}, 8),
+    "gptq, one group": Integers("gptq", 0, False, GPTQ | {"group_size": -1, "sym": True}),
+    "awq, gemv": Integers("awq_gemv", 64, True, AWQ | {"version": "gemv", "group_size": 64, "zero_point": True}),
+    "auto-round": Integers("gptq", 128, False, AUTO_ROUND),
+    "auto-round, as awq": Integers(
+        "awq", 32, True, AUTO_ROUND | {"group_size": 32, "sym": False, "packing_format": "auto_round:auto_awq"}
+    ),
+    "modelopt, W8A16": Integers("integers", 0, False, MODELOPT | {"quant_algo": "W8A16"}, 8),
+    "modelopt, NVFP4": Nvfp4(MODELOPT | {"quant_algo": "W4A16_NVFP4", "group_size": 16}),
 }
 
 
-@pytest.mark.parametrize("case", INT4)
-def test_repacked_4_bit_weights_keep_their_values(tmp_path, case):
-    model = INT4[case].write(tmp_path)
+@pytest.mark.parametrize("case", INT4 | OTHERS)
+def test_repacked_weights_keep_their_values(tmp_path, case):
+    model = (INT4 | OTHERS)[case].write(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)
     found = read_low_bit(PROJECTION, checkpoint.tensors, scheme)
-    np.testing.assert_array_equal(found.dequantized, model.get_submodule(PROJECTION).weight.detach().numpy())
+    meant = model.get_submodule(PROJECTION).weight.detach().numpy()
+    np.testing.assert_allclose(found.dequantized, meant, rtol=3e-7 if "NVFP4" in case else 0)  # a product of scales
 
     expected = expected_logits(model, TOKENS)
     quantized.packed(tmp_path)

@@ -52,6 +52,12 @@ def test_ignored_modules_match_complete_name_parts():
     assert found.scheme("model.layers.10.mlp.gate_proj") is not None
 
 
+def test_scales_that_are_powers_of_2_are_stored_ones_and_a_note_says_what_inputs_get():
+    found = read({"quant_method": "fp8", "fmt": "float8_e4m3fn", "scale_fmt": "ue8m0"})
+    assert found.scheme(f"{LAYER}mlp.up_proj") == read({"quant_method": "fp8"}).scheme(f"{LAYER}mlp.up_proj")
+    assert found.notes()[-1] == "scales of inputs are not rounded to powers of 2, as scale_fmt ue8m0 would"
+
+
 def test_mxfp4_quantizes_only_experts_that_are_not_ignored():
     said = {
         "quant_method": "mxfp4",
@@ -63,6 +69,32 @@ def test_mxfp4_quantizes_only_experts_that_are_not_ignored():
     assert found.scheme("model.layers.11.mlp.experts.3.down_proj") is not None
     for whole in (f"{LAYER}self_attn.q_proj", f"{LAYER}mlp.gate", "model.layers.1.mlp.experts.3.down_proj", "lm_head"):
         assert found.scheme(whole) is None
+
+
+def test_modelopt_may_name_an_algorithm_for_each_module():
+    layers = {
+        f"{LAYER}self_attn.q_proj": {"quant_algo": "FP8"},
+        f"{LAYER}mlp": {"quant_algo": "NVFP4", "group_size": 16},
+        "lm_head": {"quant_algo": "W8A16"},
+    }
+    said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    found = read(said | {"exclude_modules": ["*.up_proj"]})
+    names = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj")
+    kinds = [getattr(found.scheme(f"{LAYER}{name}"), "weight", None) for name in names]
+    assert kinds == ["float8_e4m3fn", "nvfp4", None, None]
+    assert found.scheme("model.layers.0.mlpx.gate_proj") is None
+    assert found.scheme("lm_head") == Scheme("int8", "integers", (1, FULL_DIM))
+    assert (
+        found.notes()[-1] == "inputs of matmuls stay unquantized; the checkpoint's config rounds them to 4-bit floats"
+    )
+
+
+def test_auto_round_leaves_modules_unquantized_or_stores_them_with_more_bits():
+    own = {f"{LAYER}mlp.gate_proj": {"bits": 16, "data_type": "float"}, f"{LAYER}mlp.up_proj": {"bits": 8}}
+    found = read({"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": False, "extra_config": own})
+    assert found.scheme(f"{LAYER}mlp.gate_proj") is found.scheme("lm_head") is None
+    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme("int8", "gptq", (1, 64), symmetric=False)
+    assert found.scheme(f"{LAYER}mlp.down_proj") == Scheme("int4", "gptq", (1, 64), symmetric=False)
 
 
 def test_modelopt_config_may_be_a_separate_file(tmp_path):
@@ -128,10 +160,17 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
             "kv_cache_scheme: dynamic is True",
         ),
         (compressed({"weights": FLOAT8}, kv_cache_scheme="fp8"), "kv_cache_scheme should be an object, it is 'fp8'"),
-        (compressed({"weights": FLOAT8 | {"num_bits": 4}}), "float of 8 bits or int of 4, they are 'float' of 4"),
+        (compressed({"weights": FLOAT8 | {"num_bits": 6}}), "float or int of 4 or 8 bits, they are 'float' of 6"),
+        (compressed({"weights": FLOAT8 | {"num_bits": 4}}), "strategy should be one of tensor_group, group, it is"),
         (compressed({"weights": INT4 | {"group_size": 16}}), "group_size is 16"),
-        (compressed({"weights": INT4 | {"strategy": "channel"}}), "strategy should be one of group, it is 'channel'"),
-        (compressed({"weights": INT4, "input_activations": BY_TOKEN}), "null with weights of 4 bits"),
+        (compressed({"weights": INT4 | {"strategy": "tensor"}}), "strategy should be one of channel, it is 'tensor'"),
+        (compressed({"weights": INT4, "input_activations": BY_TOKEN | {"num_bits": 2}}), "num_bits is 2"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+            "quantized_layers should map modules to objects",
+        ),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:gguf"}, "packing_format is 'auto_round:gguf'"),
+        ({"quant_method": "auto-round", "extra_config": ["lm_head"]}, "extra_config should map modules to objects"),
         (
             compressed({"weights": FLOAT8, "input_activations": BY_TOKEN | {"strategy": "tensor"}}),
             "would let the requests of a batch change one another; quantize with dynamic scales per token",
@@ -141,14 +180,14 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
         (compressed({"weights": None}), "weights should be an object"),
         (compressed({"weights": FLOAT8}, ignore="lm_head"), "ignore should be a list of strings, it is 'lm_head'"),
         (compressed(), "config_groups should name at least one group"),
-        ({"quant_method": "fp8", "scale_fmt": "ue8m0"}, "scale_fmt is 'ue8m0'"),
+        ({"quant_method": "fp8", "scale_fmt": "e5m2"}, "scale_fmt is 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "two integers or null"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme should be dynamic where"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "quant_algo is 'W4A16_AWQ'"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo is"),
-        ({"quant_method": "gptq", "bits": 8}, "bits is 8"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "group_size is -1"),
-        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is 'gemv'"),
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "group_size is 16"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "version is 'gemv_fast'"),
     ],
 )
 def test_unknown_fields_and_values_are_rejected_by_name(said, message):

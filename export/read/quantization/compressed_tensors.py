@@ -4,16 +4,23 @@ https://github.com/vllm-project/compressed-tensors (quantization/quant_config.py
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.kv_cache import read_cache_scheme
 from tandemrt.export.read.quantization.module_patterns import EMBEDDING, compile_pattern, read_strings
-from tandemrt.export.read.quantization.scheme import FULL_DIM, GROUPS, Quantization, Scheme
+from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MXFP4_GROUP
+from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE as NVFP4_GROUP
+from tandemrt.export.read.quantization.scheme import FULL_DIM, GROUPS, Layout, Quantization, Scheme
 
 # The accepted names of the format; the groups define what is stored.
-_FORMATS = ("float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+_FORMATS = (
+    *("float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "int-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
+_UNPACKED = ("int-quantized", "naive-quantized")  # formats that store one integer per byte
 _SEARCHED = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")  # settings of the calibration
 
 
@@ -23,6 +30,7 @@ def read_compressed_tensors(config: dict[str, Any], where: str) -> Quantization:
     fields.skip("quant_method", "version", "global_compression_ratio")
     fields.only("quantization_status", "compressed", "frozen")
     fields.only("format", *_FORMATS)
+    stored = fields.get("format")
     float8_cache = read_cache_scheme(fields)
     fields.only("sparsity_config", None, {})
     fields.only("moe_sparsity_config", None)
@@ -34,32 +42,33 @@ def read_compressed_tensors(config: dict[str, Any], where: str) -> Quantization:
     fields.finish()
     rules = []
     for name, group in groups.items():
-        targets, scheme = _group(_object(group, f"{where}: group {quoted(name)}"), f"{where}: group {quoted(name)}")
+        title = f"{where}: group {quoted(name)}"
+        targets, scheme = _group(_object(group, title), title, stored)
         rules.append((lambda module, t=targets: t(module) and not ignored(module), scheme))
     return Quantization("compressed-tensors", tuple(rules), float8_cache)
 
 
-def _group(group: dict[str, Any], where: str) -> tuple[Callable[[str], bool], Scheme]:
+def _group(group: dict[str, Any], where: str, stored: Any) -> tuple[Callable[[str], bool], Scheme]:
+    """Read a group of modules: the test of their names and their scheme. ``stored``: the format of all groups."""
     fields = Fields(group, where)
     targets = _named(read_strings(fields, "targets"), where)
     fields.only("output_activations", None)
     fields.only("format", None, *_FORMATS)
     weights = _object(fields.get("weights"), f"{where}: weights")
     inputs = fields.get("input_activations")
+    stored = fields.get("format", stored)
     fields.finish()
-    scheme = _weights(Fields(weights, f"{where}: weights"))
+    scheme = _weights(Fields(weights, f"{where}: weights"), unpacked=stored in _UNPACKED)
     if inputs is not None:
-        how, block = _inputs(Fields(_object(inputs, f"{where}: input_activations"), f"{where}: input_activations"))
-        if scheme.weight == "int4":
-            raise BadCheckpoint(
-                f"{where}: input_activations should be null with weights of 4 bits, they are {quoted(inputs)}; the "
-                "exporter multiplies such weights by unquantized inputs"
-            )
-        scheme = Scheme(scheme.weight, scheme.layout, scheme.group_shape, scheme.symmetric, how, block)
+        given = Fields(_object(inputs, f"{where}: input_activations"), f"{where}: input_activations")
+        if scheme.weight == "float8_e4m3fn":
+            how, block = _inputs(given)
+            return targets, replace(scheme, inputs=how, input_group=block)
+        return targets, replace(scheme, unrounded=_unrounded(given))
     return targets, scheme
 
 
-def _weights(fields: Fields) -> Scheme:
+def _weights(fields: Fields, *, unpacked: bool) -> Scheme:
     kind, bits = fields.get("type", "int"), fields.get("num_bits", 8)
     strategy = fields.get("strategy")
     symmetric = fields.flag("symmetric", True)
@@ -70,14 +79,30 @@ def _weights(fields: Fields) -> Scheme:
         blocks = {"tensor": (FULL_DIM, FULL_DIM), "channel": (1, FULL_DIM), "block": _block(fields)}
         fields.skip("group_size")
         scheme = Scheme("float8_e4m3fn", "compressed-tensors", _one_of(fields, "strategy", strategy, blocks))
-    elif (kind, bits) == ("int", 4):
+    elif (kind, bits) in (("int", 4), ("int", 8)):
         fields.only("block_structure", None)
-        fields.only("group_size", *GROUPS)
-        block = _one_of(fields, "strategy", strategy, {"group": (1, fields.integer("group_size"))})
-        scheme = Scheme("int4", "compressed-tensors", block, symmetric)
+        blocks = {"channel": (1, FULL_DIM)}
+        if strategy == "group":
+            fields.only("group_size", *GROUPS)
+            blocks["group"] = (1, fields.integer("group_size"))
+        fields.skip("group_size")
+        unpacked = unpacked and bits == 8
+        if unpacked:
+            fields.only("symmetric", True)
+            blocks["tensor"] = (FULL_DIM, FULL_DIM)
+        block = _one_of(fields, "strategy", strategy, blocks)
+        layout: Layout = "integers" if unpacked else "compressed-tensors"
+        scheme = Scheme("int4" if bits == 4 else "int8", layout, block, symmetric)
+    elif (kind, bits) == ("float", 4):
+        fields.only("block_structure", None)
+        fields.only("symmetric", True)
+        blocks = {"tensor_group": (1, NVFP4_GROUP), "group": (1, MXFP4_GROUP)}
+        block = _one_of(fields, "strategy", strategy, blocks)
+        fields.only("group_size", block[1])
+        scheme = Scheme("nvfp4" if strategy == "tensor_group" else "mxfp4", "compressed-tensors", block)
     else:
         raise BadCheckpoint(
-            f"{fields.where} should be float of 8 bits or int of 4, they are {quoted(kind)} of {quoted(bits)}; other "
+            f"{fields.where} should be float or int of 4 or 8 bits, they are {quoted(kind)} of {quoted(bits)}; other "
             "weights are not implemented"
         )
     fields.finish()
@@ -105,6 +130,16 @@ def _inputs(fields: Fields) -> tuple[Any, int]:
         f"{fields.where}: strategy should be token or group (dynamic) or tensor (static), it is {quoted(strategy)} "
         f"with dynamic {dynamic}"
     )
+
+
+def _unrounded(fields: Fields) -> str:
+    """Return the format of inputs that a build leaves unquantized."""
+    kind, bits = fields.get("type", "int"), fields.get("num_bits", 8)
+    fields.only("type", "int", "float")
+    fields.only("num_bits", 4, 8)
+    fields.skip("symmetric", "strategy", "dynamic", "group_size", "block_structure", *_SEARCHED)
+    fields.finish()
+    return f"{bits}-bit {'integers' if kind == 'int' else 'floats'}"
 
 
 def _block(fields: Fields) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.quantization.compressed_tensors import read_compressed_tensors
 from tandemrt.export.read.quantization.fp8 import read_fp8
-from tandemrt.export.read.quantization.gptq_awq import read_awq, read_gptq
+from tandemrt.export.read.quantization.gptq_awq import read_auto_round, read_awq, read_gptq
 from tandemrt.export.read.quantization.modelopt import read_modelopt
 from tandemrt.export.read.quantization.mxfp4 import read_mxfp4
 from tandemrt.export.read.quantization.scheme import Quantization
@@ -19,6 +19,7 @@ METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "modelopt": read_modelopt,
     "gptq": read_gptq,
     "awq": read_awq,
+    "auto-round": read_auto_round,
     "mxfp4": read_mxfp4,
 }
 _SEPARATE_FILE = "hf_quant_config.json"  # older versions of ModelOpt write it instead of a field of config.json

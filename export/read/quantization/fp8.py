@@ -15,8 +15,9 @@ def read_fp8(config: dict[str, Any], where: str) -> Quantization:
     """Read a quantization_config. Raises BadCheckpoint, by name, for unknown fields and values."""
     fields = Fields(config, where)
     fields.skip("quant_method", "dequantize")  # dequantize is an option of transformers
-    fields.only("fmt", "e4m3")
-    fields.only("scale_fmt", "float")
+    fields.only("fmt", "e4m3", "float8_e4m3fn")
+    fields.only("scale_fmt", "float", "ue8m0")  # ue8m0: scales are powers of 2; those of weights are stored
+    powers = fields.get("scale_fmt") == "ue8m0"
     fields.only("modules_to_convert", None, [])
     fields.only("activation_scheme", "dynamic", "static")
     ignored = (*read_strings(fields, "modules_to_not_convert"), *read_strings(fields, "ignored_layers"))
@@ -29,7 +30,8 @@ def read_fp8(config: dict[str, Any], where: str) -> Quantization:
         )
     how: Any = "static" if static else "token"
     scheme = Scheme("float8_e4m3fn", "fp8", block, inputs=how, input_group=block[1])
-    return Quantization("fp8", ((matmuls_except(match_name_parts(ignored)), scheme),))
+    remarks = ("scales of inputs are not rounded to powers of 2, as scale_fmt ue8m0 would",) if powers else ()
+    return Quantization("fp8", ((matmuls_except(match_name_parts(ignored)), scheme),), remarks=remarks)
 
 
 def _block(fields: Fields) -> tuple[int, int]:

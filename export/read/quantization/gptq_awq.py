@@ -1,10 +1,17 @@
-"""Read the configs of GPTQ (AutoGPTQ, GPTQModel) and AWQ (AutoAWQ): weights of 4 bits."""
+"""Read the configs of GPTQ (AutoGPTQ, GPTQModel), AWQ (AutoAWQ) and AutoRound: integers of 4 or 8 bits.
 
-from typing import Any
+AutoRound stores weights as GPTQ or AWQ does: https://github.com/intel/auto-round (export/export_to_autoround).
+"""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import eq
+from typing import Any, Literal
+
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.module_patterns import match_name_parts, matmuls_except, read_strings
-from tandemrt.export.read.quantization.scheme import GROUPS, Layout, Quantization, Scheme
+from tandemrt.export.read.quantization.scheme import FULL_DIM, GROUPS, Layout, Quantization, Scheme
 
 # GPTQ: settings of the calibration and of the tool.
 _SEARCHED = (
@@ -14,6 +21,28 @@ _SEARCHED = (
     *("cache_block_outputs", "use_cuda_fp16", "use_exllama", "exllama_config", "disable_exllama", "desc_act"),
 )
 
+# AutoRound: settings of the search and of the tool; extra_config names unquantized modules.
+_AUTO_ROUND = (
+    *("autoround_version", "iters", "nsamples", "seqlen", "batch_size", "lr", "minmax_lr", "amp", "low_gpu_mem_usage"),
+    *("enable_quanted_input", "enable_minmax_tuning", "gradient_accumulate_steps", "dataset", "scale_dtype", "backend"),
+    *("block_name_to_quantize", "to_quant_block_names", "quant_block_list", "model_free", "act_data_type", "act_sym"),
+    *(
+        "act_group_size",
+        "act_dynamic",
+        "super_bits",
+        "super_group_size",
+        "enable_norm_bias_tuning",
+        "low_cpu_mem_usage",
+    ),
+    *("enable_alg_ext", "supported_types", "static_kv_dtype", "static_attention_dtype"),
+)
+_PACKINGS: Mapping[str, Layout] = {
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round:auto_awq": "awq",
+    "auto_round:awq": "awq",
+}
+
 
 def read_gptq(config: dict[str, Any], where: str) -> Quantization:
     """Read a quantization_config of GPTQ. Raises BadCheckpoint, by name, for unknown fields and values.
@@ -22,8 +51,7 @@ def read_gptq(config: dict[str, Any], where: str) -> Quantization:
     """
     fields = Fields(config, where)
     fields.skip("quant_method", *_SEARCHED)
-    fields.only("bits", 4)
-    fields.only("group_size", *GROUPS)
+    fields.only("bits", 4, 8)
     fields.only("checkpoint_format", "gptq", "gptq_v2")
     fields.only("format", "gptq", "gptq_v2")
     fields.only("pack_dtype", "int32")
@@ -33,9 +61,8 @@ def read_gptq(config: dict[str, Any], where: str) -> Quantization:
     symmetric = fields.flag("sym", True)
     head = fields.flag("lm_head", False)
     layout: Layout = "gptq_v2" if "gptq_v2" in (config.get("checkpoint_format"), config.get("format")) else "gptq"
-    block = (1, fields.integer("group_size", 128))
+    scheme = Scheme(_integers(fields), layout, _groups(fields), symmetric)
     fields.finish()
-    scheme = Scheme("int4", layout, block, symmetric)
     return Quantization("gptq", ((matmuls_except(lambda _: False, head=head), scheme),))
 
 
@@ -44,13 +71,61 @@ def read_awq(config: dict[str, Any], where: str) -> Quantization:
     fields = Fields(config, where)
     fields.skip("quant_method", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len")
     fields.only("bits", 4)
-    fields.only("version", "gemm")
-    fields.only("group_size", *GROUPS)
+    fields.only("version", "gemm", "gemv")
     fields.only("modules_to_fuse", None)
     zero_point = fields.flag("zero_point", True)
     ignored = read_strings(fields, "modules_to_not_convert")
-    block = (1, fields.integer("group_size", 128))
+    layout: Layout = "awq_gemv" if fields.get("version") == "gemv" else "awq"
+    scheme = Scheme("int4", layout, _groups(fields), not zero_point)
     fields.finish()
-    return Quantization(
-        "awq", ((matmuls_except(match_name_parts(ignored)), Scheme("int4", "awq", block, not zero_point)),)
-    )
+    return Quantization("awq", ((matmuls_except(match_name_parts(ignored)), scheme),))
+
+
+def read_auto_round(config: dict[str, Any], where: str) -> Quantization:
+    """Read a quantization_config of AutoRound. Raises BadCheckpoint, by name, for unknown fields and values.
+
+    ``extra_config`` names modules that are unquantized, or have other bits or groups.
+    """
+    fields = Fields(config, where)
+    fields.skip("quant_method", *_AUTO_ROUND)
+    fields.only("data_type", "int")
+    fields.only("packing_format", *_PACKINGS)
+    fields.only("act_bits", 16, 32)
+    layout = _PACKINGS[fields.get("packing_format", next(iter(_PACKINGS)))]
+    symmetric = fields.flag("sym", True)
+    scheme = Scheme(_integers(fields), layout, _groups(fields), symmetric)
+    own = fields.get("extra_config", {})
+    fields.finish()
+    if not isinstance(own, dict) or not all(isinstance(each, dict) for each in own.values()):
+        raise BadCheckpoint(f"{where}: extra_config should map modules to objects, it is {quoted(own)}")
+    rules: list[tuple[Callable[[str], bool], Scheme]] = []
+    unquantized = []
+    for module, given in own.items():
+        if given.get("bits", 4) >= 16:
+            unquantized.append(module)
+            continue
+        other = Fields(
+            {"bits": config.get("bits"), "group_size": config.get("group_size"), "sym": symmetric} | given, where
+        )
+        other.skip(*_AUTO_ROUND, "scale_dtype")
+        other.only("data_type", "int")
+        other.only("act_bits", 16, 32)
+        special = Scheme(_integers(other), layout, _groups(other), other.flag("sym", True))
+        other.finish()
+        rules.append((partial(eq, module), special))
+    head = "lm_head" in own and "lm_head" not in unquantized
+    left = set(unquantized)
+    rules.append((matmuls_except(lambda name: name in left, head=head), scheme))
+    return Quantization("auto-round", tuple(rules))
+
+
+def _integers(fields: Fields) -> Literal["int4", "int8"]:
+    fields.only("bits", 4, 8)
+    return "int8" if fields.get("bits") == 8 else "int4"
+
+
+def _groups(fields: Fields) -> tuple[int, int]:
+    """Return the group shape; a ``group_size`` of -1 is one scale per output."""
+    fields.only("group_size", 128, *GROUPS, -1)
+    size = fields.get("group_size", 128)
+    return (1, FULL_DIM) if size == -1 else (1, size)

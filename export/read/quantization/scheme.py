@@ -6,31 +6,42 @@ from typing import Literal
 
 FULL_DIM = 0  # in a group shape: one scale for the complete dimension
 GROUPS = (32, 64, 128)  # supported group sizes (inputs per scale) of 4-bit weights
-Layout = Literal["compressed-tensors", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "mxfp4"]
+Layout = Literal["compressed-tensors", "integers", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "awq_gemv", "mxfp4"]
+BITS = {"int4": 4, "int8": 8}  # of integer weights
+# Weights that a build writes in another layout, which matmuls read; and their names in messages.
+_PACKED = {"int4": "4-bit integers", "int8": "8-bit integers", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}
 
 
 @dataclass(frozen=True)
 class Scheme:
     """How the weight [outputs, inputs] of a matmul is stored, and how its input is rounded.
 
-    ``weight``: *int4* are integers of 4 bits, *mxfp4* floats of 4 bits with powers of 2 as scales. ``layout``: the
-    tensors that store the weight. ``group_shape``: the outputs and inputs per scale, FULL_DIM for all of them:
+    ``weight``: *int4* and *int8* are integers, *mxfp4* floats of 4 bits with powers of 2 as scales, *nvfp4* floats of 4
+    bits with float8_e4m3fn scales and one more scale per tensor. ``layout``: the tensors that store the weight;
+    *integers* is one signed byte per value. ``group_shape``: the outputs and inputs per scale, FULL_DIM for all:
     (FULL_DIM, FULL_DIM) is one scale per tensor, (1, FULL_DIM) one per channel, (1, 128) groups. ``symmetric``: there
     are no zero points. ``inputs``: *unquantized*; *static*: rounded to float8_e4m3fn with a stored scale; *token*:
     rounded to float8_e4m3fn with a scale computed at run time per token and ``input_group`` values (FULL_DIM: all).
+    ``unrounded``: how the config rounds inputs that a build leaves unquantized, for its notes; "": it does not.
     """
 
-    weight: Literal["float8_e4m3fn", "int4", "mxfp4"]
+    weight: Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4"]
     layout: Layout
     group_shape: tuple[int, int]
     symmetric: bool = True
     inputs: Literal["unquantized", "static", "token"] = "unquantized"
     input_group: int = FULL_DIM
+    unrounded: str = ""
 
     @property
     def packed(self) -> bool:
-        """Whether the weight has 4 bits; a build writes such weights in another layout."""
-        return self.weight != "float8_e4m3fn"
+        """Whether a build writes the weight in another layout (LowBitFormat)."""
+        return self.weight in _PACKED
+
+    @property
+    def title(self) -> str:
+        """The name of the weight's format in messages."""
+        return _PACKED.get(self.weight, self.weight)
 
     @property
     def scale(self) -> str:
@@ -53,16 +64,17 @@ class Quantization:
     """The schemes of a checkpoint: the first of ``rules`` that matches a module gives the scheme of its weight.
 
     ``method``: the config's name of the format. ``float8_cache``: the checkpoint has static scales for keys and values
-    in float8_e4m3fn.
+    in float8_e4m3fn. ``remarks``: what a build computes in another way than the config says, for its notes.
     """
 
     method: str
     rules: tuple[tuple[Callable[[str], bool], Scheme], ...]
     float8_cache: bool = False
+    remarks: tuple[str, ...] = ()
 
     @property
     def is_packed(self) -> bool:
-        """Whether some weights are in 4 bits."""
+        """Whether a build writes some weights in another layout."""
         return any(scheme.packed for _, scheme in self.rules)
 
     @property
@@ -80,7 +92,12 @@ class Quantization:
         )
 
     def notes(self) -> list[str]:
-        """Return notes for builds that keep the weights as they are stored, one line each."""
+        """Return notes for builds that keep the weights' values, one line each."""
+        left = sorted({scheme.unrounded for _, scheme in self.rules} - {""})
+        notes = [f"inputs of matmuls stay unquantized; the checkpoint's config rounds them to {', '.join(left)}"]
+        return [*self._float8_notes(), *(notes if left else []), *self.remarks]
+
+    def _float8_notes(self) -> list[str]:
         float8 = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
         if not float8:
             return []
