@@ -26,6 +26,10 @@ class KVCacheManager(Protocol):
 
     caches_outputs: bool  # whether prefix caching includes output tokens; if not, only prompt tokens
 
+    @property
+    def usage(self) -> float:
+        """Share of the memory that slots hold, 0 to 1. Any thread may read it."""
+
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         """Reserve memory for ``tokens`` tokens in total in ``slot``, until ``leave``. None if memory is short.
 
@@ -56,6 +60,12 @@ class BlockTable:
     def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
         self.allocator = BlockAllocator(blocks)
+
+    @property
+    def usage(self) -> float:
+        """See KVCacheManager.usage."""
+        blocks = self.allocator.blocks - 1  # without the scratch block
+        return (blocks - self.allocator.available) / blocks
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         """See KVCacheManager.reserve."""

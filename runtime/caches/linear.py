@@ -43,6 +43,11 @@ class LinearCacheManager:
         self._rows += cache.tensors.values()
         self._saved += [torch.zeros_like(tensor[:, :, : self._num_saved]) for tensor in cache.tensors.values()]
 
+    @property
+    def usage(self) -> float:
+        """See KVCacheManager.usage. A slot holds its whole row."""
+        return (len(self._hashes) - len(self._free)) / len(self._rows[0]) if self._rows else 0.0
+
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:  # noqa: ARG002
         """See KVCacheManager.reserve."""
         if slot in self._hashes and slot not in self._free:

@@ -43,6 +43,13 @@ def serve(
     metrics_without_key: Annotated[
         bool, typer.Option(help="Serve /metrics to clients without the key.", rich_help_panel=SERVER)
     ] = False,
+    dashboard: Annotated[
+        bool,
+        typer.Option(
+            help="Show a live page at /dashboard. It contains the text of a running request, for all who have the key.",
+            rich_help_panel=SERVER,
+        ),
+    ] = False,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.", rich_help_panel=LIMITS)] = 4
     << 20,
     max_bodies: Annotated[
@@ -107,6 +114,7 @@ def serve(
         port=port,
         api_key=os.environ.get(KEY_VARIABLE) if api_key is None else api_key,
         metrics_without_key=metrics_without_key,
+        dashboard=dashboard,
         max_body=max_body,
         max_bodies=max_bodies,
         max_connections=allow_connections(max_connections),
@@ -126,7 +134,8 @@ def serve(
         console = Console()
 
         def on_ready(address: str) -> None:
-            console.print(f"serving {', '.join(folders)} at {address}", soft_wrap=True, highlight=False)
+            live = f"; live page: {address.removesuffix('/v1')}/dashboard" if dashboard else ""
+            console.print(f"serving {', '.join(folders)} at {address}{live}", soft_wrap=True, highlight=False)
 
         log_to_stderr(log_level)
         with suppress(KeyboardInterrupt), open_models(folders, options, trace) as opened:

@@ -15,7 +15,7 @@ from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.text.tokenizer import open_tokenizer
-from tandemrt.engines.validation.errors import BadRequest, InternalError, TandemError, named
+from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named
 from tandemrt.runtime.device.mapped_weights import MappedWeights
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.engine_loop.loop import EngineLoop
@@ -263,6 +263,14 @@ class LLM:
     def running(self) -> int:
         """Requests in slots."""
         return self._scheduler.running
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV cache's memory that running requests hold, 0 to 1. May be read from any thread."""
+        try:
+            return self._loop_thread.loop.cache_manager.usage
+        except Closed:
+            return 0.0
 
     def close(self) -> None:
         """Cancel all requests, stop the loop, and write the trace file, if any. Safe to call twice."""

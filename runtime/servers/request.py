@@ -14,9 +14,11 @@ class ServerRequest:
     Attributes:
         stream: whether the client receives text while it is generated.
         client: who sent it, for fair shares.
+        traced: whether its trace is recorded (LLM.submit).
     """
 
     prompt: Prompt
     params: SamplingParams
     stream: bool
     client: Client = UNNAMED
+    traced: bool = False

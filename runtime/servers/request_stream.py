@@ -76,7 +76,9 @@ class RequestStream(ABC):
     def submit(self) -> None:
         """Queue the request. Raises BadRequest or QueueFull."""
         parsed = self._parsed
-        request = self._llm.submit(parsed.prompt, parsed.params, self.on_output, client=parsed.client)
+        request = self._llm.submit(
+            parsed.prompt, parsed.params, self.on_output, client=parsed.client, traced=parsed.traced
+        )
         self._submitted.set_result(request)
         if self._cancelled:
             self.cancel()

@@ -49,7 +49,7 @@ function bars(entries, about, top, classes) {
     return made;
   };
   const step = (width - 2 * left) / Math.max(1, entries.length), wide = Math.max(.5, step - Math.min(6, step / 5));
-  const tall = value => Math.max(1, room * Math.min(1, value / Math.max(1e-9, top)));
+  const tall = value => value > 0 ? Math.max(1, room * Math.min(1, value / Math.max(1e-9, top))) : 0;
   const every = Math.ceil(entries.length / 16);
   entries.forEach((entry, at) => {
     const x = left + at * step, middle = x + wide / 2, most = Math.max(entry.value, entry.behind || 0);
@@ -58,11 +58,12 @@ function bars(entries, about, top, classes) {
     if (entry.behind !== undefined) draw(entry.behind, "drafted");
     draw(entry.value, classes || "");
     if (entry.value > top) add("path", {d: `M${x - 1} ${high + 14}l${wide / 2 + 1} -5l${wide / 2 + 1} 5`});
-    if (entry.label !== undefined && (every === 1 || entry.value > top)) {
-      const side = middle < 24 ? {x, "text-anchor": "start"} : {x: middle, "text-anchor": "middle"};
-      add("text", {...side, y: height - bottom - tall(most) - 4}, entry.label);
-    }
-    if (at % every === 0) add("text", {x: middle, y: height - 7, "text-anchor": "middle"}, entry.tick);
+    const write = (y, words) => {  // within the picture also at its sides
+      const [place, anchor] = middle < 24 ? [x, "start"] : middle > width - 14 ? [x + wide, "end"] : [middle, "middle"];
+      add("text", {x: place, y, "text-anchor": anchor}, words);
+    };
+    if (entry.label !== undefined && (every === 1 || entry.value > top)) write(height - bottom - tall(most) - 4, entry.label);
+    if (at % every === 0 && entry.tick !== "") write(height - 7, entry.tick);
   });
   return svg;
 }

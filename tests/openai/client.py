@@ -51,9 +51,9 @@ class Served:
         finally:
             connection.close()
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, **more: Any) -> dict[str, float]:
         """Every number at /metrics by name, with the label that tells series of a name apart."""
-        _, text, _ = self.ask("/metrics")
+        _, text, _ = self.ask("/metrics", **more)
         return {
             sample.name
             + "".join(f" {value}" for label, value in sample.labels.items() if label != "model"): sample.value

@@ -81,3 +81,14 @@ def test_a_found_prefix_holds_its_tokens_after_any_joins_and_leaves(steps: list[
         held[slot] = text
         if prefilled:
             rows.prefill(slot, text, count)
+
+
+def test_usage_is_the_share_of_rows_that_slots_hold() -> None:
+    rows = Rows()
+    used = [rows.manager.usage]
+    for slot in (0, 1):
+        rows.manager.reserve(slot, BLOCK_SIZE)
+        used.append(rows.manager.usage)
+    rows.leave(0)
+    rows.leave(0)
+    assert [*used, rows.manager.usage] == [0, 1 / SLOTS, 2 / SLOTS, 1 / SLOTS]

@@ -178,6 +178,7 @@ class SeatsModel(RuleBasedStateMachine):
         assert (len(self.slots), self.slots.free) == (len(self.running), SLOTS - len(self.running))
         assert self.scheduler.running == len(self.running)
         assert self.table.allocator.available == self.available
+        assert self.table.usage == (BLOCKS - 1 - self.available) / (BLOCKS - 1)
         seated = {running.slot: running for running in self.running}
         assert len(seated) == len(self.running)
         assert self.drafter._indexes.keys() == seated.keys()

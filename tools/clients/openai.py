@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,10 +36,15 @@ class OpenAIServer(NamedTuple):
 
 
 @contextmanager
-def openai_server(bundle: Path, *, threads: int | None, clients: int) -> Iterator[OpenAIServer]:
-    """Run ``tandemrt serve`` on a free port until the block ends. Raises RuntimeError if it does not start."""
+def openai_server(
+    bundle: Path, *, threads: int | None, clients: int, options: Sequence[str] = ()
+) -> Iterator[OpenAIServer]:
+    """Run ``tandemrt serve`` with ``options`` on a free port until the block ends.
+
+    Raises RuntimeError if it does not start.
+    """
     command = [sys.executable, "-c", "from tandemrt.cli import main; main()", "serve", str(bundle), "--port", "0"]
-    command += ["--queue-limit", str(max(clients, MIN_QUEUE_LIMIT))]
+    command += ["--queue-limit", str(max(clients, MIN_QUEUE_LIMIT)), *options]
     command += [] if threads is None else ["--threads", str(threads)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -13,7 +13,7 @@ from tandemrt.runtime.requests.request import Request, Speculation
 log = logging.getLogger(__name__)
 
 GENERATED = "tandemrt.generated"  # key of a scope: the Request that an engine runs for it
-_PROBES = ("/health", "/metrics")  # logged at the level debug
+_PROBES = ("/health", "/metrics", "/dashboard/trace")  # logged at the level debug
 
 
 class AccessLog:

@@ -21,6 +21,7 @@ from tandemrt.runtime.servers.openai.access_log import GENERATED
 from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream, EventNotifier
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import client_network
+from tandemrt.runtime.servers.openai.dashboard import LiveTraces, dashboard
 from tandemrt.runtime.servers.openai.errors import (
     ClientDisconnected,
     InvalidApiKey,
@@ -140,6 +141,9 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
     async def metrics() -> Response:
         return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
+    app.state.traces = LiveTraces() if config.dashboard else None
+    if config.dashboard:
+        app.include_router(dashboard(app.state.traces, models.find, Depends(require_key)))
     app.include_router(v1)
     app.add_exception_handler(TandemError, _error_response)
     app.add_exception_handler(HTTPException, _http_error_response)
@@ -157,11 +161,16 @@ async def _complete(
     state = request.app.state
     with state.bodies.share(client_network(_host(request))) as share:
         parsed, name, llm = await _parse_request(request, models, parse, share, config)
+        traces: LiveTraces | None = state.traces
+        if traces is not None:
+            parsed = replace(parsed, traced=traces.wanted(name))
         stream = AsyncRequestStream(llm, parsed, state.notifier, state.threads)
         try:
             await _require_connected(request)
             await stream.start()
             request.scope[GENERATED] = stream.request
+            if traces is not None:
+                traces.follow(name, stream.request)
             formatter = new_formatter(parsed, name, llm.tokenizer.decode)
         except BaseException:
             stream.cancel()

@@ -17,6 +17,7 @@ class ServerConfig:
         port: 0 takes a free port.
         api_key: key that all requests but those to /health must send; None: no key.
         metrics_without_key: whether /metrics answers without the key.
+        dashboard: whether /dashboard shows the live page, with the text of one running request.
         max_body: largest request body in bytes.
         max_bodies: bytes of all request bodies that are being received or read; None: 16 times ``max_body``. One
             client address gets at most half.
@@ -31,6 +32,7 @@ class ServerConfig:
     port: int = 8000
     api_key: str | None = None
     metrics_without_key: bool = False
+    dashboard: bool = False
     max_body: int = 4 << 20
     max_bodies: int | None = None
     max_connections: int = MAX_CONNECTIONS

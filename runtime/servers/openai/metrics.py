@@ -11,9 +11,10 @@ from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.metrics.histogram import Histogram
 from tandemrt.runtime.metrics.names import Key, counters, help_text, histograms
 
-_GAUGES: Mapping[str, Callable[[LLM], int]] = {
+_GAUGES: Mapping[str, Callable[[LLM], float]] = {
     "tandemrt_requests_waiting": lambda llm: llm.waiting,
     "tandemrt_requests_running": lambda llm: llm.running,
+    "tandemrt_kv_cache_usage": lambda llm: llm.kv_cache_usage,
 }
 
 

@@ -48,7 +48,11 @@ class TritonPythonModel:
         self._monitor = DisconnectMonitor()
         self._publisher = MetricsPublisher(
             self._llm.metrics,
-            {"requests_waiting": lambda: self._llm.waiting, "requests_running": lambda: self._llm.running},
+            {
+                "requests_waiting": lambda: self._llm.waiting,
+                "requests_running": lambda: self._llm.running,
+                "kv_cache_usage": lambda: self._llm.kv_cache_usage,
+            },
             {
                 "model": args["model_name"],
                 "version": args["model_version"],
