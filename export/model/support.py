@@ -34,8 +34,11 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
     if experts is None:
         return None
     sizes = f"{experts.per_token} of {experts.count} experts of {experts.intermediate} values for {spec.hidden}"
-    if experts.biased or experts.joined or experts.clamped or spec.activation != "silu":
-        return f"{spec.family} has experts with biases or bounds, which run on a CPU alone; choose onnxruntime-cpu"
+    if experts.biased or experts.gate_up != "separate" or experts.clamped or spec.activation != "silu":
+        return (
+            f"{spec.family} has experts with biases, bounds or joined gate and up weights, which run on a CPU alone; "
+            "choose onnxruntime-cpu"
+        )
     if (
         spec.hidden % HIDDEN_MULTIPLE
         or experts.intermediate % WIDTH_MULTIPLE

@@ -125,7 +125,7 @@ def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
     clamped = ClampedSwiglu(
         fields.number_or_absent("swiglu_alpha", 1.702), fields.number_or_absent("swiglu_limit", 7.0)
     )
-    return replace(experts, biased=True, joined=True, clamped=clamped)
+    return replace(experts, biased=True, gate_up="interleaved", clamped=clamped)
 
 
 def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:

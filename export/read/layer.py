@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
+GateUp = Literal["separate", "interleaved", "halves"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Experts:
 
     ``intermediate``: the width of one expert. ``normalized``: the weights of the picked experts sum to 1, else the
     weights of all experts do. ``layers``: for each layer, whether it has experts. ``biased``: router and experts add
-    biases. ``joined``: gate and up are one matmul with interleaved outputs, and one tensor stores all experts.
-    ``clamped`` replaces the activation.
+    biases. ``gate_up``: "separate" matmuls of experts that are stored one by one, or one matmul whose outputs are
+    "interleaved" or two "halves", where one tensor stores all experts. ``clamped`` replaces the activation.
     """
 
     count: int
@@ -57,7 +58,7 @@ class Experts:
     normalized: bool
     layers: tuple[bool, ...]
     biased: bool = False
-    joined: bool = False
+    gate_up: GateUp = "separate"
     clamped: ClampedSwiglu | None = None
 
 

@@ -15,6 +15,7 @@ from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
 
 _NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # rope_parameters overrides rope_scaling
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")  # a token of text has the same position in every section
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,13 @@ def _read(
     fields = Fields(parameters, f"{config.where}, rope_parameters")
     rotated = _rotated(config, fields, head_dim, rules)
     kind = fields.get("rope_type", fields.get("type", "default"))
-    fields.skip("type")
+    fields.skip("type", *_OF_IMAGES)
     theta = fields.number("rope_theta", rules.default["rope_theta"])
     steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     kept = 1.0 / theta**steps
-    plain = Rope(kind, theta, (), interleaved=rules.interleaved)
+    plain = Rope("default" if kind == "mrope" else kind, theta, (), interleaved=rules.interleaved)
     match kind:
-        case "default":
+        case "default" | "mrope":
             frequencies = kept
         case "linear":
             frequencies = kept / fields.number("factor")

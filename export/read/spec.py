@@ -1,7 +1,7 @@
 """Read a checkpoint's config into a frozen ``ModelSpec``, which determines the graph."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tandemrt.engines.contract import contract
@@ -14,17 +14,7 @@ from tandemrt.export.read.layer import Activation, Experts, NormNames, QKNorm, S
 from tandemrt.export.read.rope import Rope, ropes
 from tandemrt.export.read.unsupported import UNSUPPORTED
 from tandemrt.export.read.unused_fields import NO_EFFECT_VALUES, is_unused, runs_the_same_model
-
-# Models that see images -> model_type of the text part -> architecture of the text part.
-WITH_IMAGES = {
-    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
-    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
-}
-_OF_IMAGES = (
-    *("vision_config", "image_token_index", "image_token_id", "vision_feature_layer", "spatial_merge_size"),
-    *("projector_hidden_act", "multimodal_projector_bias", "mm_tokens_per_image"),
-    *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"),
-)
+from tandemrt.export.read.vision_language import VISION_LANGUAGE, gate_up_of, text_config, vision_language
 
 
 @dataclass(frozen=True)
@@ -76,6 +66,7 @@ class ModelSpec:
         ``ignored``: unknown fields that the recipe declares to be without effect. ``length``: the length of the longest
         text that will be served; None: the longest that the model allows.
         """
+        gate_up = gate_up_of(config)
         config, architecture, family = _identified(config)
         fields = Fields({**family.defaults, **config}, "config.json")
         fields.skip("quantization_config")  # export/read/quantization/ reads it
@@ -94,6 +85,7 @@ class ModelSpec:
         max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers", most=10_000)
         bias = family.biases(fields)
         windows = family.windows(fields, layers)
+        experts = family.experts(fields, layers)
         rope, local_rope = ropes(fields, head_dim, max_length, family.rope, length)
         spec = cls(
             family=family.name,
@@ -122,7 +114,7 @@ class ModelSpec:
             scales=family.scales(fields, head_dim, hidden),
             activation=_activation(fields, family),
             gated=family.gated,
-            experts=family.experts(fields, layers),
+            experts=experts if experts is None or gate_up is None else replace(experts, gate_up=gate_up),
         )
         fields.finish(ignored)
         return spec
@@ -168,12 +160,6 @@ class ModelSpec:
         )
 
 
-def sees_images(config: Mapping[str, Any]) -> bool:
-    """Whether the model of a config also sees images; the exporter reads its text part only."""
-    named = config.get("architectures")
-    return isinstance(named, list) and len(named) == 1 and str(named[0]) in WITH_IMAGES
-
-
 def _one_chunk(fields: Fields) -> int:
     """Return the longest text for which dual-chunk attention equals ordinary attention (Qwen2.5-1M)."""
     if (chunked := fields.get("dual_chunk_attention_config")) is None:
@@ -192,9 +178,9 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
     """Return the config of the text part as one object, its architecture, and its family."""
     named, kind = config.get("architectures") or [], config.get("model_type")
     found = [str(name) for name in named] if isinstance(named, list) else [str(named)]
-    if sees_images(config):
-        config, found = _text_part(config, WITH_IMAGES[found[0]])
-        kind = config["model_type"]
+    if (architecture := vision_language(config)) is not None:
+        config, text = text_config(config, architecture)
+        found, kind = [text], None
     if not found:
         found = next(([name] for name, row in FAMILIES.items() if row.name == kind), [])
     family = FAMILIES.get(found[0]) if len(found) == 1 else None
@@ -202,23 +188,10 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
         raise BadCheckpoint(f"config.json: {found[0]} is not exported: {UNSUPPORTED[found[0]]}; choose another model")
     if family is None or kind not in (None, family.name):
         raise BadCheckpoint(
-            f"config.json: architectures should be one of {', '.join([*FAMILIES, *WITH_IMAGES])}, it is "
+            f"config.json: architectures should be one of {', '.join([*FAMILIES, *VISION_LANGUAGE])}, it is "
             f"{quoted(named)} with model_type {quoted(kind)}"
         )
     return dict(config), found[0], family
-
-
-def _text_part(config: Mapping[str, Any], kinds: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the config of the text part of a model that sees images, and its architecture in a list."""
-    text = config.get("text_config")
-    kind = text.get("model_type") if isinstance(text, Mapping) else None
-    if not isinstance(text, Mapping) or str(kind) not in kinds:
-        raise BadCheckpoint(
-            f"config.json: text_config should be an object whose model_type is one of {', '.join(kinds)}, it is "
-            f"{quoted(text)}"
-        )
-    outer = {name: value for name, value in config.items() if name not in (*_OF_IMAGES, "text_config")}
-    return {**outer, **text}, [kinds[str(kind)]]
 
 
 def _skip_unused(fields: Fields, family: Family, architecture: str) -> None:

@@ -7,30 +7,29 @@ from dataclasses import replace
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.mtp import mtp_prefixes
-from tandemrt.export.read.spec import ModelSpec, sees_images
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.vision_language import text_tensor, vision_language
 
-# Prefixes of the text part of a model that also sees images: in the first files, and in current transformers.
-_TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
-_IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|multi_modal_projector)\.")
 
 
 def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
-    """Return ``checkpoint`` with the graph's tensor names; only the text part of a model that sees images.
+    """Return ``checkpoint`` with the graph's tensor names; of a vision-language model only the text part.
 
     MTP layers are left out, because a draft reads them (export/read/mtp.py). No data is read or copied: a part of a
     tensor is a range of the same file. Raises BadCheckpoint for a fused tensor whose number of rows differs from the
     sum of its parts, and for a tensor that does not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
-    images = sees_images(checkpoint.config)
+    images = vision_language(checkpoint.config) is not None
     further = mtp_prefixes(checkpoint.config, spec.layers)
+    transposed = _stores_transposed_experts(checkpoint, spec)
     for name, tensor in checkpoint.tensors.items():
-        if name.startswith(further) or (images and _IMAGES.match(name)):
-            continue
-        tensors |= _parts(_expert(_TEXT.sub("", name, count=1) if images else name), tensor, spec)
+        text_name = text_tensor(name) if images else name
+        if text_name is not None and not name.startswith(further):
+            tensors |= _parts(_expert(text_name), tensor, spec, transposed)
     return replace(checkpoint, tensors=tensors)
 
 
@@ -40,14 +39,26 @@ def _expert(name: str) -> str:
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
 
-def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:
+def _stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+    """Whether tensors of all experts are [experts, inputs, outputs]: as published, not as transformers 5 saves them.
+
+    The down matmul decides, because gate and up together may be square.
+    """
+    if spec.experts is None:
+        return False
+    saved = (spec.hidden, spec.experts.intermediate)
+    down = (tensor for name, tensor in checkpoint.tensors.items() if ".experts." in name and "down_proj" in name)
+    return saved[0] == saved[1] or not any(tensor.shape[-2:] == saved for tensor in down)
+
+
+def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -> Iterator[tuple[str, StoredTensor]]:
     stem, _, kind = name.rpartition(".")
     module, _, last = stem.rpartition(".")
-    if spec.experts is not None and spec.experts.joined and ".mlp.experts." in name:
+    if spec.experts is not None and spec.experts.gate_up != "separate" and ".mlp.experts." in name:
         if stacked := _STACKED.fullmatch(name):
-            yield from _each_expert(stacked, tensor, spec.experts.count)
+            yield from _each_expert(stacked, tensor, spec.experts.count, transposed)
         else:  # a tensor of one expert, which a build wrote
-            yield name, replace(tensor, name=name, transposed=kind == "weight")
+            yield name, replace(tensor, name=name, transposed=transposed and kind == "weight")
         return
     rows = _fused(spec).get(last)
     if rows is None:
@@ -66,8 +77,10 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[s
         begin += nbytes
 
 
-def _each_expert(name: re.Match[str], tensor: StoredTensor, count: int) -> Iterator[tuple[str, StoredTensor]]:
-    """Split a tensor of all experts. In gpt-oss weights are [inputs, outputs], MXFP4 blocks [outputs, inputs]."""
+def _each_expert(
+    name: re.Match[str], tensor: StoredTensor, count: int, transposed: bool
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Split a tensor of all experts. MXFP4 blocks are [outputs, inputs] in any checkpoint."""
     if len(tensor.shape) < 2 or tensor.shape[0] != count:
         raise BadCheckpoint(
             f"{tensor.file}: tensor {quoted(tensor.name)} should hold {count} experts by config.json, its shape is "
@@ -76,10 +89,8 @@ def _each_expert(name: re.Match[str], tensor: StoredTensor, count: int) -> Itera
     kind, nbytes = name[3].removeprefix("_") or "weight", tensor.nbytes // count
     for expert in range(count):
         new, begin = f"{name[1]}.{expert}.{name[2]}.{kind}", tensor.offset + expert * nbytes
-        yield (
-            new,
-            replace(tensor, name=new, shape=tensor.shape[1:], offset=begin, nbytes=nbytes, transposed=kind == "weight"),
-        )
+        part = replace(tensor, name=new, shape=tensor.shape[1:], offset=begin, nbytes=nbytes)
+        yield new, replace(part, transposed=transposed and kind == "weight")
 
 
 def _fused(spec: ModelSpec) -> dict[str, dict[str, int]]:

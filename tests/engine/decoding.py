@@ -80,14 +80,18 @@ SLIDING = {
 def make_checkpoint(
     case: str, folder: Path, dtype: torch.dtype = torch.float32, sizes: dict[str, int] | None = None, **save: object
 ) -> PreTrainedModel:
-    """Save a random checkpoint and return the model. Norms and biases are random too: at 1 and 0 they hide mistakes.
-
-    ``sizes`` replaces fields of the case's config.
-    """
-    generator = torch.Generator().manual_seed(11)
+    """Save a random checkpoint and return the model. ``sizes`` replaces fields of the case's config."""
     config = (CONFIGS | SLIDING | FAMILIES)[case]()
     config.update(sizes or {})
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    randomize(model)
+    model.save_pretrained(folder, **save)
+    return model
+
+
+def randomize(model: PreTrainedModel) -> None:
+    """Give a model random weights. Norms and biases are random too: at 1 and 0 they hide mistakes."""
+    generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
@@ -96,8 +100,6 @@ def make_checkpoint(
             parameter.copy_(
                 1 + 0.3 * values if norm else values / parameter.shape[1] ** 0.5 if matrix else 0.5 * values
             )
-    model.save_pretrained(folder, **save)
-    return model
 
 
 def edit_config(folder: Path, **changes: object) -> None:

@@ -1,16 +1,19 @@
 """Every model family gives the logits of transformers, in every supported lowering, beyond its sliding window."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
     Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -23,7 +26,7 @@ from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
-from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
+from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint, randomize
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
 from tools.families.cases import FAMILIES, LENGTH, WINDOW
@@ -187,23 +190,84 @@ def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: s
     assert (found - expected).abs().mean() < error * expected.abs().mean()
 
 
+VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SQUARE = VISION | {"image_size": 28, "patch_size": 14}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
+MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [3, 3, 2]}
+DIMS: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": None, "head_dim": 16,
+}  # fmt: skip
+EXPERTS = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
+WITH_IMAGES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gemma3": lambda: Gemma3Config(text_config=FAMILIES["gemma3"](), vision_config=SQUARE, mm_tokens_per_image=4),
+    **{
+        name: lambda name=name: AutoConfig.for_model(
+            "mistral3", text_config=FAMILIES[name](), vision_config=SQUARE | {"head_dim": 16}, tie_word_embeddings=False
+        )
+        for name in ("mistral3", "ministral3")
+    },
+    "qwen2_vl": lambda: AutoConfig.for_model(
+        "qwen2_vl",
+        text_config=DIMS | {"hidden_size": 64, "rope_parameters": MROPE},
+        vision_config={"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64},
+    ),
+    "qwen2_5_vl": lambda: AutoConfig.for_model(
+        "qwen2_5_vl",
+        text_config=DIMS | {"hidden_size": 64, "rope_parameters": MROPE},
+        vision_config=QWEN_VISION | {"out_hidden_size": 64},
+    ),
+    "qwen3_vl": lambda: AutoConfig.for_model(
+        "qwen3_vl",
+        text_config=DIMS | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        vision_config=QWEN_VISION | {"deepstack_visual_indexes": [0]},
+    ),
+    "qwen3_vl_moe": lambda: AutoConfig.for_model(
+        "qwen3_vl_moe",
+        text_config=DIMS | EXPERTS | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        vision_config=QWEN_VISION | {"deepstack_visual_indexes": [0]},
+    ),
+    "glm4v": lambda: AutoConfig.for_model(
+        "glm4v",
+        text_config=DIMS
+        | {"hidden_size": 64, "rope_parameters": MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+        vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32},
+    ),
+    "internvl": lambda: AutoConfig.for_model(
+        "internvl",
+        text_config=AutoConfig.for_model("qwen3", **DIMS),
+        vision_config=SQUARE | {"image_size": [28, 28], "patch_size": [14, 14]},
+    ),
+}
+
+
 def with_images(case: str) -> PreTrainedModel:
-    """A vision-language model whose text part is that of ``case``."""
-    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"image_size": 28, "patch_size": 14}
-    text = FAMILIES[case]()
-    torch.manual_seed(3)
-    if case == "gemma3":
-        config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-        return Gemma3ForConditionalGeneration(config).eval()
-    config = Mistral3Config(text_config=text, vision_config=vision | {"head_dim": 16}, tie_word_embeddings=False)
-    return Mistral3ForConditionalGeneration(config).eval()
+    """Make a tiny random vision-language model."""
+    model = AutoModelForImageTextToText.from_config(WITH_IMAGES[case](), attn_implementation="eager").eval()
+    randomize(model)
+    return model
 
 
-@pytest.mark.parametrize("case", ["mistral3", "ministral3", "gemma3"])
+@pytest.mark.parametrize("case", WITH_IMAGES)
 def test_the_text_part_of_a_vision_language_model_is_exported(tmp_path: Path, case: str) -> None:
     model = with_images(case)
     model.save_pretrained(tmp_path)
+    text = texts()[0]
+    found = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
+    assert_close(found, expected_logits(model, text))
+    checkpoint = Checkpoint.open(tmp_path)
+    names = with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
+    assert not [name for name in names if "vis" in name or "projector" in name]
+
+
+def test_experts_of_a_vision_language_model_may_be_stored_transposed(tmp_path: Path) -> None:
+    """As published; transformers 5 saves them as its own parameters."""
+    model = with_images("qwen3_vl_moe")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     text = texts()[0]
     found = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
     assert_close(found, expected_logits(model, text))

@@ -137,9 +137,10 @@ def test_requests_of_one_batch_may_have_different_draft_windows(tiny_bundle: Pat
 
 def test_a_request_without_a_seed_reports_a_seed_that_reproduces_it(tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
-        first = llm.generate("hello", SamplingParams(max_tokens=12))
-        again = llm.generate("hello", SamplingParams(max_tokens=12, seed=first.seed, num_draft_tokens=0))
-        other = llm.generate("hello", SamplingParams(max_tokens=12))
+        unseeded = SamplingParams(max_tokens=12, ignore_eos=True)
+        first = llm.generate("hello", unseeded)
+        again = llm.generate("hello", unseeded.model_copy(update={"seed": first.seed, "num_draft_tokens": 0}))
+        other = llm.generate("hello", unseeded)
     assert again.token_ids == first.token_ids
     assert other.token_ids != first.token_ids
 

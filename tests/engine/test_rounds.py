@@ -647,7 +647,7 @@ def test_delimiters_that_are_text_hold_a_budget_and_a_grammar_with_and_without_s
 
 def test_closing_gives_the_memory_of_engines_and_caches_back(tiny_bundle: Path) -> None:
     llm = LLM(tiny_bundle, threads=1)
-    llm.generate("a", SamplingParams(max_tokens=3))
+    llm.generate("a", SamplingParams(max_tokens=3, ignore_eos=True))
     engine = weakref.ref(llm.loop.target.engines["target"])
     llm.close()
     assert engine() is None

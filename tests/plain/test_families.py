@@ -12,7 +12,8 @@ from tandemrt.export.read.spec import ModelSpec
 
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
-# Copied from public repositories, long lists shortened; SmolLM3's and parts of Phi-4-mini's and OLMo-3's from memory.
+# Copied from public repositories, long lists shortened; those with VL or 4.1V, SmolLM3's and parts of Phi-4-mini's and
+# OLMo-3's from memory.
 # Each comes with a check of its spec.
 PUBLISHED = {
     "granite-3.3-8b-instruct": (
@@ -127,6 +128,57 @@ PUBLISHED = {
         "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1}""",
         lambda spec: (spec.family, spec.sliding_window, spec.rope.theta) == ("mistral", None, 1e9),
     ),
+    "Qwen2.5-VL-7B-Instruct": (
+        """{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151645, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+        "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656, "hidden_act": "silu",
+        "hidden_size": 3584, "initializer_range": 0.02, "intermediate_size": 18944, "max_position_embeddings": 128000,
+        "max_window_layers": 28, "model_type": "qwen2_5_vl", "num_attention_heads": 28, "num_hidden_layers": 28,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.41.2", "use_cache": true,
+        "use_sliding_window": false, "vision_config": {"depth": 32, "hidden_size": 1280},
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 152064}""",
+        lambda spec: (spec.family, spec.qkv_bias, spec.rope.kind, spec.rope.theta, spec.sliding_window)
+        == ("qwen2", True, "default", 1e6, None),
+    ),
+    "Qwen3-VL-4B-Instruct": (
+        """{"architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655, "model_type": "qwen3_vl",
+        "text_config": {"attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643, "dtype": "bfloat16",
+        "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "initializer_range": 0.02,
+        "intermediate_size": 9728, "max_position_embeddings": 262144, "model_type": "qwen3_vl_text",
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000, "tie_word_embeddings": true, "use_cache": true, "vocab_size": 151936},
+        "tie_word_embeddings": true, "transformers_version": "4.57.0.dev0", "video_token_id": 151656,
+        "vision_config": {"depth": 24}, "vision_end_token_id": 151653, "vision_start_token_id": 151652}""",
+        lambda spec: (spec.family, spec.qk_norm is not None, spec.rope.theta, spec.tied) == ("qwen3", True, 5e6, True),
+    ),
+    "Qwen3-VL-30B-A3B-Instruct": (
+        """{"architectures": ["Qwen3VLMoeForConditionalGeneration"], "image_token_id": 151655,
+        "model_type": "qwen3_vl_moe", "text_config": {"attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "decoder_sparse_step": 1, "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+        "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_vl_moe_text",
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000, "use_cache": true, "vocab_size": 151936}, "tie_word_embeddings": false,
+        "transformers_version": "4.57.0.dev0", "video_token_id": 151656, "vision_config": {"depth": 27},
+        "vision_end_token_id": 151653, "vision_start_token_id": 151652}""",
+        lambda spec: spec.experts == Experts(128, 8, 768, True, (True,) * 48, gate_up="halves"),
+    ),
+    "GLM-4.1V-9B-Thinking": (
+        """{"architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v", "attention_bias": true,
+        "attention_dropout": 0.0, "pad_token_id": 151329, "eos_token_id": [151329, 151336, 151338, 151348],
+        "image_start_token_id": 151339, "image_end_token_id": 151340, "video_start_token_id": 151341,
+        "video_end_token_id": 151342, "image_token_id": 151343, "video_token_id": 151344, "hidden_act": "silu",
+        "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 65536,
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
+        "use_cache": true, "vocab_size": 151552, "partial_rotary_factor": 0.5, "rope_theta": 10000,
+        "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]}, "torch_dtype": "bfloat16",
+        "vision_config": {"depth": 24}}""",
+        lambda spec: (spec.family, spec.qkv_bias, spec.rope.rotated, spec.rope.interleaved) == ("glm4", True, 64, True),
+    ),
     "Devstral-2-123B": (
         """{"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 128,
         "hidden_size": 12288, "intermediate_size": 28672, "max_position_embeddings": 262144, "num_attention_heads": 96,
@@ -219,7 +271,7 @@ PUBLISHED = {
             "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
         }),
         lambda spec: spec.sinks and spec.max_length == 131072 and (spec.window_of(0), spec.window_of(1)) == (128, None)
-        and spec.experts == Experts(32, 4, 2880, True, (True,) * 24, True, True, ClampedSwiglu(1.702, 7.0)),
+        and spec.experts == Experts(32, 4, 2880, True, (True,) * 24, True, "interleaved", ClampedSwiglu(1.702, 7.0)),
     ),
     "Mixtral-8x7B-Instruct-v0.1": (
         """{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
@@ -294,6 +346,7 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         ("EXAONE-4.0-32B", {"layer_types": None}, "sliding_window_pattern should be an integer where"),
         ("gemma-3-27b-it", {"text_config": None}, "text_config should be an object whose model_type is one of gemma3"),
         ("Mistral-Small-3.1-24B", {"text_config": {"model_type": "mamba"}}, "one of mistral, ministral3"),
+        ("Qwen2.5-VL-7B-Instruct", {"model_type": "qwen2"}, "text_config should be an object whose model_type is one"),
         ("Mistral-Small-3.1-24B", {"twist": 1}, r"does not support the field\(s\) 'twist'"),
         ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "should be at most the number of experts, 128, it is 129"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers should be a list of layers, it is 3"),

@@ -1,0 +1,93 @@
+"""Read the text part of a vision-language checkpoint; the exporter leaves its vision tower out."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.export.read.layer import GateUp
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """``architectures``: model_type of ``text_config`` -> the architecture with the same text model.
+
+    ``flat``: the model_type of configs without a ``text_config``, whose fields of the text part are at the top; they
+    belong to the first architecture. ``defaults``: fields that transformers adds to a config without them.
+    ``gate_up``: how its experts are stored, if not as those of the text architecture; see Experts.
+    """
+
+    architectures: Mapping[str, str]
+    flat: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    gate_up: GateUp | None = None
+
+
+_QWEN = {"rope_theta": 1_000_000.0}
+_QWEN3 = {"rope_theta": 500_000.0}
+VISION_LANGUAGE = {
+    "Gemma3ForConditionalGeneration": TextPart({"gemma3_text": "Gemma3ForCausalLM"}),
+    "Glm46VForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}),
+    "Glm4vForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}, flat="glm4v"),
+    "InternVLForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}),
+    "Mistral3ForConditionalGeneration": TextPart(
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+    ),
+    "Qwen2VLForConditionalGeneration": TextPart({"qwen2_vl_text": "Qwen2ForCausalLM"}, "qwen2_vl", _QWEN),
+    "Qwen2_5_VLForConditionalGeneration": TextPart({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, "qwen2_5_vl", _QWEN),
+    "Qwen3VLForConditionalGeneration": TextPart({"qwen3_vl_text": "Qwen3ForCausalLM"}, defaults=_QWEN3),
+    "Qwen3VLMoeForConditionalGeneration": TextPart(
+        {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"}, defaults=_QWEN3 | {"norm_topk_prob": True}, gate_up="halves"
+    ),
+}
+_FIELDS_OF_IMAGES = frozenset((
+    *("vision_config", "text_config", "vision_feature_layer", "vision_feature_select_strategy", "spatial_merge_size"),
+    *("projector_hidden_act", "multimodal_projector_bias", "mm_tokens_per_image", "image_seq_length"),
+    *("downsample_ratio", "image_token_index", "vision_token_id"),
+    *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
+    *(f"{kind}_{end}_token_id" for kind in ("image", "video", "vision") for end in ("start", "end")),
+))  # fmt: skip
+# Prefixes of the text part: in the first files, and in current transformers.
+_TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
+_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector)\.")
+
+
+def vision_language(config: Mapping[str, Any]) -> str | None:
+    """Return the vision-language architecture of a config, or None if the model reads text only."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and len(named) == 1 and str(named[0]) in VISION_LANGUAGE else None
+
+
+def gate_up_of(config: Mapping[str, Any]) -> GateUp | None:
+    """Return how a vision-language checkpoint stores its experts, or None for the way of the text architecture."""
+    architecture = vision_language(config)
+    return None if architecture is None else VISION_LANGUAGE[architecture].gate_up
+
+
+def text_config(config: Mapping[str, Any], architecture: str) -> tuple[dict[str, Any], str]:
+    """Return the config of the text part without model_type, and the architecture with the same text model.
+
+    Raises BadCheckpoint if the config has no text part that is implemented.
+    """
+    part = VISION_LANGUAGE[architecture]
+    text = config.get("text_config")
+    if text is None and part.flat is not None and config.get("model_type") == part.flat:
+        text, found = {}, next(iter(part.architectures.values()))
+    else:
+        kind = text.get("model_type") if isinstance(text, Mapping) else None
+        if not isinstance(text, Mapping) or str(kind) not in part.architectures:
+            raise BadCheckpoint(
+                f"config.json: text_config should be an object whose model_type is one of "
+                f"{', '.join(part.architectures)}, it is {quoted(text)}"
+            )
+        found = part.architectures[str(kind)]
+    merged = {**part.defaults, **config, **text}
+    if "tie_word_embeddings" in config:  # transformers reads the outer one
+        merged["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return {name: value for name, value in merged.items() if name not in (*_FIELDS_OF_IMAGES, "model_type")}, found
+
+
+def text_tensor(name: str) -> str | None:
+    """Return the name that a tensor of the text part has in a text-only checkpoint; None for the vision tower."""
+    return None if _TOWER.match(name) else _TEXT.sub("", name, count=1)
