@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, StrictBool, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.engines.validation.records import Section, explain, reject
@@ -75,10 +84,10 @@ class Or(Part):
 
 
 class Tag(Part):
-    """``end`` is one text or several alternatives, "" for none."""
+    """``begin`` may be ""; ``end`` is one text or several alternatives, "" for none."""
 
     type: Literal["tag"] = "tag"
-    begin: Text
+    begin: Annotated[str, Field(strict=True)]
     content: "Format"
     end: str | tuple[str, ...]
 
@@ -87,6 +96,20 @@ class Tag(Part):
         """The alternative end texts; empty if the tag has no end."""
         found = (self.end,) if isinstance(self.end, str) else self.end
         return () if found == ("",) else found
+
+
+class OptionalTag(Part):
+    """A tag with an end, or nothing."""
+
+    type: Literal["optional"]
+    content: Tag
+
+    @field_validator("content")
+    @classmethod
+    def _closed(cls, tag: Tag) -> Tag:
+        if not tag.ends or not tag.begin:
+            raise reject(f"an optional tag must have a begin and an end, got {quoted(tag.begin)} and {quoted(tag.end)}")
+        return tag
 
 
 class TriggeredTags(Part):
@@ -109,10 +132,19 @@ class TagsWithSeparator(Part):
 
 
 Format = Annotated[
-    ConstString | JsonSchema | Regex | AnyText | SequenceOf | Or | Tag | TriggeredTags | TagsWithSeparator,
+    ConstString
+    | JsonSchema
+    | Regex
+    | AnyText
+    | SequenceOf
+    | Or
+    | Tag
+    | OptionalTag
+    | TriggeredTags
+    | TagsWithSeparator,
     Discriminator("type"),
 ]
-for _part in (SequenceOf, Or, Tag, TriggeredTags, TagsWithSeparator):
+for _part in (SequenceOf, Or, Tag, OptionalTag, TriggeredTags, TagsWithSeparator):
     _part.model_rebuild()
 _FORMATS: TypeAdapter[Format] = TypeAdapter(Format)
 _KINDS = [kind.model_fields["type"].annotation.__args__[0] for kind in Part.__subclasses__()]  # type: ignore[union-attr]
@@ -190,8 +222,10 @@ def _check(part: Part, ends: Sequence[str]) -> None:
             if part.ends and _ends_with(content) == "number":
                 _check_followed(content, part.ends)
             _check(content, part.ends)
+        case OptionalTag(content=content):
+            _check(content, ())
         case TriggeredTags(tags=tags) | TagsWithSeparator(tags=tags):
-            _check_apart([tag.begin for tag in tags])
+            _check_apart([begin for tag in tags for begin in _begins(tag) or (tag.begin,)])
             separators = (part.separator,) if isinstance(part, TagsWithSeparator) else None
             for tag in tags:
                 _check_followed(tag, separators)
@@ -219,7 +253,7 @@ def _check_followed(part: Part, begins: Sequence[str] | None) -> None:
     end = _ends_with(part)
     if end in ("open", "tags"):
         raise _error("any_text, regex and tags must come last; any_text and regex may also be in a tag with an end")
-    if end == "number" and (begins is None or any(begin[0] in NUMBER for begin in begins)):
+    if end == "number" and (begins is None or any(begin[:1] in NUMBER for begin in begins)):
         raise _error(f"text after a number must not begin with one of {NUMBER}; give the schema a type or an end")
 
 
@@ -237,8 +271,12 @@ def _begins(part: Part) -> list[str] | None:
     match part:
         case ConstString(value=value):
             return [value]
-        case Tag(begin=begin):
-            return [begin]
+        case Tag(begin=begin, content=content):
+            following = _begins(content) or ([""] if begin else None)
+            return None if following is None else [begin + each for each in following]
+        case SequenceOf(elements=(OptionalTag(content=content), *others)):
+            following = _begins(SequenceOf(type="sequence", elements=tuple(others))) if others else None
+            return None if following is None else [*(_begins(content) or ()), *following]
         case SequenceOf(elements=elements):
             return _begins(elements[0])
         case Or(elements=elements):

@@ -13,6 +13,7 @@ from tandemrt.runtime.grammars.structural_tag import (
     ConstString,
     Format,
     JsonSchema,
+    OptionalTag,
     Or,
     Regex,
     SequenceOf,
@@ -64,6 +65,8 @@ class TagGrammar:
                 return self._then(self._named("rule", rule), ends)
             case Tag(begin=begin):
                 return self._then(f"{self._text(begin)} {self._part(part.content, part.ends)}", ends)
+            case OptionalTag(content=content):
+                return self._then(f"({self._part(content, ())})?", ends)
             case TriggeredTags():
                 return self._triggered(part)
             case TagsWithSeparator(tags=tags):

@@ -136,10 +136,12 @@ def test_pydantic_ai_gets_an_object(served: Served) -> None:
 
 @pytest.fixture(scope="module")
 def choosing(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo with a template that shows, as Llama's does, how calls are written."""
+    """The demo with a template that writes calls as Llama's does."""
     template = tmp_path_factory.mktemp("template") / "template.jinja"
-    shown = '{"name": function name, "parameters": dictionary of argument name and its value}'
-    template.write_text("{%- set shown = '" + shown + "' %}" + CHAT_TEMPLATE)
+    call = "message.tool_calls[0].function"
+    written = f"""'{{"name": "' + {call}.name + '", "parameters": ' + {call}.arguments | tojson + '}}'"""
+    text = f"(message.content if not message.tool_calls else {written})"
+    template.write_text(CHAT_TEMPLATE.replace("message.content", text))
     with serving(demo_bundle, ServerConfig(port=0), RuntimeOptions(threads=1, chat_template=str(template))) as running:
         yield running
 

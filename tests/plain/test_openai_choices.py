@@ -12,13 +12,13 @@ from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.protocol import Function, StreamOptions
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.openai.responses import ChatFormatter, CompletionFormatter, usage_of
-from tandemrt.runtime.servers.openai.tool_call_format import FORMATS
 from tandemrt.runtime.servers.openai.tools import ToolCallSpec
 from tandemrt.runtime.servers.request_stream import OutputDelta
+from tests.plain.tool_call_templates import HERMES, LLAMA, begin_of
 
-HERMES, LLAMA = FORMATS
+FORMATS = HERMES, LLAMA
 GET = Function(name="get")
-CALL = HERMES.begin_of("get") + "{}" + HERMES.end
+CALL = begin_of(HERMES, "get") + "{}" + HERMES.last
 TOKEN_TEXTS = {1: "a", 2: "bé", 3: "", 4: "日本"}
 KINDS = [CompletionChoice, ChatChoice]
 

@@ -6,10 +6,9 @@ import pytest
 
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.servers.openai.protocol import Function, NamedToolChoice, Tool
-from tandemrt.runtime.servers.openai.tool_call_format import FORMATS
 from tandemrt.runtime.servers.openai.tools import MAX_TOOLS, ToolCallDelta, ToolCallParser, ToolCallSpec, parse_tools
+from tests.plain.tool_call_templates import HERMES, TEMPLATES, begin_of
 
-HERMES, _ = FORMATS
 NOT_A_REFERENCE = {"$ref": "#/$defs/text"}  # where a value is expected
 OBJECT: dict[str, Any] = {"type": "object"}
 REFERRING: dict[str, Any] = {
@@ -88,7 +87,7 @@ def test_parameters_of_another_type_are_rejected_for_every_function(kind: Any, a
             ToolCallSpec(functions(*schemas), format=form).constraint()
 
 
-TEMPLATES = {"default": "<tool_call> </tool_call> arguments"}
+SHOWN = {"default": TEMPLATES["hermes"]}
 
 
 def tools(*names: str) -> list[Tool]:
@@ -116,7 +115,7 @@ DESCRIBED = [{"type": "function", "function": {"name": name}} for name in ("a", 
 def test_a_choice_decides_the_functions_and_the_format(
     choice: Any, described: Any, callable_names: list[str], only: str | None, form: Any, parallel: bool
 ) -> None:
-    parsed = parse_tools(tools("a", "b"), choice, TEMPLATES, parallel=parallel)
+    parsed = parse_tools(tools("a", "b"), choice, SHOWN, parallel=parallel)
     assert list(parsed.template_tools) == described
     assert parsed.calls is not None
     assert [each.name for each in parsed.calls.functions] == callable_names
@@ -128,13 +127,13 @@ def test_a_choice_decides_the_functions_and_the_format(
 @pytest.mark.parametrize("choice", ["none", None, "auto", "required"])
 @pytest.mark.parametrize("offered", [None, []])
 def test_without_tools_or_with_none_the_model_sees_no_tools(choice: Any, offered: Any) -> None:
-    nothing = parse_tools(tools("a", "b"), "none", TEMPLATES, parallel=True)
+    nothing = parse_tools(tools("a", "b"), "none", SHOWN, parallel=True)
     assert (list(nothing.template_tools), nothing.calls) == ([], None)
     if choice == "required":
         with pytest.raises(BadRequest, match="tool_choice: must come with tools, received 'required'"):
-            parse_tools(offered, choice, TEMPLATES, parallel=True)
+            parse_tools(offered, choice, SHOWN, parallel=True)
     else:
-        assert parse_tools(offered, choice, TEMPLATES, parallel=True) == nothing
+        assert parse_tools(offered, choice, SHOWN, parallel=True) == nothing
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
@@ -165,7 +164,7 @@ ANSWERS = {
     ),
     "format": (
         ToolCallSpec(functions(OBJECT, OBJECT), format=HERMES),
-        f'{HERMES.begin_of("f1")}{{"a": 1}}{HERMES.end}{HERMES.begin_of("f0")}{{}}{HERMES.end}',
+        f'{begin_of(HERMES, "f1")}{{"a": 1}}{HERMES.last}{begin_of(HERMES, "f0")}{{}}{HERMES.last}',
         [("f1", '{"a": 1}'), ("f0", "{}")],
     ),
 }

@@ -68,6 +68,15 @@ def tokens_of(text: str) -> list[int]:
     return [token for at, part in enumerate(parts) for token in ([CALL] if at else []) + part]
 
 
+def optional(begin: str) -> dict[str, Any]:
+    return {"type": "optional", "content": tag(begin, WORD, ";")}
+
+
+def closed(begin: str) -> dict[str, Any]:
+    """A sequence that begins with a fixed text, or with that in a tag that may be left out."""
+    return {"type": "sequence", "elements": [tag(begin, WORD, ";")]}
+
+
 def accepts(form: dict[str, Any], tokens: list[int]) -> bool:
     matcher = grammar(form)
     return all(map(matcher.accept, tokens)) and matcher.accept(STOP)
@@ -125,6 +134,16 @@ def between_brackets(*, separator: str = ", ", end: str = ";", **options: bool) 
             triggered(tag("<t>", WORD, ";"), tag("<u>", WORD, ";"), triggers=("<", "<t")),
             ["", "a<t>x;", "<u>x;b<t>y;"],
             ["<", "<t", "<x", "<t>X;"],
+        ),
+        (
+            {"type": "sequence", "elements": [optional("<a>"), optional("<b>"), tag("", WORD, "!")]},
+            ["x!", "<a>x;y!", "<b>x;y!", "<a>x;<b>y;z!"],
+            ["", "<a>x;", "<b>x;<a>y;z!", "<a>x;<a>y;z!"],
+        ),
+        (
+            {"type": "or", "elements": [tag("get", closed("<"), ""), tag("get_all", closed("<"), "")]},
+            ["get<x;", "get_all<x;"],
+            ["get_<x;", "getx;"],
         ),
         (content(SCHEMA), ['{"a": 1}'], ['{"a":1}', ' {"a": 1}']),
         (
@@ -270,6 +289,10 @@ def test_tags_that_cannot_be_enforced_exactly_are_rejected(form: dict[str, Any],
         ({"structures": [{"begin": "a"}], "triggers": ["a"]}, "tags.0.end: is required and missing"),
         ({"structures": 5, "triggers": ["a"]}, "structures must be a list of objects"),
         ({"structures": [], "triggers": ["a"]}, "tags: must not be empty"),
+        (
+            {"format": {"type": "optional", "content": {"type": "tag", "begin": "<a>", "content": WORD, "end": ""}}},
+            "an optional tag must have a begin and an end",
+        ),
     ],
 )
 def test_invalid_structural_tags_are_rejected(given: Any, message: str) -> None:

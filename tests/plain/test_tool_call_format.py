@@ -1,4 +1,4 @@
-"""Tool call formats: detection from chat templates, structural tags, and incremental parsing."""
+"""Tool call formats: what a template writes is recognised, enforced and parsed back, however the text is split."""
 
 import json
 from typing import Any
@@ -8,30 +8,228 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.text.chat_template import ChatTemplate
+from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.sources import read
-from tandemrt.runtime.servers.openai.tool_call_format import FORMATS, TaggedCallParser, ToolCallFormat, detect_format
+from tandemrt.runtime.servers.openai.tool_call_format import ToolCallFormat
+from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
+from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
+from tests.plain.constraints import STOP, byte_tokens, compiler
+from tests.plain.tool_call_templates import HERMES, LLAMA, TEMPLATES, UNKNOWN, begin_of, format_of
 
-HERMES, LLAMA = FORMATS
-QWEN3 = """return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call>"""
-LLAMA31 = """Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}."""
-CODER = QWEN3 + "<function=example_function_name>"
+FORMATS = (HERMES, LLAMA)
 ARGUMENTS: dict[str, Any] = {"a": ['x"}]', {"b": "</tool_call> <tool_call>\\"}], "c": {}}
+PARAMETERS: dict[str, Any] = {
+    "get": {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "count": {"$ref": "#/$defs/count"},
+            "lines": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+        "$defs": {"count": {"type": "integer"}},
+    },
+    "get_all": {
+        "type": "object",
+        "properties": {"kind": {"enum": ["a b", "(c)"]}, "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "required": ["kind"],
+        "additionalProperties": False,
+    },
+}
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("get", {"query": 'a <b> "c"\né', "count": -3, "lines": ["</parameter>", "</arg_value>"]}),
+    ("get_all", {"kind": "(c)", "unit": "x"}),
+    ("get", {"query": ""}),
+]
+SHOWN = [name for name in TEMPLATES if name != "granite 3"]  # its template leaves earlier calls out
+
+
+def written(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """The answer with ``calls`` as the template ``name`` writes it."""
+    kimi = format_of(name).named_ids
+    listed = [
+        {
+            "id": f"functions.{function}:{at}" if kimi else f"a2B4c6D8{at}",
+            "type": "function",
+            "function": {"name": "" if kimi else function, "arguments": arguments},
+        }
+        for at, (function, arguments) in enumerate(calls)
+    ]
+    template = ChatTemplate(TEMPLATES[name], {})
+    text = template.render(template.values([{"role": "assistant", "content": "", "tool_calls": listed}]))
+    return text.removeprefix("<|im_start|>assistant\n").rpartition("<|im_end|>")[0].strip()
+
+
+def several(form: ToolCallFormat) -> bool:
+    return form.groups or form.between is not None
+
+
+def accepts(form: ToolCallFormat, text: str, parameters: Any = PARAMETERS, *, parallel: bool = True) -> bool:
+    asked = StructuredOutputs(structural_tag=form.structural_tag(parameters, parallel=parallel))
+    matcher = compiler().compile("structural_tag", read(asked)[0].text).matcher()
+    return all(map(matcher.accept, byte_tokens(text))) and matcher.accept(STOP)
+
+
+def parsed(form: ToolCallFormat, text: str, size: int, parameters: Any = PARAMETERS) -> tuple[str, list[list[str]]]:
+    """The text and the calls that the parser finds in pieces of ``size`` characters."""
+    reader, content, calls = TaggedCallParser(form, parameters), "", list[list[str]]()
+    for at in range(0, len(text), size):
+        for step in reader.feed(text[at : at + size]):
+            if isinstance(step, str):
+                content += step
+            elif step[1] is not None:
+                assert step[0] == len(calls)
+                calls.append([step[1], step[2]])
+            else:
+                calls[step[0]][1] += step[2]
+    return content + reader.finish(), calls
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_calls_that_a_template_writes_are_accepted_and_parsed_back(name: str) -> None:
+    form = format_of(name)
+    calls = CALLS if several(form) else CALLS[:1]
+    text = written(name, calls)
+    assert accepts(form, f"so: {text}")
+    for size in (1, 3, len(text)):
+        content, found = parsed(form, f"so: {text}", size)
+        assert content.strip() == "so:"
+        assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+
+
+def test_granite_writes_the_list_that_its_prompt_describes() -> None:
+    form, text = format_of("granite 3"), '<|tool_call|>[{"name": "get", "arguments": {"query": "a"}}]'
+    assert accepts(form, text)
+    assert parsed(form, text, 2) == ("", [["get", '{"query": "a"}']])
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_only_calls_that_obey_the_functions_are_accepted(name: str) -> None:
+    form = format_of(name)
+    wrong = [
+        ("get", {"count": 1}),
+        ("get", {"query": "a", "count": "many"}),
+        ("get", {"query": "a", "lines": [1]}),
+        ("get", {"query": "a", "other": 1}),
+        ("get_all", {"kind": "c"}),
+        ("set", {"query": "a"}),
+        ("get_", {"query": "a"}),
+    ]
+    assert [call for call in wrong if accepts(form, written(name, [call]))] == []
+    begun = written(name, CALLS[:1])
+    assert not accepts(form, begun[:-5] if form.last else begun[:-1])
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_several_calls_need_parallel(name: str) -> None:
+    form = format_of(name)
+    if several(form):
+        assert not accepts(form, written(name, CALLS[:2]), parallel=False)
+    assert accepts(form, written(name, CALLS[:1]), parallel=False)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_template_without_a_known_format_has_none(name: str) -> None:
+    assert detect_format({"default": UNKNOWN[name]}) is None
+
+
+def test_the_template_for_tools_decides() -> None:
+    assert detect_format({"default": UNKNOWN["plain"], "tool_use": TEMPLATES["hermes"]}) == HERMES
+    assert detect_format({"default": TEMPLATES["hermes"], "tool_use": UNKNOWN["plain"]}) is None
+    assert detect_format({}) is None
+
+
+def test_a_template_that_runs_long_has_no_format() -> None:
+    slow = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    assert detect_format({"default": slow + TEMPLATES["hermes"]}) is None
+
+
+def one(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"f": {"type": "object", "properties": {"p": schema}, "required": ["p"], **more}}
+
+
+CODER = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
-    ("templates", "expected"),
+    ("schema", "good", "bad"),
     [
-        ({"default": QWEN3}, HERMES),
-        ({"default": LLAMA31}, LLAMA),
-        ({"default": "plain", "tool_use": QWEN3}, HERMES),
-        ({"default": CODER}, None),
-        ({"default": "{{ messages }}"}, None),
-        ({}, None),
+        ({"type": "string"}, ["", "1", "null", 'a "b"', "a\n\nb", "</parameter"], []),
+        ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
+        ({"type": "string", "minLength": 1, "maxLength": 2}, ["é", "ab"], ["", "abc"]),
+        ({"type": "string", "pattern": "^[ab]+$"}, ["ab"], ["", "c", "abc"]),
+        ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "today"]),
+        ({"type": "string", "format": "an unknown one"}, ["a"], []),
+        ({"const": "a.b"}, ["a.b"], ["axb"]),
+        ({"type": "string", "enum": ["a", "ab"]}, ["a", "ab"], ["b", ""]),
+        ({"enum": [1, None]}, ["1", "null"], ["2"]),
+        ({"type": "boolean", "description": "so"}, ["true"], ["yes"]),
+        ({"type": ["string", "null"]}, ["a", "null"], []),
+        ({"type": "array", "items": {"enum": [1]}}, ["[1, 1]", "[]"], ["[2]", "1"]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, ["1", "null"], ["a"]),
     ],
 )
-def test_the_format_is_detected_from_the_template(templates: dict[str, str], expected: ToolCallFormat | None) -> None:
-    assert detect_format(templates) is expected
+def test_an_argument_outside_json_obeys_its_schema(schema: Any, good: list[str], bad: list[str]) -> None:
+    form, parameters = format_of("qwen coder"), one(schema)
+    assert [text for text in good if not accepts(form, CODER.format(text), parameters)] == []
+    assert [text for text in bad if accepts(form, CODER.format(text), parameters)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "1", "1"),
+        ({"type": "string"}, 'a "b"\\\n', 'a "b"\\\n'),
+        ({"type": "array"}, '["\\n</parameter>", "\\""]', ["\n</parameter>", '"']),
+        ({"type": "number"}, "1.5", 1.5),
+    ],
+)
+def test_an_argument_outside_json_becomes_its_value(schema: Any, text: str, value: Any) -> None:
+    for size in (1, 2, 1000):
+        content, [[name, arguments]] = parsed(format_of("qwen coder"), CODER.format(text), size, one(schema))
+        assert (content, name, json.loads(arguments)) == ("", "f", {"p": value})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (one({"type": "string", "pattern": "a"}), "'f' has the text 'p' with .*pattern"),
+        (one({"type": "string", "minLength": 1, "pattern": "^a$"}), "the text 'p' with .*minLength"),
+        (one({"type": "string", "maxLength": 10**6}), "the text 'p' with .*maxLength"),
+        (one({"type": "string", "format": "regex"}), "the text 'p' with .*format"),
+        (one({"type": ["string", "integer"]}), "the property 'p', which may be a text or another value"),
+        (one({}), "the property 'p', which may be a text"),
+        (one({"enum": ["a", 1]}), "the property 'p', which may be a text"),
+        (
+            one({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}),
+            "the property 'p', which may be a text",
+        ),
+        (one({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "string"}]}), "the property 'p', which may be"),
+        (one({"$ref": "#"}), "the reference '#'"),
+        (one({"$ref": "#/$defs/a"}, **{"$defs": {"a": {"$ref": "#/$defs/a"}}}), "the reference '#/\\$defs/a'"),
+        (one({"type": "integer"}, minProperties=2), "the keyword 'minProperties'"),
+        (one({"type": "integer"}, additionalProperties={"type": "integer"}), "not listed by name"),
+        ({"f": {"type": "object", "required": ["q"]}}, "the required property 'q'"),
+        ({"f": {"type": "object", "properties": {"a>b": {"type": "integer"}}}}, "the property name 'a>b'"),
+        ({"f": {"type": "object", "properties": {"a": False}}}, "a property with the schema 'false'"),
+    ],
+)
+def test_an_argument_that_cannot_be_enforced_outside_json_is_rejected(parameters: Any, message: str) -> None:
+    with pytest.raises(BadRequest, match=f"tools: .*{message}"):
+        format_of("qwen coder").structural_tag(parameters, parallel=True)
+    HERMES.structural_tag(parameters, parallel=True)
+
+
+@pytest.mark.parametrize("name", ["qwen coder", "glm", "minimax"])
+def test_a_function_without_arguments_is_called_without_any(name: str) -> None:
+    form, parameters = format_of(name), {"f": {"type": "object", "additionalProperties": True}}
+    text = form.first + "f" + form.opening + form.last
+    assert accepts(form, text, parameters)
+    assert parsed(form, text, 1, parameters) == ("", [["f", "{}"]])
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -40,8 +238,8 @@ def test_the_structural_tag_can_be_enforced(form: ToolCallFormat) -> None:
     for parallel in (True, False):
         asked = StructuredOutputs(structural_tag=form.structural_tag(functions, parallel=parallel))
         held = json.loads(read(asked)[0].text)
-        assert [tag["begin"] for tag in held["tags"]] == [form.begin_of("get"), form.begin_of("get_all")]
-        assert held["stop_after_first"] is not (parallel and form.parallel)
+        assert held["triggers"] == [form.trigger]
+        assert held["stop_after_first"] is not (parallel and form.groups)
 
 
 PARTS = st.lists(
@@ -55,7 +253,7 @@ PARTS = st.lists(
 
 @given(form=st.sampled_from(FORMATS), parts=PARTS, sizes=st.lists(st.integers(1, 9), min_size=1))
 def test_text_and_calls_are_separated_for_any_split(form: ToolCallFormat, parts: list[Any], sizes: list[int]) -> None:
-    parts_text = [p if isinstance(p, str) else form.begin_of(p[0]) + json.dumps(p[1]) + form.end for p in parts]
+    parts_text = [p if isinstance(p, str) else begin_of(form, p[0]) + json.dumps(p[1]) + form.last for p in parts]
     texts = [part for part in parts if isinstance(part, str)]
     answer = "".join(parts_text)
     if sum(map(answer.count, [form.trigger])) > sum(
@@ -63,7 +261,7 @@ def test_text_and_calls_are_separated_for_any_split(form: ToolCallFormat, parts:
     ):
         return  # such a text would have been a call
 
-    reader, text, calls = TaggedCallParser(form, ["f", "f_g"]), "", list[list[str]]()
+    reader, text, calls = TaggedCallParser(form, dict.fromkeys(["f", "f_g"])), "", list[list[str]]()
     while answer:
         size, sizes = sizes[0], sizes[1:] + sizes[:1]
         for step in reader.feed(answer[:size]):
@@ -80,7 +278,7 @@ def test_text_and_calls_are_separated_for_any_split(form: ToolCallFormat, parts:
 
 
 def test_an_incomplete_call_is_not_text() -> None:
-    reader = TaggedCallParser(HERMES, ["f"])
+    reader = TaggedCallParser(HERMES, {"f": {}})
     assert [*reader.feed('so: <tool_call>\n{"name": "')] == ["so: "]
     assert reader.finish() == ""
 
@@ -88,9 +286,9 @@ def test_an_incomplete_call_is_not_text() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_end_of_an_answer_releases_every_beginning_of_the_trigger_and_no_more(form: ToolCallFormat) -> None:
     """Text that could have become a call is text at the end; from the whole trigger on it is half a call."""
-    begin = form.begin_of("f")
+    begin = begin_of(form, "f")
     for size in range(1, len(begin)):
-        reader = TaggedCallParser(form, ["f"])
+        reader = TaggedCallParser(form, {"f": {}})
         released = "".join(each for each in reader.feed("so" + begin[:size]) if isinstance(each, str))
         assert released == "so"
         assert reader.finish() == (begin[:size] if size < len(form.trigger) else "")
@@ -98,7 +296,16 @@ def test_the_end_of_an_answer_releases_every_beginning_of_the_trigger_and_no_mor
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_text_after_the_last_call_is_released_at_the_end(form: ToolCallFormat) -> None:
-    reader, call = TaggedCallParser(form, ["f"]), form.begin_of("f") + "{}" + form.end
+    reader, call = TaggedCallParser(form, {"f": {}}), begin_of(form, "f") + "{}" + form.last
     steps = [*reader.feed(call + call + " so" + form.trigger[:1])]
     assert steps == [(0, "f", ""), (0, None, "{}"), (1, "f", ""), (1, None, "{}"), " so"]
     assert reader.finish() == form.trigger[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"), [("kimi", ["functions.get:0", "functions.get_all:1"]), ("mistral", [None] * 2)]
+)
+def test_an_id_that_the_model_writes_is_that_of_the_call(name: str, ids: list[str | None]) -> None:
+    reader = TaggedCallParser(format_of(name), PARAMETERS)
+    steps = [(step, reader.call_id(step[1] or "")) for step in reader.feed(written(name, CALLS[:2])) if step[1]]
+    assert [found for _, found in steps] == ids

@@ -37,6 +37,7 @@ from tandemrt.runtime.servers.openai.request_body import CompletionRequest, pars
 from tandemrt.runtime.servers.openai.responses import ChatFormatter, CompletionFormatter
 from tandemrt.runtime.servers.openai.streaming import EventStream
 from tandemrt.runtime.servers.openai.tokenization import detokenize, tokenize
+from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
 from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import FairExecutor
 
@@ -76,6 +77,8 @@ class Models:
 def create_app(models: Models, config: ServerConfig) -> FastAPI:
     """Return the application that serves ``models``. Its limits of connections are not those of ``config``."""
     api_key = config.api_key
+    for llm in models.llms.values():
+        detect_format(llm.tokenizer.chat_templates)  # cached, so that no request waits for it
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,130 +1,95 @@
-"""Formats in which models write tool calls into text, detected from their chat templates."""
+"""Formats in which models write tool calls into text: what surrounds names and arguments, and the grammar of it.
 
-from collections.abc import Iterator, Mapping, Sequence
+tool_call_probe.py reads the format from a chat template, tool_call_parser.py finds the calls in a text.
+"""
+
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandemrt.runtime.servers.openai.json_calls import JsonNesting
+from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags, field_parts
 
-_NAME = "NAME"
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+
+
+@dataclass(frozen=True)
+class CallId:
+    """The id of a call, which the model writes: a match of ``pattern``, then ``end``."""
+
+    pattern: str
+    end: str
 
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """A call is ``begin`` with the function's name in it, the arguments as a JSON object, then ``end``.
+    """One or several calls are ``first``, the calls with ``between`` between them, then ``last``.
+
+    A call is the function's name, ``opening``, an id if ``opening_id``, the arguments, and an id after ``closing`` if
+    ``closing_id``. Text and further groups of calls may follow ``last``.
 
     Attributes:
-        trigger: prefix of ``begin`` that ordinary text never contains.
-        parallel: whether one answer may contain several calls.
-        template_has: strings that all occur in the chat template of a model trained on this format.
-        template_lacks: strings of other formats; a template with one of them does not match.
+        first: text up to the first name.
+        last: text after the last call; "" if nothing ends a call.
+        between: text between two calls of a group; None: a group has one call.
+        groups: whether one answer may contain several groups.
+        fields: how every argument is written on its own; None: the arguments are one JSON object.
+        named_ids: whether the template writes the id of a call in place of its name, as ``functions.NAME:INDEX``.
     """
 
-    trigger: str
-    begin: str
-    end: str
-    parallel: bool
-    template_has: tuple[str, ...]
-    template_lacks: tuple[str, ...] = ()
+    first: str
+    opening: str
+    last: str
+    between: str | None = None
+    groups: bool = True
+    opening_id: CallId | None = None
+    closing: str = ""
+    closing_id: CallId | None = None
+    fields: FieldTags | None = None
+    named_ids: bool = False
 
-    def begin_of(self, name: str) -> str:
-        """Return ``begin`` for the function ``name``."""
-        return self.begin.replace(_NAME, name)
+    @property
+    def trigger(self) -> str:
+        """The beginning of ``first`` that ordinary text never contains: its first tag, or all of it."""
+        tag = TAG.match(self.first)
+        return tag[0] if tag else self.first
 
     def structural_tag(self, parameters: Mapping[str, Any], *, parallel: bool) -> dict[str, Any]:
-        """Return the structural tag for text with calls in it. ``parameters`` are JSON schemas by function name."""
-        tags = [
-            {
-                "begin": self.begin_of(name),
-                "content": {"type": "json_schema", "json_schema": schema},
-                "end": self.end,
-            }
-            for name, schema in parameters.items()
-        ]
-        once = not (parallel and self.parallel)
-        content = {"type": "triggered_tags", "triggers": [self.trigger], "tags": tags, "stop_after_first": once}
+        """Return the structural tag for text with calls in it. ``parameters`` are JSON schemas by function name.
+
+        Raises BadRequest for a schema that the format cannot enforce.
+        """
+        calls = [self._call(name, schema) for name, schema in parameters.items()]
+        group: dict[str, Any] = {"type": "or", "elements": calls}
+        if parallel and self.between is not None:
+            group = {"type": "tags_with_separator", "tags": calls, "separator": self.between, "at_least_one": True}
+        last = [{"type": "const_string", "value": self.last}] if self.last else []
+        content = {
+            "type": "triggered_tags",
+            "triggers": [self.trigger],
+            "tags": [_tag(self.first, [group, *last])],
+            "stop_after_first": not (parallel and self.groups),
+        }
         return {"type": "structural_tag", "format": content}
 
-
-FORMATS = (
-    # Hermes, Qwen 2.5 and 3, SmolLM3
-    ToolCallFormat(
-        trigger="<tool_call>",
-        begin=f'<tool_call>\n{{"name": "{_NAME}", "arguments": ',
-        end="}\n</tool_call>",
-        parallel=True,
-        template_has=("<tool_call>", "</tool_call>", "arguments"),
-        template_lacks=("<function=", "<arg_key>", "<parameter", "<tool_sep>"),
-    ),
-    # Llama 3.1 to 3.3
-    ToolCallFormat(
-        trigger='{"name": "',
-        begin=f'{{"name": "{_NAME}", "parameters": ',
-        end="}",
-        parallel=False,
-        template_has=("dictionary of argument name and its value", "parameters"),
-        template_lacks=("<tool_call>", "<function="),
-    ),
-)
+    def _call(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        if self.fields is None:
+            arguments: list[dict[str, Any]] = [{"type": "json_schema", "json_schema": schema}]
+        else:
+            arguments = field_parts(self.fields, name, schema)
+        parts = [*_id("", self.opening_id), *arguments, *_id(self.closing, self.closing_id)]
+        if not parts:
+            return _tag("", [{"type": "const_string", "value": name + self.opening}])
+        return _tag(name + self.opening, parts)
 
 
-def detect_format(templates: Mapping[str, str]) -> ToolCallFormat | None:
-    """Return the format that the chat templates (by name) show, or None if it is not in FORMATS."""
-    template = templates.get("tool_use", templates.get("default", ""))
-    for each in FORMATS:
-        if all(s in template for s in each.template_has) and not any(s in template for s in each.template_lacks):
-            return each
-    return None
+def _tag(begin: str, elements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": {"type": "sequence", "elements": elements}, "end": ""}
 
 
-class TaggedCallParser:
-    """Incremental parser of text with calls in it. The text must follow the format or be a prefix of such a text."""
-
-    def __init__(self, tool_format: ToolCallFormat, names: Sequence[str]) -> None:
-        self._format = tool_format
-        self._begins = {tool_format.begin_of(name): name for name in names}
-        self._held = ""  # text that may be the beginning of a call
-        self._nesting: JsonNesting | None = None  # inside arguments
-        self._skip = 0  # characters of ``end`` that are still to come
-        self._index = -1
-
-    def feed(self, text: str) -> Iterator[str | tuple[int, str | None, str]]:
-        """Yield what ``text`` adds: plain text, or a call's index, its name where it begins, and argument text."""
-        self._held += text
-        while self._held:
-            skipped = min(self._skip, len(self._held))
-            self._held, self._skip = self._held[skipped:], self._skip - skipped
-            if self._nesting is not None:
-                yield self._index, None, self._take_arguments(self._nesting)
-                continue
-            at = self._held.find(self._format.trigger)
-            if at < 0:
-                at = len(self._held) - self._partial_trigger()
-            if at:
-                yield self._held[:at]
-                self._held = self._held[at:]
-            begin = next((begin for begin in self._begins if self._held.startswith(begin)), None)
-            if begin is None:
-                return
-            self._held, self._nesting, self._index = self._held[len(begin) :], JsonNesting(), self._index + 1
-            yield self._index, self._begins[begin], ""
-
-    def finish(self) -> str:
-        """Return held text that is not part of a call, at the end of the answer."""
-        return "" if self._held.startswith(self._format.trigger) else self._held
-
-    def _take_arguments(self, nesting: JsonNesting) -> str:
-        end = 0
-        while end < len(self._held):
-            nesting.feed(self._held[end])
-            end += 1
-            if nesting.depth == 0 and not nesting.in_string:
-                self._nesting, self._skip = None, len(self._format.end)
-                break
-        arguments, self._held = self._held[:end], self._held[end:]
-        return arguments
-
-    def _partial_trigger(self) -> int:
-        """Return how many characters at the end of the held text may begin the trigger."""
-        sizes = range(min(len(self._format.trigger), len(self._held)), 0, -1)
-        return next((size for size in sizes if self._format.trigger.startswith(self._held[-size:])), 0)
+def _id(begin: str, call_id: CallId | None) -> list[dict[str, Any]]:
+    if call_id is None:
+        return []
+    return [
+        {"type": "tag", "begin": begin, "content": {"type": "regex", "pattern": call_id.pattern}, "end": call_id.end}
+    ]

@@ -8,6 +8,7 @@ All three are enforced token by token, so arguments always obey the function's s
 """
 
 import secrets
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +17,9 @@ from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.servers.openai.json_calls import JsonCallParser
 from tandemrt.runtime.servers.openai.protocol import Function, NamedToolChoice, Tool
-from tandemrt.runtime.servers.openai.tool_call_format import TaggedCallParser, ToolCallFormat, detect_format
+from tandemrt.runtime.servers.openai.tool_call_format import ToolCallFormat
+from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
+from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
 
 MAX_TOOLS = 128
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}  # arguments of a function without parameters
@@ -53,8 +56,8 @@ class ToolCallSpec:
         if self.named is not None:
             return StructuredOutputs(structural_tag=_structural_tag(_arguments(self.functions[0])))
         if self.format is not None:
-            schemas = {each.name: _parameters(each) for each in self.functions}
-            return StructuredOutputs(structural_tag=self.format.structural_tag(schemas, parallel=self.parallel))
+            tag = self.format.structural_tag(self.parameters(), parallel=self.parallel)
+            return StructuredOutputs(structural_tag=tag)
         # The frame is fixed, because models rarely saw such a list.
         tags = [
             {
@@ -67,6 +70,10 @@ class ToolCallSpec:
         calls = {"type": "tags_with_separator", "tags": tags, "separator": ", ", "at_least_one": True}
         elements = [_text("["), calls | {"stop_after_first": not self.parallel}, _text("]")]
         return StructuredOutputs(structural_tag=_structural_tag({"type": "sequence", "elements": elements}))
+
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Return the JSON schemas of the arguments by function name. Raises BadRequest."""
+        return {each.name: _parameters(each) for each in self.functions}
 
 
 @dataclass(frozen=True)
@@ -132,8 +139,8 @@ class ToolCallParser:
     calls: list[ToolCallDelta] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        tool_format, names = self.spec.format, [each.name for each in self.spec.functions]
-        self._tagged = None if tool_format is None else TaggedCallParser(tool_format, names)
+        tool_format = self.spec.format
+        self._tagged = None if tool_format is None else TaggedCallParser(tool_format, self.spec.parameters())
         self._parser = self._tagged or JsonCallParser()
 
     def feed(self, text: str, *, last: bool) -> list[str | ToolCallDelta]:
@@ -167,7 +174,10 @@ class ToolCallParser:
                 yield step
                 continue
             index, name, arguments = step
-            yield ToolCallDelta(index, arguments, None if name is None else _new_id(), name)
+            yield ToolCallDelta(index, arguments, None if name is None else self._id(name), name)
+
+    def _id(self, name: str) -> str:
+        return (None if self._tagged is None else self._tagged.call_id(name)) or _new_id()
 
 
 def _arguments(function: Function) -> dict[str, Any]:
@@ -198,4 +208,5 @@ def _quoted_choice(choice: str | NamedToolChoice | None) -> str:
 
 
 def _new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    # Mistral's templates accept only ids of 9 letters and digits when they come back.
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

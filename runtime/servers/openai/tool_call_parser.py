@@ -1,0 +1,180 @@
+"""Incremental parser of text with tool calls in the format of a model."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tandemrt.runtime.servers.openai.json_calls import JsonNesting
+from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags, Kind, fields
+from tandemrt.runtime.servers.openai.tool_call_format import CallId, ToolCallFormat
+
+Step = str | tuple[int, str | None, str]
+
+
+class TaggedCallParser:
+    """Splits text with calls in it. The text must follow the format or be a prefix of such a text.
+
+    ``parameters`` are the JSON schemas of the functions by name.
+    """
+
+    def __init__(self, tool_format: ToolCallFormat, parameters: Mapping[str, Any]) -> None:
+        self._format = tool_format
+        self._parameters = parameters
+        self._names = {name + tool_format.opening: name for name in sorted(parameters, key=len, reverse=True)}
+        self._held = ""  # text that is not certain yet
+        self._index = -1
+        self._in_call = False  # after the trigger
+        self._written_id = ""
+        self._steps = self._read()
+        next(self._steps)
+
+    def feed(self, text: str) -> Iterator[Step]:
+        """Yield what ``text`` adds: plain text, or a call's index, its name where it begins, and argument text."""
+        self._held += text
+        while (step := next(self._steps)) is not None:
+            yield step
+
+    def call_id(self, name: str) -> str | None:
+        """Return the id that the model wrote before the arguments of the current call of ``name``, or None."""
+        return f"functions.{name}:{self._written_id}" if self._format.named_ids else self._written_id or None
+
+    def finish(self) -> str:
+        """Return held text that is not part of a call, at the end of the answer."""
+        return "" if self._in_call else self._held
+
+    def _read(self) -> Iterator[Step | None]:
+        """Yield the steps of the whole answer, and None where more text is needed."""
+        yield None
+        while True:
+            yield from self._text()
+            more = True
+            while more:
+                yield from self._call()
+                last, between = self._format.last, self._format.between
+                while not self._held.startswith(last) and not (between and self._held.startswith(between)):
+                    yield None
+                more = not self._held.startswith(last)
+                self._take(between if more and between else last)
+            self._in_call = False
+
+    def _text(self) -> Iterator[Step | None]:
+        """Read up to the beginning of a call, and that."""
+        trigger, first = self._format.trigger, self._format.first
+        while (at := self._held.find(trigger)) < 0:
+            if text := self._take(self._held[: len(self._held) - _partial(self._held, trigger)]):
+                yield text
+            yield None
+        if text := self._take(self._held[:at]):
+            yield text
+        self._in_call = True
+        while not self._held.startswith(first):
+            yield None
+        self._take(first)
+
+    def _call(self) -> Iterator[Step | None]:
+        while (begin := self._begin()) is None:
+            yield None
+        self._take(begin)
+        name = self._names[begin]
+        yield from self._skip(self._format.opening_id)
+        self._index += 1
+        yield self._index, name, ""
+        arguments = self._json() if self._format.fields is None else self._fields(name, self._format.fields)
+        for each in arguments:
+            yield each if each is None else (self._index, None, each)
+        if self._format.closing_id is not None:
+            while not self._held.startswith(self._format.closing):
+                yield None
+            self._take(self._format.closing)
+            yield from self._skip(self._format.closing_id)
+
+    def _begin(self) -> str | None:
+        """Return the name and ``opening`` that the held text begins with; None if it is too short to tell."""
+        begin = next((each for each in self._names if self._held.startswith(each)), None)
+        longer = (each for each in self._names if len(each) > len(self._held) and each.startswith(self._held))
+        return None if any(longer) else begin
+
+    def _skip(self, call_id: CallId | None) -> Iterator[None]:
+        if call_id is None:
+            return
+        while call_id.end not in self._held:
+            yield None
+        self._written_id = self._take(self._held[: self._held.index(call_id.end)])
+        self._take(call_id.end)
+
+    def _json(self) -> Iterator[str | None]:
+        nesting = JsonNesting()
+        while True:
+            for at, character in enumerate(self._held):
+                nesting.feed(character)
+                if nesting.depth == 0 and not nesting.in_string:
+                    yield self._take(self._held[: at + 1])
+                    return
+            if self._held:
+                yield self._take(self._held)
+            yield None
+
+    def _fields(self, function: str, tags: FieldTags) -> Iterator[str | None]:
+        """Read arguments that are written one by one, and yield them as the text of a JSON object."""
+        kinds = {tags.begin(name, kind): (name, kind) for name, _, kind in fields(function, self._parameters[function])}
+        ends = [self._format.last, *([self._format.between] if self._format.between else [])]
+        separator = "{"
+        while True:
+            begin = next((each for each in kinds if self._held.startswith(each)), None)
+            if begin is not None:
+                name, kind = kinds[begin]
+                self._take(begin)
+                yield f"{separator}{json.dumps(name, ensure_ascii=False)}: "
+                yield from self._value(kind, tags.after)
+                separator = ", "
+            elif any(map(self._held.startswith, ends)):
+                yield "}" if separator == ", " else "{}"
+                return
+            else:
+                yield None
+
+    def _value(self, kind: Kind, end: str) -> Iterator[str | None]:
+        if kind == "json":
+            yield from self._json_value(end)
+            return
+        if kind == "text or null":
+            while end not in self._held:
+                yield None
+            text = self._take(self._held[: self._held.index(end)])
+            yield "null" if text == "null" else json.dumps(text, ensure_ascii=False)
+        else:
+            yield '"'
+            while end not in self._held:
+                if text := self._take(self._held[: len(self._held) - _partial(self._held, end)]):
+                    yield json.dumps(text, ensure_ascii=False)[1:-1]
+                yield None
+            yield json.dumps(self._take(self._held[: self._held.index(end)]), ensure_ascii=False)[1:]
+        self._take(end)
+
+    def _json_value(self, end: str) -> Iterator[str | None]:
+        nesting = JsonNesting()  # a text inside the value may contain ``end``
+        while True:
+            at = 0
+            while at < len(self._held):
+                outside = nesting.depth == 0 and not nesting.in_string
+                if outside and (self._held.startswith(end, at) or end.startswith(self._held[at:])):
+                    break
+                nesting.feed(self._held[at])
+                at += 1
+            if value := self._take(self._held[:at]):
+                yield value
+            if self._held.startswith(end):
+                self._take(end)
+                return
+            yield None
+
+    def _take(self, text: str) -> str:
+        """Remove ``text``, which the held text begins with, and return it."""
+        self._held = self._held[len(text) :]
+        return text
+
+
+def _partial(text: str, word: str) -> int:
+    """Return how many characters at the end of ``text`` may begin ``word``."""
+    sizes = range(min(len(word) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if word.startswith(text[-size:])), 0)
