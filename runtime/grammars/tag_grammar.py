@@ -111,12 +111,11 @@ class TagGrammar:
         one = f"({'|'.join(map(patterns.literal, ends))})"
         closed = f"/({expression[1:-1]}){one}/ & ~/{_ANY}*{one}{_ANY}+/{_and_without(excludes)}"
         ways = [self._named("TEXT", closed)]
-        text = f"{expression}{_and_without([*excludes, *ends])}"
-        ways += [
-            f"{self._named('TEXT', text)} {self._with_tokens(self._split(end))}"
-            for end in ends
-            if isinstance(self._split(end)[0], int)
-        ]
+        for end in ends:
+            before, tokens = self._split_at_token(end)
+            if tokens:
+                text = f"/({expression[1:-1]}){patterns.literal(before)}/{_and_without([*excludes, *ends])}"
+                ways.append(f"{self._named('TEXT', text)} {self._with_tokens(tokens)}")
         return _either(ways)
 
     def _then(self, expression: str, ends: Sequence[str]) -> str:
@@ -139,6 +138,11 @@ class TagGrammar:
         at, length, token = min(found)
         before, after = text[:at], text[at - length :]
         return [*([before] if before else []), token, *(self._split(after) if after else [])]
+
+    def _split_at_token(self, text: str) -> tuple[str, list[str | int]]:
+        """Split ``text`` into the text before its first control token, and that token with what follows."""
+        first, *others = self._split(text)
+        return ("", [first, *others]) if isinstance(first, int) else (first, others)
 
     def _named(self, kind: str, expression: str) -> str:
         name = f"{kind}_{len(self._lines)}" if kind.islower() else f"{kind}{len(self._lines)}"

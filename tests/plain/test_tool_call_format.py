@@ -1,6 +1,8 @@
 """Tool call formats: what a template writes is recognised, enforced and parsed back, however the text is split."""
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ from hypothesis import strategies as st
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text.chat_template import ChatTemplate
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.servers.openai.tool_call_format import ToolCallFormat
 from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
 from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
-from tests.plain.constraints import STOP, byte_tokens, compiler
+from tests.plain.constraints import SPECIAL, STOP, VOCABULARY, byte_tokens, compiler
 from tests.plain.tool_call_templates import HERMES, LLAMA, TEMPLATES, UNKNOWN, begin_of, format_of
 
 FORMATS = (HERMES, LLAMA)
@@ -309,3 +312,24 @@ def test_an_id_that_the_model_writes_is_that_of_the_call(name: str, ids: list[st
     reader = TaggedCallParser(format_of(name), PARAMETERS)
     steps = [(step, reader.call_id(step[1] or "")) for step in reader.feed(written(name, CALLS[:2])) if step[1]]
     assert [found for _, found in steps] == ids
+
+
+def with_control_tokens(text: str, control: dict[str, int]) -> list[int]:
+    """The tokens of ``text``, in which each tag of ``control`` is its control token."""
+    parts = re.split("(" + "|".join(map(re.escape, control)) + ")", text)
+    return [token for part in parts for token in ([control[part]] if part in control else byte_tokens(part))]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_tags_may_be_control_tokens(name: str) -> None:
+    form, text = format_of(name), written(name, [("get", {"query": "a"})])
+    tags = dict.fromkeys(re.findall(r"<\|?/?[a-zA-Z_:]+\|?>|\[[A-Z_]+\]", text))
+    control = {tag: SPECIAL.start + at for at, tag in enumerate(tags)}
+    stop = SPECIAL.start + len(control)
+    vocabulary = replace(
+        VOCABULARY, control=control, special=frozenset(range(SPECIAL.start, stop + 1)), valid_tokens=stop + 1
+    )
+    asked = StructuredOutputs(structural_tag=form.structural_tag(PARAMETERS, parallel=True))
+    matcher = GrammarCompiler(vocabulary, [stop]).compile("structural_tag", read(asked)[0].text).matcher()
+    assert all(map(matcher.accept, with_control_tokens(f"so: {text}", control)))
+    assert matcher.accept(stop)
