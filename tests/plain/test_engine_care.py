@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
+from tandemrt.engines.text.formats import PATTERNS
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.schema.emit import enforceable
-from tandemrt.runtime.grammars.schema.formats import PATTERNS
 from tandemrt.runtime.grammars.schema.lowering import MAX_OPTIONAL
 from tests.plain.constraints import STOP, THINK, WORDS, byte_tokens, compiled, compiler, tokens_in
 from tests.plain.drawing import accepts, grammar_of

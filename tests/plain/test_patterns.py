@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tandemrt.engines.text.formats import PATTERNS
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
-from tandemrt.runtime.grammars.schema.formats import PATTERNS
 from tests.plain.constraints import STOP, byte_tokens, compiled
 from tests.plain.drawing import accepts, grammar_of, write
 

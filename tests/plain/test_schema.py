@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tandemrt.engines.text.formats import PATTERNS
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.schema.emit import enforceable, relaxed
-from tandemrt.runtime.grammars.schema.formats import PATTERNS
 from tests.plain.constraints import compiler
 from tests.plain.drawing import accepts, grammar_of, write
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from tandemrt.engines.text import formats
 from tandemrt.engines.validation.errors import quoted
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
-from tandemrt.runtime.grammars.schema import formats
 from tandemrt.runtime.grammars.schema.document import Node, UnsupportedSchema
 from tandemrt.runtime.grammars.schema.negation import TYPES
 from tandemrt.runtime.grammars.schema.object_intersection import ObjectIntersection, with_names

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tandemrt.engines.text.formats import PATTERNS, UNSUPPORTED, misspelled
 from tandemrt.engines.validation.errors import BadRequest, quoted
-from tandemrt.runtime.grammars.schema.formats import PATTERNS, UNSUPPORTED, misspelled
 
 Kind = Literal["text", "text or null", "json"]
 

@@ -1,4 +1,4 @@
-"""Patterns of the ``format`` values."""
+"""Patterns of the ``format`` values of JSON schemas."""
 
 import difflib
 
