@@ -147,6 +147,20 @@ UNKNOWN = {
         "{{- ('string' if value is string else 'number' if value is number else 'array') + '\">' }}"
         "{{- (value if value is string else value | tojson) + '</argument>' }}{% endfor %}{{- '</call>' }}"
     ),
+    "lists as Python writes them": _chat(
+        "{{- '<tool_call>\\n<function=' + name + '>' }}"
+        + _fields("\n<parameter=", ">\n", "\n</parameter>").replace("value | tojson", "value | string")
+        + "{{- '\\n</function>\\n</tool_call>' }}"
+    ),
+    "texts on one line": _chat(
+        "{{- '<tool_call>\\n<function=' + name + '>' }}"
+        + _fields("\n<parameter=", ">\n", "\n</parameter>").replace("value if", "value.split() | join(' ') if")
+        + "{{- '\\n</function>\\n</tool_call>' }}"
+    ),
+    "another form without arguments": _chat(
+        "{{- '<tool_call>' + name }}{% if arguments %}{{- ' with ' + (arguments | tojson) }}{% endif %}"
+        "{{- '</tool_call>' }}"
+    ),
     "ends the turn": _chat("{{- '<|im_end|>\\ncall\\n' + " + _object() + " }}"),
     "refused": "{{ raise_exception('no') }}",
     "not a template": "{% for",

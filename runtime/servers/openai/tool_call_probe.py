@@ -10,12 +10,18 @@ from typing import Any
 from tandemrt.engines.text.chat_template import ChatTemplate
 from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags
 from tandemrt.runtime.servers.openai.tool_call_format import TAG, CallId, ToolCallFormat
+from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
 
 _USER, _ANSWER = "Probe question.", "Probe answer."
 _NAMES = ("probe_alpha", "probe_beta")
 _IDS = ("pr0be1dA1", "pr0be1dB2")  # Mistral requires 9 letters and digits
 _TEXT, _NUMBER, _LIST = ("probe_text", 'a <b> & "c"'), ("probe_number", 12), ("probe_list", [34])
 _ARGUMENTS: dict[str, Any] = dict([_TEXT, _NUMBER, _LIST])
+_OTHER_ARGUMENTS: dict[str, Any] = {
+    _TEXT[0]: "it's: {é},\n</b>\\",
+    _NUMBER[0]: -5,
+    _LIST[0]: ["it's </b>", {"b": None, "c": [True, 0.5]}],
+}
 _SPECIAL = {"bos_token": "<|probe_bos|>", "eos_token": "<|probe_eos|>"}
 _UNCLOSED = re.compile(r"<[^<>\s]*\Z")
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_-]")
@@ -42,8 +48,36 @@ def _format_of(source: str) -> ToolCallFormat | None:
     for named_ids in (False, True):
         one = probe.answer(_call(0, _ARGUMENTS, named_id=named_ids))
         if one is not None and _NAMES[0] in one:
-            return _Comparison(probe, one, named_ids=named_ids).format()
+            found = _Comparison(probe, one, named_ids=named_ids).format()
+            return found if found is not None and _reads_back(probe, found) else None
     return _described(probe)
+
+
+def _reads_back(probe: "_Probe", found: ToolCallFormat) -> bool:
+    """Return whether the parser finds the calls that the template writes, with any kind of argument or none."""
+    several = found.groups or found.between is not None
+    for arguments in ([_OTHER_ARGUMENTS, {}], [{}, _ARGUMENTS]):
+        calls = list(zip(_NAMES, arguments, strict=True))[: None if several else 1]
+        asked = [_call(at, each, named_id=found.named_ids) for at, (_, each) in enumerate(calls)]
+        text = (probe.answer(*asked) or "").rpartition(_USER)[2]
+        try:
+            read = [(name, json.loads(given)) for name, given in _read(found, text)]
+        except ValueError:
+            return False
+        if read != calls:
+            return False
+    return True
+
+
+def _read(found: ToolCallFormat, text: str) -> list[tuple[str, str]]:
+    """Return names and arguments of the calls in ``text``."""
+    calls: list[tuple[str, str]] = []
+    for step in TaggedCallParser(found, dict.fromkeys(_NAMES, _PARAMETERS)).feed(text):
+        if not isinstance(step, str):
+            _, name, given = step
+            last, before = (name, "") if name is not None else calls.pop()
+            calls.append((last, before + given))
+    return calls
 
 
 def _described(probe: "_Probe") -> ToolCallFormat | None:
@@ -219,13 +253,14 @@ _PROPERTIES = {
     key: {"type": kind, "description": "It."}
     for (key, _), kind in ((_TEXT, "string"), (_NUMBER, "integer"), (_LIST, "array"))
 }
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": [_TEXT[0]]}
 _TOOLS = [
     {
         "type": "function",
         "function": {
             "name": name,
             "description": "Does it.",
-            "parameters": {"type": "object", "properties": _PROPERTIES, "required": [_TEXT[0]]},
+            "parameters": _PARAMETERS,
         },
     }
     for name in ("tool_one", "tool_two")
