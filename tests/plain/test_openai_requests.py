@@ -15,19 +15,20 @@ from tandemrt.runtime.servers.openai.request_body import (
     parse_json,
 )
 from tandemrt.runtime.workers.clients import Client
+from tests.plain.tool_call_templates import TEMPLATES
 
 MESSAGES = [{"role": "user", "content": "x"}]
-TEMPLATES = {"default": "<tool_call> </tool_call> arguments"}
+CHAT_TEMPLATES = {"default": TEMPLATES["hermes"]}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 def chat(**fields: Any) -> CompletionRequest:
-    return parse_chat({"messages": MESSAGES, **fields}, TEMPLATES)
+    return parse_chat({"messages": MESSAGES, **fields}, CHAT_TEMPLATES)
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return parse_completion({"prompt": "x", **fields}, TEMPLATES)
+    return parse_completion({"prompt": "x", **fields}, CHAT_TEMPLATES)
 
 
 ENDPOINTS = [chat, completion]
