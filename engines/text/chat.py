@@ -29,7 +29,7 @@ class ChatOptions(Section):
     Attributes:
         tools: the functions that the model may call, in OpenAI's format; a template may ignore them.
         chat_template_kwargs: variables of the chat template (enable_thinking, reasoning_effort, documents, ...); one
-            that the template does not read is rejected.
+            that the template does not read is rejected (the OpenAI server ignores it).
         add_generation_prompt: whether the prompt ends with the start of an answer; None: yes, unless
             continue_final_message.
         continue_final_message: the prompt ends inside the last message, and the answer continues its text.

@@ -79,15 +79,22 @@ class Tokenizer:
             raise BadRequest(
                 f"prompt: messages need a chat template named default, the tokenizer has {quoted(sorted(self._chat))}"
             )
-        template = self._chat["tool_use" if tools and "tool_use" in self._chat else "default"]
-        for name in variables or ():
-            if name not in template.variables:
-                known = sorted(template.variables - {*OWN, *self.special_tokens})
-                raise BadRequest(
-                    f"chat_template_kwargs: the chat template reads {', '.join(known) or 'no variables'}, received "
-                    f"{quoted(name)}{nearest(name, known)}; leave it out"
-                )
-        return template
+        for problem in self.unread_variables(variables or {}, tools).values():
+            raise BadRequest(f"{problem}; leave it out")
+        return self._template(tools)
+
+    def unread_variables(self, variables: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
+        """Return the names of variables that the template of a chat with ``tools`` does not read, with a message."""
+        if not variables or "default" not in self._chat:
+            return {}
+        read = self._template(tools).variables
+        known = sorted(read - {*OWN, *self.special_tokens})
+        return {
+            name: f"chat_template_kwargs: the chat template reads {', '.join(known) or 'no variables'}, received "
+            f"{quoted(name)}{nearest(name, known)}"
+            for name in variables
+            if name not in read
+        }
 
     @cached_property
     def quick(self) -> bool:
@@ -98,6 +105,9 @@ class Tokenizer:
     def control_text(self) -> ControlText:
         """Keeps text of users from becoming control tokens."""
         return ControlText(self.backend, control_tokens(self.backend, self.writers))
+
+    def _template(self, tools: Sequence[Any]) -> ChatTemplate:
+        return self._chat["tool_use" if tools and "tool_use" in self._chat else "default"]
 
 
 def open_tokenizer(

@@ -68,6 +68,40 @@ def test_thinking_can_be_disabled(client: openai.OpenAI, llm: LLM) -> None:
     assert thinking.reasoning != ""
 
 
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        (
+            {"chat_template_kwargs": {"enable": 1, "enable_thinking": False}},
+            "chat_template_kwargs: the chat template reads enable_thinking, received 'enable'; it was ignored",
+        ),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs: the chat template reads enable_thinking, received 'reasoning_effort'; "
+            "it was ignored",
+        ),
+        (
+            {"reasoning_effort": "low"},
+            "reasoning_effort: the chat template reads enable_thinking, received 'reasoning_effort'; it was ignored",
+        ),
+    ],
+)
+def test_a_variable_that_the_template_does_not_read_is_ignored_with_a_warning(
+    served: Served, fields: dict[str, Any], warning: str
+) -> None:
+    variables = {"enable_thinking": False} if "chat_template_kwargs" in fields else {}
+    asked = asking(EXAMPLES[0], seed=7, max_tokens=8)
+    _, plain, _ = served.ask("/v1/chat/completions", {**asked, "chat_template_kwargs": variables})
+    status, body, _ = served.ask("/v1/chat/completions", {**asked, **fields})
+    assert (status, body["choices"], body["warnings"]) == (200, plain["choices"], [warning])
+    assert "warnings" not in plain
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}  # the usage is a second chunk at least
+    connection = served.send("/v1/chat/completions", {**asked, **fields, **streaming})
+    streamed = [*events(connection.getresponse())]
+    connection.close()
+    assert [chunk.get("warnings") for chunk in streamed] == [[warning], *[None] * (len(streamed) - 1)]
+
+
 def test_responses_match_openais_schema(served: Served) -> None:
     status, body, _ = served.ask("/v1/chat/completions", asking(EXAMPLES[2], seed=1))
     assert status == 200

@@ -48,12 +48,6 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"logprobs": 3}, "logprobs", "must be true or false in a chat, received 3"),
         ({"top_logprobs": 3}, "top_logprobs", "must come with logprobs true, received 3"),
         (
-            {"chat_template_kwargs": {"enable": False}},
-            "chat_template_kwargs",
-            "reads enable_thinking, received 'enable'",
-        ),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "reads enable_thinking, received 'reasoning_effort'"),
-        (
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
             "reasoning_effort",
             "given twice, received 'low' and 'high' in chat_template_kwargs",

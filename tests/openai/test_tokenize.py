@@ -37,6 +37,14 @@ def test_tokens_are_those_that_a_completion_reads(served: Served, llm: LLM, path
         assert text == {"prompt": fields["prompt"]}
 
 
+def test_a_variable_that_the_template_does_not_read_is_ignored_with_a_warning(served: Served) -> None:
+    plain = served.ask("/tokenize", {"messages": MESSAGES})[1]
+    status, body, _ = served.ask("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"enable": False}})
+    [warning] = body.pop("warnings")
+    assert (status, body) == (200, plain)
+    assert "reads enable_thinking, received 'enable'" in warning
+
+
 def test_a_text_longer_than_the_engine_is_counted(served: Served) -> None:
     status, body, _ = served.ask("/tokenize", {"prompt": "a b " * 600, "add_special_tokens": False})
     assert (status, body["count"]) == (200, 1200 + 1)

@@ -36,6 +36,7 @@ from tandemrt.runtime.servers.openai.metrics import metrics_registry
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_chat, parse_completion, parse_json
 from tandemrt.runtime.servers.openai.responses import ChatFormatter, CompletionFormatter
 from tandemrt.runtime.servers.openai.streaming import EventStream
+from tandemrt.runtime.servers.openai.template_variables import without_unread
 from tandemrt.runtime.servers.openai.tokenization import detokenize, tokenize
 from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
 from tandemrt.runtime.workers.clients import Client
@@ -220,7 +221,9 @@ async def _parse_request(
         fields = parse_json(body)
         name, llm = models.requested(fields)
         parsed = parse(fields, llm.tokenizer.chat_templates)
-        return replace(parsed, client=parsed.client._replace(name=host)), name, llm
+        prompt, warnings = without_unread(parsed.prompt, llm.tokenizer, parsed.field_names)
+        client = parsed.client._replace(name=host)
+        return replace(parsed, prompt=prompt, warnings=warnings, client=client), name, llm
 
     if len(body) > _SMALL_BODY:
         return await asyncio.wrap_future(request.app.state.threads.submit(Client(host), parsed_request))

@@ -30,13 +30,14 @@ def chat_field_names(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_client_names(error: BadRequest, names: Mapping[str, str]) -> BadRequest:
-    """Return ``error`` with its fields renamed by ``names``. A name also stands for the fields inside it."""
-
-    def renamed(found: re.Match[str]) -> str:
-        return names.get(found[1].partition(".")[0], found[1])
-
-    text = FIELD.sub(renamed, str(error))
+    """Return ``error`` with its fields renamed by ``names``."""
+    text = renamed(str(error), names)
     return error if text == str(error) else type(error)(text)
+
+
+def renamed(message: str, names: Mapping[str, str]) -> str:
+    """Return ``message`` with its fields renamed by ``names``. A name also stands for the fields inside it."""
+    return FIELD.sub(lambda found: names.get(found[1].partition(".")[0], found[1]), message)
 
 
 @contextmanager

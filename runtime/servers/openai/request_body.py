@@ -5,7 +5,7 @@ A field is either one of OpenAI's (protocol.py) or a sampling parameter of the s
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -64,6 +64,7 @@ class CompletionRequest(ServerRequest):
         return_token_ids: whether choices contain the token ids of prompt and output.
         echo: whether texts begin with the prompt.
         field_names: the client's names of fields, by the names in errors of the runtime.
+        warnings: what was ignored, for the response.
     """
 
     model: str | None
@@ -72,6 +73,7 @@ class CompletionRequest(ServerRequest):
     return_token_ids: bool = False
     echo: bool = False
     field_names: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class CompletionFormatter:
     def __init__(self, request: CompletionRequest, model: str, decode: Callable[[Sequence[int]], str]) -> None:
         self._usage = request.usage
         self._head = {"id": f"{self.id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._warnings = {"warnings": [*request.warnings]} if request.warnings else {}
         self._choices = [
             self.choice(
                 index,
@@ -47,7 +48,7 @@ class CompletionFormatter:
     def complete(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the response without streaming."""
         choices = [choice.complete(output) for choice, output in zip(self._choices, outputs, strict=True)]
-        return {**self._head, "object": self.object, "choices": choices, "usage": usage_of(outputs)}
+        return {**self._head, "object": self.object, "choices": choices, "usage": usage_of(outputs), **self._warnings}
 
     def chunks(self, deltas: Sequence[OutputDelta], prompt_tokens: int) -> list[dict[str, Any]]:
         """Return the stream chunks for ``deltas``. The usage, if requested, follows the last chunk of all outputs."""
@@ -67,6 +68,9 @@ class CompletionFormatter:
         so_far = total or _token_counts(prompt_tokens, self._tokens)
         more = {"usage": so_far if self._usage.continuous_usage_stats else None} if self._has_usage else {}
         chunks = [{**self._head, "object": self.chunk_object, "choices": [choice], **more} for choice in choices]
+        if chunks:
+            chunks[0] |= self._warnings  # in the first chunk of the stream only
+            self._warnings = {}
         if total is not None and self._usage.include_usage:
             chunks.append({**self._head, "object": self.chunk_object, "choices": [], "usage": total})
         return chunks

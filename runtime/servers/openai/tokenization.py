@@ -13,6 +13,7 @@ from tandemrt.runtime.requests.prompt import Chat, Prompt
 from tandemrt.runtime.servers.openai.field_names import client_names
 from tandemrt.runtime.servers.openai.messages import parse_messages
 from tandemrt.runtime.servers.openai.protocol import Tool
+from tandemrt.runtime.servers.openai.template_variables import without_unread
 from tandemrt.runtime.workers.clients import Client
 
 Fields = TypeVar("Fields", bound=Section)
@@ -43,13 +44,16 @@ def tokenize(body: Mapping[str, Any], llm: LLM, client: Client) -> dict[str, Any
     """Return the tokens of a text or chat, as a completion would read it. Raises BadRequest."""
     fields = _fields(TokenizeFields, body)
     prompt = _prompt(fields)
-    with client_names({} if isinstance(prompt, str) else {"prompt": "messages"}):
+    names = {} if isinstance(prompt, str) else {"prompt": "messages"}
+    prompt, warnings = without_unread(prompt, llm.tokenizer, names)
+    with client_names(names):
         ids = llm.tokenize(prompt, add_special_tokens=fields.add_special_tokens is not False, client=client)
     return {
         "count": len(ids),
         "max_model_len": llm.bundle.limits.length,
         "tokens": ids,
         "token_strs": [llm.tokenizer.backend.id_to_token(each) for each in ids] if fields.return_token_strs else None,
+        **({"warnings": warnings} if warnings else {}),
     }
 
 
