@@ -57,12 +57,6 @@ TEMPLATES = {
         "\n",
         "\n",
     ),
-    "seed": _chat(
-        "{{- '<seed:tool_call>\\n<function=' + name + '>' }}"
-        + _fields("\n<parameter=", ">", "</parameter>")
-        + "{{- '\\n</function>\\n</seed:tool_call>' }}",
-        "\n",
-    ),
     "glm": _chat(
         "{{- '\\n<tool_call>' + name }}"
         + _fields("\n<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
@@ -147,10 +141,11 @@ UNKNOWN = {
         "{{- ('string' if value is string else 'number' if value is number else 'array') + '\">' }}"
         "{{- (value if value is string else value | tojson) + '</argument>' }}{% endfor %}{{- '</call>' }}"
     ),
-    "lists as Python writes them": _chat(
-        "{{- '<tool_call>\\n<function=' + name + '>' }}"
-        + _fields("\n<parameter=", ">\n", "\n</parameter>").replace("value | tojson", "value | string")
-        + "{{- '\\n</function>\\n</tool_call>' }}"
+    "seed, with lists as Python writes them": _chat(
+        "{{- '<seed:tool_call>\\n<function=' + name + '>' }}"
+        + _fields("\n<parameter=", ">", "</parameter>").replace("value | tojson", "value | string")
+        + "{{- '\\n</function>\\n</seed:tool_call>' }}",
+        "\n",
     ),
     "texts on one line": _chat(
         "{{- '<tool_call>\\n<function=' + name + '>' }}"
