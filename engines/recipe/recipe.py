@@ -64,10 +64,12 @@ class Target(_WithCheckpoint):
     """The target model.
 
     ``kv_dtype``: dtype of keys and values in the cache; None: the checkpoint's, else the compute dtype.
+    ``dequantize``: the build writes quantized weights of the checkpoint as unquantized ones in ``dtype``.
     """
 
     dtype: Dtype = "float32"
     kv_dtype: KvDtype | None = None
+    dequantize: bool = False
 
 
 class _SampledDraft(_WithCheckpoint, DraftSampling):
@@ -78,11 +80,12 @@ class _OwnDtypes(_SampledDraft):
     """A draft that is a model of its own, with its own compute and cache dtypes.
 
     ``dtype`` None: the target's. ``kv_dtype`` None: float8 if the recipe sets it for the target, else the dtype of the
-    draft's checkpoint, else the compute dtype.
+    draft's checkpoint, else the compute dtype. ``dequantize``: see Target.
     """
 
     dtype: Dtype | None = None
     kv_dtype: KvDtype | None = None
+    dequantize: bool = False
 
 
 class ModelDraft(_OwnDtypes):
@@ -402,6 +405,8 @@ class Recipe(Section):
                 f"'int4' for 'onnxruntime-cuda' with cache = 'paged'; got {quoted(unsupported[0])} for "
                 f"{self.backend.name!r} with a {self.cache} cache. Choose another dtype or backend"
             )
+        self._require_unquantized_dtype("target", self.target, self.target.dtype)
+        self._require_unquantized_dtype("draft", self.draft, self.draft_dtype)
         self._require_kv_dtype("target", self.target.kv_dtype, self.target.dtype)
         self._require_kv_dtype("draft", self.draft_kv_dtype, self.draft_dtype)
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
@@ -426,6 +431,13 @@ class Recipe(Section):
                 "float16 or drop 7.5 from backend.compute_capabilities"
             )
         return self
+
+    def _require_unquantized_dtype(self, name: str, section: Section, dtype: str | None) -> None:
+        if getattr(section, "dequantize", False) and dtype in BITS:
+            raise reject(
+                f"{name}.dequantize needs {name}.dtype float32, float16 or bfloat16, in which the weights are written; "
+                f"got {dtype!r}, which rounds them again. Drop one of the two"
+            )
 
     def _require_kv_dtype(self, section: str, kv_dtype: KvDtype | None, dtype: str | None) -> None:
         compute = dtype and self.computed_in(dtype)

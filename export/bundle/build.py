@@ -39,6 +39,7 @@ from tandemrt.export.bundle.provenance import collect
 from tandemrt.export.bundle.shared_weights import with_shared_weights
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
 from tandemrt.export.quantize.per_channel import write_per_channel
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import resolve_checkpoints
@@ -191,6 +192,15 @@ def _quantize(
             notes.extend(f"{model.role}: {note}" for note in quantization.notes())
         if not model.packed:
             return model
+        if model.dequantize and (stored := model.stored_quantization) is not None:
+            with clock.step(f"Dequantize the weights of {model.role} to {model.compute}"):
+                where = folder / model.role
+                plain = write_dequantized(model.source, model.spec, stored, where, model.compute, progress)
+            notes.append(
+                f"{model.role}: {plain.weights} quantized weights ({stored.method}) became {model.compute}: "
+                f"{plain.after / 1e9:.2f} GB instead of {plain.before / 1e9:.2f}"
+            )
+            return replace(model, checkpoint=plain.checkpoint)
         if quantization is not None and model.blocks_become_channels:
             with clock.step(f"Round the {model.role}'s weights to a scale per output"):
                 made = write_per_channel(model.source, model.spec, quantization, folder / model.role, progress)

@@ -26,7 +26,8 @@ class Model:
     ``source`` is the checkpoint that the recipe names; ``checkpoint`` is the one that the graph points into: the same,
     or rewritten by the build (``packed``). ``compute`` is the compute dtype, ``dtype`` the recipe's, and ``kv_dtype``
     the dtype of its cache. ``by_operators``: the project's operators multiply quantized weights; they support float8
-    weights with a scale per output, but no group scales.
+    weights with a scale per output, but no group scales. ``dequantize``: the recipe asks to write quantized weights as
+    unquantized ones.
     """
 
     role: EngineName
@@ -38,6 +39,7 @@ class Model:
     compute: str
     kv_dtype: str
     by_operators: bool = False
+    dequantize: bool = False
 
     @property
     def tiles(self) -> str | None:
@@ -48,6 +50,8 @@ class Model:
     def packed(self) -> bool:
         """Whether the build rewrites the weights: quantizes or repacks them, or converts group scales."""
         found = self.quantization
+        if self.dequantize:
+            return self.stored_quantization is not None
         return self.dtype in BITS or (found is not None and (found.is_packed or self.blocks_become_channels))
 
     @property
@@ -64,7 +68,13 @@ class Model:
 
     @property
     def quantization(self) -> Quantization | None:
-        """How the checkpoint stores quantized weights; None: all weights are unquantized."""
+        """How the weights that the graph reads are quantized in the checkpoint; None: all weights are unquantized."""
+        found = self.stored_quantization
+        return found.dequantized() if found is not None and self.dequantize else found
+
+    @property
+    def stored_quantization(self) -> Quantization | None:
+        """How the checkpoint stores quantized weights, whether or not the build dequantizes them."""
         return read_quantization(self.source.config, self.source.folder)
 
     def cache_notes(self) -> list[str]:
@@ -100,7 +110,12 @@ class Model:
             rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         by_operators, compute = STRATEGIES[lowering_of(recipe)].scaled_matmuls, recipe.computed_in(dtype)
-        model = cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators)
+        model = cls(
+            *(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators),
+            dequantize=section.dequantize,
+        )
+        if section.dequantize and model.stored_quantization is None:
+            raise BadRecipe(f"{role}.dequantize needs a checkpoint with quantized weights; {folder} has none. Drop it")
         quantization = model.quantization
         if kv_dtype in KV_DTYPES or (
             kv_dtype is None and recipe.cache == "paged" and quantization and quantization.float8_cache

@@ -82,6 +82,12 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
 def _require_matmuls(model: Draft, recipe: Recipe) -> None:
     """Raise BadRecipe unless the backend has matmuls for a checkpoint that comes quantized."""
     found, backend = model.quantization, recipe.backend
+    if found is not None and (why := found.without_matmuls) and model.dtype not in BITS:
+        ways = f"{_DEQUANTIZE.format(role=model.role)}, or dtype 'int4' or 'int8', which rounds them again"
+        raise BadRecipe(
+            f"{model.role}.checkpoint: weights in {why} ({found.method}) have no matmuls on any backend; "
+            f"{'choose an unquantized or float8 head' if isinstance(model, DraftHead) else ways}"
+        )
     if found is None or not found.rules or backend.name == "onnxruntime-cpu":
         return
     what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
@@ -92,18 +98,21 @@ def _require_matmuls(model: Draft, recipe: Recipe) -> None:
         needed = " or ".join(name for name, takes in _BACKENDS_WITH_MATMULS.items() if takes(found))
         raise BadRecipe(
             f"{what} needs backend.name {needed}; got {backend.name!r} with cache = {recipe.cache!r}, which has no "
-            "matmuls for it; choose what it needs, or the checkpoint that is not quantized"
+            f"matmuls for it; choose what it needs, or the checkpoint that is not quantized{_advice(model)}"
         )
     if not _supported_by_tensorrt_rtx(found):
         raise BadRecipe(
             f"{what} needs weights in float8 and inputs that are unquantized, or have static scales, for backend.name "
-            "'tensorrt-rtx'; choose 'onnxruntime-cpu', or such a checkpoint"
+            f"'tensorrt-rtx'; choose 'onnxruntime-cpu', or such a checkpoint{_advice(model)}"
         )
     if without := [each for each in backend.compute_capabilities if float(each) < float(_FLOAT8_FROM)]:
         raise BadRecipe(
             f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {', '.join(without)} in "
             "backend.compute_capabilities; drop it, or choose the checkpoint that is not quantized"
         )
+
+
+_DEQUANTIZE = "write {role}.dequantize = true, which stores them unquantized"
 
 
 def _supported_by_tensorrt_rtx(found: Quantization) -> bool:
@@ -125,7 +134,7 @@ def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe
     if layers.experts is not None:
         raise BadRecipe(
             f"{what} has experts, whose matmuls on a GPU need unquantized weights; choose backend.name "
-            "'onnxruntime-cpu', or the checkpoint that is not quantized"
+            f"'onnxruntime-cpu', or the checkpoint that is not quantized{_advice(model)}"
         )
     if model.dtype in BITS and not found.is_packed:
         return  # the build requantizes them
@@ -133,7 +142,7 @@ def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe
         raise BadRecipe(
             f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no matmuls yet; choose "
             "'onnxruntime-cpu', or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
-            "scales per token or static ones"
+            f"scales per token or static ones{_advice(model)}"
         )
     if found.is_packed and isinstance(model, DraftHead):
         raise BadRecipe(f"{what} in 4 bits cannot be a draft head on a GPU yet; choose an unquantized or float8 head")
@@ -150,6 +159,11 @@ def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe
             "'float16'; got 'float16'"
         )
     _require_float8(f"{what} in float8", recipe)
+
+
+def _advice(model: Draft) -> str:
+    """Return a further way out for an error message; a head's weights are never dequantized."""
+    return "" if isinstance(model, DraftHead) else f"; or {_DEQUANTIZE.format(role=model.role)}"
 
 
 def _require_float8(what: str, recipe: Recipe) -> None:

@@ -166,7 +166,11 @@ def _matmuls(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: s
             shape = shape_of(module, checkpoint.tensors, scheme)
             yield _Matmul(module, *shape, replace(packed_format(scheme, shape[1]), tiles=tiles), scheme)
         elif bits is not None and f"{module}.weight" in checkpoint.tensors:
-            shape = _matrix(checkpoint.tensors[f"{module}.weight"], scheme)
+            shape = (
+                shape_of(module, checkpoint.tensors, scheme)
+                if scheme is not None and scheme.weight == "table4"
+                else _matrix(checkpoint.tensors[f"{module}.weight"], scheme)
+            )
             yield _Matmul(module, *shape, LowBitFormat(bits, GROUP_SIZE, tiles=tiles), scheme)
 
 

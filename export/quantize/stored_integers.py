@@ -20,19 +20,20 @@ from tandemrt.plugins.operators.int4_layout import unpacked
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column, of eight, that the i-th integer of a word holds
 _WIDE_GROUP, _NARROW_GROUP = 128, 32  # in which a scale per output is repeated
+_BYTES = ("integers", "bitsandbytes")  # layouts with one signed byte per value
 _Parts = tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.uint8] | None]
 
 
 def integer_shape(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
     """Return the outputs and inputs of the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
-    tensor, dtype = find(tensors, f"{module}.{_weight(scheme)}"), "int8" if scheme.layout == "integers" else "int32"
+    tensor, dtype = find(tensors, f"{module}.{_weight(scheme)}"), "int8" if scheme.layout in _BYTES else "int32"
     if len(tensor.shape) != 2 or tensor.dtype != dtype:
         raise BadCheckpoint(
             f"{tensor.file}: tensor {quoted(tensor.name)} should be a matrix of {dtype}, it is "
             f"{tensor.dtype}{list(tensor.shape)}"
         )
     (one, two), per_word = tensor.shape, 32 // BITS[scheme.weight]
-    if scheme.layout == "integers":
+    if scheme.layout in _BYTES:
         return one, two
     if scheme.layout in ("compressed-tensors", "awq_gemv"):
         return one, two * per_word
@@ -48,8 +49,12 @@ def integer_format(scheme: Scheme, inner: int) -> LowBitFormat:
 
 
 def read_integers(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> QuantizedMatrix:
-    """Read the weight of ``module``. Raises BadCheckpoint, by name, for tensors that do not fit."""
+    """Read the weight of ``module``, whose inputs are in groups in their order.
+
+    Raises BadCheckpoint, by name, for tensors that do not fit, and for inputs in another order.
+    """
     rows, inner = integer_shape(module, tensors, scheme)
+    _require_order(module, _groups_of_inputs(module, tensors, scheme, inner), scheme.group_shape[1] or inner)
     form, per_word = integer_format(scheme, inner), 32 // BITS[scheme.weight]
     if inner % form.group_size or (rows % per_word and not scheme.symmetric):
         raise BadCheckpoint(
@@ -57,15 +62,7 @@ def read_integers(module: str, tensors: Mapping[str, StoredTensor], scheme: Sche
             f"{form.group_size}, and with zero points outputs that are a multiple of {per_word}; it has {rows} outputs "
             f"and {inner} inputs"
         )
-    readers = {"compressed-tensors": _compressed_tensors, "integers": _bytes, "awq_gemv": _awq_gemv}
-    integers, scales, zeros = readers.get(scheme.layout, _gptq_or_awq)(module, tensors, scheme, rows, inner)
-    if zeros is not None and scheme.symmetric:
-        middle = 1 << (form.bits - 1)
-        if (zeros != middle).any():
-            raise BadCheckpoint(
-                f"{module}: qzeros should all be {middle} where sym is true, but {zeros[zeros != middle][0]} is one"
-            )
-        zeros = None
+    integers, scales, zeros = _parts(module, tensors, scheme, rows, inner)
     groups = inner // form.group_size
     blocks = np.ascontiguousarray(integers).reshape(rows, groups, form.group_size)
     return QuantizedMatrix(
@@ -73,8 +70,43 @@ def read_integers(module: str, tensors: Mapping[str, StoredTensor], scheme: Sche
     )
 
 
+def read_reordered(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> npt.NDArray[np.float32]:
+    """Read the weight of ``module`` as float32 [outputs, inputs]; each input may be in any group."""
+    rows, inner = integer_shape(module, tensors, scheme)
+    group = _groups_of_inputs(module, tensors, scheme, inner)
+    count = scheme.scales(rows, inner)[1]
+    if group.size != inner or group.min() < 0 or group.max() >= count:
+        raise BadCheckpoint(f"{module}: g_idx should name groups 0 to {count - 1} for {inner} inputs")
+    integers, scales, zeros = _parts(module, tensors, scheme, rows, inner)
+    middle = np.float32(1 << (BITS[scheme.weight] - 1))
+    shifted = integers.astype(np.float32) - (middle if zeros is None else zeros[:, group])
+    found: npt.NDArray[np.float32] = shifted * scales[:, group]
+    return found
+
+
+def _parts(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, rows: int, inner: int) -> _Parts:
+    """Return unsigned integers [rows, inner], and scales and zero points [rows, groups]; None: the middle."""
+    readers = {
+        "compressed-tensors": _compressed_tensors,
+        "integers": _bytes,
+        "bitsandbytes": _bytes,
+        "awq_gemv": _awq_gemv,
+    }
+    integers, scales, zeros = readers.get(scheme.layout, _gptq_or_awq)(module, tensors, scheme, rows, inner)
+    if zeros is not None and scheme.symmetric:
+        middle = 1 << (BITS[scheme.weight] - 1)
+        if (zeros != middle).any():
+            raise BadCheckpoint(
+                f"{module}: qzeros should all be {middle} where sym is true, but {zeros[zeros != middle][0]} is one"
+            )
+        zeros = None
+    return integers, scales, zeros
+
+
 def _weight(scheme: Scheme) -> str:
-    return {"compressed-tensors": "weight_packed", "integers": "weight"}.get(scheme.layout, "qweight")
+    return (
+        "weight" if scheme.layout in _BYTES else "weight_packed" if scheme.layout == "compressed-tensors" else "qweight"
+    )
 
 
 def _compressed_tensors(
@@ -86,7 +118,6 @@ def _compressed_tensors(
         raise BadCheckpoint(
             f"{module}: weight_shape should be {[rows, inner]}, as weight_packed has it, it is {shape.tolist()}"
         )
-    _require_order(f"{module}.weight_g_idx", tensors, inner, scheme.group_shape[1] or inner)
     packed = typed(tensors, f"{module}.weight_packed", (rows, inner * bits // 32))
     scales = scales_of(tensors, f"{module}.weight_scale", counts)
     if scheme.symmetric:
@@ -99,9 +130,23 @@ def _bytes(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, row
     _reject_input_factors(module, tensors)
     counts = scheme.scales(rows, inner)
     shapes = [(1,), ()] if counts == (1, 1) else [(rows,)] if counts[1] == 1 else []
-    scales = scales_of(tensors, f"{module}.weight_scale", counts, *shapes)
+    if scheme.layout == "bitsandbytes":  # SCB is the largest value of an output
+        _require_rows(module, tensors)
+        scales = scales_of(tensors, f"{module}.SCB", counts, *shapes) / np.float32(127)
+    else:
+        scales = scales_of(tensors, f"{module}.weight_scale", counts, *shapes)
     signed = read_values(typed(tensors, f"{module}.weight", (rows, inner), ("int8",)))
     return signed.view(np.uint8) ^ np.uint8(128), np.broadcast_to(scales, (rows, counts[1])), None
+
+
+def _require_rows(module: str, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise BadCheckpoint for int8 weights that bitsandbytes stored in the order of one GPU's matmuls."""
+    name = f"{module}.weight_format"
+    if name in tensors and (found := read_values(typed(tensors, name, (), ("uint8",)))):
+        raise BadCheckpoint(
+            f"{tensors[name].file}: tensor {quoted(name)} should be 0, rows, it is {found}; save the model again with "
+            "bitsandbytes 0.45 or later"
+        )
 
 
 def _gptq_or_awq(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, rows: int, inner: int) -> _Parts:
@@ -118,7 +163,6 @@ def _gptq_or_awq(module: str, tensors: Mapping[str, StoredTensor], scheme: Schem
         integers, zeros = _in_order(integers), None if zeros is None else _in_order(zeros)
     elif scheme.layout == "gptq" and zeros is not None:
         zeros = (zeros + np.uint8(1)) & np.uint8((1 << bits) - 1)  # version 1 stores zero points minus 1
-    _require_order(f"{module}.g_idx", tensors, inner, inner // groups)
     return integers.T, scales, None if zeros is None else zeros.T
 
 
@@ -156,15 +200,23 @@ def _repeated(values: npt.NDArray, groups: int) -> npt.NDArray:
     return np.ascontiguousarray(np.broadcast_to(values, (len(values), groups)))
 
 
-def _require_order(name: str, tensors: Mapping[str, StoredTensor], inner: int, group: int) -> None:
+def _groups_of_inputs(
+    module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, inner: int
+) -> npt.NDArray[np.integer]:
+    """Return the group of each input, [inner]."""
+    name = f"{module}.{'weight_g_idx' if scheme.layout == 'compressed-tensors' else 'g_idx'}"
     if name not in tensors:
-        return
-    found = read_values(typed(tensors, name, (inner,)))
-    wrong = np.flatnonzero(found != np.arange(inner) // group)
+        return np.arange(inner) // (scheme.group_shape[1] or inner)
+    return read_values(typed(tensors, name, (inner,)))
+
+
+def _require_order(module: str, found: npt.NDArray[np.integer], group: int) -> None:
+    wrong = np.flatnonzero(found != np.arange(len(found)) // group)
     if wrong.size:
         raise BadCheckpoint(
-            f"{name.rpartition('.')[0]}: {name.rpartition('.')[2]} should give the inputs to groups of {group} in "
-            f"their order, but input {wrong[0]} is in group {found[wrong[0]]}; quantize the model with desc_act = false"
+            f"{module}: g_idx should give the inputs to groups of {group} in their order, but input {wrong[0]} is in "
+            f"group {found[wrong[0]]}; write dequantize = true in the recipe's section of this checkpoint, or quantize "
+            "the model with desc_act = false"
         )
 
 

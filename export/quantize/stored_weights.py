@@ -9,7 +9,9 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.quantize.float4 import MXFP4_FORM, NVFP4_FORM, read_mxfp4, read_nvfp4
 from tandemrt.export.quantize.groups import QuantizedMatrix
-from tandemrt.export.quantize.stored_integers import integer_format, integer_shape, read_integers
+from tandemrt.export.quantize.stored_integers import integer_format, integer_shape, read_integers, read_reordered
+from tandemrt.export.quantize.table4 import TENSORS as TABLE4_TENSORS
+from tandemrt.export.quantize.table4 import read_table4, table4_shape
 from tandemrt.export.quantize.typed_tensors import FLOATS, find, typed
 from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.scheme import BITS, Scheme
@@ -29,6 +31,8 @@ def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
         kinds = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", *_INPUTS)
     elif scheme.layout == "integers":
         kinds = ("weight", "weight_scale", *_INPUTS)
+    elif scheme.layout == "bitsandbytes":
+        kinds = ("weight", "SCB", "weight_format") if scheme.weight == "int8" else TABLE4_TENSORS
     elif scheme.packed:
         kinds = ("qweight", "scales", "qzeros", "g_idx")
     else:
@@ -49,6 +53,14 @@ def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -
     """Return the outputs and inputs of the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
     if scheme.weight in BITS:
         return integer_shape(module, tensors, scheme)
+    if scheme.weight == "table4":
+        return table4_shape(module, tensors)
+    if scheme.weight == "float8_e4m3fn":
+        weight = tensors.get(f"{module}.weight")
+        if weight is None or len(weight.shape) != 2:
+            raise BadCheckpoint(f"tensor {quoted(f'{module}.weight')} should be a matrix by its quantization_config")
+        rows, inner = weight.shape[::-1] if weight.transposed else weight.shape
+        return rows, inner
     tensor, group = find(tensors, f"{module}.{_float4_values(scheme)}"), scheme.group_shape[1]
     if scheme.layout == "mxfp4":
         rows, groups, _ = (*tensor.shape, 0, 0, 0)[:3]  # the next line rejects tensors of another rank
@@ -80,10 +92,16 @@ def read_low_bit(module: str, tensors: Mapping[str, StoredTensor], scheme: Schem
 
 
 def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme | None) -> npt.NDArray[np.float32]:
-    """Read the weight of ``module``, stored as floats or in float8_e4m3fn, as float32 [outputs, inputs].
+    """Read the weight of ``module``, stored in any form, as float32 [outputs, inputs].
 
-    Raises BadCheckpoint for scales of another shape or dtype than ``scheme`` implies.
+    Raises BadCheckpoint for tensors of another shape or dtype than ``scheme`` implies.
     """
+    if scheme is not None and scheme.weight in BITS:
+        return read_reordered(module, tensors, scheme)
+    if scheme is not None and scheme.packed:
+        return read_low_bit(module, tensors, scheme).dequantized
+    if scheme is not None and scheme.weight == "table4":
+        return read_table4(module, tensors)
     weight = find(tensors, f"{module}.weight")
     matrix = read_values(weight).astype(np.float32)
     if weight.transposed:

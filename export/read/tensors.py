@@ -25,7 +25,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     images = vision_language(checkpoint.config) is not None
     further = mtp_prefixes(checkpoint.config, spec.layers)
-    transposed = _stores_transposed_experts(checkpoint, spec)
+    transposed = stores_transposed_experts(checkpoint, spec)
     for name, tensor in checkpoint.tensors.items():
         text_name = text_tensor(name) if images else name
         if text_name is not None and not name.startswith(further):
@@ -33,13 +33,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     return replace(checkpoint, tensors=tensors)
 
 
-def _expert(name: str) -> str:
-    """Rename a tensor of Mixtral's experts and router, or of gpt-oss's router, to the common name."""
-    name = name.replace(".block_sparse_moe.", ".mlp.").replace(".mlp.router.", ".mlp.gate.")
-    return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
-
-
-def _stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
     """Whether tensors of all experts are [experts, inputs, outputs]: as published, not as transformers 5 saves them.
 
     The down matmul decides, because gate and up together may be square.
@@ -49,6 +43,12 @@ def _stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
     saved = (spec.hidden, spec.experts.intermediate)
     down = (tensor for name, tensor in checkpoint.tensors.items() if ".experts." in name and "down_proj" in name)
     return saved[0] == saved[1] or not any(tensor.shape[-2:] == saved for tensor in down)
+
+
+def _expert(name: str) -> str:
+    """Rename a tensor of Mixtral's experts and router, or of gpt-oss's router, to the common name."""
+    name = name.replace(".block_sparse_moe.", ".mlp.").replace(".mlp.router.", ".mlp.gate.")
+    return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
 
 def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -> Iterator[tuple[str, StoredTensor]]:

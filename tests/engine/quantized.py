@@ -1,5 +1,6 @@
 """Write checkpoints in the quantized formats of other libraries, with the weights and inputs that they define."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,31 @@ def nvfp4(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     packed = (signed[:, 0::2] + 16 * signed[:, 1::2]).to(torch.uint8)
     meant = (floats[code] * blocks.sign() * spread).flatten(1)
     return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.tensor(0.01)}, meant
+
+
+def nf4(weight: torch.Tensor, *, double: bool) -> tuple[Stored, torch.Tensor]:
+    """Return a weight as bitsandbytes stores it in 4 bits, and its dequantized values; ``double``: 8-bit scales.
+
+    Any table works, because it is stored. The first value of a byte is in its high half.
+    """
+    table = torch.linspace(-1, 1, 16) ** 3
+    blocks = weight.reshape(-1, 64)
+    scales, state = blocks.abs().amax(1), {"blocksize": 64, "shape": list(weight.shape), "quant_type": "nf4"}
+    stored: Stored = {"weight.absmax": scales}
+    if double:
+        outer, offset, wide = torch.linspace(-1, 1, 256), float(scales.mean()), -(-len(scales) // 256) * 256
+        shifted = torch.nn.functional.pad(scales - offset, (0, wide - len(scales))).view(-1, 256)
+        largest = shifted.abs().amax(1)
+        codes = ((shifted / largest[:, None])[..., None] - outer).abs().argmin(-1)
+        scales = (outer[codes] * largest[:, None]).flatten()[: len(scales)] + offset
+        stored = {"weight.absmax": codes.flatten()[: len(scales)].to(torch.uint8)}
+        stored |= {"weight.nested_absmax": largest, "weight.nested_quant_map": outer}
+        state |= {"nested_blocksize": 256, "nested_offset": offset}
+    code = ((blocks / scales[:, None])[..., None] - table).abs().argmin(-1).flatten()
+    stored["weight"] = (code[0::2] * 16 + code[1::2]).to(torch.uint8)[:, None]
+    stored["weight.quant_map"] = table
+    stored["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    return stored, (table[code].view(-1, 64) * scales[:, None]).view(weight.shape)
 
 
 def write(

@@ -1,5 +1,6 @@
 """The published format of gpt-oss: experts in MXFP4, compared with transformers."""
 
+import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
 from tandemrt.export.quantize.stored_weights import read_low_bit
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
@@ -96,6 +98,19 @@ def test_experts_have_the_values_of_transformers_before_and_after_repacking(tmp_
     quantized.packed(tmp_path)
     found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
+
+
+def test_dequantized_experts_equal_those_of_transformers(tmp_path: Path) -> None:
+    published(tmp_path)
+    expected = expected_logits(read_by_transformers(tmp_path), TOKENS)
+    checkpoint, out = Checkpoint.open(tmp_path), tmp_path / "plain"
+    out.mkdir()
+    quantization = read_quantization(checkpoint.config, tmp_path)
+    assert quantization
+    written = write_dequantized(checkpoint, ModelSpec.from_hf(checkpoint.config), quantization, out, "float32")
+    (out / "config.json").write_text(json.dumps(dict(written.checkpoint.config)))
+    found = Decoder(out, "grouped", batch=1)([TOKENS], [0])[0]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_ignored_experts_stay_unquantized(tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method should be one of compressed-tensors, .*it is 'bitsandbytes'"),
+        ({"quant_method": "hqq"}, "quant_method should be one of compressed-tensors, .*it is 'hqq'"),
+        ({"quant_method": "bitsandbytes"}, "one of load_in_4bit and load_in_8bit should be true, they are False and F"),
         ("fp8", "quant_method should be one of .*it is 'fp8'"),
         (
             compressed({"weights": FLOAT8}, mystery=1),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
+from tandemrt.export.read.quantization.bitsandbytes import read_bitsandbytes
 from tandemrt.export.read.quantization.compressed_tensors import read_compressed_tensors
 from tandemrt.export.read.quantization.fp8 import read_fp8
 from tandemrt.export.read.quantization.gptq_awq import read_auto_round, read_awq, read_gptq
@@ -21,6 +22,7 @@ METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "awq": read_awq,
     "auto-round": read_auto_round,
     "mxfp4": read_mxfp4,
+    "bitsandbytes": read_bitsandbytes,
 }
 _SEPARATE_FILE = "hf_quant_config.json"  # older versions of ModelOpt write it instead of a field of config.json
 

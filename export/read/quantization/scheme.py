@@ -6,10 +6,13 @@ from typing import Literal
 
 FULL_DIM = 0  # in a group shape: one scale for the complete dimension
 GROUPS = (32, 64, 128)  # supported group sizes (inputs per scale) of 4-bit weights
-Layout = Literal["compressed-tensors", "integers", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "awq_gemv", "mxfp4"]
+Layout = Literal[
+    "compressed-tensors", "integers", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "awq_gemv", "mxfp4", "bitsandbytes"
+]
 BITS = {"int4": 4, "int8": 8}  # of integer weights
 # Weights that a build writes in another layout, which matmuls read; and their names in messages.
 _PACKED = {"int4": "4-bit integers", "int8": "8-bit integers", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}
+_WITHOUT_MATMULS = {"table4": "4-bit floats of bitsandbytes"}
 
 
 @dataclass(frozen=True)
@@ -17,15 +20,16 @@ class Scheme:
     """How the weight [outputs, inputs] of a matmul is stored, and how its input is rounded.
 
     ``weight``: *int4* and *int8* are integers, *mxfp4* floats of 4 bits with powers of 2 as scales, *nvfp4* floats of 4
-    bits with float8_e4m3fn scales and one more scale per tensor. ``layout``: the tensors that store the weight;
-    *integers* is one signed byte per value. ``group_shape``: the outputs and inputs per scale, FULL_DIM for all:
-    (FULL_DIM, FULL_DIM) is one scale per tensor, (1, FULL_DIM) one per channel, (1, 128) groups. ``symmetric``: there
-    are no zero points. ``inputs``: *unquantized*; *static*: rounded to float8_e4m3fn with a stored scale; *token*:
-    rounded to float8_e4m3fn with a scale computed at run time per token and ``input_group`` values (FULL_DIM: all).
-    ``unrounded``: how the config rounds inputs that a build leaves unquantized, for its notes; "": it does not.
+    bits with float8_e4m3fn scales and one more scale per tensor, *table4* positions in a table of 16 floats.
+    ``layout``: the tensors that store the weight; *integers* is one signed byte per value. ``group_shape``: the outputs
+    and inputs per scale, FULL_DIM for all: (FULL_DIM, FULL_DIM) is one scale per tensor, (1, FULL_DIM) one per channel,
+    (1, 128) groups. ``symmetric``: there are no zero points. ``inputs``: *unquantized*; *static*: rounded to
+    float8_e4m3fn with a stored scale; *token*: rounded to float8_e4m3fn with a scale computed at run time per token and
+    ``input_group`` values (FULL_DIM: all). ``unrounded``: how the config rounds inputs that a build leaves unquantized,
+    for its notes; "": it does not.
     """
 
-    weight: Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4"]
+    weight: Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4", "table4"]
     layout: Layout
     group_shape: tuple[int, int]
     symmetric: bool = True
@@ -41,7 +45,7 @@ class Scheme:
     @property
     def title(self) -> str:
         """The name of the weight's format in messages."""
-        return _PACKED.get(self.weight, self.weight)
+        return {**_PACKED, **_WITHOUT_MATMULS}.get(self.weight, self.weight)
 
     @property
     def scale(self) -> str:
@@ -76,6 +80,15 @@ class Quantization:
     def is_packed(self) -> bool:
         """Whether a build writes some weights in another layout."""
         return any(scheme.packed for _, scheme in self.rules)
+
+    @property
+    def without_matmuls(self) -> str | None:
+        """The name of weights that no backend multiplies by; None: there are none. They must be dequantized."""
+        return next((scheme.title for _, scheme in self.rules if scheme.weight in _WITHOUT_MATMULS), None)
+
+    def dequantized(self) -> "Quantization | None":
+        """Return what is left after the weights are dequantized: the scales of keys and values, if there are any."""
+        return Quantization(self.method, (), float8_cache=True) if self.float8_cache else None
 
     @property
     def has_float8(self) -> bool:
