@@ -24,6 +24,12 @@ from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
 
 FLAT = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
+_SPECFORGE = "LlamaForCausalLMEagle3"  # its layers are Llama's; a model_type only names the target's family
+# About the target; the layers of SpecForge and AngelSlim read none of them.
+_UNREAD = (
+    *("target_model_type", "modal_type", "decoder_sparse_step", "output_router_logits", "router_aux_loss_coef"),
+    *("image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id"),
+)
 # The values of ModelOpt's eagle_config that this exporter implements.
 _MODELOPT: Mapping[str, tuple[Any, ...]] = {
     "use_aux_hidden_state": (True,),
@@ -111,7 +117,9 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> Eagle3
             "lm_head, in speculators that the normed state is fed back; if it is the former, name it in the recipe's "
             'section of the checkpoint, as ignore_config_fields = ["norm_output"]'
         )
-    inner = {name: value for name, value in fields.data.items() if name not in own}
+    inner = {name: value for name, value in fields.data.items() if name not in (*own, *_UNREAD)}
+    if named == [_SPECFORGE] and inner.get("model_type") in ("phi3", "qwen2"):
+        inner["model_type"] = "llama"
     layer, max_context = read_layers(inner, ignored=[name for name in ignored if name not in own])
     fields.skip(*fields.data)
     modelopt = Fields(fields.get("eagle_config", {}), "config.json, eagle_config")

@@ -127,6 +127,26 @@ def test_flat_configs_with_another_meaning_are_rejected(changes: Any, message: s
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "phi3"},
+        {"model_type": "qwen2", "target_model_type": "qwen2_5_vl"},
+        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "modal_type": "VLM", "image_token_id": 7},
+        {"decoder_sparse_step": 1, "output_router_logits": False, "router_aux_loss_coef": 0.001},
+    ],
+)
+def test_fields_about_the_target_change_nothing(changes: Any) -> None:
+    flat = replace(HEAD, flat=True).config()
+    assert read(flat | changes) == read(flat)
+
+
+def test_only_specforges_class_has_llamas_layers_under_another_type() -> None:
+    flat = replace(HEAD, flat=True).config() | {"model_type": "phi3", "architectures": ["Eagle3LlamaForCausalLM"]}
+    with pytest.raises(BadCheckpoint, match="layers of a head should be of llama or qwen3, they are of phi3"):
+        read(flat)
+
+
 def test_norm_output_may_be_ignored_by_name() -> None:
     flat = replace(HEAD, flat=True).config()
     assert read(flat | {"norm_output": True}, ignored=["norm_output"]) == read(flat)
