@@ -15,6 +15,7 @@ from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES, che
 
 SILENT = 0  # a log level of llguidance
 _PARSER = "Parser Error"  # prefix of llguidance's errors about limits of the parser, not of the lexer
+_NO_TOKEN = "NoExtensionBias"  # prefix of its error after a text that no token can continue
 # The default of 200,000 ends a text in the middle if its string has a pattern and a long maxLength.
 LIMITS = llguidance.LLParserLimits(step_lexer_fuel=2_000_000)
 _LEXER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 50
@@ -96,7 +97,7 @@ class LLGuidanceMatcher:
         else:
             self._feed()
             taken = bool(self._matcher.try_consume_tokens([token]))
-            if not taken and not self._matcher.is_error() and bitmask.allows(self._computed(), token):
+            if not taken and not self._matcher.is_error() and self._row_allows(token):
                 # Without the row, its lexer gives up silently at the limit that a row reports or does not reach.
                 taken = bool(self._matcher.try_consume_tokens([token]))
             if self._matcher.is_error():
@@ -156,6 +157,14 @@ class LLGuidanceMatcher:
             self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             self._require_no_error()
         return row
+
+    def _row_allows(self, token: int) -> bool:
+        try:
+            return bitmask.allows(self._computed(), token)
+        except BadRequest:
+            if self._matcher.get_error().startswith(_NO_TOKEN):
+                return False
+            raise
 
     def _is_complete(self) -> bool:
         self._feed()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[Reque
                 outputs[index] = item.output
                 ended.release()
 
-        everybody += llm._admission.admit(prompt, SamplingParams(**params), listen)
-        everybody[-1].constraints.result(timeout_s)
+        [waiting] = llm._admission.admit(prompt, SamplingParams(**params), listen)
+        waiting.prepare()  # compiles the grammar, else after it is queued
+        waiting.constraints.result(timeout_s)
+        everybody.append(replace(waiting, prepare=lambda: None))
     queue = llm.loop.scheduler._changed
     with queue:  # the loop waits until all of them are queued
         for waiting in everybody:
