@@ -6,8 +6,8 @@ The rewritten expressions (syntax.py) use none of these.
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 
+from tandemrt.engines.text.common_prefix import common_prefix_length
 from tandemrt.runtime.grammars.regex.parser import MAX_GROUP_DEPTH, read
 from tandemrt.runtime.grammars.regex.syntax import (
     Anchor,
@@ -90,8 +90,8 @@ def _other_than(words: list[str], at: int, depth: int) -> str:
     """Return an expression for what may follow the first ``at`` characters, which ``words`` share, except ``words``."""
     if not depth:
         raise UnsupportedPattern(f"more than {MAX_GROUP_DEPTH} names that begin with each other, together with others")
-    begin, end = words[0][at:], words[-1][at:]  # in order, so all words share what these two share
-    shared = begin[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begin, end, strict=False)))]
+    # The words are in order, so all share what these two share.
+    shared = words[0][at : common_prefix_length(words[0], words[-1])]
     if len(shared) > 1:
         after = _other_than(words, at + len(shared), depth - 1)
         return f"(?:{_not_beginning(shared)}|{literal(shared)}{after})"

@@ -50,7 +50,7 @@ def field_parts(tags: FieldTags, function: str, parameters: Mapping[str, Any]) -
 def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Any, Kind]]:
     """Yield name, schema and kind of every argument. Raises BadRequest for parameters that cannot be enforced."""
     if other := next((key for key in parameters if key not in _OBJECT), None):
-        raise _unsupported(function, f"the keyword {quoted(other)} beside properties")
+        raise _unsupported(function, f"the keyword {quoted(other)} together with properties")
     properties, extra = parameters.get("properties", {}), parameters.get("additionalProperties", True)
     if not isinstance(properties, Mapping) or not isinstance(extra, bool):
         raise _unsupported(function, f"properties that are not listed by name ({quoted(extra)})")

@@ -4,10 +4,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 from tandemrt.engines.text.chat_template import ChatTemplate
+from tandemrt.engines.text.common_prefix import common_prefix_length
 from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags
 from tandemrt.runtime.servers.openai.tool_call_format import TAG, CallId, ToolCallFormat
 from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
@@ -133,7 +133,7 @@ class _Comparison:
     def _first(self) -> str:
         """Return the text that begins a call: without the start of the answer, and without what follows a text."""
         starts = [self._probe.question() or "", self._plain.rpartition(_ANSWER)[0]]
-        begin = max(len(_common_prefix(start, self._head)) for start in starts)
+        begin = max(common_prefix_length(start, self._head) for start in starts)
         after_text = self._probe.answer(self._call(0), content=_ANSWER)
         if after_text is not None and _ANSWER in after_text:
             between = self._split(after_text, _NAMES[0])[0].rpartition(_ANSWER)[2]
@@ -154,7 +154,7 @@ class _Comparison:
         if _IDS[0] in last or _IDS[0] in between:
             closing, _, after_last = last.partition(_IDS[0])
             before, _, after = between.partition(_IDS[0])
-            end = _common_prefix(after_last, after)
+            end = after[: common_prefix_length(after_last, after)]
             if before != closing or not end:
                 return None
             found |= {"closing": closing, "closing_id": CallId(_ID_PATTERN, end)}
@@ -235,12 +235,8 @@ def _joined(first: str, opening: str, last: str, between: str, found: dict[str, 
     return ToolCallFormat(first, opening, last, between=between, groups=False, **found)
 
 
-def _common_prefix(one: str, other: str) -> str:
-    return one[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))]
-
-
 def _common_suffix(one: str, other: str) -> str:
-    return _common_prefix(one[::-1], other[::-1])[::-1]
+    return one[len(one) - common_prefix_length(one[::-1], other[::-1]) :]
 
 
 def _call(index: int, arguments: Mapping[str, Any], *, named_id: bool = False) -> dict[str, Any]:
