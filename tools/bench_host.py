@@ -27,22 +27,20 @@ from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.runtime.caches.linear import LinearCacheManager
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.mask_rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.streams import HostCopy, Streams
-from tandemrt.runtime.engine_loop.commit import Committer
+from tandemrt.runtime.engine_loop.host import Committer, VerifyInputWriter
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, plan_round
-from tandemrt.runtime.engine_loop.verify_inputs import VerifyInputWriter
+from tandemrt.runtime.grammars.bitmask import MaskRows
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.round import VerifiedRound
 from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
-from tandemrt.runtime.requests.slots import PendingValidations, Slots
+from tandemrt.runtime.requests.slots import PendingValidations, Slots, VerifiedRound
 from tandemrt.runtime.requests.text import TextStream
 from tools.filler_tokenizer import END, START, STOP, write_tokenizer
 from tools.gpu.requests import SCHEMA
@@ -106,7 +104,7 @@ class Bench:
         slots = Slots(self._batch, LinearCacheManager(0), [], num_draft_tokens=WINDOW)
         metrics = Metrics(accepted=[0] * WINDOW)
         committer = Committer(buffers, slots, PendingValidations(lambda: None), windows, metrics)
-        writer = VerifyInputWriter(buffers, Streams(CPU), committer, metrics)
+        writer = VerifyInputWriter(buffers, Streams(CPU), committer.end, metrics)
         for _ in range(self._batch):
             running = slots.join(self._waiting(kind))
             assert running is not None

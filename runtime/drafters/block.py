@@ -15,10 +15,11 @@ from tandemrt.runtime.caches.call_layout import cache_calls
 from tandemrt.runtime.device.backends.base import Call
 from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.device.round_shape import RoundShape
+from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import Sampler, StepSampler, WindowSampler
-from tandemrt.runtime.requests.round import NullHooks, Round
 from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round
 
 
 class BlockHead(Protocol):

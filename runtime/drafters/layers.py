@@ -16,11 +16,12 @@ from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.drafters.backlog import Backlog
 from tandemrt.runtime.drafters.kept_pairs import KeptPairs
+from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.pair_store import PairStore
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import StepSampler
-from tandemrt.runtime.requests.round import NullHooks, Round
 from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round
 
 
 class LayersDrafter(NullHooks):

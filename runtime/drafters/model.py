@@ -13,10 +13,11 @@ from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.device.prompt_plan import Chunk, plan
 from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.streams import upload
+from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import StepSampler
-from tandemrt.runtime.requests.round import NullHooks, Round
 from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round
 
 
 class ModelDrafter(NullHooks):

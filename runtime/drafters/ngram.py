@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 
 from tandemrt.runtime.device.buffers import RoundBuffers, write_drafts
-from tandemrt.runtime.requests.round import NullHooks, Round
+from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round
 
 
 class NgramDrafter(NullHooks):

@@ -1,7 +1,49 @@
-"""The drafter of bundles that draft nothing: a round decides one token, and the fast-forward tokens before it."""
+"""The drafter of bundles that draft nothing, and the hooks that other drafters inherit from it."""
 
-from tandemrt.runtime.requests.round import NullHooks, Round
+from collections.abc import Mapping, Sequence
+
+from tandemrt.engines.contract.calls import Packed
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round
+
+
+class NullHooks:
+    """The hooks of a round that a drafter has (see Drafter in engine_loop/models.py), which do nothing.
+
+    A drafter overrides those that it needs.
+    """
+
+    reads_prompts_late = False
+
+    def join(self, running: RunningRequest) -> None:
+        """See SlotListener.join."""
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
+
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
+        """See Drafter.prefill."""
+
+    def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
+        """See Drafter.write_prompts."""
+
+    def skip(self, this: Round) -> None:
+        """See Drafter.skip."""
+
+    def after_target(self, this: Round) -> None:
+        """See Drafter.after_target."""
+
+    def replaced(self, running: RunningRequest, kept: int) -> None:
+        """See Drafter.replaced."""
+
+    def after_verify(self, this: Round) -> None:
+        """See Drafter.after_verify."""
+
+    def window_needed(self, this: Round) -> int:
+        """See Drafter.window_needed."""
+        return this.window
 
 
 class NoDrafter(NullHooks):

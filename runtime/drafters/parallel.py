@@ -16,10 +16,11 @@ from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.drafters.backlog import Backlog
 from tandemrt.runtime.drafters.mask_tokens import MaskTokens
+from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import WindowSampler
-from tandemrt.runtime.requests.round import NullHooks, Round
 from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round
 
 
 class ParallelDrafter(NullHooks):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tandemrt.engines.contract import calls
 from tandemrt.runtime.device.prompt_plan import Chunk, plan
 from tandemrt.runtime.engine_loop.loop import EngineLoop
-from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.requests.slots import Round
 
 _MOST_TOKENS = 4096  # of a call; the first run of a larger call takes long anyway
 

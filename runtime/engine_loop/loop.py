@@ -30,17 +30,14 @@ from tandemrt.runtime.caches.kv_cache import KVCacheManager
 from tandemrt.runtime.device.buffers import Buffer, write_drafts
 from tandemrt.runtime.device.streams import HostCopy, Streams
 from tandemrt.runtime.device.timeline import Timeline
-from tandemrt.runtime.engine_loop.commit import Committer
-from tandemrt.runtime.engine_loop.drafter import Drafter
+from tandemrt.runtime.engine_loop.host import Committer, DraftToVerify, VerifyInputWriter
+from tandemrt.runtime.engine_loop.models import Drafter, TargetRunner
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, Preemption, RoundPlanner
-from tandemrt.runtime.engine_loop.target import TargetRunner
-from tandemrt.runtime.engine_loop.verify_inputs import DraftToVerify, VerifyInputWriter
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
-from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.running import DroppedRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import SlotListener, Slots
+from tandemrt.runtime.requests.slots import Round, SlotListener, Slots, VerifiedRound
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +78,9 @@ class EngineLoop:
         self._timeline = timeline
         self._committer = Committer(target.buffers, self.slots, scheduler.validations, draft_windows, metrics)
         self._preemption = Preemption(self.slots, scheduler, drafter, self._committer.end, metrics)
-        self._verify_inputs = VerifyInputWriter(target.buffers, streams, self._committer, metrics, drafter.max_length)
+        self._verify_inputs = VerifyInputWriter(
+            target.buffers, streams, self._committer.end, metrics, drafter.max_length
+        )
         self._steps = RoundSteps(target, drafter, self._verify_inputs, self._committer, streams, metrics, timeline)
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
 

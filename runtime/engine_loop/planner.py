@@ -19,14 +19,12 @@ from tandemrt.runtime.device.slot_state import SlotPosition
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.engine_loop.acceptance import Acceptance, best_window
 from tandemrt.runtime.engine_loop.costs import RoundCosts
-from tandemrt.runtime.engine_loop.drafter import Drafter
-from tandemrt.runtime.engine_loop.target import TargetRunner
+from tandemrt.runtime.engine_loop.models import Drafter, TargetRunner
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
-from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.slots import Round, Slots, VerifiedRound
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
 from tandemrt.runtime.engine_loop.loop import EngineLoop
+from tandemrt.runtime.engine_loop.models import TargetRunner
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
-from tandemrt.runtime.engine_loop.target import TargetRunner
 from tandemrt.runtime.llm.draft_factory import DraftParts, make_drafter
 from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics

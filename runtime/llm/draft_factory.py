@@ -35,7 +35,7 @@ from tandemrt.runtime.drafters.parallel import ParallelDrafter
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import StepSampler, WindowSampler
 from tandemrt.runtime.drafters.target_ids import read_target_ids
-from tandemrt.runtime.engine_loop.drafter import Drafter
+from tandemrt.runtime.engine_loop.models import Drafter
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError
 from tandemrt.runtime.device.adjust_buffers import AdjustEntries
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import QueuedRequest
+from tandemrt.runtime.requests.slots import Round
 from tests.waiting import PATIENCE_S, Clock, eventually
 
 

@@ -10,7 +10,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.llm.warmup import warm_up
-from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.requests.slots import Round
 
 
 def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

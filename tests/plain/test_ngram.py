@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.drafters.ngram import NgramDrafter, NgramIndex
-from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.requests.slots import Round
 from tests.plain.requests import make_running
 
 

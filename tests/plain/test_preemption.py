@@ -16,10 +16,9 @@ from tandemrt.runtime.drafters.none import NoDrafter
 from tandemrt.runtime.engine_loop.planner import Preemption
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
-from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.slots import Round, Slots, VerifiedRound
 from tests.plain.requests import make_queued
 
 SLOTS, BLOCKS = 3, 4  # the first block is no request's

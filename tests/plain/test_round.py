@@ -14,13 +14,13 @@ from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
+from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, RoundPlanner, plan_round
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
-from tandemrt.runtime.requests.round import NullHooks, Round
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.slots import Round, Slots
 from tests.plain.requests import ids, make_queued
 
 SLOTS, WINDOW, CHUNK = 8, 4, 16

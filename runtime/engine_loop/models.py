@@ -1,10 +1,11 @@
-"""The target and verification engines: prefill prompts, score draft windows, verify them."""
+"""The models of a round: the target with its verification, and the interface of a drafter."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
-from tandemrt.engines.contract.calls import NO_PROMPTS
+from tandemrt.engines.contract.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract.contract import logits_width
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.call_layout import CallLayout, cache_calls
@@ -13,9 +14,11 @@ from tandemrt.runtime.caches.prompt_calls import linear_prefill_call, packed_pre
 from tandemrt.runtime.device.backends.base import AdvancingEngine, Call, Engine
 from tandemrt.runtime.device.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.device.graphs import Graphs
+from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.slot_state import SlotState
-from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round, SlotListener
 
 
 class TargetRunner:
@@ -190,3 +193,64 @@ class _AdvancingCall:
     def run(self) -> None:
         self.verify.run()
         self.state.advance(self.tokens, self.count)
+
+
+class Drafter(SlotListener, Protocol):
+    """Proposes the draft window of a round into ``RoundBuffers.draft_tokens``.
+
+    The loop calls the hooks of a round in this order: ``write_prompts``, ``propose`` or ``skip``, ``after_target``,
+    ``replaced``, ``after_verify``. Fast-forward tokens (``Round.fast_forward``) replace drafts after ``propose``; a
+    drafter that reads the text may continue from them instead.
+
+    Attributes:
+        drafts_before_commit: it needs only state on the device, so the loop may call ``propose`` before the host has
+            committed the last round. Other drafters read the requests' tokens, after the commit.
+        window: maximum drafted tokens per round; if 0, ``propose`` is never called.
+        max_length: maximum text length, in tokens, for which its drafts are valid; None for no limit.
+        reads_prompts_late: it processes the prompts of a round after the target, so that its drafts for a request are
+            valid only from the round after the end of the prompt.
+    """
+
+    drafts_before_commit: bool
+    window: int
+    max_length: int | None
+    reads_prompts_late: bool
+
+    @property
+    def caches(self) -> Sequence[Cache]:
+        """The KV caches of its own models; empty without a model."""
+
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
+        """Process the next prompt tokens [slots, tokens] of the slots from ``slot`` on, over linear caches.
+
+        The target has already processed them. ``following``: per slot, the tokens after the chunk: at least one, and
+        up to one per draft layer if the text is long enough.
+        """
+
+    def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
+        """Upload the prompts of a round over paged caches. ``texts``: tokens by slot."""
+
+    def propose(self, this: Round) -> Buffer | None:
+        """Draft the window of ``this`` round, at least one token, and process its prompts.
+
+        Returns the probabilities that the drafts were sampled from, float32 [batch, window, vocab], if a verification
+        rule of the round reads them.
+        """
+
+    def skip(self, this: Round) -> None:
+        """Process the prompts of ``this`` round, which drafts nothing."""
+
+    def after_target(self, this: Round) -> None:
+        """Process the target's outputs (in ``RoundBuffers``) for ``this`` round and its prompts."""
+
+    def replaced(self, running: RunningRequest, kept: int) -> None:
+        """Handle that fast-forward tokens replace the drafts of a request after the first ``kept`` ones."""
+
+    def after_verify(self, this: Round) -> None:
+        """Process the emitted tokens of ``this`` round, in ``RoundBuffers``."""
+
+    def window_needed(self, this: Round) -> int:
+        """Return the draft window that ``this`` round needs, at most its planned one. Called after the commit."""
+
+    def cached_tokens(self, running: RunningRequest) -> int:
+        """Return a lower bound on the tokens of a text in its caches, ignoring prefill; all tokens without a cache."""
