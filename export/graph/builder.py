@@ -4,10 +4,10 @@ ONNX's shape inference types every new node, so a wrong dtype or shape raises at
 layers of a decoder (export/model/layers.py) are functions that take a builder and values and return values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +20,7 @@ from tandemrt.export.graph.inference import Inference
 OPSET = 24  # the first opset with Attention over a padded cache and with TensorScatter
 IR_VERSION = 11
 LIBRARY = "com.microsoft"  # the domain of onnxruntime's own operators, for CPU and CUDA
+Made = TypeVar("Made")
 Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float] | ir.Graph | ir.TensorProtocol
 
 DTYPES = {name: ir.DataType(element_type) for name, element_type in ONNX.items()}
@@ -39,6 +40,9 @@ class GraphBuilder:
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._made: list[dict[Hashable, Any]] = [
+            {}
+        ]  # what ``once`` made, in this graph and the nested ones being written
         self._scope: list[str] = []
         self._counts: dict[str, int] = {}
         self._inference = Inference(opset)
@@ -171,14 +175,23 @@ class GraphBuilder:
         self.nodes.append(ir.node("Loop", [count, None], {"body": body}, outputs=[result], name=name))
         return result
 
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` returned when it was first called for ``key`` in this graph or a graph around it."""
+        for made in self._made:
+            if key in made:
+                return cast("Made", made[key])
+        return cast("Made", self._made[-1].setdefault(key, make()))
+
     def _subgraph(
         self, name: str, write: Callable[[], Sequence[ir.Value]], inputs: Sequence[ir.Value] = ()
     ) -> ir.Graph:
         outer, self.nodes = self.nodes, []
+        self._made.append({})
         try:
             outputs = write()
         finally:
             nodes, self.nodes = self.nodes, outer
+            self._made.pop()
         return ir.Graph(inputs, outputs, nodes=nodes, name=name)
 
     @contextmanager

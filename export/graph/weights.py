@@ -120,6 +120,13 @@ class Weights:
                     )
         return None
 
+    def low_bit_formats(self) -> tuple[LowBitFormat, ...]:
+        """Return the low-bit formats of all weights that export/quantize/ wrote."""
+        ends = [packed_tensor_name("", bits, "scales") for bits in (8, 4)]
+        names = [name.removesuffix(end) for name in self.checkpoint.tensors for end in ends if name.endswith(end)]
+        found = {low_bit_format for name in names if (low_bit_format := self.low_bit_format(name)) is not None}
+        return tuple(sorted(found, key=repr))
+
     def low_bit_tensors(
         self, names: Sequence[str], rows: Sequence[int], inner: int, low_bit_format: LowBitFormat
     ) -> tuple[ir.Value, ...]:

@@ -15,6 +15,7 @@ from tandemrt.export.model.int4_matmul import int4_matmul_functions
 from tandemrt.export.model.layers import decoder_layers, scaled_by
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
+from tandemrt.export.model.row_padding import cut, needs_padding, pad_ids
 from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -60,27 +61,34 @@ def build_decoder(
     w = Weights(with_graph_names(checkpoint, spec), b, dtype, weights_dir, scaled_matmuls=strategies.scaled_matmuls)
     graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
 
-    if strategies.prompts_have_no_logits:
-        with b.scope("place"):
-            query = b.op("Shape", graph_inputs["token_ids"], start=1, end=2)
-            graph_inputs["token_ids"] = pad_prompt_to_even(b, graph_inputs)
+    token_ids, score_rows = graph_inputs["token_ids"], graph_inputs["score_rows"]
+    padded = [each for each in w.low_bit_formats() if needs_padding(each)] if strategies.accepts_padding else []
+    with b.scope("place"):
+        if strategies.prompts_have_no_logits:
+            query = b.op("Shape", token_ids, start=1, end=2)
+            graph_inputs["token_ids"] = token_ids = pad_prompt_to_even(b, graph_inputs)
+        if padded:
+            rows = b.op("Shape", score_rows, start=1, end=2)
+            token_ids = pad_ids(b, token_ids, padded)
+            graph_inputs["score_rows"] = pad_ids(b, score_rows, padded)
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
-        hidden = b.cast(b.op("Gather", table, graph_inputs["token_ids"]), dtype)
+        hidden = b.cast(b.op("Gather", table, token_ids), dtype)
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
     picked, graph_outputs = decoder_layers(
         b, hidden, w, spec, graph_inputs, strategies, capacity=capacity, features=features
     )
     if features and strategies.prompts_have_no_logits:
-        with b.scope("features"):  # without the padding token of pad_prompt_to_even
+        with b.scope("features"):  # without padding tokens
             graph_outputs["features"] = b.op(
                 "Slice", graph_outputs["features"], b.constant([0]), query, b.constant([1])
             )
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab)
-        graph_outputs["logits"] = resize_logits(
-            b, scaled_logits(b, head(b, picked, w), spec, dtype), width or spec.vocab, dtype
-        )
+        logits = head(b, picked, w)
+        if padded:
+            logits = cut(b, logits, rows, score_rows)
+        graph_outputs["logits"] = resize_logits(b, scaled_logits(b, logits, spec, dtype), width or spec.vocab, dtype)
     for binding in names.outputs:
         b.output(binding, graph_outputs[binding.name])
     if spec.tied:

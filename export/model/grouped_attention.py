@@ -16,6 +16,7 @@ from tandemrt.export.model.attention import AttentionWeights, Cache, rotation
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.rotary import Tables, layer_tables, query_scales
+from tandemrt.export.model.row_padding import cut, is_padded, pad_as
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
@@ -44,14 +45,15 @@ class GroupedAttention:
     computed one at a time, also those of a draft window, and prompt tokens always several at a time
     (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk.
 
-    ``index``: int64[batch], tokens already cached. ``seqlens_k``: int32[batch], tokens of a row, new ones included,
-    less one. ``total_sequence_length``: int32[1], the largest number of tokens of a row. ``is_draft_window``: bool[],
-    whether the call is a draft window. ``tables``: cosine and sine of each rotation rule, [capacity, rotated // 2].
-    ``query_scale``: [capacity, 1].
+    ``index``: int64[batch], tokens already cached. ``tokens``: int64[1], new tokens. ``seqlens_k``: int32[batch],
+    tokens of a row, new ones included, less one. ``total_sequence_length``: int32[1], the largest number of tokens of a
+    row. ``is_draft_window``: bool[], whether the call is a draft window. ``tables``: cosine and sine of each rotation
+    rule, [capacity, rotated // 2]. ``query_scale``: [capacity, 1].
     """
 
     spec: ModelSpec
     index: ir.Value
+    tokens: ir.Value
     seqlens_k: ir.Value
     total_sequence_length: ir.Value
     tables: Mapping[Rope, Tables]
@@ -87,6 +89,7 @@ class GroupedAttention:
         return cls(
             spec,
             index,
+            query,
             seqlens_k,
             total_sequence_length,
             tables,
@@ -99,6 +102,8 @@ class GroupedAttention:
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, Cache]:
         qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
+        if is_padded(x):
+            qkv = cut(b, qkv, self.tokens, self.window.positions)
         if self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary:
             qkv, attention = self._rotated_and_joined(b, qkv, attention), replace(attention, rope=None)
         if attention.norms is not None:
@@ -112,6 +117,8 @@ class GroupedAttention:
             lambda: self._token_by_token(b, qkv, w, attention, past),
             lambda: self._at_once(b, qkv, w, attention, past),
         )
+        if is_padded(x):
+            mixed = pad_as(b, mixed, self.tokens, x)
         return mixed, Cache(key, value)
 
     def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:

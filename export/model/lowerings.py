@@ -29,6 +29,7 @@ class LoweringStrategies:
         select_rows: selects the rows that get logits, before the last norm.
         select_rows_early: select them after the last attention instead.
         prompts_have_no_logits: a call without rows that get logits is a prompt chunk.
+        accepts_padding: attention accepts padded tokens (export/model/row_padding.py).
         scaled_matmuls: float8 weights are multiplied by operators of the project.
         functions: function bodies of the project's other operators, for a model and the dtype of its cache.
     """
@@ -39,6 +40,7 @@ class LoweringStrategies:
     select_rows: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
     select_rows_early: bool = False
     prompts_have_no_logits: bool = False
+    accepts_padding: bool = False
     scaled_matmuls: bool = False
     functions: Callable[[ModelSpec, str], tuple[ir.Function, ...]] = lambda _spec, _kv_dtype: ()
 
@@ -59,6 +61,7 @@ STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
         gather_rows,
         select_rows_early=True,
         prompts_have_no_logits=True,
+        accepts_padding=True,
     ),
     "paged": LoweringStrategies(
         PagedAttention.over_blocks,

@@ -24,6 +24,8 @@ LINEAR = 'name = "onnxruntime-cpu"'
 BUNDLES = {  # backend, dtype and dtype of the cache: every pair that runs on a CPU
     "linear-float32": (LINEAR, "float32", None),
     "linear-float16": (LINEAR, "float16", None),
+    "linear-int8": (LINEAR, "int8", None),
+    "linear-int4": (LINEAR, "int4", None),
     "paged-float32": (PAGED, "float32", None),
     "paged-float16": (PAGED, "float16", None),
     "paged-float8": (PAGED, "float16", "float8_e4m3"),

@@ -46,6 +46,7 @@ def make(folder: Path) -> Path:
         weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
         safetensors.torch.save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})
         config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+        config["architectures"] = [type(model).__name__]  # onnxruntime-genai's builder requires it
         (scratch / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(scratch)
         scratch.rename(folder)
