@@ -11,6 +11,7 @@ import pytest
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.grammars.library import GrammarLibrary
+from tandemrt.runtime.servers.triton.send_queue import SendQueue
 from tandemrt.runtime.workers.clients import UNNAMED
 from tandemrt.runtime.workers.fair import FairExecutor
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
@@ -108,6 +109,13 @@ def test_a_process_pool_without_a_second_thread_runs_the_task_in_the_first(refus
     assert pool.submit(UNNAMED, "length", PATIENCE_S, len, "abc").result(PATIENCE_S) == 3
     assert slow.result(PATIENCE_S) is None
     pool.close()
+
+
+def test_a_send_queue_without_a_thread_is_an_error_that_names_it(refuse: Refuse) -> None:
+    refuse(1)
+    with pytest.raises(InternalError, match="responses: a thread could not start"):
+        SendQueue()
+    SendQueue().close()
 
 
 def test_work_whose_thread_was_refused_never_runs(refuse: Refuse) -> None:

@@ -1,7 +1,9 @@
 """The pool of worker processes: a call that hangs, grows or dies affects only its own caller."""
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +15,14 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, ProcessLost, QueueFull
+from tandemrt.engines.validation.errors import (
+    BackendUnavailable,
+    BadRequest,
+    Closed,
+    InternalError,
+    ProcessLost,
+    QueueFull,
+)
 from tandemrt.runtime.workers.clients import UNNAMED
 from tandemrt.runtime.workers.sandbox import pool as pools
 from tandemrt.runtime.workers.sandbox import process as processes
@@ -185,6 +194,40 @@ def test_a_process_that_cannot_start_fails_the_request(pool, monkeypatch: pytest
     monkeypatch.setattr(processes, "_PROGRAM", "raise SystemExit(7)")
     with pytest.raises(Exception, match=r"a worker process did not start \(exit status 7\)"):
         submit(pool(), len, "abc").result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("refused", ["socketpair", "Popen"])
+def test_a_process_without_resources_fails_one_request_and_leaves_nothing_open(
+    pool, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    one, make, ends = pool(), socket.socketpair, list[socket.socket]()
+
+    def connect() -> tuple[socket.socket, ...]:
+        ends.extend(pair := make())
+        return pair
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", refuse if refused == "socketpair" else connect)
+        if refused == "Popen":
+            patch.setattr(subprocess, "Popen", refuse)
+        with pytest.raises(BackendUnavailable, match=r"a worker process could not be started: .*Too many open files"):
+            submit(one, len, "abc").result(PATIENCE_S)
+    assert [end.fileno() for end in ends] == ([] if refused == "socketpair" else [-1, -1])
+    assert submit(one, len, "abcd").result(PATIENCE_S) == 4
+
+
+def test_a_thread_goes_on_after_a_callback_that_raises_a_base_exception(pool, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_: object) -> None:
+        raise SystemExit
+
+    one = pool()
+    for task in ([time.sleep, 0.2], [int, "x"]):  # one that returns, one that raises
+        submit(one, *task).add_done_callback(fails)
+    assert submit(one, len, "abc").result(PATIENCE_S) == 3
+    assert caplog.text.count("a callback of finished work failed") == 2
 
 
 LEAVE = """

@@ -5,6 +5,7 @@ import threading
 import time
 
 from tandemrt.runtime.servers.triton.response_stream import ResponseStream
+from tandemrt.runtime.workers.threads import start
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class DisconnectMonitor:
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tandemrt-watch", daemon=True)
-        self._thread.start()
+        start(self._thread, "disconnects")
 
     def add(self, stream: ResponseStream) -> None:
         with self._changed:

@@ -10,6 +10,7 @@ import triton_python_backend_utils as pb_utils
 from tandemrt.runtime.metrics.histogram import Histogram
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.metrics.names import Key, counters, help_text, histograms
+from tandemrt.runtime.workers.threads import start
 
 _INTERVAL_S = 0.25
 
@@ -38,7 +39,7 @@ class MetricsPublisher:
             self._listen(name, histogram)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tandemrt-metrics", daemon=True)
-        self._thread.start()
+        start(self._thread, "metrics")
 
     def close(self) -> None:
         """Publish the last values, then remove the metrics."""

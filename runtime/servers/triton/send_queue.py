@@ -5,6 +5,8 @@ import threading
 from queue import SimpleQueue
 from typing import Protocol
 
+from tandemrt.runtime.workers.threads import start
+
 log = logging.getLogger(__name__)
 
 
@@ -26,7 +28,7 @@ class SendQueue:
     def __init__(self) -> None:
         self._streams: SimpleQueue[Sendable | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tandemrt-responses", daemon=True)
-        self._thread.start()
+        start(self._thread, "responses")
 
     def put(self, stream: Sendable) -> None:
         self._streams.put(stream)

@@ -1,12 +1,14 @@
 """A pool of worker processes, started on demand, each killed when its task reaches the time limit."""
 
 import json
+import logging
 import pickle
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
@@ -16,6 +18,8 @@ from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import WorkerShares
 from tandemrt.runtime.workers.sandbox.process import Process
 from tandemrt.runtime.workers.threads import start
+
+log = logging.getLogger(__name__)
 
 _ANSWER_S = 0.1  # for the error of a task that reaches the deadline itself
 _IDLE_S = 60.0  # an idle process ends after this time, to free its memory
@@ -157,15 +161,20 @@ class ProcessPool:
                     process.end()
                 process = self._started()
             limit_s = work.seconds_left()
-            work.future.set_result(work.result(process.request(pickle.dumps((limit_s, work.message)), limit_s)))
-            return process
-        except TimeoutError:
-            error: BaseException = BadRequest(f"{work.what} took longer than {limit_s:g} s; simplify it")
+            result = work.result(process.request(pickle.dumps((limit_s, work.message)), limit_s))
         except BaseException as raised:
             error = raised
-        if self._closed:
-            error = Closed("this runtime was closed; open the bundle again")
-        work.future.set_exception(error)
+            if isinstance(raised, TimeoutError):
+                error = BadRequest(f"{work.what} took longer than {limit_s:g} s; simplify it")
+            if self._closed:
+                error = Closed("this runtime was closed; open the bundle again")
+            finish = partial(work.future.set_exception, error)
+        else:
+            finish = partial(work.future.set_result, result)
+        try:
+            finish()
+        except BaseException:  # other tasks need this thread and its process
+            log.exception("a callback of finished work failed")
         return process
 
     def _started(self) -> Process:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -33,17 +33,19 @@ class Process:
     """
 
     def __init__(self, memory_bytes: int) -> None:
-        self._pipe, child_end = socket.socketpair()
         command = [_interpreter(), "-c", _PROGRAM, str(memory_bytes), *sys.path]
-        with child_end:
+        with ExitStack() as undo:
             try:
-                # In its own session, because an interrupt at the terminal is meant for the parent only.
-                self._popen = subprocess.Popen(
-                    command, stdin=child_end.fileno(), start_new_session=True, env=os.environ | _ONE_THREAD
-                )
+                self._pipe, child_end = socket.socketpair()
+                undo.callback(self._pipe.close)
+                with child_end:
+                    # In its own session, because an interrupt at the terminal is meant for the parent only.
+                    self._popen = subprocess.Popen(
+                        command, stdin=child_end.fileno(), start_new_session=True, env=os.environ | _ONE_THREAD
+                    )
             except OSError as error:
-                self._pipe.close()
                 raise BackendUnavailable(f"{command[0]}: a worker process could not be started: {error}") from error
+            undo.pop_all()
         _alive.add(self)
         try:
             ready = read(self._pipe, time.monotonic() + START_S)
