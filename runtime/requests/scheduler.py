@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from tandemrt.engines.validation.errors import Closed, InternalError, QueueFull,
 from tandemrt.runtime.requests.request import Finish, Request
 from tandemrt.runtime.requests.running import DroppedRequest, QueuedRequest, RunningRequest
 from tandemrt.runtime.requests.slots import PendingValidations, Slots
-from tandemrt.runtime.workers.clients import Client, ServiceOrder
+from tandemrt.runtime.workers.clients import Client, Level, Levels, ServiceOrder
 
 
 class AdmittedRequests(NamedTuple):
@@ -245,7 +245,7 @@ class Scheduler:
         left = [each for each in self._waiting if each not in self._joining]
         displaced: list[QueuedRequest] = []
         for _ in range(too_many):
-            found = pick_displaced(left, newcomer, count)
+            found = pick_displaced(left, newcomer, count, self._in_slots.values())
             if found is None:
                 raise full
             displaced.append(found)
@@ -294,25 +294,30 @@ class FairQueue:
         self._order.mark_served(request.client)
 
 
-def pick_displaced(waiting: Sequence[QueuedRequest], newcomer: Request, count: int = 1) -> QueuedRequest | None:
+def pick_displaced(
+    waiting: Sequence[QueuedRequest], newcomer: Request, count: int = 1, running: Iterable[Request] = ()
+) -> QueuedRequest | None:
     """Pick the request that a full queue gives up for ``count`` requests like ``newcomer``.
 
     It is the newest request of the name with the most waiting requests, or else of the newcomer's name, and there of
     the user with the most (longest queue drop, McKenney 1990). None if no other name, and no user of the newcomer's
     name, has more waiting requests than the newcomer's would have.
     """
-    counts = Counter(level for each in waiting for level in each.request.client.levels)
-    name, own = newcomer.client.levels
-    most = max((level for level in counts if len(level) == 1), key=counts.__getitem__, default=name)
+    clients = [each.request.client for each in waiting]
+    levels = Levels((*(each.client for each in running), *clients, newcomer.client))
+    counts = levels.count(clients)
+    name, own = levels.of(newcomer.client)
+    most = max((level for level in counts if level == Level(level.name)), key=counts.__getitem__, default=name)
     if counts[most] <= counts[name] + count:
         most = name
-    top = max((counts[level] for level in counts if len(level) == 2 and level[0] == most[0]), default=0)
+    users = [levels.of(client)[1] for client in clients if client.name == most.name]
+    top = max((counts[user] for user in users), default=0)
     if most == name and top <= counts[own] + count:
         return None
     return next(
         each
         for each in reversed(waiting)
-        if each.request.client.name == most[0] and counts[each.request.client.levels[1]] == top
+        if each.request.client.name == most.name and counts[levels.of(each.request.client)[1]] == top
     )
 
 

@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+MAX_USERS = 64  # of one name with a share of their own; a sender can call itself anything
+MAX_USER_LENGTH = 512  # characters of a user, which stay in memory as long as its requests
+
 
 class Client(NamedTuple):
     """The sender of work. Names get equal shares, and the users of a name get equal shares of it.
@@ -16,19 +19,45 @@ class Client(NamedTuple):
     name: str = ""
     user: str = ""
 
-    @property
-    def levels(self) -> "tuple[Level, Level]":
-        """The keys under which shares are counted, the outer one first."""
-        return (self.name,), (self.name, self.user)
-
-    @property
-    def sender(self) -> "Level":
-        """The key under which limits are counted: the name, or the user if there is no name."""
-        return self.levels[0 if self.name else 1]
-
 
 UNNAMED = Client()
-Level = tuple[str, ...]
+
+
+class Level(NamedTuple):
+    """A key under which shares are counted: a name, one of its users, or its users beyond MAX_USERS together."""
+
+    name: str
+    user: str | None = None
+    further: bool = False
+
+
+class Levels:
+    """The levels of ``clients``, in order of arrival.
+
+    The first MAX_USERS users of a name have a level each, and all further ones share another. So a sender that changes
+    its user with each request takes at most MAX_USERS + 1 shares from the other users of its name.
+    """
+
+    def __init__(self, clients: Iterable[Client]) -> None:
+        users: Counter[str] = Counter()
+        self._users: dict[Client, Level] = {}
+        for client in clients:
+            if client not in self._users:
+                further = bool(client.user) and users[client.name] >= MAX_USERS
+                users[client.name] += bool(client.user)
+                self._users[client] = Level(client.name, None if further else client.user, further)
+
+    def of(self, client: Client) -> tuple[Level, Level]:
+        """Return the levels of one of the clients, the outer one first."""
+        return Level(client.name), self._users[client]
+
+    def sender(self, client: Client) -> Level:
+        """Return the level at which limits are counted: the name, or the user if there is no name."""
+        return self.of(client)[0 if client.name else 1]
+
+    def count(self, clients: Iterable[Client]) -> "Counter[Level]":
+        """Count ``clients``, which are among those of this object, at both of their levels."""
+        return Counter(level for client in clients for level in self.of(client))
 
 
 class ServiceOrder:
@@ -42,39 +71,49 @@ class ServiceOrder:
     def __init__(self) -> None:
         self._last_served: dict[Level, float] = {}  # serial number; x.5: never served
         self._served = 0
+        self._levels = Levels(())
 
     def turns(self, waiting: Iterable[Client], in_service: Collection[Client]) -> "Turns":
-        """Return the turns of the clients that wait. Forgets clients that neither wait nor are in service."""
-        levels = {level for client in (*waiting, *in_service) for level in client.levels}
-        self._last_served = {level: self._last_served.get(level, self._served - 0.5) for level in levels}
-        busy = Counter(level for client in in_service for level in client.levels)
-        return Turns(busy, dict(self._last_served), self._served)
+        """Return the turns of the clients that wait. Forgets clients that neither wait nor are in service.
+
+        Both are in order of arrival.
+        """
+        clients = [*in_service, *waiting]
+        self._levels = levels = Levels(clients)
+        known = {level for client in clients for level in levels.of(client)}
+        self._last_served = {level: self._last_served.get(level, self._served - 0.5) for level in known}
+        return Turns(levels, levels.count(in_service), dict(self._last_served), self._served)
 
     def mark_served(self, client: Client) -> None:
-        """Note that work of ``client`` was taken."""
+        """Note that work of ``client``, one of the last ``turns``, was taken."""
         self._served += 1
-        for level in client.levels:
+        for level in self._levels.of(client):
             self._last_served[level] = self._served
 
 
 class Turns:
-    """The order of service from now on, as if each served client stayed in service.
+    """The order of service from now on, as if each served client stayed in service."""
 
-    ``in_service`` counts the work of each level.
-    """
-
-    def __init__(self, in_service: Counter[Level], last_served: dict[Level, float], served: int) -> None:
-        self.in_service = in_service
+    def __init__(
+        self, levels: Levels, in_service: Counter[Level], last_served: dict[Level, float], served: int
+    ) -> None:
+        self._levels = levels
+        self._in_service = in_service
         self._last_served = last_served
         self._served = served
 
+    def in_service(self, client: Client) -> int:
+        """Return how much work of the client's sender is in service."""
+        return self._in_service[self._levels.sender(client)]
+
     def key(self, client: Client) -> tuple[float, ...]:
         """Return a key whose smallest value is next; the caller takes the oldest work among equal ones."""
-        return tuple(number for level in client.levels for number in (self.in_service[level], self._last_served[level]))
+        levels = self._levels.of(client)
+        return tuple(number for level in levels for number in (self._in_service[level], self._last_served[level]))
 
     def serve(self, client: Client) -> None:
         """Go on as if work of ``client`` was taken."""
         self._served += 1
-        for level in client.levels:
-            self.in_service[level] += 1
+        for level in self._levels.of(client):
+            self._in_service[level] += 1
             self._last_served[level] = self._served

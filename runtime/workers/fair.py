@@ -1,5 +1,6 @@
 """Fair sharing of a few workers between clients: no client can occupy all of them."""
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,9 +8,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-from tandemrt.engines.validation.errors import Closed, QueueFull
-from tandemrt.runtime.workers.clients import UNNAMED, Client, ServiceOrder
+from tandemrt.engines.validation.errors import Closed, InternalError, QueueFull
+from tandemrt.runtime.workers.clients import UNNAMED, Client, Levels, ServiceOrder
 from tandemrt.runtime.workers.threads import refused
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -33,13 +36,17 @@ class WorkerShares(Generic[T]):
     def add(self, client: Client, work: T) -> None:
         self._waiting.append((client, work))
 
+    def add_first(self, client: Client, work: T) -> None:
+        """Add work that was taken and not begun; it is older than what waits."""
+        self._waiting.appendleft((client, work))
+
     def take(self) -> tuple[Client, T] | None:
         """Return the next client and its work, or None if no work may start. The worker calls ``done`` afterwards."""
         turns = self._order.turns((client for client, _ in self._waiting), list(self._working.elements()))
         keys = {
             client: turns.key(client)
             for client in dict.fromkeys(client for client, _ in self._waiting)
-            if client == UNNAMED or turns.in_service[client.sender] < self._most
+            if client == UNNAMED or turns.in_service(client) < self._most
         }
         if not keys:
             return None
@@ -59,7 +66,11 @@ class WorkerShares(Generic[T]):
 
     def waiting(self, client: Client) -> int:
         """Return how much work of the client's sender waits; 0 for an unnamed client."""
-        return 0 if client == UNNAMED else sum(each.sender == client.sender for each, _ in self._waiting)
+        if client == UNNAMED:
+            return 0
+        clients = [each for each, _ in self._waiting]
+        levels = Levels((*self._working, *clients, client))
+        return sum(levels.sender(each) == levels.sender(client) for each in clients)
 
     def remove(self, work: T) -> None:
         """Remove ``work`` if it waits."""
@@ -81,8 +92,8 @@ class FairExecutor:
         """``most_waiting``: tasks of one named client that may wait; ``options``: of ThreadPoolExecutor."""
         self._most_waiting = most_waiting
         self._pool = ThreadPoolExecutor(workers, name, **options)
-        self._free = workers
-        self._has_thread = False  # a thread of the pool lives until shutdown
+        self._workers = workers
+        self._working = 0  # workers that run tasks until none is left
         self._shares: WorkerShares[_Task] = WorkerShares(workers)
         self._lock = Lock()
         self._closed = False
@@ -106,9 +117,11 @@ class FairExecutor:
                     f"at most {self._most_waiting} tasks of one client may wait for a worker; send this one again later"
                 )
             self._shares.add(client, task)
-            failed = self._start()
+            error = self._start_worker()
         task.future.add_done_callback(lambda future: self._remove(task) if future.cancelled() else None)
-        _fail(failed)
+        # Without the lock, because callbacks of futures take other locks.
+        if error is not None and task.future.set_running_or_notify_cancel():
+            task.future.set_exception(error)
         return task.future
 
     def shutdown(self, *, wait: bool) -> None:
@@ -125,41 +138,42 @@ class FairExecutor:
         with self._lock:
             self._shares.remove(task)
 
-    def _start(self) -> "list[tuple[_Task, RuntimeError]]":
-        """Start tasks; return those without a thread, for ``_fail``. The caller holds the lock."""
-        failed = []
-        while self._free and (taken := self._shares.take()) is not None:
-            _, task = taken
-            self._free -= 1
-            try:
-                self._pool.submit(self._run, task)
-                self._has_thread = True
-            except RuntimeError as error:
-                if self._has_thread:  # the task is in the pool's queue, and a running thread takes it
-                    continue
-                # The pool keeps the task and would run it with its next thread.
-                task.dropped = True
-                self._free += 1
-                self._shares.done(task.client)
-                failed.append((task, error))
-        return failed
+    def _start_worker(self) -> InternalError | None:
+        """Start a worker for the next task. Return the error of a task that no worker will take.
 
-    def _run(self, task: "_Task") -> None:
-        if task.dropped:
-            return
-        future = task.future
+        The caller holds the lock.
+        """
+        if self._working == self._workers or (taken := self._shares.take()) is None:
+            return None
+        client, task = taken
+        worker = _Worker(task)
         try:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(task.function(*task.arguments))
-                except BaseException as error:
-                    future.set_exception(error)
-        finally:
+            self._pool.submit(self._work, worker)
+        except RuntimeError as error:
+            worker.refused = True
+            self._shares.done(client)
+            if not self._working:  # no other task waits: each would have a worker, or one that finishes takes it
+                return refused("worker", error)
+            self._shares.add_first(client, task)
+            return None
+        self._working += 1
+        return None
+
+    def _work(self, worker: "_Worker") -> None:
+        """The main function of a worker: run tasks until none may start."""
+        if worker.refused:  # the pool keeps what it has no thread for, and runs it later
+            return
+        task: _Task | None = worker.first
+        while task is not None:
+            try:
+                task.run()
+            except BaseException:  # other tasks need this worker
+                log.exception("a callback of finished work failed")
             with self._lock:
-                self._free += 1
                 self._shares.done(task.client)
-                failed = self._start()
-            _fail(failed)
+                taken = self._shares.take()
+                task = None if taken is None else taken[1]
+                self._working -= task is None
 
 
 @dataclass(eq=False)
@@ -168,14 +182,25 @@ class _Task:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     future: "Future[Any]" = field(default_factory=Future)
-    dropped: bool = False
+
+    def run(self) -> None:
+        """Set the future. Raises what its callbacks raise, but for an Exception."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function(*self.arguments)
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
 
-def _fail(tasks: list[tuple[_Task, RuntimeError]]) -> None:
-    """Fail tasks whose thread was refused. Without the lock, because callbacks of futures take other locks."""
-    for task, error in tasks:
-        if task.future.set_running_or_notify_cancel():
-            task.future.set_exception(refused("worker", error))
+@dataclass(eq=False)
+class _Worker:
+    """``refused``: whether the pool had no thread for it."""
+
+    first: _Task
+    refused: bool = False
 
 
 def _closed() -> Closed:

@@ -14,15 +14,18 @@ from urllib.parse import urlsplit
 
 import pytest
 from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.servers.openai.app import Models, create_app
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import MAX_REFUSED, client_network
 from tandemrt.runtime.servers.openai.errors import Overloaded
 from tandemrt.runtime.servers.openai.http_body import BodyBudget
+from tandemrt.runtime.workers.clients import Client
 from tests.openai.client import Served
 from tests.openai.conftest import serving
 from tests.openai.test_stopping import held_engine, recorded_log
@@ -234,6 +237,23 @@ def test_broken_and_abandoned_bodies_leave_no_traceback(limited: Served) -> None
 )
 def test_ipv6_clients_are_counted_by_network(host: str, network: str) -> None:
     assert client_network(host) == network
+
+
+def test_addresses_of_one_ipv6_network_are_one_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, clients = served.llm.submit, []
+
+    def spy(*given: Any, client: Client, **more: Any) -> Any:
+        clients.append(client)
+        return submit(*given, client=client, **more)
+
+    monkeypatch.setattr(served.llm, "submit", spy)
+    app = create_app(Models({"demo": served.llm}, 0), ServerConfig())
+    body = {"prompt": "Hello", "max_tokens": 1, "user": "me"}
+    for host in ("2001:db8:1:2::3", "2001:db8:1:2:4::", "192.0.2.7"):
+        with TestClient(app, client=(host, 1)) as http:
+            assert http.post("/v1/completions", json=body).status_code == 200
+    ipv6 = Client("2001:db8:1:2::/64", "me")
+    assert clients == [ipv6, ipv6, Client("192.0.2.7", "me")]
 
 
 def test_the_limit_of_open_files_bounds_connections() -> None:

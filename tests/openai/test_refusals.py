@@ -59,6 +59,7 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"stop": ["x"] * 300}, "stop", "at most 256 strings"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "token ids must be in 0.."),
         ({"num_draft_tokens": 9}, "num_draft_tokens", "drafts at most 4"),
+        ({"user": "u" * 513}, "user", "must have at most 512 characters"),
         ({"messages": []}, "messages", "must not be empty"),
         ({"messages": "x"}, "messages", "must be a valid list"),
         ({"messages": [{"content": "x"}]}, "messages.0.role", "must be one of system, developer, user,"),
@@ -107,7 +108,7 @@ def test_an_invalid_field_is_named_in_the_error(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 1, "logprobs": False, "store": None, "user": "me"},
+        {"n": 1, "logprobs": False, "store": None, "user": "u" * 512},
         {"model": None, "guided_json": None},
         {"store": True, "metadata": {"job": "7"}},
     ],

@@ -1,5 +1,7 @@
 """Worker shares: every client makes progress, regardless of the load from other clients."""
 
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.validation.errors import Closed, QueueFull
-from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.clients import MAX_USERS, UNNAMED, Client
 from tandemrt.runtime.workers.fair import FairExecutor, WorkerShares
 from tests.waiting import PATIENCE_S
 
@@ -65,6 +67,42 @@ def test_users_of_one_name_take_turns() -> None:
         served.append(taken[0].user)
         shares.done(taken[0])
     assert "".join(served) == "abcabaa"
+
+
+@pytest.mark.parametrize("quiet", [Client("address", "quiet"), Client("address")])
+def test_a_sender_that_changes_its_user_delays_other_users_by_a_bounded_number_of_tasks(quiet: Client) -> None:
+    shares: WorkerShares[int] = WorkerShares(2)
+    for number in range(2):
+        shares.add(quiet, number)
+    for number in range(2, 5 * MAX_USERS):
+        shares.add(Client("address", f"user {number}"), number)
+    served = []
+    while taken := shares.take():
+        served.append(taken[1])
+        shares.done(taken[0])
+    assert served[0] == 0
+    assert served.index(1) <= MAX_USERS + 2, "after one task of each user with a share, and one of all others"
+    assert sorted(served) == list(range(5 * MAX_USERS))
+
+
+def test_a_client_without_a_user_has_a_share_however_many_users_came_before_it() -> None:
+    shares: WorkerShares[int] = WorkerShares(2)
+    for number in range(5 * MAX_USERS):
+        shares.add(Client("address", f"user {number}"), number)
+    shares.add(Client("address"), -1)
+    served = []
+    while taken := shares.take():
+        served.append(taken[1])
+        shares.done(taken[0])
+    assert served.index(-1) == MAX_USERS + 1
+
+
+def test_unnamed_users_beyond_the_bound_have_the_limits_of_one_client() -> None:
+    shares: WorkerShares[int] = WorkerShares(3)
+    for number in range(MAX_USERS + 9):
+        shares.add(Client(user=f"user {number}"), number)
+    assert shares.waiting(Client(user="user 0")) == shares.waiting(Client(user=f"user {MAX_USERS - 1}")) == 1
+    assert shares.waiting(Client(user=f"user {MAX_USERS}")) == shares.waiting(Client(user="new")) == 9
 
 
 def test_a_client_with_busy_workers_does_not_block_another_client() -> None:
@@ -132,3 +170,40 @@ def test_cancelled_work_is_not_begun_and_exceptions_reach_the_future() -> None:
         failing.result(PATIENCE_S)
     assert begun.result() is True
     executor.shutdown(wait=True)
+
+
+def test_work_of_other_threads_gets_an_answer_while_the_interpreter_exits() -> None:
+    program = (
+        "import threading, time\n"
+        "from tandemrt.runtime.workers.clients import UNNAMED\n"
+        "from tandemrt.runtime.workers.fair import FairExecutor\n"
+        "executor = FairExecutor(2, 'test')\n"
+        "exiting = threading.Event()\n"
+        "threading._register_atexit(exiting.set)\n"  # called before the pool's own function
+        "slow = executor.submit(UNNAMED, lambda: exiting.wait() and time.sleep(0.1))\n"
+        "def late():\n"
+        "    exiting.wait(); time.sleep(0.05)\n"
+        "    while_one_runs = executor.submit(UNNAMED, int, '8')\n"
+        "    slow.result(); print(while_one_runs.result(10)); time.sleep(0.1)\n"
+        "    print(executor.submit(UNNAMED, int, '9').exception(10))\n"
+        "threading.Thread(target=late).start()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("8\nworker: a thread could not start: cannot schedule new futures")
+
+
+def test_a_worker_goes_on_after_a_callback_that_raises_a_base_exception(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_: object) -> None:
+        raise SystemExit
+
+    executor, hold = FairExecutor(1, "test"), threading.Event()
+    executor.submit(UNNAMED, hold.wait, PATIENCE_S).add_done_callback(fails)
+    after = executor.submit(UNNAMED, int, "7")
+    hold.set()
+    assert after.result(PATIENCE_S) == 7
+    assert executor.submit(UNNAMED, int, "8").result(PATIENCE_S) == 8
+    executor.shutdown(wait=True)
+    assert "a callback of finished work failed" in caplog.text

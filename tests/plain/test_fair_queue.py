@@ -17,7 +17,7 @@ from tandemrt.runtime.requests.request import Finish, Request
 from tandemrt.runtime.requests.running import QueuedRequest
 from tandemrt.runtime.requests.scheduler import FairQueue, Scheduler
 from tandemrt.runtime.requests.slots import Slots
-from tandemrt.runtime.workers.clients import Client
+from tandemrt.runtime.workers.clients import MAX_USERS, Client
 from tests.plain.requests import make_queued
 from tests.plain.test_scheduler import in_thread
 from tests.waiting import eventually
@@ -320,6 +320,23 @@ def test_users_of_an_address_displace_and_follow_each_other_as_addresses_do() ->
     assert [each.queued.request for each in scheduler.drop_queued(time.monotonic())] == [flood[-1].request]
     slots.leave(0)
     assert joined(scheduler, slots) == [quiet.request]
+
+
+def test_a_sender_that_changes_its_user_displaces_no_request_of_another_user() -> None:
+    scheduler, slots = opened(1, MAX_USERS + 20)
+    quiet = [make_queued(client="address", user="quiet") for _ in range(3)]
+    for waiting in quiet:
+        scheduler.submit(waiting, block=False)
+    assert joined(scheduler, slots) == [quiet[0].request]
+    flood = [make_queued(client="address", user=str(number)) for number in range(MAX_USERS + 18)]
+    for waiting in flood:
+        scheduler.submit(waiting, block=False)
+    for number in range(30):
+        with pytest.raises(QueueFull):
+            scheduler.submit(make_queued(client="address", user=f"new {number}"), block=False)
+    no_user = make_queued(client="address")
+    scheduler.submit(no_user, block=False)
+    assert [each.queued for each in scheduler.drop_queued(time.monotonic())] == [flood[-1]]
 
 
 def test_constraints_are_prepared_once_a_request_has_its_place_and_cancelled_when_it_loses_it() -> None:

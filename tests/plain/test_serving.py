@@ -114,6 +114,14 @@ def test_equal_values_merge_and_different_values_are_rejected() -> None:
         parse_request(tensors(text_input="x", max_tokens=5), {"max_tokens": 6})
 
 
+def test_the_length_of_a_client_is_bounded() -> None:
+    longest = "c" * 512
+    parsed = parse_request(tensors(text_input="x"), {server_tensors.CLIENT: longest})
+    assert parsed.client == Client(user=longest)
+    with pytest.raises(BadRequest, match=r"^tandemrt-client: must have at most 512 characters, received 'cc"):
+        parse_request(tensors(text_input="x"), {server_tensors.CLIENT: longest + "c"})
+
+
 @pytest.mark.parametrize(("name", "values"), server_tensors.OFF.items())
 def test_foreign_parameters_are_accepted_only_at_values_without_effect(name: str, values: tuple[Any, ...]) -> None:
     for value in (*values, None):

@@ -163,7 +163,7 @@ async def _complete(
     config: ServerConfig,
 ) -> Response:
     state = request.app.state
-    with state.bodies.share(client_network(_host(request))) as share:
+    with state.bodies.share(_network(request)) as share:
         parsed, name, llm = await _parse_request(request, models, parse, share, config)
         traces: LiveTraces | None = state.traces
         if traces is not None:
@@ -196,8 +196,8 @@ async def _convert(
     config: ServerConfig,
 ) -> Response:
     """Answer a request that needs a model's tokenizer only, outside the event loop."""
-    state, client = request.app.state, Client(_host(request))
-    with state.bodies.share(client_network(client.name)) as share:
+    state, client = request.app.state, Client(_network(request))
+    with state.bodies.share(client.name) as share:
         body = await read_body(request, share, config.max_body, config.body_timeout_s)
         await _require_connected(request)
 
@@ -215,23 +215,24 @@ async def _parse_request(
     """Return the request, and the name and the model that it asks for."""
     body = await read_body(request, share, config.max_body, config.body_timeout_s)
     await _require_connected(request)  # do not parse for a client that has disconnected
-    host = _host(request)
+    network = _network(request)
 
     def parsed_request() -> tuple[CompletionRequest, str, LLM]:
         fields = parse_json(body)
         name, llm = models.requested(fields)
         parsed = parse(fields, llm.tokenizer.chat_templates)
         prompt, warnings = without_unread(parsed.prompt, llm.tokenizer, parsed.field_names)
-        client = parsed.client._replace(name=host)
+        client = parsed.client._replace(name=network)
         return replace(parsed, prompt=prompt, warnings=warnings, client=client), name, llm
 
     if len(body) > _SMALL_BODY:
-        return await asyncio.wrap_future(request.app.state.threads.submit(Client(host), parsed_request))
+        return await asyncio.wrap_future(request.app.state.threads.submit(Client(network), parsed_request))
     return parsed_request()
 
 
-def _host(request: Request) -> str:
-    return request.client.host if request.client else ""
+def _network(request: Request) -> str:
+    """The network of the client's address (client_network). Shares and budgets are counted by it."""
+    return client_network(request.client.host if request.client else "")
 
 
 async def _require_connected(request: Request) -> None:

@@ -6,6 +6,7 @@ from pydantic import Field, StrictBool, StrictStr
 
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.validation.records import Record, Section
+from tandemrt.runtime.workers.clients import MAX_USER_LENGTH
 
 FunctionName = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Text = Annotated[str, Field(strict=True)]
@@ -72,7 +73,7 @@ class CommonFields(Section):
     model: StrictStr | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    user: StrictStr | None = None
+    user: Annotated[StrictStr, Field(max_length=MAX_USER_LENGTH)] | None = None
     return_token_ids: StrictBool = False
     store: StrictBool = False
     metadata: dict[Text, Text] = Field(default_factory=dict)

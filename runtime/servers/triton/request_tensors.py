@@ -13,7 +13,7 @@ from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import nearest
 from tandemrt.runtime.requests.prompt import Chat, Prompt
 from tandemrt.runtime.servers.request import ServerRequest
-from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.clients import MAX_USER_LENGTH, UNNAMED, Client
 
 _INPUTS = {spec.name: spec for spec in server_tensors.inputs()}
 _CHAT = [spec.name for spec in server_tensors.chat_inputs()]
@@ -52,7 +52,7 @@ def parse_request(
         if name == "timeout":
             given.add("timeout_s", _microseconds(value))
         elif name == server_tensors.CLIENT:
-            client = Client(user=str(value))
+            client = _client(str(value))
         elif name != "id" and not name.startswith("triton_"):  # parameters of the protocol
             given.add(name, _from_json(name, value) if name in _INPUTS and _INPUTS[name].is_json else value)
     if timeout_us:
@@ -73,6 +73,15 @@ def parse_request(
         outputs=frozenset(spec.name for spec in server_tensors.OUTPUTS if flags.get(f"return_{spec.name}", True)),
         client=client,
     )
+
+
+def _client(user: str) -> Client:
+    if len(user) > MAX_USER_LENGTH:
+        raise BadRequest(
+            f"{server_tensors.CLIENT}: must have at most {MAX_USER_LENGTH} characters, received {quoted(user)}; "
+            "shorten it"
+        )
+    return Client(user=user)
 
 
 class _RequestValues:
