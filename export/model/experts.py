@@ -1,14 +1,18 @@
 """A mixture of experts: a router, followed by an ``If`` per expert or by one operator of the project."""
 
+from dataclasses import replace
+from functools import reduce
 from typing import Protocol
 
+import numpy as np
 import onnx_ir as ir
 
+from tandemrt.engines.contract.dtypes import COMPUTE
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import activate, clamped_swiglu
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.read.layer import Experts
+from tandemrt.export.read.layer import Experts, Router
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import DOMAIN
 
@@ -33,6 +37,10 @@ def experts_operator(
     so the runtime concatenates them when it opens the bundle.
     """
     logits = Linear.stored(f"{name}.gate", experts.count)(b, x, w)
+    if experts.router != Router(scale=experts.router.scale):
+        # The operator's softmax over the logarithms of weights whose sum is 1 gives these weights.
+        unscaled = replace(experts, router=replace(experts.router, scale=1.0))
+        logits = b.cast(b.op("Log", _routed(b, logits, w, unscaled, name)), w.dtype)
     stems, width = [f"{name}.experts.{expert}" for expert in range(experts.count)], experts.intermediate
     both = [f"{stem}.{kind}_proj.weight" for stem in stems for kind in ("gate", "up")]
     gate_up = w.stacked(both, [width] * len(both), (spec.hidden,), name=f"{name}.experts.gate_up")
@@ -45,7 +53,8 @@ def experts_operator(
         per_token=experts.per_token,
         normalized=int(experts.normalized),
     )
-    return mixed
+    scale = experts.router.scale
+    return mixed if scale == 1.0 else b.op("Mul", mixed, b.constant(scale, w.dtype))
 
 
 def expert_branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
@@ -57,7 +66,8 @@ def expert_branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, e
     reads all experts as one tensor in another order.
     """
     router = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased)
-    routing_weights = _routed(b, router(b, x, w), experts, w.dtype)
+    logits = b.op("Reshape", router(b, x, w), b.constant([-1, experts.count]))
+    routing_weights = b.op("Transpose", b.cast(_routed(b, logits, w, experts, name), w.dtype), perm=[1, 0])
     # Compared before the reduction, so that a NaN in one row cannot hide the experts that another row selected.
     selected = b.cast(b.op("Greater", routing_weights, b.constant(0, w.dtype)), "int32")
     none = b.constant([[0]] * experts.count, "int32")  # the last layer of a prompt chunk has no token
@@ -72,15 +82,47 @@ def expert_branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, e
     return result
 
 
-def _routed(b: GraphBuilder, logits: ir.Value, experts: Experts, dtype: str) -> ir.Value:
-    """Return the routing weight of each expert for each token, [experts, tokens]; 0 if the token does not select it."""
-    probabilities = b.op("Softmax", b.cast(logits, "float32"), axis=-1)
-    weights, indices = b.ops("TopK", probabilities, b.constant([experts.per_token]), outputs=2, axis=-1)
+def _routed(b: GraphBuilder, logits: ir.Value, w: Weights, experts: Experts, name: str) -> ir.Value:
+    """Return the routing weights, float32[..., experts]; 0 for experts that a token does not select."""
+    router, logits = experts.router, b.cast(logits, "float32")
+    scores = b.op("Softmax", logits, axis=-1) if router.scoring == "softmax" else b.op("Sigmoid", logits)
+    ranked = scores
+    if router.correction:
+        stored = w.unconverted(
+            f"{name}.gate.e_score_correction_bias", tuple(COMPUTE), (experts.count,), (1, experts.count)
+        )
+        ranked = b.op("Add", scores, b.cast(stored, "float32"))
+    if router.groups > 1:
+        ranked = _of_best_groups(b, ranked, experts)
+    weights, indices = b.ops("TopK", ranked, b.constant([experts.per_token]), outputs=2, axis=-1)
+    if ranked is not scores:
+        weights = b.op("GatherElements", scores, indices, axis=-1)
     if experts.normalized:
-        weights = b.op("Div", weights, b.op("ReduceSum", weights, b.constant([-1]), keepdims=1))
-    nothing = b.op("Mul", probabilities, b.constant(0, "float32"))
-    routing_weights = b.cast(b.op("ScatterElements", nothing, indices, weights, axis=-1), dtype)
-    return b.op("Transpose", b.op("Reshape", routing_weights, b.constant([-1, experts.count])), perm=[1, 0])
+        total = b.op("ReduceSum", weights, b.constant([-1]), keepdims=1)
+        if router.least_sum:
+            total = b.op("Max", total, b.constant(router.least_sum, "float32"))
+        weights = b.op("Div", weights, total)
+    if router.scale != 1.0:
+        weights = b.op("Mul", weights, b.constant(router.scale, "float32"))
+    nothing = b.op("Mul", scores, b.constant(0, "float32"))
+    return b.op("ScatterElements", nothing, indices, weights, axis=-1)
+
+
+def _of_best_groups(b: GraphBuilder, ranked: ir.Value, experts: Experts) -> ir.Value:
+    """Return ``ranked`` [..., experts] with -inf for the experts of groups that are not chosen."""
+    router, size = experts.router, experts.count // experts.router.groups
+    before = [0] * (len(dims_of(ranked)) - 1)  # dimensions that a Reshape keeps
+    grouped = b.op("Reshape", ranked, b.constant([*before, router.groups, size]))
+    best, _ = b.ops("TopK", grouped, b.constant([router.best_of_group]), outputs=2, axis=-1)
+    # A ReduceSum of no tokens loses the dimension of the groups.
+    each = [b.op("Gather", best, b.constant(at), axis=-1) for at in range(router.best_of_group)]
+    of_groups = reduce(lambda one, two: b.op("Add", one, two), each)
+    _, chosen = b.ops("TopK", of_groups, b.constant([router.chosen_groups]), outputs=2, axis=-1)
+    none, ones = (b.op("Mul", value, b.constant(0, "float32")) for value in (of_groups, b.cast(chosen, "float32")))
+    marked = b.op("ScatterElements", none, chosen, b.op("Add", ones, b.constant(1, "float32")), axis=-1)
+    kept = b.op("Unsqueeze", b.op("Greater", marked, b.constant(0, "float32")), b.constant([-1]))
+    left = b.op("Where", kept, grouped, b.constant(-np.inf, "float32"))
+    return b.op("Reshape", left, b.constant([*before, experts.count]))
 
 
 def _added(

@@ -17,6 +17,7 @@ from tandemrt.export.model.attention import Attention, AttentionWeights, Cache
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import LoweringStrategies
 from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.read.layer import SharedExpert
 from tandemrt.export.read.spec import ModelSpec
 
 
@@ -99,9 +100,12 @@ def decoder_layer(
         normed = norm_if_present(b, stream, w, spec, name, spec.norms.before_mlp)
         experts = spec.experts_of(layer)
         if experts is None:
-            update = _mlp(b, normed, w, spec, layer, f"{name}.mlp", strategies.activation)
+            update = _mlp(b, normed, w, spec, layer, f"{name}.mlp", spec.intermediate, strategies.activation)
         else:
             update = strategies.mixture(b, normed, w, spec, experts, f"{name}.mlp")
+            if experts.shared is not None:
+                shared = _shared_expert(b, normed, w, spec, layer, f"{name}.mlp", experts.shared, strategies.activation)
+                update = b.op("Add", update, shared)
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
 
@@ -142,10 +146,34 @@ def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeight
     )
 
 
+def _shared_expert(
+    b: GraphBuilder,
+    x: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    layer: int,
+    name: str,
+    shared: SharedExpert,
+    activation: GatedActivation,
+) -> ir.Value:
+    """Return the output of the MLP that every token runs, times its gate if it has one."""
+    output = _mlp(b, x, w, spec, layer, f"{name}.{shared.name}", shared.intermediate, activation)
+    if shared.gate is None:
+        return output
+    return b.op("Mul", output, b.op("Sigmoid", Linear.stored(f"{name}.{shared.gate}", 1)(b, x, w)))
+
+
 def _mlp(
-    b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: int, name: str, activation: GatedActivation
+    b: GraphBuilder,
+    x: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    layer: int,
+    name: str,
+    width: int,
+    activation: GatedActivation,
 ) -> ir.Value:
     """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
-    gate, up = (Linear.stored(f"{name}.{kind}_proj", spec.intermediate, bias=spec.mlp_bias) for kind in ("gate", "up"))
+    gate, up = (Linear.stored(f"{name}.{kind}_proj", width, bias=spec.mlp_bias) for kind in ("gate", "up"))
     down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.mlp_bias)
     return down(b, activation(b, x, w, gate if spec.gated else None, up, kind=spec.activation, layer=layer), w)

@@ -55,7 +55,7 @@ class PagedAttention:
         if attention.norms is not None and self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
             qkv = self._normed(b, qkv, w, attention.norms)
         elif attention.norms is not None:
-            norms = [b.cast(norm_weight(b, w, n, self.spec.head_dim, self.spec), w.dtype) for n in attention.norms]
+            norms = [self._norm_weight(b, w, name, attention.rope) for name in attention.norms]
         qkv = self._reorder_for_rotation(b, qkv, attention.rope)
         qkv.name = f"qkv.{attention.layer}"
         shape, cache = (*dims_of(qkv)[:-1], attention.query.width), dims_of(past.key)
@@ -85,6 +85,12 @@ class PagedAttention:
         *parts, value = b.ops("Split", qkv, b.constant(sizes), outputs=3, axis=1)
         normed = [rms_norm(b, part, w, name, self.spec) for part, name in zip(parts, names, strict=True)]
         return b.op("Concat", *normed, value, axis=1)
+
+    def _norm_weight(self, b: GraphBuilder, w: Weights, name: str, rope: Rope | None) -> ir.Value:
+        """Return the weight of a norm per head, in the order of the operator's rotary embedding."""
+        weight = b.cast(norm_weight(b, w, name, self.spec.head_dim, self.spec), w.dtype)
+        order = head_order(rope, self.spec.head_dim)
+        return weight if order == list(range(self.spec.head_dim)) else b.op("Gather", weight, b.constant(order))
 
     def _reorder_for_rotation(self, b: GraphBuilder, qkv: ir.Value, rope: Rope | None) -> ir.Value:
         """Reorder the values of query and key heads for the operator's rotary embedding; scores do not change."""

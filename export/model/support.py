@@ -1,7 +1,7 @@
 """Models that a lowering's operators do not support, with the reason."""
 
 from tandemrt.export.graph.lowering import HEAD_DIM_STEP, Lowering
-from tandemrt.export.read.layer import Experts
+from tandemrt.export.read.layer import Experts, Router
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
 
@@ -38,6 +38,11 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
         return (
             f"{spec.family} has experts with biases, bounds or joined gate and up weights, which run on a CPU alone; "
             "choose onnxruntime-cpu"
+        )
+    if not experts.normalized and experts.router != Router(scale=experts.router.scale):
+        return (
+            f"{spec.family} has a router with a correction or groups whose weights are not normalized, which runs on a "
+            "CPU alone; choose onnxruntime-cpu"
         )
     if (
         spec.hidden % HIDDEN_MULTIPLE

@@ -7,6 +7,7 @@ families do not have.
 from collections.abc import Mapping
 from typing import Any
 
+from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.layer import Activation, NormNames, QKNorm
@@ -14,6 +15,7 @@ from tandemrt.export.read.layer_kinds import (
     all_layers_window,
     alternating_windows,
     configured_window,
+    listed_full_attention,
     listed_rotary,
     sliding_rotary,
     uniform_window,
@@ -55,6 +57,26 @@ _GPT_OSS_ROPE = {
 _TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
 
 _ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
+_DEEPSEEK = (
+    *_ROUTER,
+    "pretraining_tp",
+    "aux_loss_alpha",
+    "seq_aux",
+    "ep_size",
+    "num_mtp_layers",
+)  # training, placement, MTP
+_HUNYUAN_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_classification_head": (False,),
+    "norm_type": ("rms",),
+    "use_cla": (False,),
+    "use_qk_norm": (True,),
+    "use_rotary_pos_emb": (True,),
+}
+_HUNYUAN_UNUSED = (
+    *_TRAINING,
+    *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "org_vocab_size"),
+    *("pad_id", "pool_type", "mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "sep_token_id"),
+)
 _GEMMA: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "num_attention_heads": 8,
@@ -199,18 +221,8 @@ _ROWS = (
         ("HunYuanDenseV1ForCausalLM",),
         qk_norm=QKNorm("query_layernorm", "key_layernorm", after_rotary=True),
         biases=of.attention_biases,
-        no_effect_values={
-            "add_classification_head": (False,),
-            "norm_type": ("rms",),
-            "use_cla": (False,),
-            "use_qk_norm": (True,),
-            "use_rotary_pos_emb": (True,),
-        },
-        unused_fields=(
-            *_TRAINING,
-            *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "org_vocab_size"),
-            *("pad_id", "pool_type", "mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "sep_token_id"),
-        ),
+        no_effect_values=_HUNYUAN_VALUES,
+        unused_fields=_HUNYUAN_UNUSED,
     ),
     Family(
         "ernie4_5",
@@ -225,7 +237,7 @@ _ROWS = (
         windows=uniform_window,
         rope=RopeRules(default={"rope_theta": 1_000_000.0}),
         unused_fields=_ROUTER,
-        experts=of.mixtral_experts,
+        experts=experts.mixtral_experts,
     ),
     Family(
         "qwen3_moe",
@@ -235,7 +247,7 @@ _ROWS = (
         windows=all_layers_window,
         no_effect_values={"qkv_bias": (False,), "use_qk_norm": (True,), "shared_expert_intermediate_size": (0,)},
         unused_fields=_ROUTER,
-        experts=of.qwen_experts,
+        experts=experts.qwen_experts,
     ),
     Family(
         "gpt_oss",
@@ -246,7 +258,161 @@ _ROWS = (
         windows=alternating_windows(2),
         rope=RopeRules(default=_GPT_OSS_ROPE),
         unused_fields=(*_ROUTER, "initial_context_length"),  # given by rope_scaling too
-        experts=of.gpt_oss_experts,
+        experts=experts.gpt_oss_experts,
+    ),
+    Family(
+        "qwen2_moe",
+        ("Qwen2MoeForCausalLM",),
+        biases=of.configured_qkv_bias,
+        windows=all_layers_window,
+        unused_fields=_ROUTER,
+        experts=experts.qwen2_experts,
+    ),
+    Family(
+        "olmoe",
+        ("OlmoeForCausalLM",),
+        qk_norm=QKNorm(over_all_heads=True),
+        biases=of.attention_biases,
+        no_effect_values={"clip_qkv": (None,)},
+        unused_fields=_ROUTER,
+        experts=experts.olmoe_experts,
+    ),
+    Family(
+        "flex_olmo",
+        ("FlexOlmoForCausalLM",),
+        norms=_NORMS_AFTER,
+        qk_norm=QKNorm(over_all_heads=True),
+        biases=of.attention_biases,
+        rope=RopeRules(default={"rope_theta": 500_000.0}),
+        unused_fields=_ROUTER,
+        experts=experts.olmoe_experts,
+    ),
+    Family(
+        "granitemoe",
+        ("GraniteMoeForCausalLM",),
+        biases=of.attention_biases,
+        scales=of.granite_scales,
+        unused_fields=_ROUTER,
+        experts=experts.granite_experts,
+    ),
+    Family(
+        "granitemoeshared",
+        ("GraniteMoeSharedForCausalLM",),
+        biases=of.attention_biases,
+        scales=of.granite_scales,
+        unused_fields=_ROUTER,
+        experts=experts.granite_experts,
+    ),
+    Family(
+        "ernie4_5_moe",
+        ("Ernie4_5_MoeForCausalLM",),
+        defaults={"tie_word_embeddings": True},
+        no_effect_values={"use_bias": (False,)},
+        rope=RopeRules(default={"rope_theta": 500_000.0}, interleaved=True),
+        unused_fields=_ROUTER,
+        experts=experts.ernie_experts,
+    ),
+    Family(
+        "hunyuan_v1_moe",
+        ("HunYuanMoEV1ForCausalLM",),
+        qk_norm=QKNorm("query_layernorm", "key_layernorm", after_rotary=True),
+        biases=of.attention_biases,
+        no_effect_values=_HUNYUAN_VALUES
+        | {"use_mixed_mlp_moe": (True,), "moe_drop_tokens": (False,), "norm_topk_prob": (True,)},
+        unused_fields=(
+            *_HUNYUAN_UNUSED,
+            *_ROUTER,
+            *("capacity_factor", "moe_layer_num_skipped", "moe_random_routing_dropped_token", "group_limited_greedy"),
+        ),
+        experts=experts.hunyuan_experts,
+    ),
+    Family(
+        "glm4_moe",
+        ("Glm4MoeForCausalLM",),
+        defaults={"moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 8},
+        qk_norm=QKNorm(),
+        qk_norm_flag="use_qk_norm",
+        biases=of.qkv_biases_if_configured,
+        rope=RopeRules(partial=0.5),
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_experts(),
+    ),
+    Family(
+        "solar_open",
+        ("SolarOpenForCausalLM",),
+        defaults={
+            "head_dim": 128,
+            "intermediate_size": 10_240,
+            "first_k_dense_replace": 0,
+            "moe_intermediate_size": 1280,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        biases=of.qkv_biases_if_configured,
+        rope=RopeRules(default={"rope_theta": 1_000_000.0}, partial=1.0),
+        no_effect_values={"use_qk_norm": (False,)},
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_experts(),
+    ),
+    Family(
+        "dots1",
+        ("Dots1ForCausalLM",),
+        defaults={"sliding_window": None, "first_k_dense_replace": 0, "norm_topk_prob": False},
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        windows=configured_window,
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_experts(),
+    ),
+    Family(
+        "exaone_moe",
+        ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
+        defaults={
+            "sliding_window": 4096,
+            "routed_scaling_factor": 2.5,
+            "moe_intermediate_size": 1024,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+        qk_norm=QKNorm(),
+        windows=alternating_windows(4, named="sliding_window_pattern"),
+        rotary=sliding_rotary,
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_experts(count="num_experts", shared="num_shared_experts"),
+    ),
+    Family(
+        "hy_v3",
+        ("HYV3ForCausalLM",),
+        defaults={
+            "head_dim": 128,
+            "router_scaling_factor": 2.826,
+            "moe_intermediate_size": 1536,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+        },
+        qk_norm=QKNorm(),
+        biases=of.named_biases,
+        rope=RopeRules(default={"rope_theta": 11_158_840.0}),
+        no_effect_values={"enable_moe_fp32_combine": (True, False), "route_norm": (True,), "qk_norm": (True,)},
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_experts(
+            count="num_experts", shared="num_shared_experts", scale="router_scaling_factor", stored="shared_mlp"
+        ),
+    ),
+    Family(
+        "minimax_m2",
+        ("MiniMaxM2ForCausalLM",),
+        defaults={"head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8},
+        qk_norm=QKNorm(over_all_heads=True),
+        windows=listed_full_attention,
+        rope=RopeRules(default={"rope_theta": 5_000_000.0}, partial=1.0, rotated_field="rotary_dim"),
+        no_effect_values={"use_qk_norm": (True,), "qk_norm_type": ("per_layer",)},
+        unused_fields=(
+            *_ROUTER,
+            *("mlp_intermediate_size", "shared_moe_mode", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"),
+            *(f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")),
+        ),
+        experts=experts.minimax_experts,
     ),
 )
 FAMILIES = {architecture: row for row in _ROWS for architecture in row.architectures}

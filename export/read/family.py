@@ -1,12 +1,12 @@
 """A model family: the properties that its name implies, and readers of its config fields."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.export.read.experts import no_experts
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import Activation, ClampedSwiglu, Experts, NormNames, QKNorm, Scales
+from tandemrt.export.read.layer import Activation, Experts, NormNames, QKNorm, Scales
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
 from tandemrt.export.read.rope import RopeRules
 
@@ -59,6 +59,15 @@ def glm_biases(fields: Fields) -> Biases:
     return Biases(qkv=fields.flag("attention_bias", True))
 
 
+def qkv_biases_if_configured(fields: Fields) -> Biases:
+    return Biases(qkv=fields.flag("attention_bias", False))
+
+
+def configured_qkv_bias(fields: Fields) -> Biases:
+    fields.only("attention_bias", False)
+    return Biases(qkv=fields.flag("qkv_bias", True))
+
+
 def one_bias(fields: Fields) -> Biases:
     return Biases(*[fields.flag("use_bias", False)] * 3)
 
@@ -90,52 +99,6 @@ def gemma_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa:
     )
 
 
-def no_experts(fields: Fields, layers: int) -> None:
-    """A dense model."""
-
-
-def mixtral_experts(fields: Fields, layers: int) -> Experts:
-    """Mixtral: experts in every layer."""
-    count, chosen = fields.integer("num_local_experts", 8), fields.integer("num_experts_per_tok", 2)
-    return _experts(count, chosen, fields.integer("intermediate_size"), True, (True,) * layers)
-
-
-def qwen_experts(fields: Fields, layers: int) -> Experts:
-    """Qwen3-MoE: experts in one of ``decoder_sparse_step`` layers, except in ``mlp_only_layers``."""
-    count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
-        raise BadCheckpoint(f"config.json: mlp_only_layers should be a list of layers, it is {quoted(dense)}")
-    return _experts(
-        count,
-        fields.integer("num_experts_per_tok", 8),
-        fields.integer("moe_intermediate_size", 768),
-        fields.flag("norm_topk_prob", False),
-        tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
-    )
-
-
-def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
-    """gpt-oss: experts in every layer, with biases, interleaved gate and up, and a clamped SwiGLU."""
-    chosen = fields.integer("num_experts_per_tok", 4)
-    fields.only("experts_per_token", chosen)  # an alias of num_experts_per_tok
-    experts = _experts(
-        fields.integer("num_local_experts", 128), chosen, fields.integer("intermediate_size"), True, (True,) * layers
-    )
-    clamped = ClampedSwiglu(
-        fields.number_or_absent("swiglu_alpha", 1.702), fields.number_or_absent("swiglu_limit", 7.0)
-    )
-    return replace(experts, biased=True, gate_up="interleaved", clamped=clamped)
-
-
-def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:
-    if chosen > count:
-        raise BadCheckpoint(
-            f"config.json: num_experts_per_tok should be at most the number of experts, {count}, it is {chosen}"
-        )
-    return Experts(count, chosen, intermediate, normalized, layers)
-
-
 @dataclass(frozen=True)
 class Family:
     """A row of the table of families. ``architectures``: their names in configs. ``name``: their model_type.
@@ -143,7 +106,7 @@ class Family:
     ``defaults``: values of fields that a config may omit. ``no_effect_values``: the values of a field that do not
     change the graph; others are rejected. ``unused_fields``: fields that never change the graph. ``activations``: the
     accepted values of ``activation_field``. ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a
-    gate. ``sinks``: see ModelSpec.
+    gate. ``sinks``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
     """
 
     name: str
@@ -154,6 +117,7 @@ class Family:
     norms: NormNames = PRE_NORMS
     norm_offset: bool = False
     qk_norm: QKNorm | None = None
+    qk_norm_flag: str | None = None
     sinks: bool = False
     biases: Callable[[Fields], Biases] = no_bias
     windows: WindowReader = no_window

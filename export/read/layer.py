@@ -1,4 +1,4 @@
-"""The parts of a decoder layer that differ between families: norms, scales, experts."""
+"""The parts of a decoder layer that differ between families: norms, scales, experts, routers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -43,13 +43,45 @@ class ClampedSwiglu:
 
 
 @dataclass(frozen=True)
+class Router:
+    """How a router scores experts.
+
+    ``scoring``: the function from logits to scores. ``correction``: one stored value per expert is added to the scores
+    for the choice, but not to the weights. Experts form ``groups`` of equal size, and only experts of the best
+    ``chosen_groups`` groups are chosen; the score of a group is the sum of its ``best_of_group`` best scores.
+    Normalized weights are divided by their sum, but by no less than ``least_sum``. ``scale`` multiplies the weights.
+    """
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    correction: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    best_of_group: int = 2
+    least_sum: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """An MLP of width ``intermediate`` that every token runs in addition to its experts.
+
+    ``name``: its name in the checkpoint. ``gate``: the name of a matmul to one value, whose sigmoid multiplies the
+    output; None: there is none.
+    """
+
+    intermediate: int
+    name: str = "shared_experts"
+    gate: str | None = None
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of the MLP: the router picks ``per_token`` of ``count`` experts for each token.
 
-    ``intermediate``: the width of one expert. ``normalized``: the weights of the picked experts sum to 1, else the
-    weights of all experts do. ``layers``: for each layer, whether it has experts. ``biased``: router and experts add
-    biases. ``gate_up``: "separate" matmuls of experts that are stored one by one, or one matmul whose outputs are
-    "interleaved" or two "halves", where one tensor stores all experts. ``clamped`` replaces the activation.
+    ``intermediate``: the width of one expert. ``normalized``: the weights of the picked experts sum to 1 before the
+    router scales them. ``layers``: for each layer, whether it has experts. ``biased``: router and experts add biases.
+    ``gate_up``: "separate" matmuls, or one matmul whose outputs are "interleaved" or two "halves", where one tensor
+    stores all experts. ``clamped`` replaces the activation.
     """
 
     count: int
@@ -60,6 +92,8 @@ class Experts:
     biased: bool = False
     gate_up: GateUp = "separate"
     clamped: ClampedSwiglu | None = None
+    router: Router = Router()
+    shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True)

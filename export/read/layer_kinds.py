@@ -18,6 +18,16 @@ def no_window(fields: Fields, layers: int) -> Windows:
     return None, (False,) * layers
 
 
+def listed_full_attention(fields: Fields, layers: int) -> Windows:
+    """MiniMax M2: ``attn_type_list``, with 1 for full attention; no sliding window."""
+    kinds = fields.get("attn_type_list", [1] * layers)
+    if kinds != [1] * layers:
+        raise BadCheckpoint(
+            f"config.json: attn_type_list should be 1, full attention, for all {layers} layers, it is {quoted(kinds)}"
+        )
+    return no_window(fields, layers)
+
+
 def uniform_window(fields: Fields, layers: int) -> Windows:
     """Give every layer the sliding window; no layer if ``sliding_window`` is null."""
     window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")

@@ -25,13 +25,15 @@ class RopeRules:
     ``default``: the parameters for a config without any; its theta is also the default for parameters without theta.
     ``partial``: the default fraction of a head that is rotated; None: the family rotates the complete head and has no
     such field. ``interleaved``: see Rope. ``local_theta``: layers with a sliding window have their own rule without
-    scaling; the pair is the field of older configs with its theta, and the default theta.
+    scaling; the pair is the field of older configs with its theta, and the default theta. ``rotated_field``: the field
+    with the number of rotated values, which replaces ``partial``.
     """
 
     default: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": 10_000.0})
     partial: float | None = None
     interleaved: bool = False
     local_theta: tuple[str, float] | None = None
+    rotated_field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,9 @@ def _rotated(config: Fields, fields: Fields, head_dim: int, rules: RopeRules) ->
         return head_dim
     factor = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", rules.partial))
     rotated = int(head_dim * factor)
+    if rules.rotated_field is not None and config.get(rules.rotated_field) is not None:
+        rotated = config.integer(rules.rotated_field)
+        factor = rotated / head_dim
     if factor > 1 or rotated < 2 or rotated % 2:
         raise BadCheckpoint(
             f"{config.where}: partial_rotary_factor should rotate an even number of the {head_dim} values of a head, "

@@ -102,7 +102,7 @@ class ModelSpec:
             local_rope=local_rope,
             rotary_layers=family.rotary(fields, layers, windows),
             tied=fields.flag("tie_word_embeddings", False),
-            qk_norm=family.qk_norm,
+            qk_norm=family.qk_norm if family.qk_norm_flag is None or fields.flag(family.qk_norm_flag, False) else None,
             sinks=family.sinks,
             qkv_bias=bias.qkv,
             out_bias=bias.out,

@@ -6,10 +6,26 @@ from dataclasses import replace
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.mtp import mtp_prefixes
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.vision_language import text_tensor, vision_language
 
+# Names of families for the router, its correction, experts and shared experts: pattern -> the common name.
+_COMMON = (
+    (re.compile(r"\.block_sparse_moe\."), ".mlp."),  # Mixtral, MiniMax, Granite
+    (re.compile(r"(\.layers\.\d+)\.shared_mlp\."), r"\1.mlp.shared_mlp."),  # Granite
+    (re.compile(r"\.shared_mlp\.input_linear\."), ".shared_mlp.gate_up_proj."),
+    (re.compile(r"\.shared_mlp\.output_linear\."), ".shared_mlp.down_proj."),
+    (re.compile(r"\.mlp\.input_linear\.weight"), ".mlp.experts.gate_up_proj"),
+    (re.compile(r"\.mlp\.output_linear\.weight"), ".mlp.experts.down_proj"),
+    (re.compile(r"\.mlp\.router(?:\.layer|\.gate)?\."), ".mlp.gate."),  # gpt-oss, Granite, Hunyuan 3
+    (re.compile(r"\.mlp\.gate\.wg\."), ".mlp.gate."),  # Hunyuan
+    (
+        re.compile(r"\.mlp\.(?:moe_statics\.|gate\.)?(?:e_score_correction_bias|expert_bias)"),
+        ".mlp.gate.e_score_correction_bias",
+    ),
+)
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
@@ -38,7 +54,7 @@ def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
 
     The down matmul decides, because gate and up together may be square.
     """
-    if spec.experts is None:
+    if spec.experts is None or spec.experts.gate_up == "separate":
         return False
     saved = (spec.hidden, spec.experts.intermediate)
     down = (tensor for name, tensor in checkpoint.tensors.items() if ".experts." in name and "down_proj" in name)
@@ -46,21 +62,24 @@ def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
 
 
 def _expert(name: str) -> str:
-    """Rename a tensor of Mixtral's experts and router, or of gpt-oss's router, to the common name."""
-    name = name.replace(".block_sparse_moe.", ".mlp.").replace(".mlp.router.", ".mlp.gate.")
+    """Rename a tensor of experts, of shared experts or of a router to the common name."""
+    for pattern, common in _COMMON:
+        name = pattern.sub(common, name)
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
 
 def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -> Iterator[tuple[str, StoredTensor]]:
     stem, _, kind = name.rpartition(".")
     module, _, last = stem.rpartition(".")
-    if spec.experts is not None and spec.experts.gate_up != "separate" and ".mlp.experts." in name:
-        if stacked := _STACKED.fullmatch(name):
-            yield from _each_expert(stacked, tensor, spec.experts.count, transposed)
-        else:  # a tensor of one expert, which a build wrote
-            yield name, replace(tensor, name=name, transposed=transposed and kind == "weight")
+    if spec.experts is not None and (stacked := _STACKED.fullmatch(name)):
+        for part_name, part in _each_expert(stacked, tensor, spec.experts.count, transposed):
+            yield from _gate_and_up(part_name, part, spec.experts)
         return
-    rows = _fused(spec).get(last)
+    if spec.experts is not None and spec.experts.gate_up != "separate" and ".mlp.experts." in name:
+        # a tensor of one expert, which a build wrote
+        yield name, replace(tensor, name=name, transposed=transposed and kind == "weight")
+        return
+    rows = _fused(spec, module).get(last)
     if rows is None:
         yield name, replace(tensor, name=name)
         return
@@ -70,9 +89,9 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -
             f"shape is {quoted(list(tensor.shape))}"
         )
     begin, width = tensor.offset, tensor.nbytes // tensor.shape[0]
-    for part, count in rows.items():
+    for projection, count in rows.items():
         shape, nbytes = (count, *tensor.shape[1:]), count * width
-        new = f"{module}.{part}.{kind}"
+        new = f"{module}.{projection}.{kind}"
         yield new, replace(tensor, name=new, shape=shape, offset=begin, nbytes=nbytes)
         begin += nbytes
 
@@ -93,10 +112,30 @@ def _each_expert(
         yield new, replace(part, transposed=transposed and kind == "weight")
 
 
-def _fused(spec: ModelSpec) -> dict[str, dict[str, int]]:
-    """Return the fused matmuls of some families, with the rows of each part."""
+def _gate_and_up(name: str, tensor: StoredTensor, experts: Experts) -> Iterator[tuple[str, StoredTensor]]:
+    """Split gate and up of one expert if the graph has separate matmuls for them."""
+    stem, _, kind = name.rpartition(".")
+    if experts.gate_up != "separate" or not stem.endswith(".gate_up_proj"):
+        yield name, tensor
+        return
+    if tensor.transposed or tensor.shape[0] != 2 * experts.intermediate:
+        raise BadCheckpoint(
+            f"{tensor.file}: tensor {quoted(name)} should have {2 * experts.intermediate} rows, gate and up, by "
+            f"config.json, its shape is {quoted(list(tensor.shape))}"
+        )
+    nbytes = tensor.nbytes // 2
+    for at, part in enumerate(("gate_proj", "up_proj")):
+        new = f"{stem.removesuffix('gate_up_proj')}{part}.{kind}"
+        shape = (experts.intermediate, *tensor.shape[1:])
+        yield new, replace(tensor, name=new, shape=shape, offset=tensor.offset + at * nbytes, nbytes=nbytes)
+
+
+def _fused(spec: ModelSpec, module: str) -> dict[str, dict[str, int]]:
+    """Return the fused matmuls of some families in ``module``, with the rows of each part."""
+    shared = None if spec.experts is None else spec.experts.shared
+    width = spec.intermediate if shared is None or not module.endswith(f".{shared.name}") else shared.intermediate
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     return {
         "qkv_proj": {"q_proj": query, "k_proj": key, "v_proj": key},
-        "gate_up_proj": {"gate_proj": spec.intermediate, "up_proj": spec.intermediate},
+        "gate_up_proj": {"gate_proj": width, "up_proj": width},
     }

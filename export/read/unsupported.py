@@ -1,16 +1,11 @@
 """Widely deployed architectures that are not exported, each with the reason (docs/models.md)."""
 
-_ROUTER = "its router is a sigmoid with a correction, and every token also runs a shared expert"
 _LATENT = "its keys and values are stored as one latent vector per token"
 _RECURRENT = (
     "some of its layers are recurrent or convolutions, with a state that a rejected draft would have to roll back"
 )
 
 UNSUPPORTED = {
-    "Glm4MoeForCausalLM": _ROUTER,
-    "MiniMaxM2ForCausalLM": "its router is a sigmoid with a correction",
-    "Qwen2MoeForCausalLM": "every token also runs a shared expert",
-    "Ernie4_5_MoeForCausalLM": "every token also runs a shared expert",
     "DeepseekV2ForCausalLM": _LATENT,
     "DeepseekV3ForCausalLM": _LATENT,  # Kimi-K2 too
     "Kimi_K25ForConditionalGeneration": _LATENT,

@@ -32,12 +32,22 @@ PRE_NORM_PAGED = {"fuse_residual_norms": 4, "defer_scales": 0, "fuse_lone_norms"
 # A norm after attention and MLP leaves the last norm alone to read a residual sum.
 POST_NORM_GROUPED = PRE_NORM_GROUPED | {"fuse_residual_norms": 1}
 UNSUPPORTED: Mapping[str, int] = {}
+# Families with a dense first layer and a layer of 6 or 8 experts and a shared one.
+ONE_OF_TWO, ONE_OF_TWO_IN_GROUPS = ("ernie4_5_moe", "glm4_moe air", "exaone_moe", "hy_v3"), ("glm4_moe", "dots1")
 GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("olmo2", "olmo3", "exaone4", "exaone4 full"), POST_NORM_GROUPED),
     # An expert has its matmuls in a nested graph of its own.
     "mixtral": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 31},
     "qwen3_moe": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 43},
     "qwen3_moe with a dense layer": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 26},
+    **dict.fromkeys(("olmoe", "granitemoe", "minimax_m2"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 43}),
+    "flex_olmo": POST_NORM_GROUPED | {"fuse_transposed_matmuls": 43},
+    # A shared expert has 2 matmuls, and one more for its gate.
+    **dict.fromkeys(("granitemoeshared", "hunyuan_v1_moe"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 47}),
+    "qwen2_moe": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 49},
+    **dict.fromkeys(ONE_OF_TWO, PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 28}),
+    **dict.fromkeys(ONE_OF_TWO_IN_GROUPS, PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 34}),
+    "solar_open": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 59},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
 }
 PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
@@ -48,7 +58,13 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     # All experts of a layer are one operator; the router is a matmul.
     **dict.fromkeys(("mixtral", "qwen3_moe"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7}),
     "qwen3_moe with a dense layer": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 8},
-    **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "gpt_oss"), UNSUPPORTED),
+    **dict.fromkeys(("olmoe", "minimax_m2"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 7}),
+    "flex_olmo": {"fuse_residual_norms": 1, "defer_scales": 0, "fuse_lone_norms": 8, "fuse_transposed_matmuls": 7},
+    "granitemoe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7},
+    **dict.fromkeys(("granitemoeshared", "solar_open"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 11}),
+    "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
+    **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
+    **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

@@ -9,6 +9,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts
 from tandemrt.export.read.spec import ModelSpec
+from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
 
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
@@ -297,7 +298,7 @@ PUBLISHED = {
         }),
         lambda spec: spec.tied and [spec.rope_of(i) is None for i in range(4)] == [False, False, False, True],
     ),
-}  # fmt: skip
+} | PUBLISHED_EXPERTS  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -306,6 +307,7 @@ def test_a_published_config_is_read(name):
     assert holds(ModelSpec.from_hf(json.loads(config)))
 
 
+REQUIRED = {"dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}}
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 
@@ -314,7 +316,7 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
     family = FAMILIES[architecture]
     given = {"model_type": family.name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     given |= {"intermediate_size": 32, "num_hidden_layers": 8, "vocab_size": 99, "max_position_embeddings": 64}
-    given |= {"rms_norm_eps": 0.05}
+    given |= {"rms_norm_eps": 0.05} | REQUIRED.get(family.name, {})
     theirs = AutoConfig.for_model(**given | {"model_type": THEIRS.get(family.name, family.name)})
     spec = ModelSpec.from_hf(given | {"architectures": [architecture]})
     sliding = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or []]
@@ -351,6 +353,17 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "should be at most the number of experts, 128, it is 129"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers should be a list of layers, it is 3"),
         ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        ("GLM-4.6", {"scoring_func": "softmax"}, "scoring_func is 'softmax'.*supported: 'sigmoid'"),
+        ("GLM-4.6", {"n_group": 3}, "n_group should divide the number of experts, 160"),
+        ("GLM-4.6", {"n_group": 160, "topk_group": 4}, "into groups of at least 2, it is 160"),
+        ("GLM-4.6", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types should name dense or sparse for each of 92"),
+        ("GLM-4.6", {"first_k_dense_replace": -1}, "first_k_dense_replace should be a number of layers, it is -1"),
+        ("MiniMax-M2", {"attn_type_list": [0, 1]}, "attn_type_list should be 1, full attention, for all 62 layers"),
+        ("MiniMax-M2", {"use_routing_bias": False}, "use_routing_bias is False"),
+        ("MiniMax-M2", {"rotary_dim": 65}, "should rotate an even number"),
+        ("OLMoE-1B-7B-0924", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("ERNIE-4.5-21B-A3B-PT", {"use_bias": True}, "use_bias is True"),
+        ("ERNIE-4.5-21B-A3B-PT", {"moe_layer_interval": 0}, "moe_layer_interval should be integers"),
         ("gpt-oss-20b", {"experts_per_token": 8}, "experts_per_token is 8.*supported: 4"),
         ("gpt-oss-20b", {"swiglu_limit": "7"}, "swiglu_limit should be a number"),
         ("gpt-oss-20b", {"swiglu_limit": None}, "swiglu_limit should be a number above 0, or absent, it is None"),

@@ -30,6 +30,23 @@ _LLAMA3 = {
     "original_max_position_embeddings": 24,
 }
 _MINISTRAL = _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+_EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+_GROUPS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+_SQUARE = {"hidden_size": 64}  # heads of 16 values in families without head_dim
+_GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.1,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+    "rope_parameters": _THETA,
+}
 
 
 def _longrope(pairs: int) -> dict[str, Any]:
@@ -132,6 +149,83 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         num_experts_per_tok=3,
         swiglu_limit=2.0,
         rope_parameters=_YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    ),
+    "qwen2_moe": _of(
+        "qwen2_moe",
+        **_HEADS | _EXPERTS,
+        num_experts=6,
+        shared_expert_intermediate_size=32,
+        qkv_bias=True,
+        rope_parameters=_THETA,
+    ),
+    "olmoe": _of("olmoe", num_experts=6, num_experts_per_tok=3, rope_parameters=_THETA, **_SQUARE),
+    "flex_olmo": _of("flex_olmo", num_experts=6, num_experts_per_tok=3, rope_parameters=_THETA, **_SQUARE),
+    "granitemoe": _of("granitemoe", **_SQUARE | _GRANITE, num_local_experts=6, num_experts_per_tok=3),
+    "granitemoeshared": _of(
+        "granitemoeshared",
+        **_SQUARE | _GRANITE,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        shared_intermediate_size=24,
+    ),
+    "ernie4_5_moe": _of(
+        "ernie4_5_moe",
+        **_HEADS,
+        moe_intermediate_size=24,
+        moe_num_experts=6,
+        moe_k=3,
+        moe_num_shared_experts=2,
+        rope_parameters=_THETA,
+    ),
+    "hunyuan_v1_moe": _of(
+        "hunyuan_v1_moe",
+        **_HEADS,
+        num_experts=6,
+        moe_topk=[3, 3],
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 10.0, "factor": 1.0},
+    ),
+    "glm4_moe": _of(
+        "glm4_moe",
+        head_dim=32,
+        **_EXPERTS,
+        **_GROUPS,
+        attention_bias=True,
+        use_qk_norm=True,
+        first_k_dense_replace=1,
+        rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
+    ),
+    "glm4_moe air": _of(
+        "glm4_moe",
+        head_dim=32,
+        **_EXPERTS,
+        n_routed_experts=6,
+        n_shared_experts=1,
+        attention_bias=True,
+        rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
+    ),
+    "solar_open": _of("solar_open", **_HEADS | _EXPERTS, **_GROUPS, rope_parameters=_YARN),
+    "dots1": _of(
+        "dots1", **_HEADS | _EXPERTS, **_GROUPS, first_k_dense_replace=1, sliding_window=None, rope_parameters=_THETA
+    ),
+    "exaone_moe": _of(
+        "exaone_moe",
+        **_HEADS | _EXPERTS,
+        num_experts=6,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        rope_parameters=_LLAMA3,
+    ),
+    "hy_v3": _of(
+        "hy_v3", **_HEADS | _EXPERTS, num_experts=6, num_shared_experts=2, rope_parameters=_THETA, use_cache=True
+    ),
+    "minimax_m2": _of(
+        "minimax_m2",
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
     ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }

@@ -20,7 +20,8 @@ def read_fp8(config: dict[str, Any], where: str) -> Quantization:
     powers = fields.get("scale_fmt") == "ue8m0"
     fields.only("modules_to_convert", None, [])
     fields.only("activation_scheme", "dynamic", "static")
-    ignored = (*read_strings(fields, "modules_to_not_convert"), *read_strings(fields, "ignored_layers"))
+    # Routers are never quantized; DeepSeek-V3's config does not list them.
+    ignored = (*read_strings(fields, "modules_to_not_convert"), *read_strings(fields, "ignored_layers"), "mlp.gate")
     static = fields.get("activation_scheme") == "static"
     block = _block(fields)
     fields.finish()

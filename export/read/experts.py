@@ -1,0 +1,211 @@
+"""Read the experts of a family: their number, their router, the layers that have them, shared experts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.layer import ClampedSwiglu, Experts, Router, SharedExpert
+
+_LEAST = 1e-20  # of the sum of chosen sigmoids
+
+
+def no_experts(fields: Fields, layers: int) -> None:
+    """A dense model."""
+
+
+def mixtral_experts(fields: Fields, layers: int) -> Experts:
+    """Mixtral: experts in every layer."""
+    count, chosen = fields.integer("num_local_experts", 8), fields.integer("num_experts_per_tok", 2)
+    return _experts(count, chosen, fields.integer("intermediate_size"), True, (True,) * layers)
+
+
+def qwen_experts(fields: Fields, layers: int) -> Experts:
+    """Qwen3-MoE: experts in one of ``decoder_sparse_step`` layers, except in ``mlp_only_layers``."""
+    count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise BadCheckpoint(f"config.json: mlp_only_layers should be a list of layers, it is {quoted(dense)}")
+    return _experts(
+        count,
+        fields.integer("num_experts_per_tok", 8),
+        fields.integer("moe_intermediate_size", 768),
+        fields.flag("norm_topk_prob", False),
+        tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
+    )
+
+
+def qwen2_experts(fields: Fields, layers: int) -> Experts:
+    """Qwen2-MoE: as Qwen3-MoE, and a shared expert with a gate."""
+    shared = SharedExpert(
+        fields.integer("shared_expert_intermediate_size", 5632), "shared_expert", gate="shared_expert_gate"
+    )
+    return replace(qwen_experts(fields, layers), shared=shared)
+
+
+def olmoe_experts(fields: Fields, layers: int) -> Experts:
+    """OLMoE and FlexOlmo: experts in every layer."""
+    count, chosen = fields.integer("num_experts", 64), fields.integer("num_experts_per_tok", 8)
+    normalized = fields.flag("norm_topk_prob", False)
+    return _experts(count, chosen, fields.integer("intermediate_size"), normalized, (True,) * layers)
+
+
+def granite_experts(fields: Fields, layers: int) -> Experts:
+    """Granite MoE: as Mixtral, with a shared expert if ``shared_intermediate_size`` is not 0."""
+    shared = fields.get("shared_intermediate_size", 0)
+    experts = mixtral_experts(fields, layers)
+    if shared == 0:
+        return experts
+    return replace(experts, shared=SharedExpert(fields.integer("shared_intermediate_size"), "shared_mlp"))
+
+
+def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
+    """gpt-oss: experts in every layer, with biases, interleaved gate and up, and a clamped SwiGLU."""
+    chosen = fields.integer("num_experts_per_tok", 4)
+    fields.only("experts_per_token", chosen)  # an alias of num_experts_per_tok
+    experts = _experts(
+        fields.integer("num_local_experts", 128), chosen, fields.integer("intermediate_size"), True, (True,) * layers
+    )
+    clamped = ClampedSwiglu(
+        fields.number_or_absent("swiglu_alpha", 1.702), fields.number_or_absent("swiglu_limit", 7.0)
+    )
+    return replace(experts, biased=True, gate_up="interleaved", clamped=clamped)
+
+
+def hunyuan_experts(fields: Fields, layers: int) -> Experts:
+    """Hunyuan MoE: experts and a shared MLP in every layer; published configs have lists with a value per layer."""
+    width = _equal_in_all_layers(fields, "moe_intermediate_size", layers, fields.integer("intermediate_size"))
+    if width != fields.integer("intermediate_size"):
+        raise BadCheckpoint(
+            f"config.json: moe_intermediate_size should be intermediate_size, {fields.get('intermediate_size')}, it is "
+            f"{quoted(width)}"
+        )
+    experts = _experts(
+        _equal_in_all_layers(fields, "num_experts", layers, 1),
+        _equal_in_all_layers(fields, "moe_topk", layers, 1),
+        width,
+        True,
+        (True,) * layers,
+    )
+    shared = _equal_in_all_layers(fields, "num_shared_expert", layers, 1)
+    return replace(experts, shared=SharedExpert(width * shared, "shared_mlp"))
+
+
+def ernie_experts(fields: Fields, layers: int) -> Experts:
+    """ERNIE 4.5: a softmax with a correction, in every ``moe_layer_interval``-th layer of a range."""
+    count, chosen = fields.integer("moe_num_experts", 64), fields.integer("moe_k", 6)
+    width = fields.integer("moe_intermediate_size", 1536)
+    first, last, step = (
+        fields.get(f"moe_layer_{name}", default)
+        for name, default in (("start_index", 1), ("end_index", -1), ("interval", 1))
+    )
+    if not all(type(each) is int for each in (first, last, step)) or step < 1:
+        raise BadCheckpoint(
+            "config.json: moe_layer_start_index, moe_layer_end_index and moe_layer_interval should be integers, they "
+            f"are {quoted([first, last, step])}"
+        )
+    last = layers - 1 if last == -1 else last
+    experts = _experts(
+        count, chosen, width, True, tuple(first <= i <= last and (i + 1) % step == 0 for i in range(layers))
+    )
+    shared = fields.get("moe_num_shared_experts", 2)
+    return replace(
+        experts,
+        router=Router(correction=True, least_sum=fields.number_or_absent("moe_norm_min", 1e-12)),
+        shared=SharedExpert(width * fields.integer("moe_num_shared_experts", 2)) if shared else None,
+    )
+
+
+def minimax_experts(fields: Fields, layers: int) -> Experts:
+    """MiniMax M2: a sigmoid with a correction, experts in every layer."""
+    fields.only("scoring_func", "sigmoid")
+    fields.only("use_routing_bias", True)
+    fields.only("shared_intermediate_size", 0)
+    experts = mixtral_experts(fields, layers)
+    return replace(experts, router=Router("sigmoid", correction=True, least_sum=_LEAST))
+
+
+def deepseek_experts(
+    *,
+    count: str = "n_routed_experts",
+    shared: str = "n_shared_experts",
+    scale: str = "routed_scaling_factor",
+    stored: str = "shared_experts",
+) -> Callable[[Fields, int], Experts]:
+    """Return a reader for DeepSeek-V3 and models with its router: a sigmoid with a correction and groups.
+
+    The first layers are dense. ``count``, ``shared`` and ``scale`` are the names of the fields for the number of
+    experts, the number of shared experts, and the factor of the weights; ``stored`` is the name of the shared experts.
+    """
+
+    def read(fields: Fields, layers: int) -> Experts:
+        fields.only("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 has the name of the method
+        fields.only("topk_method", "noaux_tc")
+        fields.only("moe_layer_freq", 1)
+        width, number = fields.integer("moe_intermediate_size"), fields.integer(count)
+        groups = _groups(fields, number)
+        router = Router("sigmoid", True, *groups, least_sum=_LEAST, scale=fields.number_or_absent(scale, 1.0))
+        experts = _experts(
+            number,
+            fields.integer("num_experts_per_tok"),
+            width,
+            fields.flag("norm_topk_prob", True),
+            _sparse_layers(fields, layers),
+        )
+        common = fields.get(shared, 1)
+        return replace(
+            experts,
+            router=router,
+            shared=SharedExpert(width * fields.integer(shared, 1), stored) if common else None,
+        )
+
+    return read
+
+
+def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:
+    if chosen > count:
+        raise BadCheckpoint(
+            f"config.json: num_experts_per_tok should be at most the number of experts, {count}, it is {chosen}"
+        )
+    return Experts(count, chosen, intermediate, normalized, layers)
+
+
+def _groups(fields: Fields, count: int) -> tuple[int, int]:
+    """Return the number of groups and of chosen groups. If all groups are chosen, one group is the same."""
+    groups = fields.integer("n_group", 1)
+    chosen = fields.integer("topk_group", 1, most=groups)
+    if count % groups or (groups > 1 and count // groups < 2):
+        raise BadCheckpoint(
+            f"config.json: n_group should divide the number of experts, {count}, into groups of at least 2, it is "
+            f"{groups}"
+        )
+    return (1, 1) if chosen == groups else (groups, chosen)
+
+
+def _sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it has experts: ``mlp_layer_types``, else all but the first dense layers."""
+    dense = fields.get("first_k_dense_replace", 1)
+    kinds = fields.get("mlp_layer_types")
+    if type(dense) is not int or dense < 0:
+        raise BadCheckpoint(f"config.json: first_k_dense_replace should be a number of layers, it is {quoted(dense)}")
+    if kinds is None:
+        return tuple(layer >= dense for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= {"dense", "sparse"}:
+        raise BadCheckpoint(
+            f"config.json: mlp_layer_types should name dense or sparse for each of {layers} layers, it is "
+            f"{quoted(kinds)}"
+        )
+    return tuple(kind == "sparse" for kind in kinds)
+
+
+def _equal_in_all_layers(fields: Fields, name: str, layers: int, default: int) -> int:
+    """Read an integer, or a list with the same integer for every layer."""
+    found: Any = fields.get(name, default)
+    if isinstance(found, list) and len(found) >= layers and len(set(map(str, found[:layers]))) == 1:
+        found = found[0]
+    if type(found) is not int or found < 1:
+        raise BadCheckpoint(
+            f"config.json: {name} should be an integer of at least 1, the same in every layer, it is {quoted(found)}"
+        )
+    return found
