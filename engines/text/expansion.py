@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from tandemrt.engines.validation.errors import BadBundle
 
@@ -33,9 +34,8 @@ def require_bounded(backend: Backend) -> None:
 
     Tokenizes ``PROBES`` once the files are within the bound, and raises BadBundle if these give too many tokens.
     """
-    data = _parts(backend)
     for part in ("normalizer", "decoder"):
-        factor = math.prod(_expansion(part, step) for step in _steps(data[part]))
+        factor = math.prod(_expansion(part, step) for step in _steps(_part(backend, part)))
         if factor > MAX_EXPANSION:
             raise _rejected(part, f"expand a text at most {MAX_EXPANSION} times, got {factor} times")
     for probe in PROBES if is_quick(backend) else ():
@@ -49,11 +49,12 @@ def is_quick(backend: Backend) -> bool:
 
     False if a regular expression may backtrack, or a model tries very long pieces.
     """
-    data = _parts(backend)
-    patterns = [step["pattern"] for part in ("normalizer", "pre_tokenizer") for step in _steps(data[part], "pattern")]
+    parts = [_part(backend, name) for name in ("normalizer", "pre_tokenizer")]
+    patterns = [step["pattern"] for part in parts for step in _steps(part, "pattern")]
     regexes = [pattern["Regex"] for pattern in patterns if isinstance(pattern, dict) and "Regex" in pattern]
-    long_pieces = data["model"]["type"] != "BPE" and max(map(len, backend.get_vocab(False)), default=0) > MAX_PIECE
-    return not long_pieces and all(map(is_linear, regexes))
+    if not all(map(is_linear, regexes)):
+        return False
+    return isinstance(backend.model, BPE) or max(map(len, backend.get_vocab(False)), default=0) <= MAX_PIECE
 
 
 def is_linear(pattern: str) -> bool:
@@ -85,10 +86,10 @@ def _is_simple(alternative: str) -> bool:
     return len(repeated) == 2 and not re.sub(r".\?", "", alternative[repeated[1].end() :])
 
 
-def _parts(backend: Backend) -> dict[str, Any]:
-    data = json.loads(backend.to_str())
-    assert isinstance(data, dict)
-    return data
+def _part(backend: Backend, name: str) -> Any:
+    """Return the JSON value of a part of the tokenizer; None if it has no such part."""
+    part = getattr(backend, name)
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _steps(part: Any, key: str = "type") -> Iterator[dict[str, Any]]:

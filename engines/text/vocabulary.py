@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, takewhile
 from typing import Any
 
 from tandemrt.engines.text.control_tokens import control_tokens
@@ -163,17 +163,29 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
             "use the tokenizer of the target's checkpoint"
         )
     tokens = [b""] * vocab_size
-    for text, index in vocabulary.items():
-        if index in added and index not in special:
-            tokens[index] = _added_bytes(bytes_of, text)
-        elif index not in special:
-            tokens[index] = bytes_of(text)
+    ordinary = {text: index for text, index in vocabulary.items() if index not in added and index not in special}
+    for index, found in zip(ordinary.values(), _bytes_of_all(bytes_of, list(ordinary)), strict=True):
+        tokens[index] = found
+    for index, token in added.items():
+        if index not in special:
+            tokens[index] = _added_bytes(bytes_of, token.content)
 
     def encode(text: str) -> list[int]:
         return list(backend.encode(text, add_special_tokens=False).ids)
 
     names = {token.content: index for index, token in control.items()}
     return Vocabulary(tuple(tokens), special, valid_tokens, encode, names)
+
+
+def _bytes_of_all(bytes_of: Callable[[str], bytes], texts: Sequence[str]) -> list[bytes]:
+    if bytes_of is not _byte_level_bytes:
+        return [bytes_of(text) for text in texts]
+    try:
+        joined = _byte_level_bytes("".join(texts))  # at once: a vocabulary has 100,000 tokens
+    except BadBundle:
+        return [bytes_of(text) for text in texts]  # raises for the token that has no bytes
+    ends = list(accumulate(map(len, texts)))  # each character stands for a byte
+    return [joined[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _added_bytes(bytes_of: Callable[[str], bytes], text: str) -> bytes:

@@ -16,7 +16,7 @@ MOST_LINES = 20
 class Record(BaseModel):
     """A frozen record without type coercion and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Section(Record):

@@ -26,6 +26,7 @@ from tandemrt.runtime.check.replay import check_replay
 from tandemrt.runtime.check.result import CheckResult, passed_if
 from tandemrt.runtime.check.texts import check_texts
 from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 
 DEFAULTS = RuntimeOptions()
@@ -53,7 +54,10 @@ def check_bundle(
     with LLM(bundle.folder, **options.given()) as llm:
         after = memory_in_use()
         with llm.loop.streams.active():
-            yield from check_engines(bundle, llm.loop.target.engines, options.threads)
+            opened = llm.loop.target.engines
+            others = [name for name in bundle.manifest.engines if name not in opened]
+            engines = opened | open_engines(bundle, llm.loop.streams.device, options.threads, others)
+            yield from check_engines(bundle, engines, options.threads)
         yield from run_check("texts with speculation", partial(check_texts, llm))
         yield from run_check("memory", partial(measure_memory, llm, before, after))
     if other is not None:

@@ -12,7 +12,7 @@ from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.call_layout import CallLayout, make_layout
 from tandemrt.runtime.caches.kv_cache import KVCacheManager, make_cache, make_cache_manager
-from tandemrt.runtime.device.backends.opening import open_engines
+from tandemrt.runtime.device.backends.opening import engines_in_use, open_engines
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.graphs import Graphs
 from tandemrt.runtime.device.slot_state import SlotState
@@ -49,7 +49,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
     require_memory(bundle, options, device)
     streams = Streams(device)
     with streams.active():
-        engines = open_engines(bundle, device, options.threads)
+        engines = open_engines(bundle, device, options.threads, engines_in_use(bundle))
         contracts = [engine.contract for engine in engines.values()]
         slack_tokens = slack(bundle.draft.kind, windows.largest)
         cache_manager = make_cache_manager(limits, contracts, options.cache_tokens, device, slack=slack_tokens)

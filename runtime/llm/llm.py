@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
@@ -14,7 +14,8 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.parameters.sampling import SamplingParams
-from tandemrt.engines.text.tokenizer import open_tokenizer
+from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
+from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named
 from tandemrt.runtime.device.mapped_weights import MappedWeights
 from tandemrt.runtime.engine_loop.capture import capture
@@ -75,12 +76,7 @@ class LLM:
         self._trace = _trace_file(trace)
         self.bundle = Bundle.open(bundle_folder(bundle, BuildOptions(max_model_len, dtype, draft)))
         chosen.require_fit(self.bundle.limits)
-        folder, delimiters = self.bundle.tokenizer_dir, self.bundle.manifest.delimiter_texts
-        self.tokenizer, vocabulary = open_tokenizer(
-            folder, self.bundle.vocab, chat_template=chosen.chat_template, delimiters=delimiters
-        )
-        with spinner(f"opening {self.bundle.name}", self.bundle.manifest.weights):
-            loop = _open(self.bundle, chosen)
+        self.tokenizer, vocabulary, loop = _open(self.bundle, chosen)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
@@ -313,7 +309,22 @@ class LLM:
         return queued
 
 
-def _open(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
+def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, Vocabulary, EngineLoop]:
+    """Open the tokenizer and the engines concurrently."""
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(
+            open_tokenizer,
+            bundle.tokenizer_dir,
+            bundle.vocab,
+            chat_template=options.chat_template,
+            delimiters=bundle.manifest.delimiter_texts,
+        )
+        with spinner(f"opening {bundle.name}", bundle.manifest.weights):
+            loop = _open_loop(bundle, options)
+        return *opening.result(), loop
+
+
+def _open_loop(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
     """Open the engines; while the loop exists, they run with the weights as they are now."""
     weights = MappedWeights(bundle)
     try:

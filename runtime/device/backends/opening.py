@@ -1,5 +1,6 @@
 """Opens the engines of a bundle, each on the backend that its manifest names."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
 _CONCURRENT_SESSIONS = 4  # sessions that open concurrently; each uses one thread to read and optimize its graph
 
 
-def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> dict[str, Engine]:
-    """Open every engine of ``bundle`` on ``device``. Raises BackendUnavailable for engines that cannot run here."""
+def engines_in_use(bundle: Bundle) -> list[EngineName]:
+    """Return the engines that requests use. Drafts without a model have no probabilities to verify."""
+    unused = () if bundle.draft.engines else ("verify_probs",)
+    return [name for name in bundle.manifest.engines if name not in unused]
+
+
+def open_engines(
+    bundle: Bundle, device: torch.device, threads: int | None, names: Sequence[EngineName] | None = None
+) -> dict[str, Engine]:
+    """Open the engines ``names`` of ``bundle``, or all, on ``device``.
+
+    Raises BackendUnavailable for engines that cannot run here.
+    """
     for name, entry in bundle.manifest.engines.items():
         if entry.backend not in RUNNABLE:
             raise BackendUnavailable(
@@ -31,7 +43,7 @@ def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> d
         from tandemrt.runtime.device.backends.tensorrt.plan import memory_needed, require_memory
 
         require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
-    names = list(bundle.manifest.engines)
+    names = list(bundle.manifest.engines) if names is None else names
     in_steps = any(bundle.engine(name).decoder is not None for name in names)
     open_one = partial(_open, bundle, device, threads, _shared_weights(bundle, device) if in_steps else None)
     if device.type == "cuda":  # one by one, because engines use the current stream of this thread
