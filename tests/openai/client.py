@@ -72,6 +72,20 @@ def events(answer: http.client.HTTPResponse) -> Iterator[Any]:
     raise EOFError("the stream has no end")
 
 
+def named_events(served: Served, path: str, body: Any) -> list[tuple[str, Any]]:
+    """All events of a stream whose events have names."""
+    connection = served.send(path, body)
+    try:
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    events = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
+
+
 def asking(example: Example, **more: Any) -> dict[str, Any]:
     """The fields that ask for an example's record."""
     schema = {"type": "json_schema", "json_schema": {"name": example.kind, "schema": example.schema}}

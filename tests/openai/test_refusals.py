@@ -231,13 +231,19 @@ def test_v1_and_metrics_require_the_api_key(demo_bundle: Path) -> None:
             ("/detokenize", b"no JSON"),
             ("/v1/completions", b"no JSON"),
             ("/v1/chat/completions", CHAT),
+            ("/v1/responses", b"no JSON"),
+            ("/v1/messages", b"no JSON"),
+            ("/v1/messages/count_tokens", b"no JSON"),
         )
+        wrong = ({}, {"Authorization": "Bearer a key"}, {"Authorization": "Basic a key à"}, {"x-api-key": "a key"})
         for path, body in (("/metrics", None), ("/version", None), ("/v1/models", None), *posts):
-            for headers in ({}, {"Authorization": "Bearer a key"}, {"Authorization": "Basic a key à"}):
+            for headers in wrong:
                 status, error, answered = locked.ask(path, body, headers={k: v.encode() for k, v in headers.items()})
                 assert (status, error["error"]["code"]) == (401, "invalid_api_key")
                 assert answered["www-authenticate"] == "Bearer"
         right = {"Authorization": "Bearer a key à".encode()}
+        anthropics = {"x-api-key": "a key à".encode()}
+        assert locked.ask("/v1/messages", CHAT, headers=anthropics)[0] == 200
         assert locked.ask("/v1/models", headers=right)[0] == locked.ask("/metrics", headers=right)[0] == 200
         assert locked.ask("/v1/chat/completions", CHAT, headers=right)[0] == 200
         assert locked.ask("/health")[0] == 200

@@ -66,14 +66,15 @@ def test_requests_past_the_grace_period_are_answered(demo_bundle: Path, grace_s:
         stream = served.send("/v1/completions", endless(stream=True))
         chunks = events(stream.getresponse())
         assert next(chunks)["choices"]
+        named = {path: _begun(served, path) for path in ("/v1/responses", "/v1/messages")}
         stack.enter_context(held_engine(served))
         whole = [served.send("/v1/completions", endless(stream=kind)) for kind in (False, False, True)]
-        assert eventually(lambda: served.llm.waiting + served.llm.running >= 4)
+        assert eventually(lambda: served.llm.waiting + served.llm.running >= 6)
         unfinished = served.connect()
         unfinished.putrequest("POST", "/v1/completions")
         unfinished.putheader("Content-Length", "99")
         unfinished.endheaders(b"{")
-        assert eventually(lambda: len(served.server.server_state.tasks) == 5)
+        assert eventually(lambda: len(served.server.server_state.tasks) == 7)
         for _ in range(signals):
             served.server.handle_exit(signal.SIGINT, None)
         for connection in (*whole, unfinished):
@@ -84,6 +85,12 @@ def test_requests_past_the_grace_period_are_answered(demo_bundle: Path, grace_s:
         *_, last = chunks  # ends with [DONE]
         assert last["error"]["message"] == CANCELLED
         stream.close()
+        for path, (connection, answer) in named.items():
+            name, data = answer.read().decode().removesuffix("\n\n").split("\n\n")[-1].split("\n")
+            error = json.loads(data.removeprefix("data: "))["error"]
+            assert (name, error["message"]) == ("event: error", CANCELLED)
+            assert error["type"] == {"/v1/responses": "server_error", "/v1/messages": "overloaded_error"}[path]
+            connection.close()
         assert [record for record in records if record.exc_info] == []
 
 
@@ -138,6 +145,16 @@ def test_an_interrupted_server_leaves_without_a_traceback(demo_bundle: Path, tmp
     assert "/metrics" not in errors
     assert process.returncode == 0
     assert (tmp_path / "trace.json").exists()
+
+
+def _begun(served: Served, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """A stream whose first event has arrived."""
+    asked = [{"role": "user", "content": "Two boxes."}]
+    prompt = {"input": asked} if path == "/v1/responses" else {"messages": asked}
+    connection = served.send(path, {**prompt, "ignore_eos": True, "stream": True})
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"event: ")
+    return connection, answer
 
 
 def _accepts(port: int | None) -> bool:

@@ -9,9 +9,9 @@ from tandemrt import SamplingParams
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
+from tandemrt.runtime.servers.openai.formatters import ChatFormatter, CompletionFormatter, usage_of
 from tandemrt.runtime.servers.openai.protocol import Function, StreamOptions
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
-from tandemrt.runtime.servers.openai.responses import ChatFormatter, CompletionFormatter, usage_of
 from tandemrt.runtime.servers.openai.tools import ToolCallSpec
 from tandemrt.runtime.servers.request_stream import OutputDelta
 from tests.plain.tool_call_templates import HERMES, LLAMA, begin_of

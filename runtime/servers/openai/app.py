@@ -1,9 +1,9 @@
-"""FastAPI application with the OpenAI endpoints over open bundles."""
+"""FastAPI application with the endpoints of OpenAI and Anthropic over open bundles."""
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from tandemrt import __version__
 from tandemrt.engines.validation.errors import TandemError, clipped, quoted
 from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.servers.anthropic.request import count_tokens
 from tandemrt.runtime.servers.openai.access_log import GENERATED
 from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream, EventNotifier
 from tandemrt.runtime.servers.openai.config import ServerConfig
@@ -33,8 +34,8 @@ from tandemrt.runtime.servers.openai.errors import (
 )
 from tandemrt.runtime.servers.openai.http_body import BodyBudget, BodyShare, read_body
 from tandemrt.runtime.servers.openai.metrics import metrics_registry
-from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_chat, parse_completion, parse_json
-from tandemrt.runtime.servers.openai.responses import ChatFormatter, CompletionFormatter
+from tandemrt.runtime.servers.openai.protocols import ENDPOINTS, Endpoint, endpoint_of
+from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_json
 from tandemrt.runtime.servers.openai.streaming import EventStream
 from tandemrt.runtime.servers.openai.template_variables import without_unread
 from tandemrt.runtime.servers.openai.tokenization import detokenize, tokenize
@@ -45,7 +46,6 @@ from tandemrt.runtime.workers.fair import FairExecutor
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Parse = Callable[[Mapping[str, Any], Mapping[str, str]], CompletionRequest]
 PARSER_THREADS = 16  # parse and queue requests; one client occupies all but one at most
 _SMALL_BODY = 16 << 10  # bytes; a body up to this size is parsed on the event loop
 
@@ -93,18 +93,18 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if api_key is None or (scheme.lower() == "bearer" and _same_key(given.strip(" \t"), api_key)):
             return
+        if _same_key(request.headers.get("x-api-key", ""), api_key):  # of Anthropic's clients
+            return
         raise InvalidApiKey("Authorization: must be Bearer and the server's key; set api_key in the client")
 
     app = FastAPI(title="TandemRT", lifespan=lifespan, openapi_url=None)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 
-    @v1.post("/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await _complete(request, models, parse_chat, ChatFormatter, config)
+    async def generate(request: Request) -> Response:
+        return await _generate(request, models, endpoint_of(request.url.path), config)
 
-    @v1.post("/completions")
-    async def complete(request: Request) -> Response:
-        return await _complete(request, models, parse_completion, CompletionFormatter, config)
+    for path in ENDPOINTS:
+        app.post(path, dependencies=[Depends(require_key)])(generate)
 
     @v1.get("/models")
     async def cards() -> dict[str, Any]:
@@ -120,6 +120,10 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
             "/v1/embeddings is not supported: this server generates text and computes no embeddings; send embeddings "
             "to another server"
         )
+
+    @v1.post("/messages/count_tokens")
+    async def count(request: Request) -> Response:
+        return await _convert(request, models, count_tokens, config)
 
     @app.post("/tokenize", dependencies=[Depends(require_key)])
     async def tokens(request: Request) -> Response:
@@ -155,16 +159,10 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
     return app
 
 
-async def _complete(
-    request: Request,
-    models: Models,
-    parse: Parse,
-    new_formatter: Callable[[CompletionRequest, str, Callable[[Sequence[int]], str]], CompletionFormatter],
-    config: ServerConfig,
-) -> Response:
+async def _generate(request: Request, models: Models, endpoint: Endpoint, config: ServerConfig) -> Response:
     state = request.app.state
     with state.bodies.share(_network(request)) as share:
-        parsed, name, llm = await _parse_request(request, models, parse, share, config)
+        parsed, name, llm = await _parse_request(request, models, endpoint, share, config)
         traces: LiveTraces | None = state.traces
         if traces is not None:
             parsed = replace(parsed, traced=traces.wanted(name))
@@ -175,14 +173,14 @@ async def _complete(
             request.scope[GENERATED] = stream.request
             if traces is not None:
                 traces.follow(name, stream.request)
-            formatter = new_formatter(parsed, name, llm.tokenizer.decode)
+            formatter = endpoint.formatter(parsed, name, llm.tokenizer.decode)
         except BaseException:
             stream.cancel()
             raise
     try:
         if parsed.stream:
             # The HTTP status waits for the first delta: an earlier failure is an error response, not a stream.
-            return EventStream(stream, await _while_connected(request, stream.next()), formatter)
+            return EventStream(stream, await _while_connected(request, stream.next()), formatter, endpoint)
         return JSONResponse(formatter.complete(await _while_connected(request, stream.outputs())))
     except BaseException:
         stream.cancel()
@@ -210,7 +208,7 @@ async def _convert(
 
 
 async def _parse_request(
-    request: Request, models: Models, parse: Parse, share: BodyShare, config: ServerConfig
+    request: Request, models: Models, endpoint: Endpoint, share: BodyShare, config: ServerConfig
 ) -> tuple[CompletionRequest, str, LLM]:
     """Return the request, and the name and the model that it asks for."""
     body = await read_body(request, share, config.max_body, config.body_timeout_s)
@@ -220,7 +218,7 @@ async def _parse_request(
     def parsed_request() -> tuple[CompletionRequest, str, LLM]:
         fields = parse_json(body)
         name, llm = models.requested(fields)
-        parsed = parse(fields, llm.tokenizer.chat_templates)
+        parsed = endpoint.parse(fields, llm.tokenizer.chat_templates)
         prompt, warnings = without_unread(parsed.prompt, llm.tokenizer, parsed.field_names)
         client = parsed.client._replace(name=network)
         return replace(parsed, prompt=prompt, warnings=warnings, client=client), name, llm
@@ -262,10 +260,10 @@ def _same_key(given: str, key: str) -> bool:
     return secrets.compare_digest(given.encode("latin-1"), key.encode())  # latin-1 restores the header's bytes
 
 
-async def _error_response(_: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     if not isinstance(error, TandemError):
         log.error("a request failed", exc_info=error)
-    return error_response(error)
+    return error_response(error, body=endpoint_of(request.url.path).error)
 
 
 async def _http_error_response(request: Request, error: Exception) -> Response:

@@ -59,6 +59,11 @@ class AsyncRequestStream(RequestStream):
         with client_names(self._field_names):
             await asyncio.wrap_future(self._threads.submit(self._parsed.client, self.submit))
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of the prompt."""
+        return len(self.request.prompt)
+
     async def next(self) -> list[OutputDelta]:
         """Wait for new deltas, one per output. Raises the error of an output that failed."""
         deltas: list[OutputDelta] = []

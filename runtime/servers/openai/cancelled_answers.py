@@ -1,17 +1,15 @@
 """Answer requests that are cancelled because the server stops."""
 
 import asyncio
-import json
 from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream
-from tandemrt.runtime.servers.openai.errors import error_body, error_response
+from tandemrt.runtime.servers.openai.errors import error_response
+from tandemrt.runtime.servers.openai.protocols import endpoint_of
 from tandemrt.runtime.servers.request_stream import RequestCancelled
-
-STREAM_END = "data: [DONE]\n\n"
 
 
 class CancelledAnswers:
@@ -32,12 +30,12 @@ class CancelledAnswers:
             if scope["type"] != "http" or task is None:
                 raise
             task.uncancel()
-            error = RequestCancelled(AsyncRequestStream.CANCELLED)
+            error, endpoint = RequestCancelled(AsyncRequestStream.CANCELLED), endpoint_of(scope["path"])
             if not sent.started:
-                await error_response(error, {"Connection": "close"})(scope, receive, send)
+                await error_response(error, {"Connection": "close"}, endpoint.error)(scope, receive, send)
             elif sent.events and not sent.complete:
-                event = f"data: {json.dumps(error_body(error))}\n\n{STREAM_END}"
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+                event = endpoint.failure(error).encode()
+                await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 class _SentResponse:

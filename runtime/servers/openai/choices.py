@@ -6,10 +6,9 @@ from typing import Any
 
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import RequestOutput
-from tandemrt.runtime.servers.openai.tools import ToolCallDelta, ToolCallParser, ToolCallSpec
+from tandemrt.runtime.servers.openai.answer import AnswerParser
+from tandemrt.runtime.servers.openai.tools import ToolCallDelta, ToolCallSpec
 from tandemrt.runtime.servers.request_stream import OutputDelta
-
-_FINISH_REASONS = {"timeout": "length", "constraint": "content_filter"}
 
 
 class CompletionChoice:
@@ -35,7 +34,8 @@ class CompletionChoice:
         self._echo = echo
         self._index = index
         self._token_text = token_text
-        self._parser = None if tool_calls is None else ToolCallParser(tool_calls)
+        self._tool_calls = tool_calls
+        self._answer = AnswerParser(tool_calls)
         self._begun = False
         self._text_offset = 0  # characters of the tokens whose logprobs were formatted
         self._pending_logprobs: list[TokenLogprobs] = []  # of tokens without certain text
@@ -67,9 +67,13 @@ class CompletionChoice:
         return choices
 
     def _finish(self, output: RequestOutput) -> dict[str, Any]:
-        # A text that a stop string ended may contain half a call.
-        called = self._parser is not None and bool(self._parser.calls) and not isinstance(output.stop_reason, str)
-        finish = _finish(output, called=called)
+        finish: dict[str, Any] = {
+            "finish_reason": self._answer.finish_reason(output),
+            "native_finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+            "seed": output.seed,
+            **({} if output.error is None else {"error": output.error}),
+        }
         if self._pending_ids is not None:
             finish["prompt_token_ids"] = output.prompt_token_ids
         if output.prompt_logprobs is not None:  # in vLLM's form
@@ -108,12 +112,13 @@ class ChatChoice(CompletionChoice):
     """A choice of /v1/chat/completions."""
 
     def _message(self, output: RequestOutput) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
-        if self._parser is not None:
-            parts = self._parser.feed(output.text, last=True)
-            message["content"] = "".join(each for each in parts if isinstance(each, str)) or None
-            if self._parser.calls or self._parser.spec.format is None:  # without a format the answer is calls only
-                message["tool_calls"] = [_call(each) for each in self._parser.calls]
+        parts = self._answer.parts(output.text, last=True)
+        text = "".join(each for each in parts if isinstance(each, str))
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._tool_calls is not None:
+            message["content"] = text or None
+            if self._answer.calls or self._tool_calls.format is None:  # without a format the answer is calls only
+                message["tool_calls"] = [_call(each) for each in self._answer.calls]
         return {"index": self._index, "message": message | _reasoning(output.reasoning), "logprobs": None}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -125,10 +130,10 @@ class ChatChoice(CompletionChoice):
         return {"content": content, "refusal": None}
 
     def _delta_choices(self, delta: OutputDelta) -> list[dict[str, Any]]:
-        if self._parser is None:
+        if self._tool_calls is None:
             return super()._delta_choices(delta)
         choices = [self._choice("", delta.reasoning)] if delta.reasoning else []
-        for each in self._parser.feed(delta.text, last=delta.output is not None):
+        for each in self._answer.parts(delta.text, last=delta.output is not None):
             if isinstance(each, str):
                 choices.append(self._choice(each, ""))
             else:
@@ -146,17 +151,6 @@ class ChatChoice(CompletionChoice):
 
 def _finite(logprob: float) -> float:
     return max(-9999.0, logprob)  # JSON has no infinity
-
-
-def _finish(output: RequestOutput, *, called: bool) -> dict[str, Any]:
-    reason = _FINISH_REASONS.get(output.finish_reason, output.finish_reason)
-    finish = {
-        "finish_reason": "tool_calls" if called and reason == "stop" else reason,
-        "native_finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
-        "seed": output.seed,
-    }
-    return finish | ({} if output.error is None else {"error": output.error})
 
 
 def _reasoning(text: str) -> dict[str, str]:

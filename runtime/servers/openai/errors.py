@@ -1,7 +1,7 @@
 """Map errors to OpenAI error responses: an HTTP status and ``{"error": {message, type, param, code}}``."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,9 +96,13 @@ def error_body(error: BaseException) -> dict[str, Any]:
     return error_object(message, known.type, known.code, found[1] if found else None)
 
 
-def error_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the HTTP response for ``error``."""
-    return json_response(error_body(error), status_of(error).status, error_headers(error) | dict(headers or {}))
+def error_response(
+    error: BaseException,
+    headers: Mapping[str, str] | None = None,
+    body: Callable[[BaseException], dict[str, Any]] = error_body,
+) -> Response:
+    """Return the HTTP response for ``error``. ``body`` returns its body."""
+    return json_response(body(error), status_of(error).status, error_headers(error) | dict(headers or {}))
 
 
 def json_response(body: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:

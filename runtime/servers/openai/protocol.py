@@ -63,20 +63,24 @@ class NamedToolChoice(Section):
     function: FunctionChoice
 
 
-class CommonFields(Section):
-    """Fields of both endpoints.
+class RequestFields(Section):
+    """Fields of all of OpenAI's endpoints.
 
-    ``user`` shares what its address gets (Client.user); ``return_token_ids`` is vLLM's. ``store`` and ``metadata`` have
-    no effect: nothing is stored.
+    ``user`` shares what its address gets (Client.user). ``store`` and ``metadata`` have no effect: nothing is stored.
     """
 
     model: StrictStr | None = None
     stream: StrictBool = False
-    stream_options: StreamOptions | None = None
     user: Annotated[StrictStr, Field(max_length=MAX_USER_LENGTH)] | None = None
-    return_token_ids: StrictBool = False
     store: StrictBool = False
     metadata: dict[Text, Text] = Field(default_factory=dict)
+
+
+class CommonFields(RequestFields):
+    """Fields of chats and completions. ``return_token_ids`` is vLLM's."""
+
+    stream_options: StreamOptions | None = None
+    return_token_ids: StrictBool = False
 
 
 class ChatFields(CommonFields, ChatOptions):

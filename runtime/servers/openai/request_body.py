@@ -15,7 +15,7 @@ from tandemrt.engines.parameters import server_tensors
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
-from tandemrt.engines.validation.records import explain, nearest
+from tandemrt.engines.validation.records import Section, explain, nearest
 from tandemrt.runtime.requests.prompt import Chat, Prompt
 from tandemrt.runtime.servers.openai.field_names import chat_field_names, client_names
 from tandemrt.runtime.servers.openai.messages import parse_messages
@@ -50,12 +50,12 @@ REPLACED_FIELDS: Mapping[str, str] = {
 }
 """Former fields of vLLM and OpenAI that have no alias here, with what to send instead."""
 
-Fields = TypeVar("Fields", bound=CommonFields)
+Fields = TypeVar("Fields", bound=Section)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest(ServerRequest):
-    """A request to /v1/chat/completions or /v1/completions.
+    """A request of any protocol.
 
     Attributes:
         model: name of a served model; None: the only one.
@@ -65,6 +65,7 @@ class CompletionRequest(ServerRequest):
         echo: whether texts begin with the prompt.
         field_names: the client's names of fields, by the names in errors of the runtime.
         warnings: what was ignored, for the response.
+        repeated: fields of the request that its response repeats.
     """
 
     model: str | None
@@ -74,6 +75,7 @@ class CompletionRequest(ServerRequest):
     echo: bool = False
     field_names: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def parse_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> CompletionRequest:
     """Parse a request to /v1/chat/completions. ``templates``: the model's chat templates by name. Raises BadRequest."""
-    fields, sampling = _split(_merge_logprobs(body), ChatFields)
+    fields, sampling = split(_merge_logprobs(body), ChatFields)
     if fields.max_completion_tokens is not None:
         if sampling.get("max_tokens", fields.max_completion_tokens) != fields.max_completion_tokens:
             raise BadRequest(
@@ -125,7 +127,7 @@ def parse_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> Complet
 
 def parse_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> CompletionRequest:
     """Parse a request to /v1/completions. Raises BadRequest."""
-    fields, sampling = _split(body, CompletionFields)
+    fields, sampling = split(body, CompletionFields)
     prompt = fields.prompt
     if isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt):
         if len(prompt) > 1:
@@ -135,6 +137,50 @@ def parse_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> 
     if fields.echo and params.logprobs is not None:
         raise BadRequest("echo: must not come with logprobs; send prompt_logprobs for those of the prompt")
     return replace(_request(fields, prompt, params), echo=fields.echo)
+
+
+def parse_as_chat(body: Mapping[str, Any], names: Mapping[str, str], templates: Mapping[str, str]) -> CompletionRequest:
+    """Parse a request of another protocol that was written as a chat.
+
+    ``names`` are the client's names of fields by those of a chat. Raises BadRequest with the client's names.
+    """
+    with client_names(names):
+        parsed = parse_chat(body, templates)
+    own = {name: names.get(of_chat, of_chat) for name, of_chat in parsed.field_names.items()}
+    return replace(parsed, field_names={**names, **own})
+
+
+def split(
+    body: Mapping[str, Any],
+    kind: type[Fields],
+    no_op: Mapping[str, tuple[Any, ...]] = NO_OP_VALUES,
+    replaced: Mapping[str, str] = REPLACED_FIELDS,
+) -> tuple[Fields, dict[str, Any]]:
+    """Split ``body`` into the fields of ``kind`` and sampling parameters. A null field counts as absent.
+
+    A field of ``no_op`` is accepted with these values only, and one of ``replaced`` is rejected with its replacement.
+    """
+    sampled = [name for name in SamplingParams.model_fields if name not in no_op and name not in replaced]
+    known = [*kind.model_fields, *sampled]
+    for name, value in body.items():
+        if name in known or (name in no_op and (value is None or value in no_op[name])):
+            continue
+        if name in no_op:
+            raise BadRequest(f"{name}: is not supported, received {quoted(value)}; leave it out")
+        if name in replaced:
+            if value is None:
+                continue
+            raise BadRequest(f"{name}: has been replaced, received {quoted(value)}; send {replaced[name]}")
+        raise BadRequest(
+            f"{clipped(name)}: is no field of this endpoint{nearest(name, known)}, received {quoted(value)}; "
+            "leave it out"
+        )
+    given = {name: value for name, value in body.items() if name in known and value is not None}
+    sampling = {name: given.pop(name) for name in [*given] if name in sampled}
+    try:
+        return kind(**given), sampling
+    except ValidationError as error:
+        raise BadRequest(explain(error)) from error
 
 
 def _merge_logprobs(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,30 +208,6 @@ def _request(
         return_token_ids=fields.return_token_ids,
         client=Client(user=fields.user or ""),
     )
-
-
-def _split(body: Mapping[str, Any], kind: type[Fields]) -> tuple[Fields, dict[str, Any]]:
-    """Split ``body`` into OpenAI's fields and sampling parameters. A null field counts as absent."""
-    known = [*kind.model_fields, *SamplingParams.model_fields]
-    for name, value in body.items():
-        if name in known or (name in NO_OP_VALUES and (value is None or value in NO_OP_VALUES[name])):
-            continue
-        if name in NO_OP_VALUES:
-            raise BadRequest(f"{name}: is not supported, received {quoted(value)}; leave it out")
-        if name in REPLACED_FIELDS:
-            if value is None:
-                continue
-            raise BadRequest(f"{name}: has been replaced, received {quoted(value)}; send {REPLACED_FIELDS[name]}")
-        raise BadRequest(
-            f"{clipped(name)}: is no field of this endpoint{nearest(name, known)}, received {quoted(value)}; "
-            "leave it out"
-        )
-    given = {name: value for name, value in body.items() if name in known and value is not None}
-    sampling = {name: given.pop(name) for name in [*given] if name in SamplingParams.model_fields}
-    try:
-        return kind(**given), sampling
-    except ValidationError as error:
-        raise BadRequest(explain(error)) from error
 
 
 def _chat_options(fields: ChatFields) -> dict[str, Any]:

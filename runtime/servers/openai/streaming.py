@@ -1,17 +1,13 @@
 """Stream a response as server-sent events."""
 
-import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream
-from tandemrt.runtime.servers.openai.cancelled_answers import STREAM_END
-from tandemrt.runtime.servers.openai.errors import error_body
-from tandemrt.runtime.servers.openai.responses import CompletionFormatter
+from tandemrt.runtime.servers.openai.protocols import Endpoint, Formatter
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
 
@@ -23,10 +19,10 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, stream: AsyncRequestStream, first: Sequence[OutputDelta], formatter: CompletionFormatter
+        self, stream: AsyncRequestStream, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
     ) -> None:
         self._stream = stream
-        events = _events(stream, first, formatter)
+        events = _events(stream, first, formatter, endpoint)
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,16 +33,13 @@ class EventStream(StreamingResponse):
 
 
 async def _events(
-    stream: AsyncRequestStream, first: Sequence[OutputDelta], formatter: CompletionFormatter
+    stream: AsyncRequestStream, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
 ) -> AsyncIterator[str]:
     try:
-        yield _encode(formatter.chunks(first, len(stream.request.prompt)))
+        yield endpoint.events(formatter.chunks(first, stream.prompt_tokens))
         while not formatter.finished:
-            yield _encode(formatter.chunks(await stream.next(), len(stream.request.prompt)))
+            yield endpoint.events(formatter.chunks(await stream.next(), stream.prompt_tokens))
     except TandemError as error:
-        yield _encode([error_body(error)])
-    yield STREAM_END
-
-
-def _encode(chunks: list[dict[str, Any]]) -> str:
-    return "".join(f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n" for chunk in chunks)
+        yield endpoint.failure(error)
+    else:
+        yield endpoint.end

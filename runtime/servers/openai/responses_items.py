@@ -1,0 +1,101 @@
+"""Input items of /v1/responses as chat messages.
+
+The items of one assistant turn (reasoning, text, calls) become one message, as chat templates expect it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandemrt.engines.validation.errors import BadRequest, quoted
+
+_ROLES = ("system", "developer", "user", "assistant")
+_TEXT_PARTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+_FIELDS = {  # of each type of item, and those that answers have and that change no prompt
+    "message": ("role", "content", "id", "status", "phase"),
+    "function_call": ("call_id", "name", "arguments", "id", "status"),
+    "function_call_output": ("call_id", "output", "id", "status"),
+    "reasoning": ("content", "summary", "encrypted_content", "id", "status"),
+}
+
+
+def as_messages(given: Any, instructions: str | None = None) -> list[dict[str, Any]]:
+    """Return the messages of a chat: ``instructions`` as a system message, then a text or items. Raises BadRequest."""
+    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    if not isinstance(given, list) or not given or not all(isinstance(item, Mapping) for item in given):
+        raise BadRequest(f"input: must be a text or a non-empty list of items, received {quoted(given)}")
+    turn: dict[str, Any] | None = None  # the assistant's message that the next items continue
+    for at, item in enumerate(given):
+        message = _message(f"input.{at}", item)
+        if message["role"] != "assistant":
+            turn = None
+        elif turn is not None:
+            _join(turn, message)
+            continue
+        else:
+            turn = message
+        messages.append(message)
+    return messages
+
+
+def _message(place: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item as a message of its own."""
+    kind = item.get("type", "message")
+    if kind not in _FIELDS:
+        raise BadRequest(f"{place}.type: must be one of {', '.join(_FIELDS)}, received {quoted(kind)}; leave it out")
+    for name, value in item.items():
+        if name not in ("type", *_FIELDS[kind]) and value is not None:
+            raise BadRequest(f"{place}.{name}: is no field of a {kind}, received {quoted(value)}; leave it out")
+    if kind == "function_call":
+        function = {"name": _text(place, item, "name"), "arguments": _text(place, item, "arguments")}
+        call = {"id": _text(place, item, "call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        content = _joined(f"{place}.output", item.get("output"))
+        return {"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content}
+    if kind == "reasoning":
+        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(place, item)}
+    role = item.get("role")
+    if role not in _ROLES:
+        raise BadRequest(f"{place}.role: must be one of {', '.join(_ROLES)}, received {quoted(role)}")
+    return {"role": role, "content": _joined(f"{place}.content", item.get("content"))}
+
+
+def _reasoning(place: str, item: Mapping[str, Any]) -> str:
+    content, summary = item.get("content"), item.get("summary")
+    if not content and not summary and item.get("encrypted_content"):
+        raise BadRequest(f"{place}.encrypted_content: must come with content, because the server cannot decrypt it")
+    return _joined(f"{place}.content", content or summary or [])
+
+
+def _join(turn: dict[str, Any], message: Mapping[str, Any]) -> None:
+    """Append a message of the assistant to the message before it."""
+    for name in ("content", "reasoning_content"):
+        if name in message:
+            turn[name] = turn.get(name, "") + message[name]
+    if "tool_calls" in message:
+        turn["tool_calls"] = [*turn.get("tool_calls", ()), *message["tool_calls"]]
+
+
+def _text(place: str, item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise BadRequest(f"{place}.{name}: must be a text, received {quoted(value)}")
+    return value
+
+
+def _joined(place: str, content: Any) -> str:
+    """Return the text of a content: a text, or a list of text parts. Raises BadRequest."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{place}: must be a text or a list of parts, received {quoted(content)}")
+    for at, part in enumerate(content):
+        known = isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str)
+        if not known:
+            raise BadRequest(
+                f"{place}.{at}: must be a part of text (input_text or output_text), received {quoted(part)}; this "
+                "server supports text only"
+            )
+    return "".join(part["text"] for part in content)
