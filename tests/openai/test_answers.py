@@ -165,6 +165,33 @@ def test_an_echo_is_the_prompt_before_each_text(client: openai.OpenAI, llm: LLM,
         client.completions.create(**asked, echo=True, logprobs=1)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_list_of_prompts_has_the_choices_of_each(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
+    prompts = ["Please send", "Two boxes of", "Please send"]
+    params = [SamplingParams(seed=2 + at, max_tokens=9) for at in range(2)]
+    expected = [f"{prompt}{llm.generate(prompt, each).text}" for prompt in prompts for each in params]
+    asked: dict[str, Any] = {"model": "demo", "seed": 2, "max_tokens": 9, "n": 2, "echo": True}
+    if stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    lists: list[Any] = [prompts, [llm.tokenizer.encode(prompt) for prompt in prompts]]
+    for prompt in lists:
+        answer: Any = client.completions.create(prompt=prompt, **asked)
+        parts = list(answer) if stream else [answer]
+        texts = [""] * 6
+        for choice in (choice for part in parts for choice in part.choices):
+            texts[choice.index] += choice.text
+        assert texts == expected
+        usage = parts[-1].usage
+        assert usage.prompt_tokens == sum(len(llm.tokenizer.encode(prompt)) for prompt in prompts)
+        assert usage.completion_tokens <= 6 * 9
+
+
+def test_a_prompt_of_a_list_that_is_rejected_rejects_the_request(served: Served) -> None:
+    status, body, _ = served.ask("/v1/completions", endless(prompt=["x", "", "y"]))
+    assert (status, body["error"]["param"]) == (400, "prompt")
+    assert eventually(lambda: served.llm.running == served.llm.waiting == 0)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -3,13 +3,17 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from pydantic import BaseModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, SecretStr
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -132,6 +136,30 @@ def test_pydantic_ai_gets_an_object(served: Served) -> None:
             return (await Agent(model, output_type=Size, model_settings=settings).run("Two boxes.")).output
 
     assert isinstance(asyncio.run(ask()), Size)
+
+
+@pytest.mark.parametrize("choice", ["any", "Size"])
+@pytest.mark.parametrize("responses", [False, True])
+def test_langchain_binds_tools(served: Served, choice: str, responses: bool) -> None:
+    class Size(BaseModel):
+        """The size of an order."""
+
+        boxes: int
+        fragile: bool
+
+    more: dict[str, Any] = {"extra_body": {"seed": 1, "thinking_token_budget": 0}, "use_responses_api": responses}
+    model = ChatOpenAI(model="demo", base_url=served.url, api_key=SecretStr("none"), max_retries=0, **more)
+    bound = model.bind_tools([Size], tool_choice=choice, parallel_tool_calls=False)
+    message = bound.invoke("Two boxes.")
+    assert isinstance(message, AIMessage)
+    [call] = message.tool_calls
+    assert call["name"] == "Size"
+    Size.model_validate(call["args"], strict=True)
+    joined = reduce(add, bound.stream("Two boxes."))
+    assert [(each["name"], each["args"]) for each in joined.tool_calls] == [("Size", call["args"])]
+    result = ToolMessage("done", tool_call_id=call["id"])
+    again = model.bind_tools([Size], tool_choice="none").invoke([HumanMessage("Two boxes."), message, result])
+    assert again.tool_calls == []
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Choices and responses of the OpenAI server: every value that a client reads, complete and streamed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,8 +270,15 @@ def request_of(n: int, **options: bool) -> CompletionRequest:
 
 def test_usage_adds_all_outputs_and_counts_the_prompt_once() -> None:
     assert usage_of(OUTPUTS) == USAGE
-    assert usage_of(OUTPUTS[1:2])["completion_tokens_details"] == {"reasoning_tokens": 3}
-    assert usage_of(OUTPUTS[1:2])["prompt_tokens_details"] == {"cached_tokens": 3}
+    second = replace(OUTPUTS[1], index=0)
+    assert usage_of([second])["completion_tokens_details"] == {"reasoning_tokens": 3}
+    assert usage_of([second])["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
+def test_usage_counts_every_prompt_of_a_list() -> None:
+    usage = usage_of([*OUTPUTS, replace(OUTPUTS[1], index=0)])
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (6, {"cached_tokens": 5})
+    assert usage["completion_tokens"] == USAGE["completion_tokens"] + 3
 
 
 @pytest.mark.parametrize(

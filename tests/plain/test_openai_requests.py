@@ -213,10 +213,23 @@ def test_a_list_of_one_prompt_is_that_prompt(prompt: Any, expected: Any) -> None
     assert completion(prompt=prompt).prompt == expected
 
 
-@pytest.mark.parametrize("prompt", [["x", "y"], [[1], [2]], ["x", [1]]])
-def test_two_prompts_are_rejected(prompt: Any) -> None:
-    with pytest.raises(BadRequest, match="prompt: one prompt a request, received 2"):
-        completion(prompt=prompt)
+@pytest.mark.parametrize("prompts", [["x", "y"], [[1], [2]], ["x", [1]]])
+def test_a_list_of_prompts_is_one_request_per_prompt(prompts: Any) -> None:
+    request = completion(prompt=prompts, seed=3, n=2)
+    assert list(request.prompts) == prompts
+    assert [each.prompts for each in request.by_prompt()] == [(each,) for each in prompts]
+    assert all(each.params == request.params for each in request.by_prompt())
+
+
+@pytest.mark.parametrize(("count", "n"), [(129, 1), (65, 2), (1, 128), (128, 1)])
+def test_the_choices_of_all_prompts_are_limited(count: int, n: int) -> None:
+    if count * n <= 128:
+        assert len(completion(prompt=["x"] * count, n=n).prompts) == count
+        return
+    with pytest.raises(
+        BadRequest, match=f"prompt: at most 128 choices per request, received {count} prompts with n {n}"
+    ):
+        completion(prompt=["x"] * count, n=n)
 
 
 @pytest.mark.parametrize("ask", ENDPOINTS)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,7 +12,7 @@ from tandemrt.runtime.requests.request import Request, Speculation
 
 log = logging.getLogger(__name__)
 
-GENERATED = "tandemrt.generated"  # key of a scope: the Request that an engine runs for it
+GENERATED = "tandemrt.generated"  # key of a scope: the Requests that an engine runs for it
 _PROBES = ("/health", "/metrics", "/dashboard/trace")  # logged at the level debug
 
 
@@ -40,7 +40,7 @@ class AccessLog:
         finally:
             milliseconds = 1000 * (time.monotonic() - start)
             client = scope["client"][0] if scope["client"] else "-"
-            path, figures = quoted(scope["path"]), _figures(scope.get(GENERATED))
+            path, figures = quoted(scope["path"]), _figures(scope.get(GENERATED, ()))
             log.log(level, "%s %s %s %d %.0f ms%s", client, scope["method"], path, status, milliseconds, figures)
 
 
@@ -53,9 +53,9 @@ def log_to_stderr(level: str) -> None:
     package.setLevel(level.upper())
 
 
-def _figures(request: Request | None) -> str:
+def _figures(requests: Sequence[Request]) -> str:
     """Return tokens and tokens per round of the outputs that have finished."""
-    every = () if request is None else (request, *request.others)
+    every = [each for request in requests for each in (request, *request.others)]
     outputs = [each.output for each in every if each.output is not None and not each.scores_prompt]
     if not outputs:
         return ""

@@ -19,7 +19,7 @@ from tandemrt.engines.validation.errors import TandemError, clipped, quoted
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.request import count_tokens
 from tandemrt.runtime.servers.openai.access_log import GENERATED
-from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream, EventNotifier
+from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import client_network
 from tandemrt.runtime.servers.openai.dashboard import LiveTraces, dashboard
@@ -166,13 +166,13 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
         traces: LiveTraces | None = state.traces
         if traces is not None:
             parsed = replace(parsed, traced=traces.wanted(name))
-        stream = AsyncRequestStream(llm, parsed, state.notifier, state.threads)
+        stream = AsyncAnswer(llm, parsed, state.notifier, state.threads)
         try:
             await _require_connected(request)
             await stream.start()
-            request.scope[GENERATED] = stream.request
+            request.scope[GENERATED] = stream.requests
             if traces is not None:
-                traces.follow(name, stream.request)
+                traces.follow(name, stream.requests[0])
             formatter = endpoint.formatter(parsed, name, llm.tokenizer.decode)
         except BaseException:
             stream.cancel()

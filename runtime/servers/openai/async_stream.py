@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.llm.llm import LLM
-from tandemrt.runtime.requests.request import RequestOutput
+from tandemrt.runtime.requests.request import Request, RequestOutput
 from tandemrt.runtime.servers.openai.field_names import client_names, with_client_names
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.request_stream import OutputDelta, RequestStream
@@ -38,31 +40,53 @@ class EventNotifier:
 
 
 class AsyncRequestStream(RequestStream):
-    """Outputs of one request for a coroutine.
+    """Outputs of one prompt. ``arrived`` is set when there are new ones."""
+
+    CANCELLED = "the request was cancelled: the server is closing"
+    TIMED_OUT = "timeout_s: the time ran out before the first token; send it again later or allow more"
+
+    def __init__(self, llm: LLM, parsed: CompletionRequest, notifier: EventNotifier, arrived: asyncio.Event) -> None:
+        super().__init__(llm, parsed)
+        self._notifier = notifier
+        self._arrived = arrived
+
+    def _notify(self) -> None:
+        self._notifier.notify(self._arrived)
+
+
+class AsyncAnswer:
+    """Outputs of one HTTP request for a coroutine. Those of each prompt follow those of the prompt before it.
 
     Args:
         threads: run ``LLM.submit``, because reading a prompt takes time.
     """
 
-    CANCELLED = "the request was cancelled: the server is closing"
-    TIMED_OUT = "timeout_s: the time ran out before the first token; send it again later or allow more"
-
     def __init__(self, llm: LLM, parsed: CompletionRequest, notifier: EventNotifier, threads: FairExecutor) -> None:
-        super().__init__(llm, parsed)
-        self._field_names = parsed.field_names
-        self._notifier = notifier
+        self._parsed = parsed
         self._threads = threads
         self._arrived = asyncio.Event()
+        self._streams = [AsyncRequestStream(llm, each, notifier, self._arrived) for each in parsed.by_prompt()]
 
     async def start(self) -> None:
-        """Queue the request outside the event loop. Raises BadRequest or QueueFull."""
-        with client_names(self._field_names):
-            await asyncio.wrap_future(self._threads.submit(self._parsed.client, self.submit))
+        """Queue the prompts outside the event loop. Raises BadRequest or QueueFull."""
+        for stream in self._streams:
+            with client_names(self._parsed.field_names):
+                await asyncio.wrap_future(self._threads.submit(self._parsed.client, stream.submit))
+
+    def cancel(self) -> None:
+        """End the request within a round, also while ``start`` runs. Does nothing after its end."""
+        for stream in self._streams:
+            stream.cancel()
+
+    @property
+    def requests(self) -> list[Request]:
+        """The queued request of each prompt. Only after ``start``."""
+        return [stream.request for stream in self._streams]
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens of the prompt."""
-        return len(self.request.prompt)
+        """Number of tokens of all prompts."""
+        return sum(len(request.prompt) for request in self.requests)
 
     async def next(self) -> list[OutputDelta]:
         """Wait for new deltas, one per output. Raises the error of an output that failed."""
@@ -70,19 +94,22 @@ class AsyncRequestStream(RequestStream):
         while not deltas:  # an earlier call may have taken what the event announced
             await self._arrived.wait()
             self._arrived.clear()
-            deltas = self.take()
-        for delta in deltas:
-            error = None if delta.output is None else self.error_of(delta.output)
-            if error is not None:
-                raise with_client_names(error, self._field_names) if isinstance(error, BadRequest) else error
+            deltas = [delta for at in range(len(self._streams)) for delta in self._take(at)]
         return deltas
 
     async def outputs(self) -> list[RequestOutput]:
         """Wait for all outputs of the request. Raises the error of an output that failed."""
+        count = len(self._streams) * self._parsed.params.n
         finished: dict[int, RequestOutput] = {}
-        while len(finished) < self._parsed.params.n:
+        while len(finished) < count:
             finished |= {delta.index: delta.output for delta in await self.next() if delta.output is not None}
-        return [finished[index] for index in range(self._parsed.params.n)]
+        return [finished[index] for index in range(count)]
 
-    def _notify(self) -> None:
-        self._notifier.notify(self._arrived)
+    def _take(self, at: int) -> Iterator[OutputDelta]:
+        stream, first = self._streams[at], at * self._parsed.params.n
+        for delta in stream.take():
+            error = None if delta.output is None else stream.error_of(delta.output)
+            if error is not None:
+                names = self._parsed.field_names
+                raise with_client_names(error, names) if isinstance(error, BadRequest) else error
+            yield replace(delta, index=first + delta.index)

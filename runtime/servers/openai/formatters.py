@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tandemrt.runtime.requests.prompt import Prompt
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
@@ -17,7 +18,7 @@ from tandemrt.runtime.servers.request_stream import OutputDelta
 
 
 class CompletionFormatter:
-    """Formats the response to one request to /v1/completions, with one choice per output.
+    """Formats the response to one request to /v1/completions, with one choice per output of each prompt.
 
     Args:
         model: name of the served model.
@@ -34,12 +35,13 @@ class CompletionFormatter:
         self._warnings = {"warnings": [*request.warnings]} if request.warnings else {}
         self._choices = [
             self.choice(
-                index,
+                at * request.params.n + index,
                 lambda token: decode([token]),
                 tool_calls=request.tool_calls,
                 return_token_ids=request.return_token_ids,
-                echo=_echo(request, decode),
+                echo=_echo(prompt, decode) if request.echo else "",
             )
+            for at, prompt in enumerate(request.prompts)
             for index in range(request.params.n)
         ]
         self._tokens = 0  # of all outputs so far
@@ -88,18 +90,18 @@ class ChatFormatter(CompletionFormatter):
     choice = ChatChoice
 
 
-def _echo(request: CompletionRequest, decode: Callable[[Sequence[int]], str]) -> str:
-    """Return what comes before the text of each choice."""
-    if not request.echo:
-        return ""
-    return request.prompt if isinstance(request.prompt, str) else decode(request.prompt)  # type: ignore[arg-type]
+def _echo(prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
+    """Return what comes before the text of each choice of ``prompt``."""
+    return prompt if isinstance(prompt, str) else decode(prompt)  # type: ignore[arg-type]  # completions have no chat
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Return token counts and speculation statistics of all outputs of a prompt."""
+    """Return token counts and speculation statistics of all outputs. Each prompt counts once."""
+    firsts = [output for output in outputs if output.index == 0]
+    prompt_tokens = sum(len(output.prompt_token_ids) for output in firsts)
     return {
-        **_token_counts(len(outputs[0].prompt_token_ids), sum(len(output.token_ids) for output in outputs)),
-        "prompt_tokens_details": {"cached_tokens": outputs[0].num_cached_tokens},
+        **_token_counts(prompt_tokens, sum(len(output.token_ids) for output in outputs)),
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(output.reasoning_tokens for output in outputs)},
         "speculation": Speculation.total([output.speculation for output in outputs]).to_json(),
     }

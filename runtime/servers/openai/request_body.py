@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tandemrt.engines.parameters import server_tensors
-from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.engines.parameters.sampling import MOST_OUTPUTS, SamplingParams, StructuredOutputs
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest
@@ -58,6 +58,7 @@ class CompletionRequest(ServerRequest):
     """A request of any protocol.
 
     Attributes:
+        more_prompts: prompts after the first one, each with outputs of its own.
         model: name of a served model; None: the only one.
         usage: usage statistics in a stream.
         tool_calls: functions and format of tool calls in the answer; None: it contains none.
@@ -68,6 +69,7 @@ class CompletionRequest(ServerRequest):
         repeated: fields of the request that its response repeats.
     """
 
+    more_prompts: Sequence[Prompt] = ()
     model: str | None
     usage: StreamOptions = field(default_factory=StreamOptions)
     tool_calls: ToolCallSpec | None = None
@@ -76,6 +78,18 @@ class CompletionRequest(ServerRequest):
     field_names: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     repeated: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """All prompts, in order."""
+        return (self.prompt, *self.more_prompts)
+
+    def by_prompt(self) -> "list[CompletionRequest]":
+        """Return a request for each prompt. Only the first is traced."""
+        return [
+            replace(self, prompt=prompt, more_prompts=(), traced=self.traced and at == 0)
+            for at, prompt in enumerate(self.prompts)
+        ]
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -128,15 +142,18 @@ def parse_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> Complet
 def parse_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> CompletionRequest:
     """Parse a request to /v1/completions. Raises BadRequest."""
     fields, sampling = split(body, CompletionFields)
-    prompt = fields.prompt
+    prompt, more = fields.prompt, list[Prompt]()
     if isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt):
-        if len(prompt) > 1:
-            raise BadRequest(f"prompt: one prompt a request, received {len(prompt)}; send a request for each")
-        prompt = prompt[0]
+        prompt, *more = prompt
     params = SamplingParams(**sampling)
+    if (1 + len(more)) * params.n > MOST_OUTPUTS:
+        raise BadRequest(
+            f"prompt: at most {MOST_OUTPUTS} choices per request, received {1 + len(more)} prompts with n "
+            f"{params.n}; send several requests"
+        )
     if fields.echo and params.logprobs is not None:
         raise BadRequest("echo: must not come with logprobs; send prompt_logprobs for those of the prompt")
-    return replace(_request(fields, prompt, params), echo=fields.echo)
+    return replace(_request(fields, prompt, params), more_prompts=more, echo=fields.echo)
 
 
 def parse_as_chat(body: Mapping[str, Any], names: Mapping[str, str], templates: Mapping[str, str]) -> CompletionRequest:

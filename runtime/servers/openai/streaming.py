@@ -6,7 +6,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import TandemError
-from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream
+from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer
 from tandemrt.runtime.servers.openai.protocols import Endpoint, Formatter
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
@@ -19,7 +19,7 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, stream: AsyncRequestStream, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
+        self, stream: AsyncAnswer, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
     ) -> None:
         self._stream = stream
         events = _events(stream, first, formatter, endpoint)
@@ -33,7 +33,7 @@ class EventStream(StreamingResponse):
 
 
 async def _events(
-    stream: AsyncRequestStream, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
+    stream: AsyncAnswer, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
 ) -> AsyncIterator[str]:
     try:
         yield endpoint.events(formatter.chunks(first, stream.prompt_tokens))
