@@ -17,6 +17,10 @@ GPU_TORCH ?= torch
 GPU = $(GPU_VENV)/bin
 GPU_PIP = $(GPU)/python -m pip --disable-pip-version-check --quiet install
 
+# instructor needs older versions of packages than other tests.
+CLIENTS_VENV ?= .venv-clients
+CLIENTS = $(CLIENTS_VENV)/bin
+
 # The documentation site needs only the source of the project.
 DOCS_VENV ?= .venv-docs
 DOCS = $(DOCS_VENV)/bin
@@ -24,7 +28,7 @@ DOCS = $(DOCS_VENV)/bin
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-real test-vocabularies test-tensorrt test-serve test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-real test-vocabularies test-tensorrt test-serve test-clients test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -45,7 +49,7 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 
 test: check ## run everything that CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve test-clients
 	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
@@ -63,6 +67,9 @@ test-tensorrt: $(VENV)/.dev ## test the plugins with TensorRT's Python API, with
 
 test-serve: $(SERVE_VENV)/.ready ## run the tests that need a Triton server
 	$(SERVE)/python -m pytest tests/serve
+
+test-clients: $(VENV)/.dev $(CLIENTS_VENV)/.ready ## run the tests of clients that need an environment of their own
+	CLIENTS_PYTHON=$(CLIENTS)/python $(BIN)/python -m pytest tests/clients
 
 test-gpu: gpu $(GPU_VENV)/.ready ## run the tests that need a CUDA GPU
 	@$(GPU)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and f"torch {torch.__version__} finds no CUDA GPU: rm -r $(GPU_VENV), then make test-gpu with a CUDA build of torch, GPU_TORCH=...")'
@@ -129,6 +136,11 @@ $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
 	@$(SERVE_PYTHON) -m venv $(SERVE_VENV)
 	@$(SERVE_PIP) "$$(grep '^torch==' constraints-serve.txt)"
 	@$(SERVE_PIP) --editable '.[build,cpu,xgrammar,triton,triton-test]'
+	@touch $@
+
+$(CLIENTS_VENV)/.ready: constraints-clients.txt
+	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --constraint constraints-clients.txt instructor
 	@touch $@
 
 $(DOCS_VENV)/.ready: constraints-docs.txt pyproject.toml
