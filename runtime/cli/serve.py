@@ -93,6 +93,13 @@ def serve(
         Literal["debug", "info", "warning", "error"],
         typer.Option(help="Least severe messages to print; info: one line per request.", rich_help_panel=SERVER),
     ] = "info",
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="URL that receives OpenTelemetry traces, over HTTP. Default: that of OTEL_EXPORTER_OTLP_ENDPOINT.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
     trace: Trace = None,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
@@ -107,6 +114,7 @@ def serve(
         from tandemrt.runtime.servers.openai.config import ServerConfig
         from tandemrt.runtime.servers.openai.connections import allow_connections
         from tandemrt.runtime.servers.openai.server import Server, bundles_by_name, open_models
+        from tandemrt.runtime.servers.openai.tracing import exports_traces
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"serve: needs {error.name}; pip install 'tandemrt[serve]'") from error
     config = ServerConfig(
@@ -121,8 +129,11 @@ def serve(
         max_connections_per_address=max_connections_per_address,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
+        otlp_endpoint=otlp_traces_endpoint,
         grace_s=grace,
     )
+    if otlp_traces_endpoint is not None:
+        exports_traces(otlp_traces_endpoint)  # a missing package is an error before models are opened
     with ExitStack() as stack:
         # The port is taken first: building and opening models takes long.
         sockets = [stack.enter_context(each) for each in bind(config)]

@@ -290,6 +290,7 @@ class Committer:
             return
         now = time.monotonic()
         if running.last_token_time is None:
+            running.request.first_token_time = now
             self._metrics.time_to_first_token_seconds.observe(now - running.request.submitted)
             count -= 1  # other tokens of the first round have no interval of their own
         since = running.last_token_time if running.last_token_time is not None else now

@@ -179,7 +179,8 @@ class EngineLoop:
             for running in joined:
                 self.metrics.cached += running.cached
                 if not running.preemptions:
-                    self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
+                    running.request.joined = time.monotonic()
+                    self.metrics.queue_seconds.observe(running.request.joined - running.request.submitted)
             if failed is not None:
                 waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)

@@ -97,6 +97,9 @@ class Request:
         structured = params.structured_outputs
         self.grammar_engine = None if structured is None else choose_engine(structured)
         self.submitted = time.monotonic()
+        self.joined: float | None = None  # when it first joined a slot
+        self.first_token_time: float | None = None  # when its first token became text
+        self.ended: float | None = None
         arrival_time = self.submitted if arrival_time is None else arrival_time
         self.deadline = arrival_time + params.timeout_s if params.timeout_s is not None else None
         self.output: RequestOutput | None = None  # None until the request has finished
@@ -158,6 +161,7 @@ class Request:
         """Set the output (None: without text) and the failure. Only the first call has an effect."""
         if self.finished:
             return
+        self.ended = time.monotonic()
         self.failure = finish.failure
         self.output = self.empty_output(finish) if output is None else output
 

@@ -2,17 +2,17 @@
 
 import logging
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import quoted
-from tandemrt.runtime.requests.request import Request, Speculation
+from tandemrt.runtime.requests.request import Speculation
+from tandemrt.runtime.servers.openai.generated import Generated, generated_of
 
 log = logging.getLogger(__name__)
 
-GENERATED = "tandemrt.generated"  # key of a scope: the Requests that an engine runs for it
 _PROBES = ("/health", "/metrics", "/dashboard/trace")  # logged at the level debug
 
 
@@ -40,7 +40,7 @@ class AccessLog:
         finally:
             milliseconds = 1000 * (time.monotonic() - start)
             client = scope["client"][0] if scope["client"] else "-"
-            path, figures = quoted(scope["path"]), _figures(scope.get(GENERATED, ()))
+            path, figures = quoted(scope["path"]), _figures(generated_of(scope))
             log.log(level, "%s %s %s %d %.0f ms%s", client, scope["method"], path, status, milliseconds, figures)
 
 
@@ -53,10 +53,10 @@ def log_to_stderr(level: str) -> None:
     package.setLevel(level.upper())
 
 
-def _figures(requests: Sequence[Request]) -> str:
+def _figures(generated: Generated | None) -> str:
     """Return tokens and tokens per round of the outputs that have finished."""
-    every = [each for request in requests for each in (request, *request.others)]
-    outputs = [each.output for each in every if each.output is not None and not each.scores_prompt]
+    requests = [] if generated is None else generated.outputs()
+    outputs = [request.output for request in requests if request.output is not None]
     if not outputs:
         return ""
     rounds = Speculation.total([output.speculation for output in outputs]).mean_acceptance_length

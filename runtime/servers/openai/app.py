@@ -18,7 +18,6 @@ from tandemrt import __version__
 from tandemrt.engines.validation.errors import TandemError, clipped, quoted
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.request import count_tokens
-from tandemrt.runtime.servers.openai.access_log import GENERATED
 from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import client_network
@@ -32,6 +31,7 @@ from tandemrt.runtime.servers.openai.errors import (
     error_response,
     json_response,
 )
+from tandemrt.runtime.servers.openai.generated import Generated
 from tandemrt.runtime.servers.openai.http_body import BodyBudget, BodyShare, read_body
 from tandemrt.runtime.servers.openai.metrics import metrics_registry
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS, Endpoint, endpoint_of
@@ -170,7 +170,7 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
         try:
             await _require_connected(request)
             await stream.start()
-            request.scope[GENERATED] = stream.requests
+            Generated(name, stream.requests).attach(request.scope)
             if traces is not None:
                 traces.follow(name, stream.requests[0])
             formatter = endpoint.formatter(parsed, name, llm.tokenizer.decode)

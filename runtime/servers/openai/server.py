@@ -11,8 +11,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
@@ -27,6 +29,10 @@ from tandemrt.runtime.servers.openai.app import Models, create_app
 from tandemrt.runtime.servers.openai.cancelled_answers import CancelledAnswers
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import ConnectionLimits, LimitedProtocol
+from tandemrt.runtime.servers.openai.tracing import exports_traces
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.servers.openai.spans import RequestSpans
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +84,15 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, models: Models, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+        app: ASGIApp = AccessLog(CancelledAnswers(create_app(models, config)))
+        self._spans: RequestSpans | None = None
+        if exports_traces(config.otlp_endpoint):
+            from tandemrt.runtime.servers.openai import spans  # an extra
+
+            app = self._spans = spans.RequestSpans(app, config.otlp_endpoint)
         super().__init__(
             uvicorn.Config(
-                AccessLog(CancelledAnswers(create_app(models, config))),
+                app,
                 host=config.host,
                 port=config.port,
                 http=partial(LimitedProtocol, limits=ConnectionLimits(config)),  # type: ignore[arg-type]  # is called
@@ -125,6 +137,8 @@ class Server(uvicorn.Server):
             connection.transport.abort()
         await self._wait_idle(FLUSH_S)
         await self.lifespan.shutdown()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
         log.info("shut down after %d requests", self.server_state.total_requests)
 
     async def _wait_idle(self, seconds: float | None, *, until_forced: bool = False) -> None:
