@@ -155,11 +155,6 @@ def test_a_malformed_body_is_refused(served: Served, body: bytes, message: str) 
     assert message in error["message"]
 
 
-def test_several_prompts_are_refused(served: Served) -> None:
-    status, error = refused(served, "/v1/completions", {"prompt": ["a", "b"]})
-    assert (status, error["param"]) == (400, "prompt")
-
-
 def test_unknown_models_and_paths_are_not_found(served: Served) -> None:
     status, error = refused(served, "/v1/completions", {"model": "gpt", "prompt": "x"})
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
