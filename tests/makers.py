@@ -60,6 +60,36 @@ def tiny_checkpoint(
     return tiny_tokenizer(folder)
 
 
+def tiny_hybrid(folder: Path, *, layers: int = 4, seed: int = 0, max_length: int = 512) -> Path:
+    """Write a random Qwen3.5 model in float32, every second layer a gated delta net. Return the folder."""
+    import torch
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        layer_types=["linear_attention", "full_attention"] * (layers // 2) + ["linear_attention"] * (layers % 2),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        max_position_embeddings=max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+        bos_token_id=None,
+        eos_token_id=263,
+        pad_token_id=262,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        Qwen3_5ForCausalLM(config).save_pretrained(folder)
+    return tiny_tokenizer(folder)
+
+
 def write_recipe(
     path: Path,
     *,

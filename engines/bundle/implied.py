@@ -5,7 +5,7 @@ from typing import Any
 from tandemrt.engines.bundle.draft import FeatureEntry, MtpEntry
 from tandemrt.engines.bundle.manifest import EngineName, Manifest
 from tandemrt.engines.contract import contract
-from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.contract import Contract, Recurrent
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.contract.dtypes import COMPUTE, FLOAT8
 from tandemrt.engines.validation.errors import BadBundle, clipped
@@ -52,8 +52,9 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     keys = [each for each in manifest.engines[name].contract.inputs if each.name.startswith("past_key.")]
     shape = [keys[0].shape[1], keys[0].shape[3]] if keys and len(keys[0].shape) == 4 else [1, 1]
     kv_heads, head_dim = (size if isinstance(size, int) else 1 for size in shape)
+    recurrent, history = _recurrent(manifest.engines[name].contract)
     sizes: dict[str, Any] = {
-        "layers": len(keys),
+        "layers": len(keys) + len(recurrent),
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "capacity": manifest.limits.capacity,
@@ -70,7 +71,24 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         return contract.draft_head(hidden=hidden, parallel=parallel, further=further, **sizes)
     if name == "draft" and "markov" in manifest.engines:
         return contract.block(row_states=row_states, **sizes)
-    return contract.decoder(**sizes, features=features if name == "target" else 0)
+    features = features if name == "target" else 0
+    return contract.decoder(**sizes, features=features, recurrent=recurrent, history=history)
+
+
+def _recurrent(given: Contract) -> tuple[dict[int, Recurrent], int]:
+    """Return the recurrent layers of a decoder, and of how many tokens they keep the inputs."""
+    shapes = {
+        binding.name: [size if isinstance(size, int) else 1 for size in binding.shape] for binding in given.inputs
+    }
+    found: dict[int, Recurrent] = {}
+    history = 0
+    for name, shape in shapes.items():
+        kind, _, layer = name.partition(".")
+        if kind == "past_recent" and layer.isdecimal() and len(shape) == 3:
+            state = shapes.get(f"past_state.{layer}", [1])
+            history = shape[1]
+            found[int(layer)] = Recurrent(tuple(state[1:]), shape[2])
+    return found, history
 
 
 def _width(manifest: Manifest, engine: EngineName, name: str, absent: int = 1) -> int:

@@ -21,7 +21,9 @@ Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cac
 the logits) and ``words`` = ceil(vocab / 32).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tandemrt.engines.contract.binding import Binding, Dim
@@ -67,6 +69,18 @@ class Contract:
         return {"inputs": rows(self.inputs), "outputs": rows(self.outputs), "aliases": [list(a) for a in self.aliases]}
 
 
+@dataclass(frozen=True)
+class Recurrent:
+    """What a recurrent layer keeps per slot in place of keys and values.
+
+    ``state``: shape of its float32 state; () for a layer that is only a convolution. ``width``: size of one token's
+    inputs, of which it keeps the most recent.
+    """
+
+    state: tuple[int, ...]
+    width: int
+
+
 def decoder(
     *,
     layers: int,
@@ -78,6 +92,8 @@ def decoder(
     cache: CacheKind = "linear",
     kv_dtype: str | None = None,
     features: int = 0,
+    recurrent: Mapping[int, Recurrent] = MappingProxyType({}),
+    history: int = 0,
 ) -> Contract:
     """Return the contract of a target or of an independent draft model.
 
@@ -94,27 +110,40 @@ def decoder(
     ``kv_dtype``: dtype of keys and values; None: ``dtype``.
 
     ``features``: width of the hidden states that a target outputs per token for its draft; 0: no such output.
+
+    ``recurrent`` layers keep no keys and values, but the state after the first ``state_index`` tokens of a row, and the
+    inputs of its tokens, that of position p at p % ``history``. A call replays the tokens between ``state_index`` and
+    ``write_index``, and leaves the state after ``commit_index`` tokens; see ``gated_delta_net`` (docs/operators.md).
     """
     paged = cache == "paged"
     fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
     shape: tuple[Dim, ...] = (
         ("blocks", kv_heads, BLOCK_SIZE, head_dim) if paged else ("batch", kv_heads, capacity, head_dim)
     )
-    kinds = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
+    held: dict[str, tuple[str, tuple[Dim, ...]]] = {}
+    for layer in range(layers):
+        if layer not in recurrent:
+            held |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in ("key", "value")}
+            continue
+        if recurrent[layer].state:
+            held[f"state.{layer}"] = "float32", ("batch", *recurrent[layer].state)
+        held[f"recent.{layer}"] = dtype, ("batch", history, recurrent[layer].width)
+    indices = ("state_index", "commit_index") if recurrent else ()
     return Contract(
         inputs=(
             Binding("token_ids", "int64", fed),
             Binding("write_index", "int64", ("batch",)),
+            *(Binding(index, "int64", ("batch",)) for index in indices),
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),
-            *(Binding(f"past_{kind}", kv_dtype or dtype, shape) for kind in kinds),
+            *(Binding(f"past_{name}", *each) for name, each in held.items()),
         ),
         outputs=(
             Binding("logits", dtype, ("batch", "rows", vocab)),
             *((Binding("features", dtype, (*fed, features)),) if features else ()),
-            *(Binding(f"present_{kind}", kv_dtype or dtype, shape) for kind in kinds),
+            *(Binding(f"present_{name}", *each) for name, each in held.items()),
         ),
-        aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
+        aliases=tuple((f"present_{name}", f"past_{name}") for name in held),
     )
 
 

@@ -21,7 +21,7 @@ class Capacity:
     Attributes:
         memory: of the GPU.
         weights: of all engines.
-        rounds: logits of a step with a full batch, and draft probabilities.
+        rounds: logits of a step with a full batch, draft probabilities, and states of recurrent layers.
         token: keys and values of one token, in all models together.
         tokens: number of tokens that fit into the KV caches.
         requests: number of requests of the bundle's full length that fit.
@@ -46,12 +46,16 @@ def memory_from_text(text: str) -> int:
 def fitting(manifest: Manifest, memory: int) -> Capacity:
     """Return the capacity of a GPU of ``memory`` bytes, for any cache layout of the bundle."""
     limits = manifest.limits
-    per_token = sum(_per_token(each, limits.capacity) for each in _caches(manifest))
+    held = _caches(manifest)
+    caches = [each for each in held if each.name.startswith(("past_key.", "past_value."))]
+    states = [each for each in held if each not in caches]  # of recurrent layers, of a fixed size per slot
+    per_token = sum(_per_token(each, limits.capacity) for each in caches)
     logits = manifest.engines["target"].contract["logits"]
     rows = limits.batch * (limits.num_draft_tokens + 1)
     rounds = (
         rows * manifest.vocab * BYTES[logits.dtype]
         + limits.batch * limits.num_draft_tokens * manifest.vocab * BYTES["float32"]
+        + sum(prod(each.resolve({"batch": limits.batch})) * BYTES[each.dtype] for each in states)
     )
     left = max(0, int(memory * SHARE) - manifest.weights - rounds)
     tokens = left // per_token

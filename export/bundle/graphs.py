@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.calls import most_query
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.draft_heads import DraftHead
@@ -37,6 +38,7 @@ def _decoder(model: Model, recipe: Recipe, lowering: Lowering, width: int, featu
     spec = model.spec
     sizes: dict[str, Any] = {"dtype": model.compute, "kv_dtype": model.kv_dtype}
     sizes |= {"capacity": recipe.capacity, "width": width}
+    sizes["uncommitted"] = most_query(recipe.draft.kind, recipe.draft.num_draft_tokens)
     bindings = spec.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
     lowering = supported_lowering(lowering, spec)
     make = partial(build_decoder, spec, model.checkpoint, **sizes, lowering=lowering, features=features)

@@ -56,11 +56,13 @@ def _open(role: EngineName, recipe: Recipe) -> Model:
 def _require_support(model: Draft, recipe: Recipe) -> None:
     """Raise BadCheckpoint or BadRecipe for a model that the recipe's backend does not support."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
-    if layers.experts is not None and recipe.backend.name == "onnxruntime-cpu" and model.compute != "float32":
-        # The sum of experts has no float16, and these matmuls would round one token differently from several.
+    float32_only = "experts" if layers.experts is not None else "recurrent layers" if layers.recurrent else None
+    if float32_only and recipe.backend.name == "onnxruntime-cpu" and model.compute != "float32":
+        # The sum of experts and the recurrence have no float16, and the experts' matmuls would round one token
+        # differently from several.
         raise BadRecipe(
-            f"{model.role}.dtype should be float32, int8 or int4 for a model with experts; got {model.dtype!r}; change "
-            "it, the checkpoint may be stored in any"
+            f"{model.role}.dtype should be float32, int8 or int4 for a model with {float32_only}; got {model.dtype!r}; "
+            "change it, the checkpoint may be stored in any"
         )
     if layers.experts is not None and recipe.cache == "paged" and model.dtype in BITS:
         raise BadRecipe(

@@ -29,6 +29,7 @@ class AttentionWeights:
 
     Attributes:
         name: prefix of the weights' names in the checkpoint.
+        query: with ``gated_attention``, each head's query is followed by its output gate.
         norms: names of the RMS norms of queries and keys; None: the layer has none.
         rope: rotation of queries and keys; None: no rotation.
         sliding_window: number of tokens that a token attends to, itself included; None: all.
@@ -44,6 +45,24 @@ class AttentionWeights:
     rope: Rope | None
     sliding_window: int | None
     sinks: str | None
+
+
+def query_and_gate(
+    b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, spec: ModelSpec
+) -> tuple[ir.Value, ir.Value | None]:
+    """Return the queries [..., heads * head_dim], and the logits of the output gate if the attention has one."""
+    both = attention.query(b, x, w)
+    if not spec.gated_attention:
+        return both, None
+    headed = b.op("Reshape", both, b.constant([0, 0, spec.heads, 2 * spec.head_dim]))
+    parts = b.ops("Split", headed, b.constant([spec.head_dim] * 2), outputs=2, axis=3)
+    query, gate = (b.op("Reshape", part, b.constant([0, 0, spec.heads * spec.head_dim])) for part in parts)
+    return query, gate
+
+
+def gated_output(b: GraphBuilder, mixed: ir.Value, gate: ir.Value | None) -> ir.Value:
+    """Return the output of attention times sigmoid of its gate; the output itself if it has none."""
+    return mixed if gate is None else b.op("Mul", mixed, b.op("Sigmoid", gate))
 
 
 class Attention(Protocol):

@@ -36,6 +36,7 @@ def build_decoder(
     width: int | None = None,
     weights_dir: str = "",
     features: Sequence[int] = (),
+    uncommitted: int = 2,
 ) -> ir.Model:
     """Build the graph whose bindings are ``contract.decoder``.
 
@@ -47,6 +48,7 @@ def build_decoder(
     the cache, None the compute dtype; only a paged cache holds float8_e4m3fn. ``width`` is the width of the logits,
     None the model's own. ``weights_dir`` is the future folder of the checkpoint's safetensors, relative to the graph
     file. ``features`` are the layers whose input hidden states the graph also outputs, for draft heads that read them.
+    ``uncommitted``: see ModelSpec.contract.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen, and for a model that the lowering
     does not support (export/model/support.py). Raises BadRecipe for an unknown dtype or lowering.
@@ -56,7 +58,7 @@ def build_decoder(
     cache: CacheKind = "paged" if lowering == "paged" else "linear"
     wide = len(features) * spec.hidden
     sizes: dict[str, Any] = {"capacity": capacity, "dtype": dtype, "cache": cache, "kv_dtype": kv_dtype}
-    names = spec.contract(**sizes, width=width, features=wide)
+    names = spec.contract(**sizes, width=width, features=wide, uncommitted=uncommitted)
     b = GraphBuilder("decoder")
     w = Weights(with_graph_names(checkpoint, spec), b, dtype, weights_dir, scaled_matmuls=strategies.scaled_matmuls)
     graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}

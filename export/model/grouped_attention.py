@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, Cache, rotation
+from tandemrt.export.model.attention import AttentionWeights, Cache, gated_output, query_and_gate, rotation
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.rotary import Tables, layer_tables, query_scales
@@ -101,7 +101,12 @@ class GroupedAttention:
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, Cache]:
-        qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
+        gate = None
+        if self.spec.gated_attention:
+            query, gate = query_and_gate(b, x, w, attention, self.spec)
+            qkv = b.op("Concat", query, merge_linears(attention.key, attention.value)(b, x, w), axis=2)
+        else:
+            qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
         if is_padded(x):
             qkv = cut(b, qkv, self.tokens, self.window.positions)
         if self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary:
@@ -119,7 +124,7 @@ class GroupedAttention:
         )
         if is_padded(x):
             mixed = pad_as(b, mixed, self.tokens, x)
-        return mixed, Cache(key, value)
+        return gated_output(b, mixed, gate), Cache(key, value)
 
     def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:
         """Norm queries and keys, per head or over all heads."""
@@ -163,7 +168,7 @@ class GroupedAttention:
         return self._operator(
             b,
             *(qkv, None, None, past.key, past.value, self.seqlens_k, self.total_sequence_length, *tables),
-            outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.query.width)), cache, cache],
+            outputs=[(w.dtype, (*dims_of(qkv)[:-1], self.spec.heads * self.spec.head_dim)), cache, cache],
             attention=attention,
             w=w,
         )
@@ -189,7 +194,7 @@ class GroupedAttention:
                 *(self.window.no_tokens, self.window.no_tokens, *present),
                 b.op("Gather", self.window.seqlens_k, at),
                 *(b.op("Gather", self.window.total_sequence_length, at), None, None),
-                outputs=[(w.dtype, (dims_of(query)[0], 1, attention.query.width))],
+                outputs=[(w.dtype, (dims_of(query)[0], 1, self.spec.heads * self.spec.head_dim))],
                 attention=rotated,
                 w=w,
             )

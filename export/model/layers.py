@@ -14,6 +14,7 @@ from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import GatedActivation
 from tandemrt.export.model.attention import Attention, AttentionWeights, Cache
+from tandemrt.export.model.gated_delta_net import GatedDeltaNet
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import LoweringStrategies
 from tandemrt.export.model.norm import rms_norm
@@ -43,6 +44,7 @@ def decoder_layers(
         strategies = replace(strategies, select_rows_early=False)
     with b.scope("place"):
         attend = strategies.attention(b, spec, graph_inputs, capacity=capacity, dtype=w.dtype)
+        recur = None if spec.recurrent is None else GatedDeltaNet.over_slots(b, spec, graph_inputs)
     graph_outputs: dict[str, ir.Value] = {}
     streams = []
     for layer in range(spec.layers):
@@ -51,7 +53,9 @@ def decoder_layers(
         streams.append(hidden)
         with b.scope(f"layers.{layer}/attention"):
             normed = norm_if_present(b, hidden, w, spec, name, spec.norms.before_attention)
-        hidden, present = decoder_layer(b, hidden, normed, w, spec, graph_inputs, strategies, attend, layer, name)
+        hidden, present = decoder_layer(
+            b, hidden, normed, w, spec, graph_inputs, strategies, attend, layer, name, recur
+        )
         graph_outputs |= present
     with b.scope("head"):
         if spec.layers in features:
@@ -81,18 +85,26 @@ def decoder_layer(
     attend: Attention,
     layer: int,
     name: str,
+    recur: GatedDeltaNet | None = None,
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append layer ``layer`` with the weights called ``name``: attention over ``normed``, then the MLP or the experts.
 
-    Returns the residual stream after it, and its updated caches by their names in the contract. With
-    ``strategies.select_rows_early`` the stream after the last layer has only the rows that get logits.
+    A recurrent layer has ``recur`` in place of attention. Returns the residual stream after it, and its updated caches
+    by their names in the contract. With ``strategies.select_rows_early`` the stream after the last layer has only the
+    rows that get logits.
     """
     with b.scope(f"layers.{layer}/attention"):
-        past = Cache(graph_inputs[f"past_key.{layer}"], graph_inputs[f"past_value.{layer}"])
-        mixed, present = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), past)
+        if recur is not None and spec.recurrent_of(layer) is not None:
+            out_name, names = f"{name}.linear_attn.out_proj", (f"state.{layer}", f"recent.{layer}")
+            mixed, *held = recur(b, normed, w, f"{name}.linear_attn", *(graph_inputs[f"past_{each}"] for each in names))
+        else:
+            out_name, names = f"{name}.self_attn.o_proj", (f"key.{layer}", f"value.{layer}")
+            past = Cache(*(graph_inputs[f"past_{each}"] for each in names))
+            mixed, present = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), past)
+            held = [present.key, present.value]
         if strategies.select_rows_early and layer == spec.layers - 1:  # only rows that get logits from here on
             stream, mixed = (strategies.select_rows(b, value, graph_inputs["score_rows"]) for value in (stream, mixed))
-        out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
+        out = Linear.stored(out_name, spec.hidden, bias=spec.out_bias)
         update = norm_if_present(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
         stream = _added(b, stream, update, spec, w.dtype)
     with b.scope(f"layers.{layer}/mlp"):
@@ -107,7 +119,7 @@ def decoder_layer(
                 shared = _shared_expert(b, normed, w, spec, layer, f"{name}.mlp", experts.shared, strategies.activation)
                 update = b.op("Add", update, shared)
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
-    return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
+    return stream, {f"present_{each}": value for each, value in zip(names, held, strict=True)}
 
 
 def norm_if_present(
@@ -128,7 +140,7 @@ def scaled_by(b: GraphBuilder, x: ir.Value, factor: float, dtype: str) -> ir.Val
 
 def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeights:
     """Return the attention weights of a layer, whose tensors are called ``name``."""
-    counts = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
+    counts = {"q": spec.heads * (2 if spec.gated_attention else 1), "k": spec.kv_heads, "v": spec.kv_heads}
     query, key, value = (
         Linear.stored(f"{name}.{kind}_proj", count * spec.head_dim, bias=spec.qkv_bias)
         for kind, count in counts.items()

@@ -8,6 +8,11 @@ from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, M
 
 def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | None:
     """Return why a lowering does not support a model with rows of ``capacity`` tokens, and the fix; None: it does."""
+    if spec.recurrent is not None and lowering != "grouped":
+        return (
+            f"{spec.family} has recurrent layers, which run on a CPU alone, with attention heads of a multiple of "
+            f"{HEAD_DIM_STEP} values, and as many of them rotated; the backend must be onnxruntime-cpu"
+        )
     if spec.sinks and lowering != "grouped":
         what = "attention sinks" if spec.experts is None else "experts and attention sinks"
         return (

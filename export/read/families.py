@@ -15,11 +15,13 @@ from tandemrt.export.read.layer_kinds import (
     all_layers_window,
     alternating_windows,
     configured_window,
+    hybrid_window,
     listed_full_attention,
     listed_rotary,
     sliding_rotary,
     uniform_window,
 )
+from tandemrt.export.read.recurrent import delta_net
 from tandemrt.export.read.rope import RopeRules
 
 _NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
@@ -56,6 +58,7 @@ _GPT_OSS_ROPE = {
 }
 _TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
 
+_MTP = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")  # states are always float32
 _ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
 _DEEPSEEK = (
     *_ROUTER,
@@ -230,6 +233,19 @@ _ROWS = (
         defaults={"head_dim": 128, "tie_word_embeddings": True},
         biases=of.one_bias,
         rope=RopeRules(default={"rope_theta": 500_000.0}, interleaved=True),
+    ),
+    Family(
+        "qwen3_5_text",
+        ("Qwen3_5ForCausalLM",),
+        defaults={"head_dim": 256},
+        norm_offset=True,
+        qk_norm=QKNorm(),
+        gated_attention=True,
+        recurrent=delta_net,
+        windows=hybrid_window,
+        rope=RopeRules(partial=0.25),
+        no_effect_values={"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")},
+        unused_fields=_MTP,
     ),
     Family(
         "mixtral",

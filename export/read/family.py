@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from tandemrt.export.read.experts import no_experts
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import Activation, Experts, NormNames, QKNorm, Scales
+from tandemrt.export.read.layer import Activation, DeltaNet, Experts, NormNames, QKNorm, Scales
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
+from tandemrt.export.read.recurrent import not_recurrent
 from tandemrt.export.read.rope import RopeRules
 
 PRE_NORMS, PLAIN_ROPE = NormNames(), RopeRules()
@@ -106,7 +107,8 @@ class Family:
     ``defaults``: values of fields that a config may omit. ``no_effect_values``: the values of a field that do not
     change the graph; others are rejected. ``unused_fields``: fields that never change the graph. ``activations``: the
     accepted values of ``activation_field``. ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a
-    gate. ``sinks``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
+    gate. ``sinks``, ``gated_attention``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no
+    flag.
     """
 
     name: str
@@ -128,3 +130,5 @@ class Family:
     activation_field: str = "hidden_act"
     gated: bool = True
     experts: Callable[[Fields, int], Experts | None] = no_experts
+    gated_attention: bool = False
+    recurrent: Callable[[Fields, int], DeltaNet | None] = not_recurrent

@@ -111,3 +111,34 @@ class Scales:
     logits: float = 1.0
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Layers with a gated delta net in place of attention; see ``gated_delta_net`` in docs/operators.md.
+
+    ``layers``: for each layer, whether it has one. ``kernel``: the tokens that the convolution reads, its own included.
+    Each key head serves the same number of consecutive value heads.
+    """
+
+    layers: tuple[bool, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        """Values of a token that the convolution reads: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Inputs of a token: those of the convolution, and the logits of decay and update of each value head."""
+        return self.channels + 2 * self.value_heads
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """The shape of a slot's state."""
+        return self.value_heads, self.key_dim, self.value_dim

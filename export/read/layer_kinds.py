@@ -79,6 +79,27 @@ def alternating_windows(period: int, *, full: int = -1, named: str | None = None
     return read
 
 
+def hybrid_window(fields: Fields, layers: int) -> Windows:
+    """Return no sliding window for a hybrid model, whose layer_types ``hybrid_layers`` reads."""
+    fields.only("sliding_window", None)
+    return None, (False,) * layers
+
+
+def hybrid_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it is recurrent: as in layer_types, else all but the last of each interval."""
+    interval = fields.integer("full_attention_interval", 4)
+    kinds = fields.get(
+        "layer_types", ["linear_attention" if (at + 1) % interval else "full_attention" for at in range(layers)]
+    )
+    known = ("linear_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+        raise BadCheckpoint(
+            f"config.json: layer_types should name {' or '.join(known)} for each of {layers} layers, it is "
+            f"{quoted(kinds)}"
+        )
+    return tuple(kind == "linear_attention" for kind in kinds)
+
+
 def layer_types(fields: Fields, layers: int) -> list[bool] | None:
     """Return for each layer whether layer_types gives it a sliding window; None if there are no layer_types."""
     kinds = fields.get("layer_types")

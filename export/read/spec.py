@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandemrt.engines.contract import contract
-from tandemrt.engines.contract.contract import CacheKind, Contract
+from tandemrt.engines.contract.contract import CacheKind, Contract, Recurrent
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import Activation, Experts, NormNames, QKNorm, Scales
+from tandemrt.export.read.layer import Activation, DeltaNet, Experts, NormNames, QKNorm, Scales
 from tandemrt.export.read.rope import Rope, ropes
 from tandemrt.export.read.unsupported import UNSUPPORTED
 from tandemrt.export.read.unused_fields import NO_EFFECT_VALUES, is_unused, runs_the_same_model
@@ -26,7 +26,8 @@ class ModelSpec:
     ``local_rope`` if it is given. ``max_length``: the length the model was trained for, or extended to.
     ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP is down(activation(gate(x)) * up(x)), else
     down(activation(up(x))). ``sinks``: each attention head has one additional logit, equal for every token, that enters
-    the softmax and has no value.
+    the softmax and has no value. ``gated_attention``: the attention output is multiplied by sigmoid of a second half of
+    each query head. ``recurrent``: layers with a recurrent state in place of attention.
     """
 
     family: str
@@ -56,6 +57,8 @@ class ModelSpec:
     activation: Activation
     gated: bool
     experts: Experts | None
+    gated_attention: bool = False
+    recurrent: DeltaNet | None = None
 
     @classmethod
     def from_hf(
@@ -115,6 +118,8 @@ class ModelSpec:
             activation=_activation(fields, family),
             gated=family.gated,
             experts=experts if experts is None or gate_up is None else replace(experts, gate_up=gate_up),
+            gated_attention=family.gated_attention,
+            recurrent=family.recurrent(fields, layers),
         )
         fields.finish(ignored)
         return spec
@@ -126,6 +131,10 @@ class ModelSpec:
     def experts_of(self, layer: int) -> Experts | None:
         """Return the experts of a layer; None if it has an MLP."""
         return self.experts if self.experts is not None and self.experts.layers[layer] else None
+
+    def recurrent_of(self, layer: int) -> DeltaNet | None:
+        """Return the recurrent net of a layer; None if it has attention."""
+        return self.recurrent if self.recurrent is not None and self.recurrent.layers[layer] else None
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation rule of a layer; None if it does not rotate queries and keys."""
@@ -141,12 +150,20 @@ class ModelSpec:
         kv_dtype: str | None = None,
         width: int | None = None,
         features: int = 0,
+        uncommitted: int = 2,
     ) -> Contract:
         """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``.
 
         ``width``: the width of the logits; None: the model's own. ``kv_dtype``: the dtype of keys and values.
-        ``features``: the width of the output for a draft head; see contract.decoder.
+        ``features``: the width of the output for a draft head; see contract.decoder. ``uncommitted``: the most tokens
+        of a round that may be rejected later, at least 2; recurrent layers keep the inputs of that many.
         """
+        net = self.recurrent
+        recurrent = {
+            layer: Recurrent(net.state, net.width)
+            for layer in range(self.layers)
+            if net is not None and net.layers[layer]
+        }
         return contract.decoder(
             layers=self.layers,
             kv_heads=self.kv_heads,
@@ -157,6 +174,8 @@ class ModelSpec:
             cache=cache,
             kv_dtype=kv_dtype,
             features=features,
+            recurrent=recurrent,
+            history=0 if net is None else uncommitted + net.kernel - 1,
         )
 
 

@@ -40,7 +40,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     """
     tensors: dict[str, StoredTensor] = {}
     images = vision_language(checkpoint.config) is not None
-    further = mtp_prefixes(checkpoint.config, spec.layers)
+    further = mtp_prefixes(checkpoint.config, spec.layers) + (("mtp.",) if spec.recurrent is not None else ())
     transposed = stores_transposed_experts(checkpoint, spec)
     for name, tensor in checkpoint.tensors.items():
         text_name = text_tensor(name) if images else name

@@ -12,8 +12,6 @@ UNSUPPORTED = {
     "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "Qwen3NextForCausalLM": _RECURRENT,
-    "Qwen3_5ForCausalLM": _RECURRENT,
-    "Qwen3_5ForConditionalGeneration": _RECURRENT,
     "Qwen3_5MoeForCausalLM": _RECURRENT,
     "Qwen3_5MoeForConditionalGeneration": _RECURRENT,
     "NemotronHForCausalLM": _RECURRENT,

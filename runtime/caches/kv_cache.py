@@ -1,6 +1,6 @@
 """KV caches: tensors that engines update in place, and managers that allocate their memory to slots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tandemrt.engines.bundle.manifest import Limits
@@ -9,6 +9,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.caches.linear import LinearCache, LinearCacheManager
 from tandemrt.runtime.caches.tensors import cache_tensors
+from tandemrt.runtime.device.backends.base import Call, Engine
 from tandemrt.runtime.device.streams import upload
 
 
@@ -19,6 +20,21 @@ class Cache(Protocol):
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
         """The bindings of a call for slots [start, start + count)."""
+
+    def bind(
+        self,
+        engine: Engine,
+        slot: int,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        final: torch.Tensor | None = None,
+        certain: int = 0,
+    ) -> Call:
+        """Bind a call of the cache's decoder for the slots from ``slot`` on; ``tensors`` are its other bindings.
+
+        No later call begins before position ``final`` + ``certain`` of its text, so recurrent states may move there.
+        ``final`` [slots]: by default ``write_index``, because drafted tokens may be rejected.
+        """
 
 
 class KVCacheManager(Protocol):
@@ -104,6 +120,18 @@ class PagedCache:
         """See Cache.rows. For a call without prompts; otherwise CallLayout.bindings replaces some of these."""
         table = self._table.device
         return {"block_table": table[start : start + count], **no_prompts(table), **self.tensors}
+
+    def bind(
+        self,
+        engine: Engine,
+        slot: int,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        final: torch.Tensor | None = None,  # noqa: ARG002
+        certain: int = 0,  # noqa: ARG002
+    ) -> Call:
+        """See Cache.bind."""
+        return engine.bind({**self.rows(slot, len(tensors["write_index"])), **tensors})
 
 
 def window_bindings(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:

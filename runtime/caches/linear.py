@@ -1,21 +1,47 @@
 """Linear KV caches: one row of full length per slot. Prefix caching copies the prefix from another row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.caches.recurrent import RecurrentStates, is_recurrent
 from tandemrt.runtime.caches.tensors import cache_tensors
+from tandemrt.runtime.device.backends.base import Call, Engine
 
 
 class LinearCache:
-    """Tensors [slots, kv_heads, capacity, head_dim]: one row per slot."""
+    """Tensors [slots, kv_heads, capacity, head_dim]: one row per slot. Recurrent layers have states instead."""
 
     def __init__(self, contract: Contract, slots: int, device: torch.device) -> None:
         self.tensors = cache_tensors(contract, {"batch": slots}, device)
+        self.states = RecurrentStates(self.tensors, slots, device) if is_recurrent(contract) else None
+
+    @property
+    def keys_and_values(self) -> list[torch.Tensor]:
+        """The tensors of layers with attention."""
+        states = () if self.states is None else self.states.tensors
+        return [tensor for name, tensor in self.tensors.items() if name not in states]
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
         """See Cache.rows."""
-        return {name: tensor[start : start + count] for name, tensor in self.tensors.items()}
+        states = {} if self.states is None else self.states.indices(start, count)
+        return {name: tensor[start : start + count] for name, tensor in self.tensors.items()} | states
+
+    def bind(
+        self,
+        engine: Engine,
+        slot: int,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        final: torch.Tensor | None = None,
+        certain: int = 0,
+    ) -> Call:
+        """See Cache.bind."""
+        index = tensors["write_index"]
+        call = engine.bind({**tensors, **self.rows(slot, len(index))})
+        if self.states is None:
+            return call
+        return self.states.committing(call, slot, index if final is None else final, certain)
 
 
 class LinearCacheManager:
@@ -33,6 +59,8 @@ class LinearCacheManager:
 
     def __init__(self, slack: int) -> None:
         self._num_saved = slack + 1  # positions
+        self._slots = 0
+        self._states: list[RecurrentStates] = []
         self._rows: list[torch.Tensor] = []
         self._saved: list[torch.Tensor] = []  # per cache tensor: the saved first positions of free rows
         self._hashes: dict[int, list[bytes]] = {}  # by slot: hashes of the blocks in its row
@@ -40,19 +68,27 @@ class LinearCacheManager:
 
     def add(self, cache: LinearCache) -> None:
         """Manage the rows of ``cache``, too."""
-        self._rows += cache.tensors.values()
-        self._saved += [torch.zeros_like(tensor[:, :, : self._num_saved]) for tensor in cache.tensors.values()]
+        rows = cache.keys_and_values
+        self._slots = len(next(iter(cache.tensors.values())))
+        self._rows += rows
+        self._saved += [torch.zeros_like(tensor[:, :, : self._num_saved]) for tensor in rows]
+        if cache.states is not None:
+            self._states.append(cache.states)
 
     @property
     def usage(self) -> float:
         """See KVCacheManager.usage. A slot holds its whole row."""
-        return (len(self._hashes) - len(self._free)) / len(self._rows[0]) if self._rows else 0.0
+        return (len(self._hashes) - len(self._free)) / self._slots if self._slots else 0.0
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:  # noqa: ARG002
         """See KVCacheManager.reserve."""
         if slot in self._hashes and slot not in self._free:
             return 0
         source, found = slot, 0
+        for states in self._states:
+            states.clear(slot)
+        if self._states:
+            hashes = ()  # a recurrent state at the end of a prefix is not kept
         for other, held in self._hashes.items():
             same = _num_common(held, hashes)
             if same > found:

@@ -26,15 +26,18 @@ def linear_prefill_call(
     ``logits``: a buffer for the logits, if the engine computes any. ``others``: bindings that only some engines have.
     """
     slots, rows = len(tokens), prompt_rows(engine)
-    return engine.bind(
+    # The first call of a draft model's round processes the last token again, see ModelDrafter.
+    return kv.bind(
+        engine,
+        slot,
         {
             "token_ids": tokens,
             "write_index": length,
             "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=engine.device),
             "logits": logits.view(slots, rows, logits_width(engine.contract)),
             **others,
-            **kv.rows(slot, slots),
-        }
+        },
+        certain=tokens.shape[1] - 1,
     )
 
 

@@ -128,6 +128,9 @@ class DecoderRunner:
         self.cache = make_cache(engine, rows)
         for tensor in self.cache.tensors.values():
             tensor.fill_(poison)
+        if isinstance(self.cache, LinearCache) and self.cache.states is not None:
+            for row in range(rows):
+                self.cache.states.clear(row)
 
     def run(self, first: int, tokens: torch.Tensor, index: list[int], score: torch.Tensor) -> torch.Tensor:
         """Run one call for the rows from ``first`` on; return float32[batch, rows, vocab] on the host.
@@ -138,7 +141,8 @@ class DecoderRunner:
             score: int64[batch, rows], which tokens of the call get logits.
         """
         given = {**window_bindings(self._engine.contract, tokens, score), "write_index": torch.tensor(index)}
-        return self._run(given, self.cache.rows(first, len(tokens)))
+        certain = 0 if score.shape[1] else tokens.shape[1] - 1  # a prompt is final up to its last token, as in serving
+        return self._run(given, first, certain=certain)
 
     def run_packed(
         self, texts: Sequence[Sequence[int]], runs: Sequence[tuple[int, int]], query: int, positions: Sequence[int]
@@ -155,7 +159,6 @@ class DecoderRunner:
         padding = 0 if query else 1  # one padding token if there are no windows
         ends = counts.cumsum(0)
         score = torch.arange(rows * query).view(rows, query) if query else (ends - 1).clamp(min=0)[:, None]
-        bound = self.cache.rows(0, rows)
         given = {
             "token_ids": torch.tensor(ids + [0] * padding),
             "write_index": torch.tensor(positions),
@@ -164,14 +167,15 @@ class DecoderRunner:
             "prompt_starts": torch.cat([torch.zeros(1, dtype=torch.int64), ends]).int(),
             "prompt_index": torch.tensor([at for at, _ in runs]),
         }
-        return self._run(given, {**bound, "prompt_table": bound["block_table"]})
+        return self._run({**given, "prompt_table": self.cache.rows(0, rows)["block_table"]}, 0)
 
-    def _run(self, given: Mapping[str, Any], cache: Mapping[str, Any]) -> torch.Tensor:
+    def _run(self, given: Mapping[str, Any], first: int, *, certain: int = 0) -> torch.Tensor:
         contract, device = self._engine.contract, self._engine.device
         shape = (*given["score_rows"].shape, logits_width(contract))
         logits = torch.full(shape, float("nan"), dtype=getattr(torch, contract["logits"].dtype), device=device)
         on_device = {name: tensor.to(device) for name, tensor in given.items()}
-        self._engine.bind({**cache, **on_device, **state_tensors(contract, on_device), "logits": logits}).run()
+        tensors = {**on_device, **state_tensors(contract, on_device), "logits": logits}
+        self.cache.bind(self._engine, first, tensors, certain=certain).run()
         return logits.float().cpu()
 
 

@@ -172,7 +172,10 @@ class ModelDrafter(NullHooks):
 
     def _bind_step(self, batch: int, step: int) -> Call:
         tokens, index = self._sampler.tokens[step - 1, :batch, None], self._sampler.index[step + 1, :batch]
-        return self._draft.bind(tokens, self._draft.layout.row_starts(batch, 1), index, self._sampler.logits)
+        first = self._sampler.index[0, :batch]  # where this round began: all of its tokens may be rejected
+        return self._draft.bind(
+            tokens, self._draft.layout.row_starts(batch, 1), index, self._sampler.logits, final=first
+        )
 
     def _bind_prompts(self, layout: CallLayout, prompts: Packed) -> Call:
         return packed_prefill_call(self._draft.engine, self._draft.cache, layout, prompts, self._sampler.logits)

@@ -94,21 +94,25 @@ class DraftResources:
         others: Mapping[str, torch.Tensor] = MappingProxyType({}),
         *,
         prompts: Packed = NO_PROMPTS,
+        final: torch.Tensor | None = None,
     ) -> Call:
         """Bind a call of the draft over ``tokens`` [batch, query], and over ``prompts`` packed with them.
 
         ``score_rows`` [batch, rows]: the tokens whose logits go to ``logits``, counted from ``layout.row_starts``.
-        ``write_index`` [batch]: the position of the first token of each row. ``others``: further bindings.
+        ``write_index`` [batch]: the position of the first token of each row. ``others``: further bindings. ``final``:
+        see Cache.bind.
         """
         batch, rows = score_rows.shape
-        return self.engine.bind(
+        return self.cache.bind(
+            self.engine,
+            0,
             {
                 "token_ids": self.layout.token_ids(tokens, prompts),
                 "score_rows": score_rows,
                 "write_index": write_index,
                 "logits": logits.view(batch, rows, self.width),
-                **self.cache.rows(0, batch),
                 **self.layout.bindings(prompts),
                 **others,
-            }
+            },
+            final=final,
         )

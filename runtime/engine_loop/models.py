@@ -127,16 +127,17 @@ class TargetRunner:
         if not batch:
             return packed_prefill_call(target, self.cache, layout, prompts, self.buffers.logits, features)
         score_rows = layout.row_starts(batch, rows) + torch.arange(rows, device=self.device)
-        return target.bind(
+        return self.cache.bind(
+            target,
+            0,
             {
                 "token_ids": layout.token_ids(self.buffers.token_ids.view(batch, rows), prompts),
                 "write_index": self.state.view("length", batch),
                 "score_rows": score_rows,
                 "logits": self._logits(shape),
                 **features,
-                **self.cache.rows(0, batch),
                 **layout.bindings(prompts),
-            }
+            },
         )
 
     def _logits(self, shape: RoundShape) -> torch.Tensor:

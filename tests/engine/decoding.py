@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -168,7 +169,7 @@ class Decoder:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
         self.path = folder / f"{lowering}-{dtype}.onnx"
-        how = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype}
+        how: dict[str, Any] = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype, "uncommitted": 8}
         model = fused(build_decoder(spec, checkpoint, **how, lowering=lowering), lowering)
         save_model(model, self.path)
         self.paged = lowering == "paged"
@@ -182,6 +183,7 @@ class Decoder:
         # A float16 key of 3e4 would overflow in the matmul with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
         poison = dict.fromkeys(poison, 400) if kv_dtype else poison
+        poison |= {"past_state": 0, "past_recent": 3e4}  # the owner of a state clears it
         per_row = table_width(capacity)
         # Rows own blocks in random order. No row owns block 0.
         order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
@@ -196,12 +198,16 @@ class Decoder:
             for binding in self.contract.inputs
             if binding.name.startswith("past_")
         }
+        if any(binding.name == "state_index" for binding in self.contract.inputs):
+            self.caches["state_index"] = torch.zeros(batch, dtype=torch.int64)
 
     def bind(self, tokens: torch.Tensor, index: Sequence[int], rows: torch.Tensor) -> tuple[object, torch.Tensor]:
         """A bound call and the tensor that its logits will be written into."""
         vocab = int(self.contract["logits"].shape[2])
         logits = torch.full((*rows.shape, vocab), float("nan"), dtype=self.dtype, device=self.device)
         named = window_bindings(self.contract, tokens, rows) | {"write_index": torch.tensor(index)}
+        if "state_index" in self.caches:
+            named["commit_index"] = named["write_index"]
         if self.paged:
             named |= {"block_table": self.table} | no_prompts(self.table)
         on_device = {name: tensor.to(self.device) for name, tensor in named.items()}
@@ -216,7 +222,24 @@ class Decoder:
             torch.tensor(tokens), index, torch.tensor([list(query)] * len(tokens) if rows is None else rows)
         )
         call.run()
+        if "state_index" in self.caches:
+            self.caches["state_index"].copy_(torch.tensor(index))
         return logits.float().cpu()
+
+    def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """Process prompt tokens of one row over a linear cache as the runtime does, without scores."""
+        given = {
+            "token_ids": torch.tensor([list(tokens)]),
+            "write_index": torch.tensor([start]),
+            "score_rows": torch.zeros(1, 0, dtype=torch.int64),
+            "logits": torch.zeros(1, 0, VOCAB),
+        }
+        if "state_index" in self.caches:
+            given["commit_index"] = torch.tensor([start + len(tokens) - 1])
+        rows = {name: cache[row : row + 1] for name, cache in self.caches.items()}
+        self.engine.bind(given | rows).run()
+        if "state_index" in self.caches:
+            self.caches["state_index"][row] = start + len(tokens) - 1
 
     def packed(
         self,

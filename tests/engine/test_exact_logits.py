@@ -17,7 +17,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import tiny_checkpoint, write_recipe
+from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
 
 MOST, CHUNK, TOKENS = 6, 64, 9
 LINEAR = 'name = "onnxruntime-cpu"'
@@ -29,6 +29,7 @@ BUNDLES = {  # backend, dtype and dtype of the cache: every pair that runs on a 
     "paged-float32": (PAGED, "float32", None),
     "paged-float16": (PAGED, "float16", None),
     "paged-float8": (PAGED, "float16", "float8_e4m3"),
+    "hybrid-float32": (LINEAR, "float32", None),
 }
 # Texts that end within a block of 64, at its end, and in the fifth: onnxruntime adds up to 128 or 256 products at once.
 PROMPTS = [[(7 * i * i + 3 * tokens) % 199 for i in range(tokens)] for tokens in (1, 2, 57, 64, 250)]
@@ -37,11 +38,17 @@ PROMPTS = [[(7 * i * i + 3 * tokens) % 199 for i in range(tokens)] for tokens in
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LLM]]:
     folder = tmp_path_factory.mktemp("exact")
-    target = tiny_checkpoint(folder / "target", seed=1, head_dim=64, max_length=512)
-    draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=64, max_length=512)
+    models = {
+        "attention": (
+            tiny_checkpoint(folder / "target", seed=1, head_dim=64, max_length=512),
+            tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=64, max_length=512),
+        ),
+        "hybrid": (tiny_hybrid(folder / "hybrid", seed=1), tiny_hybrid(folder / "hybrid-draft", layers=3, seed=1)),
+    }
 
     def built(name: str, backend: str, dtype: str, kv_dtype: str | None) -> Path:
         limits = {"length": 272, "prefill_chunk": 2 * CHUNK}
+        target, draft = models["hybrid" if name.startswith("hybrid") else "attention"]
         recipe = write_recipe(
             folder / f"{name}.toml", target=target, draft=draft, window=MOST, backend=backend, dtype=dtype, **limits
         )

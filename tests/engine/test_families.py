@@ -94,14 +94,7 @@ def continued(decode: Decoder, *, window: int) -> torch.Tensor:
 def prefill(decode: Decoder, row: int, text: list[int], *, cut: int) -> None:
     """Process a prompt as the runtime does, without scores, in two calls. The first call has 1 or 2 tokens."""
     for start, end in ((0, cut + 1), (cut + 1, len(text))):
-        given = {
-            "token_ids": torch.tensor([text[start:end]]),
-            "write_index": torch.tensor([start]),
-            "score_rows": torch.zeros(1, 0, dtype=torch.int64),
-            "logits": torch.zeros(1, 0, VOCAB),
-        }
-        rows = {name: cache[row : row + 1] for name, cache in decode.caches.items()}
-        decode.engine.bind(given | rows).run()
+        decode.prefill(row, text[start:end], start)
 
 
 def test_experts_in_float16_are_rejected(tmp_path: Path) -> None:
@@ -232,6 +225,12 @@ WITH_IMAGES: dict[str, Callable[[], PreTrainedConfig]] = {
         text_config=DIMS
         | {"hidden_size": 64, "rope_parameters": MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
         vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32},
+    ),
+    "qwen3_5": lambda: AutoConfig.for_model(
+        "qwen3_5",
+        text_config=FAMILIES["qwen3_5"]().to_dict(),
+        vision_config=QWEN_VISION | {"num_position_embeddings": 16},
+        tie_word_embeddings=False,
     ),
     "internvl": lambda: AutoConfig.for_model(
         "internvl",

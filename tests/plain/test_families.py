@@ -118,6 +118,23 @@ PUBLISHED = {
         lambda spec: (spec.vocab, spec.max_length, spec.norm_eps, spec.rope_of(5).kind, spec.rope_of(5).theta)
         == (262208, 131072, 1e-6, "linear", 1e6),
     ),
+    "Qwen3.5-27B": (
+        """{"architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5",
+        "text_config": {"attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true,
+        "dtype": "bfloat16", "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17408,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": false, "num_attention_heads": 24, "num_hidden_layers": 64,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_parameters": {"mrope_interleaved": true,
+        "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+        "rope_type": "default"}, "use_cache": true, "vocab_size": 248320}, "tie_word_embeddings": false,
+        "video_token_id": 248057, "vision_config": {"depth": 27, "hidden_size": 1152}, "vision_end_token_id": 248054,
+        "vision_start_token_id": 248053}""",
+        lambda spec: (spec.rope.rotated, spec.recurrent.state, spec.recurrent.layers[:4], spec.gated_attention)
+        == (64, (48, 128, 128), (True, True, True, False), True),
+    ),
     "Mistral-Small-3.1-24B": (
         """{"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
         "model_type": "mistral3", "multimodal_projector_bias": false, "projector_hidden_act": "gelu",

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.linear import LinearCache, LinearCacheManager
 
@@ -20,24 +21,26 @@ class Rows:
     """A manager over one cache tensor, in which the letters of a text are written as their codes."""
 
     def __init__(self) -> None:
-        self.cache = LinearCache.__new__(LinearCache)
-        self.cache.tensors = {"past": torch.zeros(SLOTS, 1, BLOCKS * BLOCK_SIZE, 1)}
+        shape = ("batch", 1, BLOCKS * BLOCK_SIZE, 1)
+        bindings = [Binding(f"{kind}_key.0", "float32", shape) for kind in ("past", "present")]
+        contract = Contract((bindings[0],), (bindings[1],), (("present_key.0", "past_key.0"),))
+        self.cache = LinearCache(contract, SLOTS, torch.device("cpu"))
         self.manager = LinearCacheManager(SLACK)
         self.manager.add(self.cache)
 
     def blocks(self, slot: int, count: int) -> list[set[float]]:
-        row = self.cache.tensors["past"][slot, 0, :, 0].tolist()
+        row = self.cache.tensors["past_key.0"][slot, 0, :, 0].tolist()
         return [set(row[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE]) for at in range(count)]
 
     def prefill(self, slot: int, text: str, start: int) -> None:
         for at, letter in list(enumerate(text))[start:]:
-            self.cache.tensors["past"][slot, :, at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE] = ord(letter)
+            self.cache.tensors["past_key.0"][slot, :, at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE] = ord(letter)
         self.manager.register_prefix(slot, hashes_of(text))
 
     def leave(self, slot: int) -> None:
         """Free a slot. Rounds then overwrite its first positions."""
         self.manager.leave(slot)
-        self.cache.tensors["past"][slot, :, : SLACK + 1] = -1
+        self.cache.tensors["past_key.0"][slot, :, : SLACK + 1] = -1
 
 
 def test_a_row_that_is_not_prefilled_yet_is_no_source() -> None:

@@ -227,5 +227,15 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         num_experts_per_tok=3,
         rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
     ),
+    "qwen3_5": _of(
+        "qwen3_5_text",
+        head_dim=64,
+        num_hidden_layers=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        rope_parameters=_THETA | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+    ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }

@@ -1,0 +1,99 @@
+"""Hybrid models on a CPU: recurrent layers change nothing about speculation, prompts and slots."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.opening import open_models
+from tests.engine.test_invisible import REQUESTS, check_reversed_and_one_by_one, output_of, outputs
+from tests.engine.test_paged_rounds import PAGED
+from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
+
+NGRAM = 'kind = "ngram"\nnum_draft_tokens = 8\nngram_min = 1'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hybrids")
+
+
+@pytest.fixture(scope="module")
+def bundles(folder: Path) -> dict[str, Path]:
+    """Bundles by draft: n-gram, an independent hybrid model, and an independent model with attention alone."""
+    target = tiny_hybrid(folder / "target", seed=1)
+    drafts: dict[str, dict[str, Any]] = {
+        "ngram": {"drafting": NGRAM},
+        "hybrid": {"draft": tiny_hybrid(folder / "draft", layers=3, seed=1), "window": 8},
+        "attention": {"draft": tiny_checkpoint(folder / "attention", layers=1, seed=1), "window": 8},
+    }
+    return {
+        name: build(
+            Recipe.load(write_recipe(folder / f"{name}.toml", target=target, **how)), folder / f"{name}-bundle"
+        ).folder
+        for name, how in drafts.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def autoregressive(bundles: dict[str, Path]) -> list[Any]:
+    return [output_of(output) for output in outputs(bundles["ngram"], num_draft_tokens=0)]
+
+
+@pytest.mark.parametrize("draft", ["ngram", "hybrid", "attention"])
+def test_drafts_change_no_token(bundles: dict[str, Path], autoregressive: list[Any], draft: str) -> None:
+    found = outputs(bundles[draft])
+    assert [output_of(output) for output in found] == autoregressive
+    assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 0
+
+
+def test_overlap_and_adaptive_draft_lengths_change_no_token(
+    bundles: dict[str, Path], autoregressive: list[Any]
+) -> None:
+    found = outputs(bundles["hybrid"], overlap=True, adaptive_draft_tokens=True)
+    assert [output_of(output) for output in found] == autoregressive
+
+
+def test_other_requests_and_slots_change_no_token(bundles: dict[str, Path], autoregressive: list[Any]) -> None:
+    check_reversed_and_one_by_one(bundles["hybrid"], REQUESTS, autoregressive)
+
+
+def test_a_repeated_prompt_gives_the_same_text(bundles: dict[str, Path]) -> None:
+    params = SamplingParams(seed=3, max_tokens=12, ignore_eos=True, n=2)
+    with LLM(bundles["hybrid"], threads=1) as llm:
+        first, again = (llm.generate(["and the " * 10] * 2, params) for _ in range(2))
+    assert [output.token_ids for output in first] == [output.token_ids for output in again]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_drafts_change_no_token_with_quantized_weights(folder: Path, dtype: str) -> None:
+    target = tiny_hybrid(folder / dtype, seed=2)
+    recipe = write_recipe(folder / f"{dtype}.toml", target=target, drafting=NGRAM, dtype=dtype)
+    bundle = build(Recipe.load(recipe), folder / f"{dtype}-bundle").folder
+    texts = [[output_of(output) for output in outputs(bundle, num_draft_tokens=window)] for window in (0, 8)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "message"),
+    [
+        (PAGED, "bfloat16", "has recurrent layers, which run on a CPU alone.*must be onnxruntime-cpu"),
+        ('name = "onnxruntime-cuda"\ncache = "linear"', "bfloat16", "has recurrent layers, which run on a CPU alone"),
+        ('name = "tensorrt"', "bfloat16", "has recurrent layers, which run on a CPU alone"),
+        (
+            'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9"]',
+            "bfloat16",
+            "has recurrent layers, which run on a CPU alone",
+        ),
+        ('name = "onnxruntime-cpu"', "float16", "float32, int8 or int4 for a model with recurrent layers"),
+    ],
+)
+def test_other_backends_are_rejected_by_name(folder: Path, backend: str, dtype: str, message: str) -> None:
+    target = tiny_hybrid(folder / "rejected")
+    recipe = write_recipe(folder / "rejected.toml", target=target, backend=backend, dtype=dtype)
+    with pytest.raises((BadCheckpoint, BadRecipe), match=message):
+        open_models(Recipe.load(recipe))
