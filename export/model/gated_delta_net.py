@@ -166,14 +166,34 @@ class GatedDeltaNet:
     def _projected(self, b: GraphBuilder, x: ir.Value, w: Weights, name: str) -> tuple[ir.Value, ir.Value]:
         """Return the inputs of each token, [batch, tokens, width], and its output gate."""
         net = self.net
+        values = net.value_heads * net.value_dim
+        if net.by_key_head:
+            qkvz = self._matmul(b, x, w, Linear.stored(f"{name}.in_proj_qkvz", net.channels + values))
+            gates = self._matmul(b, x, w, Linear.stored(f"{name}.in_proj_ba", 2 * net.value_heads))
+            shared = net.value_heads // net.key_heads
+            *qkv, gate = self._by_kind(b, qkvz, [net.key_dim, net.key_dim, *[shared * net.value_dim] * 2])
+            update, decay = self._by_kind(b, gates, [shared] * 2)
+            return b.op("Concat", *qkv, decay, update, axis=2), gate
         # In the order of their names, in which they are adjacent in the file.
-        widths = {"a": net.value_heads, "b": net.value_heads, "qkv": net.channels, "z": net.value_heads * net.value_dim}
+        widths = {"a": net.value_heads, "b": net.value_heads, "qkv": net.channels, "z": values}
         merged = merge_linears(*(Linear.stored(f"{name}.in_proj_{part}", width) for part, width in widths.items()))
-        projected = merged(b, x, w)
-        if is_padded(x):
-            projected = cut(b, projected, self.tokens.count, self.ids)
-        decay, update, qkv, gate = b.ops("Split", projected, b.constant(list(widths.values())), outputs=4, axis=2)
-        return b.op("Concat", qkv, decay, update, axis=2), gate
+        projected = self._matmul(b, x, w, merged)
+        decay, update, mixed, gate = b.ops("Split", projected, b.constant(list(widths.values())), outputs=4, axis=2)
+        return b.op("Concat", mixed, decay, update, axis=2), gate
+
+    def _matmul(self, b: GraphBuilder, x: ir.Value, w: Weights, linear: Linear) -> ir.Value:
+        """Return the product for the call's tokens, without padding."""
+        projected = linear(b, x, w)
+        return cut(b, projected, self.tokens.count, self.ids) if is_padded(x) else projected
+
+    def _by_kind(self, b: GraphBuilder, x: ir.Value, widths: list[int]) -> tuple[ir.Value, ...]:
+        """Split ``x``, which has ``widths`` values of each kind per key head, into all values of each kind."""
+        heads = self.net.key_heads
+        headed = b.op("Reshape", x, b.constant([0, 0, heads, sum(widths)]))
+        parts = b.ops("Split", headed, b.constant(widths), outputs=len(widths), axis=3)
+        return tuple(
+            b.op("Reshape", part, b.constant([0, 0, heads * width])) for part, width in zip(parts, widths, strict=True)
+        )
 
     def _span(self, b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str) -> _Span:
         """Return the inputs of the recurrence; ``earlier`` are the tokens before the ``mixed`` ones of the call."""

@@ -25,7 +25,12 @@ from tandemrt.export.read.tensors import with_graph_names
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Weights of one matmul of the graph are adjacent in the file, in the matmul's order (export/model/linear.py).
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
-_RECURRENT = ("in_proj_qkv", "in_proj_z", "out_proj")  # gates of decay and update are small and stay unquantized
+_RECURRENT = (
+    "in_proj_qkv",
+    "in_proj_qkvz",
+    "in_proj_z",
+    "out_proj",
+)  # gates of decay and update are small and stay unquantized
 FILE = "model.safetensors"
 
 

@@ -21,7 +21,7 @@ from tandemrt.export.read.layer_kinds import (
     sliding_rotary,
     uniform_window,
 )
-from tandemrt.export.read.recurrent import delta_net
+from tandemrt.export.read.recurrent import delta_net, joined_delta_net
 from tandemrt.export.read.rope import RopeRules
 
 _NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
@@ -246,6 +246,34 @@ _ROWS = (
         rope=RopeRules(partial=0.25),
         no_effect_values={"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")},
         unused_fields=_MTP,
+    ),
+    Family(
+        "qwen3_5_moe_text",
+        ("Qwen3_5MoeForCausalLM",),
+        # Every layer has experts, so configs have no intermediate_size; their weights are always normalized.
+        defaults={"head_dim": 256, "intermediate_size": 512, "norm_topk_prob": True},
+        norm_offset=True,
+        qk_norm=QKNorm(),
+        gated_attention=True,
+        recurrent=delta_net,
+        windows=hybrid_window,
+        rope=RopeRules(partial=0.25),
+        no_effect_values={"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")},
+        unused_fields=(*_MTP, *_ROUTER),
+        experts=experts.qwen2_experts,
+    ),
+    Family(
+        "qwen3_next",
+        ("Qwen3NextForCausalLM",),
+        defaults={"head_dim": 256, "norm_topk_prob": True},
+        norm_offset=True,
+        qk_norm=QKNorm(),
+        gated_attention=True,
+        recurrent=joined_delta_net,
+        windows=hybrid_window,
+        rope=RopeRules(partial=0.25),
+        unused_fields=(*_MTP, *_ROUTER),
+        experts=experts.qwen2_experts,
     ),
     Family(
         "mixtral",

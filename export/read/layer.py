@@ -118,7 +118,8 @@ class DeltaNet:
     """Layers with a gated delta net in place of attention; see ``gated_delta_net`` in docs/operators.md.
 
     ``layers``: for each layer, whether it has one. ``kernel``: the tokens that the convolution reads, its own included.
-    Each key head serves the same number of consecutive value heads.
+    Each key head serves the same number of consecutive value heads. ``by_key_head``: two weights project the input, and
+    their outputs are ordered by key head (Qwen3-Next); else there are four, one per kind of output.
     """
 
     layers: tuple[bool, ...]
@@ -127,6 +128,7 @@ class DeltaNet:
     key_dim: int
     value_dim: int
     kernel: int
+    by_key_head: bool = False
 
     @property
     def channels(self) -> int:

@@ -82,6 +82,7 @@ def alternating_windows(period: int, *, full: int = -1, named: str | None = None
 def hybrid_window(fields: Fields, layers: int) -> Windows:
     """Return no sliding window for a hybrid model, whose layer_types ``hybrid_layers`` reads."""
     fields.only("sliding_window", None)
+    fields.only("use_sliding_window", False)
     return None, (False,) * layers
 
 

@@ -1,5 +1,7 @@
 """Read the recurrent layers of hybrid models."""
 
+from dataclasses import replace
+
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer import DeltaNet
@@ -11,7 +13,7 @@ def not_recurrent(fields: Fields, layers: int) -> None:
 
 
 def delta_net(fields: Fields, layers: int) -> DeltaNet:
-    """Qwen3-Next and Qwen3.5: a gated delta net in the layers that ``layer_types`` calls linear_attention."""
+    """Qwen3.5: a gated delta net in the layers that ``layer_types`` calls linear_attention."""
     kinds = hybrid_layers(fields, layers)
     key_heads, value_heads = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
     if value_heads % key_heads:
@@ -24,3 +26,8 @@ def delta_net(fields: Fields, layers: int) -> DeltaNet:
         raise BadCheckpoint(f"config.json: linear_conv_kernel_dim should be at least 2, it is {kernel}")
     key_dim, value_dim = (fields.integer(f"linear_{kind}_head_dim", 128, most=65_536) for kind in ("key", "value"))
     return DeltaNet(kinds, key_heads, value_heads, key_dim, value_dim, kernel)
+
+
+def joined_delta_net(fields: Fields, layers: int) -> DeltaNet:
+    """Qwen3-Next: as Qwen3.5, with projections that are joined by key head."""
+    return replace(delta_net(fields, layers), by_key_head=True)

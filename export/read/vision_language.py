@@ -37,6 +37,7 @@ VISION_LANGUAGE = {
     "Qwen2VLForConditionalGeneration": TextPart({"qwen2_vl_text": "Qwen2ForCausalLM"}, "qwen2_vl", _QWEN),
     "Qwen2_5_VLForConditionalGeneration": TextPart({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, "qwen2_5_vl", _QWEN),
     "Qwen3_5ForConditionalGeneration": TextPart({"qwen3_5_text": "Qwen3_5ForCausalLM"}),
+    "Qwen3_5MoeForConditionalGeneration": TextPart({"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}),
     "Qwen3VLForConditionalGeneration": TextPart({"qwen3_vl_text": "Qwen3ForCausalLM"}, defaults=_QWEN3),
     "Qwen3VLMoeForConditionalGeneration": TextPart(
         {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"}, defaults=_QWEN3 | {"norm_topk_prob": True}, gate_up="halves"

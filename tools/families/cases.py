@@ -48,6 +48,16 @@ _GRANITE: dict[str, Any] = {
     "rope_parameters": _THETA,
 }
 
+_DELTA_NET: dict[str, Any] = {
+    "head_dim": 64,
+    "num_hidden_layers": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": _THETA | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+}
+
 
 def _longrope(pairs: int) -> dict[str, Any]:
     return {
@@ -227,15 +237,15 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         num_experts_per_tok=3,
         rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
     ),
-    "qwen3_5": _of(
-        "qwen3_5_text",
-        head_dim=64,
-        num_hidden_layers=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=24,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        rope_parameters=_THETA | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+    "qwen3_5": _of("qwen3_5_text", **_DELTA_NET),
+    "qwen3_5_moe": _of("qwen3_5_moe_text", **_DELTA_NET | _EXPERTS, shared_expert_intermediate_size=32, num_experts=6),
+    "qwen3_next": _of(
+        "qwen3_next",
+        **_DELTA_NET | _EXPERTS,
+        shared_expert_intermediate_size=32,
+        num_experts=6,
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
     ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }
