@@ -1,10 +1,13 @@
 """CPU tensors without torch: numpy arrays with the interface of plugins/tensors/protocol.py."""
 
+import mmap
 from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 import numpy as np
+
+_HUGE = 1 << 22  # bytes from which on numpy asks for huge pages
 
 
 class HostDtype(str):
@@ -228,6 +231,13 @@ def array_of(value: Any) -> Any:
 
 
 def zeros(*shape: Any, dtype: str = "torch.float32") -> HostTensor:
-    """Return zeros. The operating system allocates the memory on first write."""
+    """Return zeros. The operating system allocates the memory on first write, page by page."""
     sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    return HostTensor(np.zeros(prod(sizes), dtype=HostDtype(dtype).numpy).reshape(sizes))
+    kind, count = HostDtype(dtype).numpy, prod(sizes)
+    if count * kind.itemsize < _HUGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return HostTensor(np.zeros(count, kind).reshape(sizes))
+    # numpy asks for pages of 2 MB, and a row of a cache would take all of one for its first token.
+    memory = mmap.mmap(-1, count * kind.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return HostTensor(np.frombuffer(memory, kind).reshape(sizes))

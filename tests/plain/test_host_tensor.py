@@ -1,5 +1,7 @@
 """HostTensor: numpy arrays with torch's names. Operations give the same results as torch."""
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,3 +107,15 @@ def test_clamp_changes_no_dtype(library):
     given, out = (library.zeros(3, dtype=getattr(library, dtype)) for dtype in ("int64", "float32"))
     with pytest.raises((RuntimeError, TypeError)):
         library.clamp(given, max=1, out=out)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="huge pages and /proc are Linux's")
+def test_a_large_tensor_takes_memory_only_where_it_was_written() -> None:
+    tensor, before = host.zeros(64, 1 << 20, dtype=host.uint8), resident_bytes()
+    tensor[:, 0].fill_(1)  # one page in each megabyte
+    assert resident_bytes() - before < 16 << 20
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE
