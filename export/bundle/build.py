@@ -31,6 +31,7 @@ from tandemrt.engines.recipe.recipe import NgramDraft, NoDraft, PardDraft, Recip
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.gguf import with_unpacked_gguf
 from tandemrt.export.bundle.graphs import graphs
 from tandemrt.export.bundle.kernels import compile_into, kernels_for
 from tandemrt.export.bundle.models import Model, Models, mask_token
@@ -95,6 +96,7 @@ def build(
 def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
+    recipe = with_unpacked_gguf(recipe, clock.begin, compiling.progress)
     recipe = resolve_checkpoints(recipe, clock.begin, compiling.progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)

@@ -66,7 +66,7 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
     Args:
         folder: config.json, safetensors files and the tokenizer.
         name: the bundle's name.
-        checkpoint: how the recipe names the checkpoint, a folder or a name on the hub.
+        checkpoint: how the recipe names the checkpoint, a folder, a GGUF file or a name on the hub.
         options: what the user chose.
         machine: what the recipe is for.
 
@@ -75,7 +75,7 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
     """
     opened = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(opened.config)
-    dtype = options.dtype or _dtype(opened, machine)
+    dtype = options.dtype or _dtype(opened, machine, checkpoint)
     batch = BATCH[machine.backend]
     kind = _draft(options.draft)[0]
     fitting = _fitting_tokens(opened, spec, dtype, machine)
@@ -115,11 +115,16 @@ def recipe_name(checkpoint: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("._-").lower() or "model"
 
 
-def _dtype(checkpoint: Checkpoint, machine: Machine) -> str:
-    """Return the dtype: 4-bit weights on a CPU, the checkpoint's dtype on a GPU. Quantized weights stay as they are."""
+def _dtype(checkpoint: Checkpoint, machine: Machine, named: str) -> str:
+    """Return the dtype: 4-bit weights on a CPU, the checkpoint's dtype on a GPU. Quantized weights stay as they are.
+
+    Weights of a GGUF file, which were rounded before, get 8 bits on a CPU.
+    """
     on_cpu = machine.backend == CPU
     if read_quantization(checkpoint.config, checkpoint.folder) is not None:
         return "float32" if on_cpu else "bfloat16"
+    if on_cpu and named.endswith(".gguf"):
+        return "int8"
     stored = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return "int4" if on_cpu else str(stored) if stored in COMPUTE else "bfloat16"
 

@@ -15,6 +15,7 @@ from tandemrt.engines.user_cache import cache_folder, write_file
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, clipped, quoted
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.default_recipe import Machine, default_recipe, recipe_name
+from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions
 from tandemrt.export.read.hub import fetch
 
@@ -90,7 +91,8 @@ class CheckpointSource:
 
     def write_recipe(self) -> Path:
         """Write the default recipe next to ``folder`` and return its file. Raises BadBundle if that is impossible."""
-        named = str(self.checkpoint) if Path(self.model).is_dir() else self.model
+        local = Path(self.model)
+        named = str(local.resolve()) if gguf_file(local) else str(self.checkpoint) if local.is_dir() else self.model
         text = default_recipe(self.checkpoint, recipe_name(self.model), named, self.options, self.machine)
         file = self.folder.with_name(f"{self.folder.name}.toml")
         try:
@@ -102,8 +104,13 @@ class CheckpointSource:
 
 
 def _checkpoint_folder(model: str, begin: Begin, compiling: CompileOptions) -> Path:
-    """Return the local folder of a checkpoint. Its reader rejects a folder in another format."""
+    """Return the local folder of a checkpoint, for a GGUF file its copy in the cache.
+
+    The reader of checkpoints rejects a folder in another format.
+    """
     require_model(model)
+    if (file := gguf_file(Path(model))) is not None:
+        return unpacked_gguf(file.resolve(), begin, compiling.progress)
     if Path(model).is_dir():
         return Path(model).resolve()
     return fetch(model, "bundle", begin=begin, progress=compiling.progress)

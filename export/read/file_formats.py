@@ -16,8 +16,8 @@ _OTHER_FORMATS = (
     (
         ("*.gguf",),
         "GGUF, the format of llama.cpp",
-        "take the original checkpoint, or convert it: transformers' from_pretrained(folder, gguf_file=...), then "
-        "save_pretrained()",
+        "name one file of a family that is read (docs/models.md), without config.json next to it, or take the original "
+        "checkpoint",
     ),
     (
         ("consolidated*.safetensors", "consolidated*.pth", "params.json"),

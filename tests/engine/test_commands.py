@@ -168,8 +168,8 @@ def test_inspect_speaks_json(run) -> None:
     [
         (
             ("export", "build", "dmo"),
-            "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's folder, or OWNER/NAME on "
-            "the Hugging Face hub; got 'dmo'",
+            "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's folder, a GGUF file, or "
+            "OWNER/NAME on the Hugging Face hub; got 'dmo'",
         ),
         (("export", "inspect", "nowhere"), "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'."),
         (("export", "build", "tiny.toml", "--out", "target"), "BadBundle: out must be free or hold a bundle;"),

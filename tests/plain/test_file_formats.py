@@ -11,7 +11,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
     [
         (["config.json", "pytorch_model.bin"], r"PyTorch pickles \(pytorch_model.bin\); convert it.*save_file"),
         (["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "PyTorch pickles"),
-        (["model-Q4_K_M.gguf"], r"GGUF.*\(model-Q4_K_M.gguf\).*gguf_file"),
+        (["model-Q4_K_M.gguf"], r"GGUF.*\(model-Q4_K_M.gguf\).*name one file of a family"),
         (["config.json", "model.gguf"], "GGUF"),
         (["consolidated.safetensors", "params.json", "tekken.json"], r"original format.*\(consolidated.safetensors\)"),
         (["consolidated.00.pth", "params.json"], r"original format.*\(consolidated.00.pth\)"),

@@ -1,0 +1,56 @@
+"""Replace GGUF files of a recipe by checkpoint folders, which are written once into the user's cache folder."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.user_cache import cache_folder
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
+from tandemrt.export.quantize.writer import Progress
+
+_FORMAT = 1  # of the written folders; another number writes them again
+
+
+def with_unpacked_gguf(recipe: Recipe, begin: Callable[[str], None] | None, progress: Progress | None) -> Recipe:
+    """Return ``recipe`` with a checkpoint folder for every GGUF file that it names. Raises BadCheckpoint."""
+    changed: dict[str, Any] = {}
+    for role, checkpoint in recipe.checkpoints().items():
+        if (file := gguf_file(checkpoint)) is not None:
+            folder = unpacked_gguf(file, begin, progress)
+            changed[role] = getattr(recipe, role).model_copy(update={"checkpoint": folder})
+    return recipe.model_copy(update=changed)
+
+
+def gguf_file(checkpoint: Path) -> Path | None:
+    """Return the GGUF file that ``checkpoint`` is, or the only one in a folder without config.json; else None."""
+    with suppress(OSError, ValueError):  # the path is too long or has a zero byte
+        if checkpoint.is_file() and checkpoint.suffix == ".gguf":
+            return checkpoint
+        if checkpoint.is_dir() and not (checkpoint / "config.json").exists():
+            found = list(checkpoint.glob("*.gguf"))
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def unpacked_gguf(file: Path, begin: Callable[[str], None] | None, progress: Progress | None) -> Path:
+    """Return the checkpoint folder of a GGUF file; write it unless an earlier build did. Raises BadCheckpoint."""
+    stat = file.stat()
+    named = json.dumps([_FORMAT, str(file.resolve()), stat.st_size, stat.st_mtime_ns])
+    folder = cache_folder() / "gguf" / f"{file.stem}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    if begin is not None:
+        begin(f"Unpack {file.name}")
+    try:
+        write_gguf_checkpoint(file, folder, progress)
+    except OSError as error:
+        raise BadCheckpoint(
+            f"{file}: it is unpacked into {folder}, which must be writable: {error.strerror}. Set TANDEMRT_CACHE to "
+            "another folder"
+        ) from error
+    return folder

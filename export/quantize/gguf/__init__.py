@@ -1,0 +1,1 @@
+"""Convert GGUF, the file format of llama.cpp, to a checkpoint folder."""

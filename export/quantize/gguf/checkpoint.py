@@ -1,0 +1,165 @@
+"""Write a GGUF file as a checkpoint folder: config.json, model.safetensors and the tokenizer."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
+from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily
+from tandemrt.export.quantize.gguf.packed import PACKED, can_pack, pack, quantization_config
+from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
+
+_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+_UNCHANGED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types that a checkpoint holds as they are
+
+
+def write_gguf_checkpoint(file: Path, folder: Path, progress: Progress | None = None) -> None:
+    """Write ``file`` to ``folder``, which must not exist. It appears when it is complete.
+
+    Weights in Q4_0 and Q8_0 stay in 4 and 8 bits with equal values, in the format of compressed-tensors. Weights in
+    other quantized types, and quantized embeddings and heads, become the float32 values that the type defines. Raises
+    BadCheckpoint for files that are damaged or of another family, and BackendUnavailable without the package gguf or
+    transformers.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        config, entries = read_gguf(file)
+        write_safetensors(scratch / "model.safetensors", entries, progress=progress)
+        (scratch / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        _write_tokenizer(file, scratch)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
+    """Return the config of a GGUF file and its tensors. Raises as ``write_gguf_checkpoint`` does."""
+    try:
+        from gguf import GGUFReader
+    except ModuleNotFoundError as error:
+        raise BackendUnavailable("a GGUF file needs the package gguf: pip install 'tandemrt[gguf]'") from error
+    try:
+        reader = GGUFReader(file)
+        metadata = {name: found.contents() for name, found in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+        raise BadCheckpoint(f"{file}: should be a GGUF file: {clipped(error)}; download it again") from error
+    name = str(metadata.get("general.architecture"))
+    family = GGUF_FAMILIES.get(name)
+    if family is None:
+        raise BadCheckpoint(
+            f"{file}: general.architecture should be one of {', '.join(GGUF_FAMILIES)}, it is {quoted(name)}; take the "
+            "original checkpoint"
+        )
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tokens = metadata.get("tokenizer.ggml.tokens") or ()
+    try:
+        config = family.config(metadata, name, tied="output.weight" not in tensors, vocab=len(tokens))
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{file}: {error}") from error
+    config |= _special_tokens(metadata)
+    if (factors := tensors.pop(FREQUENCIES, None)) is not None:
+        config |= _with_factors(config, np.asarray(factors.data, np.float32))
+    for tensor in tensors.values():
+        if tensor.tensor_type.name not in _TYPES:
+            raise BadCheckpoint(
+                f"{file}: tensor {quoted(tensor.name)} should be of one of the types {', '.join(_TYPES)}, it is "
+                f"{tensor.tensor_type.name}; take a file with another quantization"
+            )
+    entries = [entry for tensor in tensors.values() for entry in _entries(file, tensor, family, config)]
+    if bits := {
+        _module(tensor, family): PACKED[tensor.tensor_type.name] for tensor in tensors.values() if _packs(tensor)
+    }:
+        modules = {entry.name.rpartition(".")[0] for entry in entries}
+        config["quantization_config"] = quantization_config(bits, sorted(modules))
+    return config, entries
+
+
+def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
+    names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
+    return {to: metadata[f"tokenizer.ggml.{key}"] for key, to in names.items() if f"tokenizer.ggml.{key}" in metadata}
+
+
+def _with_factors(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
+    """Return the rotary embedding whose frequencies are divided by ``factors``, as Llama 3.1's rule gives them."""
+    each = [float(factor) for factor in factors]
+    length = config["max_position_embeddings"]
+    scaling = {"rope_type": "longrope", "short_factor": each, "long_factor": each, "attention_factor": 1.0}
+    return {"rope_scaling": scaling | {"original_max_position_embeddings": length}}
+
+
+def _entries(file: Path, tensor: Any, family: GgufFamily, config: dict[str, Any]) -> Iterator[Entry]:
+    """Yield the tensors of the checkpoint for one tensor of the file."""
+    name, kind = family.name_of(tensor.name), tensor.tensor_type.name
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    if name is None:
+        raise BadCheckpoint(
+            f"{file}: tensor {quoted(tensor.name)} has no place in {family.architecture}; take the original checkpoint"
+        )
+    order = _order(tensor.name, shape, family, config)
+    if "{}" in name:
+        for expert in range(shape[0]):
+            part = partial(_values, tensor, None, 0.0, at=expert)
+            yield Entry(name.format(expert), _dtype(kind), shape[1:], partial(_chunks, part))
+    elif _packs(tensor):
+        yield from pack(
+            name.removesuffix(".weight"), kind, shape, lambda: tensor.data if order is None else tensor.data[order]
+        )
+    else:
+        offset = 1.0 if family.norm_offset and name.endswith("norm.weight") else 0.0
+        yield Entry(name, _dtype(kind), shape, partial(_chunks, partial(_values, tensor, order, offset)))
+
+
+def _packs(tensor: Any) -> bool:
+    """Whether the checkpoint keeps the integers of a tensor: of a matmul in a layer."""
+    return tensor.name.startswith("blk.") and can_pack(tensor.tensor_type.name, tensor.shape[::-1])
+
+
+def _module(tensor: Any, family: GgufFamily) -> str:
+    return str(family.name_of(tensor.name)).removesuffix(".weight")
+
+
+def _order(name: str, shape: tuple[int, ...], family: GgufFamily, config: dict[str, Any]) -> np.ndarray | None:
+    """Return the order of the rows that pairs value i with value i + half of a head; None: as they are stored."""
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config.get("num_key_value_heads")}
+    count = heads.get(name.rpartition(".")[0].rpartition(".")[2])
+    if not family.permuted or count is None:
+        return None
+    return np.arange(shape[0]).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _dtype(kind: str) -> str:
+    return _UNCHANGED.get(kind, "float32")
+
+
+def _values(tensor: Any, order: np.ndarray | None, offset: float, at: int | None = None) -> np.ndarray:
+    """Return the values of a tensor, or of part ``at`` of it, with rows in ``order``, minus ``offset``."""
+    from gguf import dequantize
+
+    data = tensor.data if at is None else tensor.data[at]
+    stored = data if tensor.tensor_type.name in _UNCHANGED else dequantize(data, tensor.tensor_type)
+    if order is not None:
+        stored = stored[order]
+    return stored - np.float32(offset) if offset else stored
+
+
+def _chunks(values: Callable[[], np.ndarray]) -> Iterator[bytes]:
+    yield np.ascontiguousarray(values()).tobytes()
+
+
+def _write_tokenizer(file: Path, folder: Path) -> None:
+    """Write the tokenizer that the file's vocabulary defines."""
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise BackendUnavailable("the tokenizer of a GGUF file needs transformers: pip install transformers") from error
+    try:
+        AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(folder)
+    except Exception as error:
+        raise BadCheckpoint(f"{file}: transformers cannot read the tokenizer: {clipped(error)}") from error

@@ -1,0 +1,143 @@
+"""What GGUF files of each model family hold: metadata keys, tensor names, and how tensors were changed.
+
+Source: llama.cpp's converter from Hugging Face checkpoints, and ggml's docs/gguf.md.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+
+Metadata = dict[str, Any]
+_NORMS_BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_NORMS_AROUND = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+FREQUENCIES = "rope_freqs.weight"  # factors of the rotary frequencies, for all layers
+# GGUF key after the name of the family -> field of config.json.
+_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_UNUSED = ("attention.value_length", "rope.dimension_count")  # compared with the size of a head
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """A family by its GGUF name. ``permuted``: rows of queries and keys are in the order of interleaved pairs.
+
+    ``norm_offset``: norm weights have 1 added. ``further`` returns the fields that the family implies, for the
+    metadata and the fields that the file states.
+    """
+
+    architecture: str
+    norms: Mapping[str, str] = field(default_factory=lambda: _NORMS_BEFORE)
+    permuted: bool = False
+    norm_offset: bool = False
+    further: Callable[[Metadata, dict[str, Any]], dict[str, Any]] = lambda _metadata, _config: {}
+
+    def name_of(self, name: str) -> str | None:
+        """Return the checkpoint's name of a tensor, with {} for the number of an expert; None: unknown."""
+        stem, _, kind = name.rpartition(".")
+        if stem in _OUTSIDE:
+            return f"{_OUTSIDE[stem]}.{kind}"
+        begin, _, rest = stem.partition(".")
+        layer, _, module = rest.partition(".")
+        if begin != "blk" or not layer.isdecimal():
+            return None
+        if module in _EXPERTS and kind == "weight":
+            return f"model.layers.{layer}.mlp.experts.{{}}.{_EXPERTS[module]}.weight"
+        found = (_LAYER | dict(self.norms)).get(module)
+        return None if found is None else f"model.layers.{layer}.{found}.{kind}"
+
+    def config(self, metadata: Metadata, name: str, *, tied: bool, vocab: int) -> dict[str, Any]:
+        """Return config.json for the metadata of the family ``name``. Raises BadCheckpoint for an unknown key."""
+        own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+        config: dict[str, Any] = {"architectures": [self.architecture], "tie_word_embeddings": tied}
+        config |= {to: own.pop(key) for key, to in _KEYS.items() if key in own}
+        config.setdefault("vocab_size", vocab)
+        heads = config.get("num_attention_heads")
+        if not isinstance(heads, int):
+            raise BadCheckpoint(f"{name}.attention.head_count should be a number of heads, it is {quoted(heads)}")
+        config.setdefault("head_dim", int(config.get("hidden_size", 0)) // heads)
+        rope = _rope(own, name)
+        for key in _UNUSED:
+            if own.pop(key, config["head_dim"]) != config["head_dim"]:
+                raise BadCheckpoint(
+                    f"{name}.{key} should be {config['head_dim']}, the size of a head; others are not read"
+                )
+        if own:
+            names = ", ".join(quoted(f"{name}.{key}") for key in sorted(own))
+            raise BadCheckpoint(f"the metadata has keys that are not read: {names}; take the original checkpoint")
+        config |= rope
+        return config | self.further(metadata, config)
+
+
+def _rope(own: Metadata, name: str) -> dict[str, Any]:
+    """Take the keys of the rotary embedding from ``own`` and return the fields of config.json."""
+    fields: dict[str, Any] = {}
+    if (theta := own.pop("rope.freq_base", None)) is not None:
+        fields["rope_theta"] = theta
+    kind = own.pop("rope.scaling.type", "none")
+    scaling = {key: own.pop(f"rope.scaling.{key}", None) for key in ("factor", "original_context_length")}
+    own.pop("rope.scaling.finetuned", None)
+    if kind == "none":
+        return fields
+    if kind not in ("linear", "yarn"):
+        raise BadCheckpoint(f"{name}.rope.scaling.type should be none, linear or yarn, it is {quoted(kind)}")
+    rope: dict[str, Any] = {"rope_type": kind, "factor": scaling["factor"]}
+    if kind == "yarn" and scaling["original_context_length"]:
+        rope["original_max_position_embeddings"] = scaling["original_context_length"]
+    return fields | {"rope_scaling": rope}
+
+
+def _gemma(larger: int) -> Callable[[Metadata, dict[str, Any]], dict[str, Any]]:
+    """Return the fields of Gemma; models of ``larger`` layers scale queries by the hidden size per head."""
+
+    def further(_metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+        per_head = config["hidden_size"] // config["num_attention_heads"]
+        scalar = per_head if config["num_hidden_layers"] == larger else config["head_dim"]
+        return {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
+
+    return further
+
+
+GGUF_FAMILIES: Mapping[str, GgufFamily] = {
+    "llama": GgufFamily("LlamaForCausalLM", permuted=True),
+    "qwen2": GgufFamily("Qwen2ForCausalLM"),
+    "qwen3": GgufFamily("Qwen3ForCausalLM"),
+    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", further=lambda _metadata, _config: {"norm_topk_prob": True}),
+    "gemma2": GgufFamily("Gemma2ForCausalLM", _NORMS_AROUND, norm_offset=True, further=_gemma(46)),
+    "gemma3": GgufFamily("Gemma3ForCausalLM", _NORMS_AROUND, norm_offset=True, further=_gemma(62)),
+}

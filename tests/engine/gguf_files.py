@@ -1,0 +1,97 @@
+"""Write tiny GGUF files with the package gguf, from checkpoints that transformers made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.torch import load_file
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+}
+
+
+def write_gguf(checkpoint: Path, file: Path, name: str, kind: str = "F32", **keys: Any) -> dict[str, np.ndarray]:
+    """Write ``checkpoint`` as llama.cpp's converter does; matrices in layers in ``kind``.
+
+    ``keys`` are further keys of the metadata. Returns the float32 values of the tensors under the checkpoint's names.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, name)
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    for key, value in keys.items():
+        getattr(writer, f"add_{key}")(value)
+    _add_tokenizer(writer, checkpoint, config["vocab_size"])
+    values = _add_tensors(writer, checkpoint, name, kind, heads, kv_heads)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values
+
+
+def _add_tensors(
+    writer: gguf.GGUFWriter, checkpoint: Path, name: str, kind: str, heads: int, kv_heads: int
+) -> dict[str, np.ndarray]:
+    tensors = {key: tensor.float().numpy() for key, tensor in load_file(checkpoint / "model.safetensors").items()}
+    layers = 1 + max(int(key.split(".")[2]) for key in tensors if ".layers." in key)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[name], layers)
+    values = dict(tensors)
+    for layer in range(layers):  # experts are stored as one tensor
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            each = [key for key in tensors if f".layers.{layer}.mlp.experts." in key and part in key]
+            each.sort(key=lambda key: int(key.split(".")[5]))
+            if each:
+                stacked = np.stack([tensors.pop(key) for key in each])
+                tensors[f"model.layers.{layer}.mlp.experts.{part}.weight"] = stacked
+    quantized = gguf.GGMLQuantizationType[kind]
+    for key, array in tensors.items():
+        found = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert found is not None, key
+        stored = array + 1 if name.startswith("gemma") and key.endswith("norm.weight") else array
+        if name == "llama" and ("q_proj" in key or "k_proj" in key):
+            count = heads if "q_proj" in key else kv_heads
+            shape = stored.shape
+            stored = stored.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+        if kind != "F32" and array.ndim == 2 and ".layers." in key:
+            data = gguf.quants.quantize(stored, quantized)
+            writer.add_tensor(found, data, raw_dtype=quantized)
+            back = gguf.quants.dequantize(data, quantized)
+            if name == "llama" and ("q_proj" in key or "k_proj" in key):
+                back = back.reshape(count, shape[0] // count // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+            values[key] = back
+        else:
+            writer.add_tensor(found, np.ascontiguousarray(stored, np.float32))
+    return values
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int) -> None:
+    path = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(path.read_text()) if path.exists() else {"model": {"vocab": {}, "merges": []}}
+    added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens", ())}
+    ids = {index: token for token, index in (tokenizer["model"]["vocab"] | added).items()}
+    tokens = [ids.get(index, f"[unused{index}]") for index in range(vocab)]
+    merges = [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in added else 1 for token in tokens])
+    writer.add_token_merges(merges or ["Ġ Ġ"])
+    writer.add_eos_token_id(added.get("<|im_end|>", 0))

@@ -1,0 +1,228 @@
+"""GGUF files are read as checkpoints: equal tensors, equal configs, the file's own tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
+from tandemrt.export.quantize.gguf.checkpoint import read_gguf, write_gguf_checkpoint
+from tandemrt.export.quantize.stored_weights import read_matrix
+from tandemrt.export.quantize.writer import write_safetensors
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import with_graph_names
+from tandemrt.export.read.values import read_values
+from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.engine.gguf_files import write_gguf
+from tests.makers import tiny_checkpoint
+from tools.families.cases import WINDOW
+
+LENGTH = 30
+# Case of the decoder tests -> its GGUF name and further keys.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama tied": ("llama", {"rope_freq_base": 10_000.0}),
+    "llama with llama3 scaling": ("llama", {"rope_freq_base": 500.0}),
+    "qwen2": ("qwen2", {"rope_freq_base": 10_000.0}),
+    "qwen3": ("qwen3", {"rope_freq_base": 10_000.0}),
+    "qwen3_moe": (
+        "qwen3moe",
+        {"rope_freq_base": 500.0, "expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 24},
+    ),
+    "gemma2": (
+        "gemma2",
+        {
+            "rope_freq_base": 500.0,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": ("gemma3", {"rope_freq_base": 500.0, "sliding_window": WINDOW}),
+}
+
+
+def write_case(case: str, folder: Path, kind: str = "F32", **sizes: Any) -> tuple[Path, Any, dict[str, np.ndarray]]:
+    """Write a tiny model as GGUF. Returns the file, the model of transformers, and the values of its tensors."""
+    name, keys = CASES[case]
+    if name == "gemma3":  # as the converter knows it: five sliding layers of six, the local theta, no scaling
+        sizes |= {"layer_types": ["sliding_attention"] * 2, "query_pre_attn_scalar": 16}
+        sizes |= {
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta}
+                for kind, theta in (("full_attention", 500.0), ("sliding_attention", 10_000.0))
+            }
+        }
+    if name == "gemma2":
+        sizes |= {"query_pre_attn_scalar": 16}
+    (folder / "hf").mkdir()
+    model = make_checkpoint(case, folder / "hf", sizes=sizes)
+    file = folder / "model.gguf"
+    return file, model, write_gguf(folder / "hf", file, name, kind, **keys)
+
+
+def converted(file: Path, folder: Path) -> Checkpoint:
+    """Return the checkpoint of a file, without a tokenizer."""
+    config, entries = read_gguf(file)
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", entries)
+    (folder / "config.json").write_text(json.dumps(config))
+    return Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "scaling" not in case])
+def test_a_file_gives_the_tensors_and_the_logits_of_its_model(tmp_path: Path, case: str) -> None:
+    file, model, values = write_case(case, tmp_path)
+    found = converted(file, tmp_path / "found")
+    tensors = {name: read_values(tensor) for name, tensor in found.tensors.items()}
+    assert set(tensors) == set(values)
+    for name, expected in values.items():
+        np.testing.assert_allclose(tensors[name], expected, atol=1e-6 if name.endswith("norm.weight") else 0, rtol=0)
+    text = [(7 * at) % VOCAB for at in range(LENGTH)]
+    logits = Decoder(tmp_path / "found", "mask", batch=1)([text], [0])[0] if case != "qwen3_moe" else None
+    logits = Decoder(tmp_path / "found", "grouped", batch=1)([text], [0])[0] if logits is None else logits
+    np.testing.assert_allclose(logits.numpy(), expected_logits(model, text).numpy(), atol=1e-4, rtol=0)
+
+
+def test_factors_of_rotary_frequencies_are_read(tmp_path: Path) -> None:
+    """Files of Llama 3.1 store the factors of its rule as a tensor."""
+    file, model, _ = write_case("llama with llama3 scaling", tmp_path)
+    ours = ModelSpec.from_hf(json.loads((tmp_path / "hf" / "config.json").read_text())).rope
+    plain = 1.0 / 500.0 ** (np.arange(len(ours.frequencies)) / len(ours.frequencies))
+    factors = (plain / np.array(ours.frequencies)).astype(np.float32)
+    reader, writer = gguf.GGUFReader(file), gguf.GGUFWriter(tmp_path / "factors.gguf", "llama")
+    for name, field in reader.fields.items():
+        if name.startswith("llama."):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.add_tensor("rope_freqs.weight", factors)
+    writer.add_vocab_size(VOCAB)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    converted(tmp_path / "factors.gguf", tmp_path / "found")
+    text = [(7 * at) % VOCAB for at in range(LENGTH)]
+    logits = Decoder(tmp_path / "found", "grouped", batch=1)([text], [0])[0]
+    np.testing.assert_allclose(logits.numpy(), expected_logits(model, text).numpy(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_quantized_weights_have_the_values_of_their_type(tmp_path: Path, kind: str) -> None:
+    file, _, values = write_case("llama tied", tmp_path, kind, intermediate_size=96)
+    found = converted(file, tmp_path / "found")
+    packed = kind in ("Q4_0", "Q8_0")
+    quantization = read_quantization(found.config, found.folder)
+    assert (quantization is not None) == packed
+    for name, expected in values.items():
+        module = name.removesuffix(".weight")
+        scheme = quantization.scheme(module) if quantization is not None else None
+        if scheme is not None and "proj" in name:
+            stored = read_matrix(module, found.tensors, scheme)
+        else:
+            stored = read_values(found.tensors[name]).astype(np.float32)
+        np.testing.assert_array_equal(stored, expected)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_are_dequantized_as_the_package_gguf_does(tmp_path: Path, kind: str) -> None:
+    found = gguf.GGMLQuantizationType[kind]
+    values, nbytes = gguf.GGML_QUANT_SIZES[found]
+    blocks = np.random.default_rng(3).integers(
+        0, 100, (4, 2 * nbytes), dtype=np.uint8
+    )  # scales of any bytes are finite
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_embedding_length(2 * values)
+    writer.add_head_count(4)
+    writer.add_context_length(64)
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=found)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    checkpoint = converted(tmp_path / "model.gguf", tmp_path / "found")
+    stored = read_values(checkpoint.tensors["model.layers.0.mlp.up_proj.weight"])
+    np.testing.assert_array_equal(stored, gguf.quants.dequantize(blocks, found))
+
+
+def test_packed_weights_are_multiplied_as_4_bits(tmp_path: Path) -> None:
+    file, _, _ = write_case("llama tied", tmp_path, "Q4_0", intermediate_size=96)
+    found = converted(file, tmp_path / "found")
+    spec = ModelSpec.from_hf(found.config)
+    quantization = read_quantization(found.config, found.folder)
+    assert quantization is not None
+    names = with_graph_names(found, spec).tensors
+    assert quantization.is_packed
+    assert "model.layers.1.mlp.down_proj.weight_packed" in names
+    assert "model.embed_tokens.weight" in names
+
+
+def test_the_tokenizer_comes_from_the_file(tmp_path: Path) -> None:
+    original = tiny_checkpoint(tmp_path / "hf")
+    write_gguf(original, tmp_path / "model.gguf", "qwen3")
+    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found")
+    ours, theirs = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (tmp_path / "found", original))
+    for text in ("the quick and the dead", '{"a": 1}', "<think>hm</think>", "é\n\n  x"):
+        assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
+    write_gguf(tiny_checkpoint(tmp_path / "hf"), tmp_path / "model.gguf", "qwen3")
+    assert gguf_file(tmp_path) == tmp_path / "model.gguf" == gguf_file(tmp_path / "model.gguf")
+    assert gguf_file(tmp_path / "hf") is None
+    begun: list[str] = []
+    first = unpacked_gguf(tmp_path / "model.gguf", begun.append, None)
+    assert unpacked_gguf(tmp_path / "model.gguf", begun.append, None) == first
+    assert begun == ["Unpack model.gguf"]
+
+
+def test_a_file_is_a_model_name_and_speculation_changes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
+    write_gguf(tiny_checkpoint(tmp_path / "hf"), tmp_path / "model.gguf", "qwen3", "Q4_0")
+    params = SamplingParams(max_tokens=24, seed=3, temperature=1.0)
+    texts = []
+    for drafts in (4, 0):
+        with LLM(tmp_path / "model.gguf", num_draft_tokens=drafts) as llm:
+            texts.append([out.token_ids for out in llm.generate(["a a a b a a a b", "the quick"], params)])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "message"),
+    [
+        ("mamba", None, "general.architecture should be one of llama, .*, it is 'mamba'"),
+        ("llama", "add_expert_shared_count", "keys that are not read: 'llama.expert_shared_count'"),
+        ("llama", "add_value_length", "llama.attention.value_length should be 16"),
+    ],
+)
+def test_what_is_not_read_is_rejected_by_name(tmp_path: Path, name: str, key: str | None, message: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", name)
+    writer.add_block_count(1)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    if key is not None:
+        getattr(writer, key)(3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(BadCheckpoint, match=message):
+        read_gguf(tmp_path / "model.gguf")
+
+
+def test_a_damaged_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(BadCheckpoint, match="should be a GGUF file"):
+        read_gguf(tmp_path / "model.gguf")
