@@ -43,6 +43,10 @@ class KVCacheManager(Protocol):
     caches_outputs: bool  # whether prefix caching includes output tokens; if not, only prompt tokens
 
     @property
+    def reuses_whole_chunks(self) -> bool:
+        """Whether a cached prefix ends only where a chunk of a prompt did, so that chunks should end with a block."""
+
+    @property
     def usage(self) -> float:
         """Share of the memory that slots hold, 0 to 1. Any thread may read it."""
 
@@ -72,6 +76,7 @@ class BlockTable:
     """
 
     caches_outputs = True
+    reuses_whole_chunks = False
 
     def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.caches.recurrent import RecurrentStates, is_recurrent
+from tandemrt.runtime.caches.recurrent import RecurrentStates, Snapshots, is_recurrent
 from tandemrt.runtime.caches.tensors import cache_tensors
 from tandemrt.runtime.device.backends.base import Call, Engine
 
@@ -60,7 +60,7 @@ class LinearCacheManager:
     def __init__(self, slack: int) -> None:
         self._num_saved = slack + 1  # positions
         self._slots = 0
-        self._states: list[RecurrentStates] = []
+        self._snapshots = Snapshots()
         self._rows: list[torch.Tensor] = []
         self._saved: list[torch.Tensor] = []  # per cache tensor: the saved first positions of free rows
         self._hashes: dict[int, list[bytes]] = {}  # by slot: hashes of the blocks in its row
@@ -73,7 +73,12 @@ class LinearCacheManager:
         self._rows += rows
         self._saved += [torch.zeros_like(tensor[:, :, : self._num_saved]) for tensor in rows]
         if cache.states is not None:
-            self._states.append(cache.states)
+            self._snapshots.add(cache.states, self._slots)
+
+    @property
+    def reuses_whole_chunks(self) -> bool:
+        """See KVCacheManager.reuses_whole_chunks."""
+        return bool(self._snapshots)
 
     @property
     def usage(self) -> float:
@@ -85,25 +90,27 @@ class LinearCacheManager:
         if slot in self._hashes and slot not in self._free:
             return 0
         source, found = slot, 0
-        for states in self._states:
-            states.clear(slot)
-        if self._states:
-            hashes = ()  # a recurrent state at the end of a prefix is not kept
         for other, held in self._hashes.items():
             same = _num_common(held, hashes)
             if same > found:
                 source, found = other, same
+        if self._snapshots:  # recurrent layers continue only from a copy of their state
+            found = self._snapshots.longest(hashes[:found])
+        self._snapshots.clear(slot)
         saved = source in self._free
         self._hashes[slot] = []  # no source for others until the copy is complete
         self._free.discard(slot)
         if found:
             self._copy(source, slot, found * BLOCK_SIZE, saved=saved)
+            if self._snapshots:
+                self._snapshots.restore(slot, hashes[found - 1])
         self._hashes[slot] = list(hashes[:found])
         return found * BLOCK_SIZE
 
     def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
         """See KVCacheManager.register_prefix."""
         self._hashes[slot] = list(hashes)
+        self._snapshots.take(slot, hashes)
 
     def leave(self, slot: int) -> None:
         """See KVCacheManager.leave."""

@@ -1,13 +1,15 @@
 """States of a model's recurrent layers, per slot: the memory of linear caches that cannot be cut off."""
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.backends.base import Call
 
-_KINDS = ("past_state.", "past_recent.")
+STATES = ("past_state.", "past_recent.")  # beginnings of their names in a contract
+SNAPSHOTS_PER_SLOT = 2
 
 
 def is_recurrent(contract: Contract) -> bool:
@@ -27,7 +29,7 @@ class RecurrentStates:
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], slots: int, device: torch.device) -> None:
-        self.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(_KINDS)}
+        self.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(STATES)}
         self._covered = torch.zeros(slots, dtype=torch.int64, device=device)
         self._commit = torch.zeros(slots, dtype=torch.int64, device=device)
 
@@ -46,6 +48,74 @@ class RecurrentStates:
         for tensor in self.tensors.values():
             tensor[slot].zero_()
         self._covered[slot] = 0
+
+    def covered(self, slot: int) -> int:
+        """Return how many tokens the state of ``slot`` covers."""
+        return int(self._covered[slot])
+
+    def copy(self, slot: int) -> "Snapshot":
+        """Return a copy of the states of ``slot``."""
+        return Snapshot(self.covered(slot), tuple(tensor[slot].clone() for tensor in self.tensors.values()))
+
+    def restore(self, slot: int, snapshot: "Snapshot") -> None:
+        """Set the states of ``slot`` to a copy of them."""
+        for tensor, held in zip(self.tensors.values(), snapshot.tensors, strict=True):
+            tensor[slot].copy_(held)
+        self._covered[slot] = snapshot.covered
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The states of one slot, which cover ``covered`` tokens, and the inputs of the tokens that follow."""
+
+    covered: int
+    tensors: tuple[torch.Tensor, ...]
+
+
+class Snapshots:
+    """States at the ends of blocks, by the hash of the last block, for prompts that begin with these blocks.
+
+    A state is found only at the block ends where a copy was taken: where a chunk of a prompt ended. At most
+    SNAPSHOTS_PER_SLOT per slot are held; the one that was unused for the longest time goes first.
+    """
+
+    def __init__(self) -> None:
+        self._models: list[RecurrentStates] = []  # the states of target and draft
+        self._held: OrderedDict[bytes, list[Snapshot]] = OrderedDict()
+        self._most = 0
+
+    def __bool__(self) -> bool:
+        """Whether any model has recurrent layers."""
+        return bool(self._models)
+
+    def add(self, states: RecurrentStates, slots: int) -> None:
+        """Manage the states of a further model, too."""
+        self._models.append(states)
+        self._most = SNAPSHOTS_PER_SLOT * slots
+
+    def clear(self, slot: int) -> None:
+        """Reset all states of ``slot`` to the beginning of a text."""
+        for states in self._models:
+            states.clear(slot)
+
+    def take(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """Copy the states of ``slot`` if they are at the end of the blocks with ``hashes``, or one token before it."""
+        end = len(hashes) * BLOCK_SIZE
+        if hashes and self._models and all(end - 1 <= states.covered(slot) <= end for states in self._models):
+            self._held[hashes[-1]] = [states.copy(slot) for states in self._models]
+            self._held.move_to_end(hashes[-1])
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+
+    def longest(self, hashes: Sequence[bytes]) -> int:
+        """Return the number of leading ``hashes`` at whose end a copy was taken; 0 if there is none."""
+        return next((count for count in range(len(hashes), 0, -1) if hashes[count - 1] in self._held), 0)
+
+    def restore(self, slot: int, name: bytes) -> None:
+        """Set all states of ``slot`` to the copy at the end of the block with hash ``name``."""
+        self._held.move_to_end(name)
+        for states, held in zip(self._models, self._held[name], strict=True):
+            states.restore(slot, held)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+
 
 class Chunk(NamedTuple):
     """Tokens [start, end) of the text in ``slot``, which are not in the caches yet."""
@@ -25,6 +27,12 @@ def plan(missing: Iterable[Chunk], budget: int) -> tuple[Chunk, ...]:
             chunks.append(Chunk(slot, start, start + count))
             budget -= count
     return tuple(chunks)
+
+
+def at_block_ends(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+    """Shorten ``chunks`` to the last end of a KV cache block within them, where there is one."""
+    ends = ((chunk, chunk.end // BLOCK_SIZE * BLOCK_SIZE) for chunk in chunks)
+    return tuple(chunk._replace(end=end) if end > chunk.start else chunk for chunk, end in ends)
 
 
 def group_equal_chunks(chunks: Iterable[Chunk]) -> list[tuple[Chunk, ...]]:

@@ -14,7 +14,7 @@ from tandemrt.engines.options.options import draft_tokens_problem
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.device.backends.base import prompt_rows
-from tandemrt.runtime.device.prompt_plan import Chunk, group_equal_chunks, num_tokens, plan
+from tandemrt.runtime.device.prompt_plan import Chunk, at_block_ends, group_equal_chunks, num_tokens, plan
 from tandemrt.runtime.device.slot_state import SlotPosition
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.engine_loop.acceptance import Acceptance, best_window
@@ -67,6 +67,8 @@ class RoundPlanner:
             return plan_round(slots, draft_windows, slots.count)
         budget = self.chunk if len(missing) == len(slots) else min(self.chunk, self.chunk_while_decoding)
         chunks = plan(missing, budget)
+        if slots.reuses_whole_chunks:
+            chunks = at_block_ends(chunks)
         this = plan_round(slots, draft_windows, slots.count, chunks)
         layout = self._target.layout
         if num_tokens(chunks) < num_tokens(missing) and layout.budget(this.window_tokens, budget) < budget:

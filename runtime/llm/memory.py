@@ -8,6 +8,7 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import num_cache_blocks
+from tandemrt.runtime.caches.recurrent import SNAPSHOTS_PER_SLOT, STATES
 
 
 def require_memory(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> None:
@@ -38,7 +39,9 @@ def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     held.append(bundle.manifest.engines["target"].contract["logits"])
     sizes = {"batch": limits.batch, "rows": window + 1, "blocks": num_cache_blocks(limits, options.cache_tokens)}
     dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in held]
-    return sum(prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True))
+    each_size = [prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True)]
+    recurrent = [size for each, size in zip(held, each_size, strict=True) if each.name.startswith(STATES)]
+    return sum(each_size) + SNAPSHOTS_PER_SLOT * sum(recurrent)
 
 
 def _total(device: torch.device) -> int:

@@ -110,6 +110,11 @@ class Slots:
             stack.callback(self._cache_manager.leave, slot)
 
     @property
+    def reuses_whole_chunks(self) -> bool:
+        """See KVCacheManager.reuses_whole_chunks."""
+        return self._cache_manager.reuses_whole_chunks
+
+    @property
     def free(self) -> int:
         """Number of free slots."""
         return self.count - len(self._running)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.build import build
@@ -60,13 +59,6 @@ def test_overlap_and_adaptive_draft_lengths_change_no_token(
 
 def test_other_requests_and_slots_change_no_token(bundles: dict[str, Path], autoregressive: list[Any]) -> None:
     check_reversed_and_one_by_one(bundles["hybrid"], REQUESTS, autoregressive)
-
-
-def test_a_repeated_prompt_gives_the_same_text(bundles: dict[str, Path]) -> None:
-    params = SamplingParams(seed=3, max_tokens=12, ignore_eos=True, n=2)
-    with LLM(bundles["hybrid"], threads=1) as llm:
-        first, again = (llm.generate(["and the " * 10] * 2, params) for _ in range(2))
-    assert [output.token_ids for output in first] == [output.token_ids for output in again]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

@@ -27,6 +27,7 @@ class KVCacheManager:
     """Memory for every request once ``open``; calls ``first`` before it reserves."""
 
     caches_outputs = True
+    reuses_whole_chunks = False
 
     def __init__(self) -> None:
         self.open = True

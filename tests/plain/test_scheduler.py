@@ -28,6 +28,7 @@ class Turnstile:
     """Room for the next ``count`` requests that ask (None: for all); notes for how many tokens they ask."""
 
     caches_outputs = True
+    reuses_whole_chunks = False
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count

@@ -42,6 +42,10 @@ class Fragile:
     def caches_outputs(self) -> bool:
         return bool(self.inner.caches_outputs)
 
+    @property
+    def reuses_whole_chunks(self) -> bool:
+        return bool(self.inner.reuses_whole_chunks)
+
     def join(self, running: RunningRequest) -> None:
         self._break("before it joined")
         self.inner.join(running)
