@@ -33,7 +33,7 @@ def test_a_chat_completion_equals_the_python_api(client: openai.OpenAI, llm: LLM
     assert answer.usage.completion_tokens == len(expected.token_ids)
     assert answer.usage.prompt_tokens_details.cached_tokens == 64  # it was asked just before
     assert answer.usage.completion_tokens_details.reasoning_tokens == expected.reasoning_tokens > 0
-    assert answer.usage.speculation == expected.speculation.to_json()
+    assert answer.metrics["speculative_decoding"] == expected.speculation.to_json()
 
 
 def test_a_stream_has_the_same_text(client: openai.OpenAI, llm: LLM) -> None:
@@ -214,7 +214,7 @@ def test_every_sampling_parameter_is_a_field(served: Served, llm: LLM, fields: d
     assert status == 200
     assert choice["text"] == expected.text
     assert (choice["native_finish_reason"], choice["stop_reason"]) == (expected.finish_reason, expected.stop_reason)
-    assert body["usage"]["speculation"] == expected.speculation.to_json()
+    assert body["metrics"]["speculative_decoding"] == expected.speculation.to_json()
 
 
 def test_a_thinking_budget_ends_the_reasoning(client: openai.OpenAI, llm: LLM) -> None:
@@ -320,7 +320,7 @@ def test_output_i_has_the_text_of_seed_plus_i(client: openai.OpenAI, llm: LLM) -
     assert answer.usage.prompt_tokens == len(expected[0].prompt_token_ids)
     assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in expected)
     steps = [each.speculation.num_spec_steps for each in expected]
-    assert answer.usage.speculation["num_spec_steps"] == sum(steps)
+    assert answer.metrics["speculative_decoding"]["num_spec_steps"] == sum(steps)
 
     texts, ends = ["", "", ""], [None, None, None]
     *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})

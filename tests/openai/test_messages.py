@@ -55,7 +55,7 @@ def test_a_message_equals_the_python_api(claude: anthropic.Anthropic, llm: LLM) 
     assert usage.cache_read_input_tokens == 64  # it was asked just before
     assert usage.output_tokens == len(expected.token_ids)
     assert usage.output_tokens_details.thinking_tokens == expected.reasoning_tokens > 0
-    assert usage.speculation == expected.speculation.to_json()
+    assert message.metrics["speculative_decoding"] == expected.speculation.to_json()
 
 
 def test_a_stream_builds_the_same_message(claude: anthropic.Anthropic) -> None:

@@ -41,7 +41,7 @@ def test_a_response_equals_the_python_api(client: openai.OpenAI, llm: LLM) -> No
     assert response.usage.input_tokens == len(expected.prompt_token_ids)
     assert response.usage.output_tokens == len(expected.token_ids)
     assert response.usage.output_tokens_details.reasoning_tokens == expected.reasoning_tokens > 0
-    assert response.usage.speculation == expected.speculation.to_json()
+    assert response.metrics["speculative_decoding"] == expected.speculation.to_json()
     assert (response.seed, response.store) == (7, False)
 
 

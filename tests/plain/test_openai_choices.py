@@ -250,7 +250,9 @@ USAGE = {
     "total_tokens": 9,
     "prompt_tokens_details": {"cached_tokens": 2},
     "completion_tokens_details": {"reasoning_tokens": 7},
-    "speculation": {
+}
+METRICS = {
+    "speculative_decoding": {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 0.75,
         "acceptance_histogram": [0, 2, 2],
@@ -317,7 +319,7 @@ def test_a_stream_has_exactly_the_requested_usage(
     else:
         assert [chunk.get("usage", "absent") for chunk in content] == [None if include else "absent"] * 5
     if last is not None:
-        assert (last["choices"], last["usage"]) == ([], USAGE)
+        assert (last["choices"], last["usage"], last["metrics"]) == ([], USAGE, METRICS)
     assert {chunk["object"] for chunk in chunks} == {objects[1]}
     assert {chunk["model"] for chunk in chunks} == {"m"}
     assert len({chunk["id"] for chunk in chunks}) == 1

@@ -1,1 +1,1 @@
-"""Throughput of a server against the Python API: see ``__main__``."""
+"""Measure servers under load: see ``__main__``."""

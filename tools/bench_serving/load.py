@@ -1,91 +1,190 @@
-"""The load: held-out sentences of the demo, answered through the Python API or by concurrent clients of a server."""
+"""Drive servers that speak OpenAI's protocol with streamed requests, and print what their users would see."""
 
+import asyncio
+import itertools
 import json
+import shlex
+import subprocess
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any
 
-from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
-from tandemrt.runtime.llm.llm import LLM
-from tools.clients.openai import OpenAIServer
-from tools.clients.triton import TritonClient
-from tools.demo.corpus import Example
+import httpx
+import numpy as np
+import typer
+from rich.console import Console
 
-Request = Callable[[Example], tuple[int, str]]
-"""Requests one answer and returns its number of tokens and its text. Raises ValueError for an error."""
+from tandemrt.engines.validation.errors import BadRequest, TandemError, clipped, quoted
+from tools.bench_serving.pace import Closed, Open, Pace
+from tools.bench_serving.prompts import Fields, prompts
+from tools.bench_serving.streamed import Streamed, stream
+from tools.report import Json, Report, Row
+
+_START_S, _POLL_S = 1800.0, 0.5  # how long a server may take until it answers
+_COLUMNS = {
+    "server": "",
+    "load": "",
+    "requests": "d",
+    "errors": "d",
+    "tokens/s": ".0f",
+    "first token p50": ".1f",
+    "p90": ".1f",
+    "p99": ".1f",
+    "per token p50": ".2f",
+    "gap p50": ".1f",
+    "gap p99": ".1f",
+    "tokens per round": ".2f",
+}
 
 
-@dataclass(frozen=True)
-class Run:
-    """All sentences answered in one way. ``texts`` has None for an error."""
+def load(
+    urls: Annotated[list[str], typer.Argument(help="Base URLs of servers, such as http://127.0.0.1:8000/v1.")],
+    start: Annotated[
+        list[str] | None,
+        typer.Option(help="Command that starts a server; it runs until the end. Repeat for each URL, in their order."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model. By default the first that a server lists.")
+    ] = None,
+    clients: Annotated[str, typer.Option(help="Closed loops: numbers of clients, separated by commas.")] = "1,16",
+    rates: Annotated[str, typer.Option(help="Open loops: requests per second, separated by commas.")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each load.")] = 64,
+    prompts_from: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts", help="A file (JSON, JSON lines; ShareGPT, SPEED-Bench), or random:LENGTH characters."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each text, at most.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of each request.")] = 0.7,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write max_tokens tokens always.")] = False,
+    extra: Annotated[str, typer.Option(help="Further fields of each request, a JSON object.")] = "{}",
+    seed: Annotated[int, typer.Option(help="Seed of random prompts, of times, and the first request's.")] = 0,
+    out: Json = None,
+) -> None:
+    """Measure tokens/s, time to first token, gaps and acceptance of servers under the same load. Times are ms."""
+    try:
+        paces: list[Pace] = [
+            *map(Closed, _numbers("--clients", clients, int)),
+            *(Open(rate, seed) for rate in _numbers("--rates", rates, float)),
+        ]
+        fields = {"max_tokens": max_tokens, "temperature": temperature, **({"ignore_eos": True} if ignore_eos else {})}
+        bodies = [
+            {**each, **fields, **_object("--extra", extra), "seed": seed + at}
+            for at, each in enumerate(prompts(prompts_from, requests, seed))
+        ]
+        if start and len(start) != len(urls):
+            raise BadRequest(
+                f"--start: must be given once for each of {len(urls)} URLs, received {len(start)} commands"
+            )
+        with ExitStack() as started:
+            processes = [started.enter_context(_process(command)) for command in start or ()]
+            asyncio.run(_run(urls, processes, model, paces, bodies, Report(out)))
+    except TandemError as error:
+        Console(stderr=True).print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
 
-    seconds: float
-    tokens: int
-    errors: int
-    texts: list[str | None]
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+async def _run(
+    urls: Sequence[str],
+    processes: Sequence[subprocess.Popen[bytes]],
+    model: str | None,
+    paces: Sequence[Pace],
+    bodies: Sequence[Fields],
+    report: Report,
+) -> None:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=limits) as client:
+        running = itertools.chain(processes, itertools.repeat(None))
+        listed = {url: await _first_model(client, url, process) for url, process in zip(urls, running, strict=False)}
+        names = {url: model or name for url, name in listed.items()}
+        for url in urls:  # the first request compiles and allocates
+            await stream(client, url, {**bodies[0], "model": names[url]})
+        for pace in paces:
+            rows = [await _measured(client, url, names[url], pace, bodies) for url in urls]
+            report.add(str(pace), _COLUMNS, rows)
 
 
-def run_python(llm: LLM, examples: Sequence[Example]) -> Run:
-    """Answer all sentences with one call of ``generate``."""
-    params = [SamplingParams(temperature=0.0, structured_outputs=StructuredOutputs(json=e.schema)) for e in examples]
-    prompts: list[Any] = [example.prompt_messages() for example in examples]
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, params)
-    return Run(
-        time.perf_counter() - start,
-        sum(len(output.token_ids) for output in outputs),
-        sum(output.finish_reason == "error" for output in outputs),
-        [output.text for output in outputs],
+async def _measured(client: httpx.AsyncClient, url: str, model: str, pace: Pace, bodies: Sequence[Fields]) -> Row:
+    begun = time.perf_counter()
+    answers = await pace.run(lambda body: stream(client, url, {**body, "model": model}), bodies)
+    seconds = time.perf_counter() - begun
+    if failed := next((answer.error for answer in answers if answer.error is not None), None):
+        Console(stderr=True).print(f"{url}: {clipped(failed)}", style="yellow", markup=False, soft_wrap=True)
+    return (url, str(pace), *figures(answers, seconds))
+
+
+def figures(answers: Sequence[Streamed], seconds: float) -> tuple[int | float | None, ...]:
+    """Return the figures of ``load`` from ``requests`` on; times in ms, None where there is nothing to measure."""
+    done = [answer for answer in answers if answer.error is None]
+    first = [answer.first_token for answer in done]
+    gaps = [gap for answer in done for gap in answer.gaps]
+    counted = [answer for answer in done if answer.rounds]
+    rounds, accepted = (sum(getattr(answer, name) for answer in counted) for name in ("rounds", "accepted"))
+    return (
+        len(answers),
+        len(answers) - len(done),
+        sum(answer.output_tokens for answer in done) / seconds,
+        *(_milliseconds(first, percent) for percent in (50, 90, 99)),
+        _milliseconds([answer.per_token for answer in done], 50),
+        *(_milliseconds(gaps, percent) for percent in (50, 99)),
+        1 + accepted / rounds if rounds else None,
     )
 
 
-def run_clients(request: Request, examples: Sequence[Example], clients: int) -> Run:
-    """Answer all sentences with ``clients`` concurrent clients."""
+def _milliseconds(seconds: Sequence[float], percent: int) -> float | None:
+    return float(np.percentile(seconds, percent)) * 1000 if seconds else None
 
-    def answer(example: Example) -> tuple[int, str | None]:
+
+async def _first_model(client: httpx.AsyncClient, url: str, process: subprocess.Popen[bytes] | None) -> str:
+    """Wait until a server answers, and return the first model that it lists. Raises BadRequest."""
+    rule = f"url: must answer GET {clipped(url)}/models within {_START_S:.0f} s"
+    until = time.monotonic() + _START_S
+    while True:
         try:
-            return request(example)
-        except ValueError:
-            return 0, None
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(answer, examples))
-    return Run(
-        time.perf_counter() - start,
-        sum(tokens for tokens, _ in answers),
-        sum(text is None for _, text in answers),
-        [text for _, text in answers],
-    )
+            answer = await client.get(f"{url}/models")
+            if answer.status_code == 200:
+                return str(answer.json()["data"][0]["id"])
+            problem = f"status {answer.status_code}"
+        except httpx.HTTPError as error:
+            problem = f"{type(error).__name__}: {error}"
+        if process is not None and process.poll() is not None:
+            raise BadRequest(f"{rule}; its command ended with exit status {process.returncode}")
+        if process is None or time.monotonic() > until:
+            raise BadRequest(f"{rule}, received {clipped(problem)}; start the server, or give its command with --start")
+        await asyncio.sleep(_POLL_S)
 
 
-def requests_by_way(server: OpenAIServer | TritonClient) -> dict[str, Request]:
-    """Return a request function for whole and for streamed responses of ``server``."""
-    request = _request_openai if isinstance(server, OpenAIServer) else _request_triton
-    return {
-        "HTTP": partial(request, server, stream=False),  # type: ignore[arg-type]
-        "HTTP stream": partial(request, server, stream=True),  # type: ignore[arg-type]
-    }
+@contextmanager
+def _process(command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``command`` until the block ends. Raises BadRequest if it cannot be started."""
+    try:
+        process = subprocess.Popen(shlex.split(command))
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"--start: must be a command, received {quoted(command)}: {clipped(error)}") from error
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
-def _request_openai(server: OpenAIServer, example: Example, *, stream: bool) -> tuple[int, str]:
-    fields = {"messages": example.prompt_messages(), "structured_outputs": {"json": example.schema}, "temperature": 0.0}
-    answer = server.chat(fields, stream=stream)
-    return answer.tokens, answer.text
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:
+    try:
+        numbers = [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = [0]
+    if any(number <= 0 for number in numbers):
+        raise BadRequest(f"{option}: must be positive numbers separated by commas, received {quoted(text)}")
+    return numbers
 
 
-def _request_triton(client: TritonClient, example: Example, *, stream: bool) -> tuple[int, str]:
-    fields = {
-        "messages": json.dumps(example.prompt_messages()),
-        "structured_outputs": json.dumps({"json": example.schema}),
-        "temperature": 0.0,
-    }
-    answer = client.generate(fields, stream=stream)
-    return len(answer.token_ids), answer.text
+def _object(option: str, text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise BadRequest(f"{option}: must be a JSON object, received {quoted(text)}")
+    return given

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from tandemrt.runtime.requests.request import RequestOutput
 from tandemrt.runtime.servers.openai.answer import AnswerBlocks, Block, BlockDelta, whole
-from tandemrt.runtime.servers.openai.formatters import usage_of
+from tandemrt.runtime.servers.openai.formatters import metrics_of, usage_of
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
@@ -48,7 +48,7 @@ class MessageFormatter:
         for _ in self._answer.feed(whole(outputs[0])):
             pass
         content = [_block(each) for each in self._answer.blocks]
-        return {**self._head, "content": content, **self._stop(), "usage": _usage(outputs[0])}
+        return {**self._head, "content": content, **self._stop(), **_figures(outputs[0])}
 
     def chunks(self, deltas: Sequence[OutputDelta], prompt_tokens: int) -> list[dict[str, Any]]:
         """Return the events for ``deltas``."""
@@ -62,8 +62,7 @@ class MessageFormatter:
             for each in self._answer.feed(delta):
                 events += _block_events(each)
         if self._answer.output is not None:
-            usage = _usage(self._answer.output)
-            events.append({"type": "message_delta", "delta": self._stop(), "usage": usage})
+            events.append({"type": "message_delta", "delta": self._stop(), **_figures(self._answer.output)})
             events.append({"type": "message_stop"})
         return events
 
@@ -109,6 +108,10 @@ def _block(block: Block) -> dict[str, Any]:
     return {**_begun(block), _DELTAS[block.kind][1]: block.text}
 
 
+def _figures(output: RequestOutput) -> dict[str, Any]:
+    return {"usage": _usage(output), "metrics": metrics_of([output])}
+
+
 def _usage(output: RequestOutput) -> dict[str, Any]:
     """Return the token counts; those of the prompt do not include what was cached, as Anthropic counts."""
     usage = usage_of([output])
@@ -118,5 +121,4 @@ def _usage(output: RequestOutput) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"thinking_tokens": output.reasoning_tokens},
-        "speculation": usage["speculation"],
     }

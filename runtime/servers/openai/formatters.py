@@ -50,7 +50,8 @@ class CompletionFormatter:
     def complete(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the response without streaming."""
         choices = [choice.complete(output) for choice, output in zip(self._choices, outputs, strict=True)]
-        return {**self._head, "object": self.object, "choices": choices, "usage": usage_of(outputs), **self._warnings}
+        figures = {"usage": usage_of(outputs), "metrics": metrics_of(outputs)}
+        return {**self._head, "object": self.object, "choices": choices, **figures, **self._warnings}
 
     def chunks(self, deltas: Sequence[OutputDelta], prompt_tokens: int) -> list[dict[str, Any]]:
         """Return the stream chunks for ``deltas``. The usage, if requested, follows the last chunk of all outputs."""
@@ -74,7 +75,8 @@ class CompletionFormatter:
             chunks[0] |= self._warnings  # in the first chunk of the stream only
             self._warnings = {}
         if total is not None and self._usage.include_usage:
-            chunks.append({**self._head, "object": self.chunk_object, "choices": [], "usage": total})
+            figures = {"usage": total, "metrics": metrics_of([*self._outputs.values()])}
+            chunks.append({**self._head, "object": self.chunk_object, "choices": [], **figures})
         return chunks
 
     @property
@@ -96,15 +98,19 @@ def _echo(prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Return token counts and speculation statistics of all outputs. Each prompt counts once."""
+    """Return token counts of all outputs. Each prompt counts once."""
     firsts = [output for output in outputs if output.index == 0]
     prompt_tokens = sum(len(output.prompt_token_ids) for output in firsts)
     return {
         **_token_counts(prompt_tokens, sum(len(output.token_ids) for output in outputs)),
         "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(output.reasoning_tokens for output in outputs)},
-        "speculation": Speculation.total([output.speculation for output in outputs]).to_json(),
     }
+
+
+def metrics_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Return speculation statistics of all outputs together, in the form of vLLM that load generators read."""
+    return {"speculative_decoding": Speculation.total([output.speculation for output in outputs]).to_json()}
 
 
 def _token_counts(prompt: int, completion: int) -> dict[str, Any]:

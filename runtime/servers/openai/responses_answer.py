@@ -8,7 +8,7 @@ from typing import Any
 from tandemrt.runtime.requests.request import RequestOutput
 from tandemrt.runtime.servers.openai.answer import AnswerBlocks, Block, BlockDelta, whole
 from tandemrt.runtime.servers.openai.errors import error_body
-from tandemrt.runtime.servers.openai.formatters import usage_of
+from tandemrt.runtime.servers.openai.formatters import metrics_of, usage_of
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
@@ -100,6 +100,7 @@ class ResponsesFormatter:
             "native_finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "seed": output.seed,
+            "metrics": metrics_of([output]),
             **({} if output.error is None else {"constraint_error": output.error}),
         }
 
@@ -150,7 +151,6 @@ def _usage(output: RequestOutput) -> dict[str, Any]:
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
-        "speculation": usage["speculation"],
     }
 
 
