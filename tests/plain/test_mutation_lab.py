@@ -79,6 +79,11 @@ def test_a_mutant_with_which_a_module_cannot_be_imported_is_seen(lab: Lab) -> No
     assert lab.judge(broken) is Verdict.SEEN
 
 
+def test_a_mutant_with_which_pytest_cannot_start_is_seen(lab: Lab) -> None:
+    (lab.tree / "conftest.py").write_text("import adding\n")
+    assert lab.judge(replace(MUTANT, text="return a + b", becomes="return a + b\n1 / 0")) is Verdict.SEEN
+
+
 def test_the_share_of_a_sample_leaves_out_what_no_test_runs() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     files = ("engines/text/a.py", "engines/text/b.py", "engines/c.py", "runtime/d/e/f.py")

@@ -55,7 +55,7 @@ class Lab:
         if self._pythons[mutant.served] is None:
             return Verdict.NOT_RUN
         with mutant.applied(self.tree):
-            failed = self._failed(mutant, mutant.tests)
+            failed = self._failed(mutant, mutant.tests, planted=True)
         if failed is None:
             return Verdict.UNSEEN
         unknown = [test for test in failed or mutant.tests if test not in self._sound or not failed]
@@ -75,10 +75,11 @@ class Lab:
             mutant = replace(mutant, tests=tuple(sound))
         return verdict
 
-    def _failed(self, mutant: Mutant, tests: Sequence[str]) -> list[str] | None:
+    def _failed(self, mutant: Mutant, tests: Sequence[str], *, planted: bool = False) -> list[str] | None:
         """Run ``tests`` up to the first failure. Return the ids that failed, or None if all passed.
 
-        The list is empty if the tests took too long.
+        The list is empty if the tests took too long. It is ``tests`` if pytest itself cannot start, because of the
+        ``planted`` mutant: conftest.py may import it.
         """
         # Bytecode is identified by size and seconds: a quick replacement of equal length would not be compiled.
         packages = os.pathsep.join(filter(None, [str(self.tree / "src"), os.environ.get("PYTHONPATH")]))
@@ -96,9 +97,9 @@ class Lab:
             found = Path(folder) / "v" / "cache" / "lastfailed"
             if found.is_file():
                 return [test for test in json.loads(found.read_text()) if test]  # "": the collection
-            if code in (4, 5):  # pytest found no such tests
+            if code in (4, 5) and not planted:  # pytest found no such tests
                 raise RuntimeError(f"{mutant.name}: its tests must run, got\n{output.read_text()}")
-            return list(tests)  # the process crashed
+            return list(tests)  # the process crashed, or never came to a test
 
 
 def _run(command: Sequence[str], folder: Path, environment: dict[str, str], out: int, limit_s: float) -> int | None:
