@@ -48,8 +48,8 @@ class Levels:
                 self._users[client] = Level(client.name, None if further else client.user, further)
 
     def of(self, client: Client) -> tuple[Level, Level]:
-        """Return the levels of one of the clients, the outer one first."""
-        return Level(client.name), self._users[client]
+        """Return the levels of a client, the outer one first. One that is not among the clients has its own."""
+        return Level(client.name), self._users.get(client, Level(client.name, client.user))
 
     def sender(self, client: Client) -> Level:
         """Return the level at which limits are counted: the name, or the user if there is no name."""
@@ -85,7 +85,7 @@ class ServiceOrder:
         return Turns(levels, levels.count(in_service), dict(self._last_served), self._served)
 
     def mark_served(self, client: Client) -> None:
-        """Note that work of ``client``, one of the last ``turns``, was taken."""
+        """Note that work of ``client`` was taken."""
         self._served += 1
         for level in self._levels.of(client):
             self._last_served[level] = self._served

@@ -256,6 +256,18 @@ def test_addresses_of_one_ipv6_network_are_one_client(served: Served, monkeypatc
     assert clients == [ipv6, ipv6, Client("192.0.2.7", "me")]
 
 
+def test_an_unexpected_error_is_answered_as_json(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(served.llm, "submit", fails)
+    app = create_app(Models({"demo": served.llm}, 0), ServerConfig())
+    with TestClient(app, raise_server_exceptions=False) as http:
+        answer = http.post("/v1/completions", json={"prompt": "Hello"})
+    error = {"message": "LookupError: a bug", "type": "server_error", "param": None, "code": "internal_error"}
+    assert (answer.status_code, answer.json()) == (500, {"error": error})
+
+
 def test_the_limit_of_open_files_bounds_connections() -> None:
     program = (
         "import resource; from tandemrt.runtime.servers.openai.connections import allow_connections as allow\n"

@@ -27,6 +27,7 @@ from tandemrt.engines.options.options import (
     draft_tokens_to_text,
 )
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.servers.openai.config import ServerConfig
 
 FIELDS = RuntimeOptions.model_fields
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
@@ -80,6 +81,17 @@ def test_a_command_has_every_option_that_it_does_not_leave_out(command: tuple[st
     for name in expected - {"device"}:
         assert found[name].help == help_of(name)  # type: ignore[attr-defined]
         assert found[name].default is None
+
+
+def test_the_defaults_of_serve_are_those_of_a_server() -> None:
+    found, server, differing = parameters(("serve",)), ServerConfig(), {"api_key", "max_connections"}
+    names = {name.removesuffix("_s") for name in vars(server)} - differing
+    assert names <= set(found)
+    for name in names:
+        expected = getattr(server, name if hasattr(server, name) else f"{name}_s")
+        assert found[name].default == expected, name
+    guide = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
+    assert f"http://{server.host}:{server.port}/v1" in guide.replace("localhost", server.host)
 
 
 def test_a_served_model_has_every_option_except_the_device() -> None:

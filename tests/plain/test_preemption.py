@@ -65,6 +65,20 @@ def test_a_block_is_registered_after_its_last_token_was_processed(length: int, b
     assert memory.registered(running) == blocks
 
 
+def test_a_block_is_registered_in_one_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    running = memory.join(range(65))
+    calls: list[int] = []
+    register = memory.table.register_prefix
+    monkeypatch.setattr(
+        memory.table, "register_prefix", lambda slot, hashes: (calls.append(slot), register(slot, hashes))
+    )
+    for _ in range(3):
+        memory.preemption.reserve_memory(None)
+    assert calls == [running.slot]
+    assert memory.registered(running) == 1
+
+
 @pytest.mark.parametrize(("prefilled", "blocks"), [(63, 0), (64, 1), (127, 1), (128, 2)])
 def test_a_prompt_registers_the_blocks_that_were_prefilled(prefilled: int, blocks: int) -> None:
     memory = Memory()
