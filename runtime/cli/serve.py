@@ -1,4 +1,4 @@
-"""``tandemrt serve``: serve bundles over HTTP with the OpenAI API."""
+"""``tandemrt serve``: serve bundles over HTTP with the APIs of OpenAI and Anthropic."""
 
 import os
 from contextlib import ExitStack, suppress
@@ -107,7 +107,7 @@ def serve(
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Serve bundles over HTTP with the OpenAI API."""
+    """Serve bundles over HTTP with the APIs of OpenAI and Anthropic."""
     try:
         from tandemrt.runtime.servers.openai.access_log import log_to_stderr
         from tandemrt.runtime.servers.openai.addresses import bind

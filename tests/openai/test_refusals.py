@@ -1,7 +1,10 @@
 """Invalid requests are refused with the name of the field, in OpenAI's form, without an effect on others."""
 
+import json
 import threading
-from contextlib import ExitStack
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +177,24 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served) -> N
     answer = connection.getresponse()
     assert (answer.status, b"at most 4194304 bytes" in answer.read()) == (413, True)
     connection.close()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", 413), ("/v1/nothing", 404)])
+def test_a_client_that_sends_a_large_body_first_reads_the_response(served: Served, path: str, status: int) -> None:
+    """urllib reads nothing before it has sent all."""
+    url = served.url.removesuffix("/v1") + path
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(url, b" " * (20 << 20)), timeout=PATIENCE_S)
+    with caught.value as answer:
+        assert (answer.status, json.loads(answer.read())["error"]["type"]) == (status, "invalid_request_error")
+
+
+def test_a_connection_goes_on_after_a_body_that_was_rejected(served: Served) -> None:
+    with closing(served.connect()) as connection:
+        for path, status in (("/v1/completions", 413), ("/version", 200)):
+            connection.request("GET" if status == 200 else "POST", path, b" " * (5 << 20) if status == 413 else None)
+            answer = connection.getresponse()
+            assert (answer.status, bool(answer.read())) == (status, True)
 
 
 def test_a_body_of_unknown_length_is_cut_off_at_the_limit(served: Served) -> None:

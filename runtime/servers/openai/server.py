@@ -29,6 +29,7 @@ from tandemrt.runtime.servers.openai.app import Models, create_app
 from tandemrt.runtime.servers.openai.cancelled_answers import CancelledAnswers
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import ConnectionLimits, LimitedProtocol
+from tandemrt.runtime.servers.openai.drained_bodies import DrainedBodies
 from tandemrt.runtime.servers.openai.tracing import exports_traces
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, models: Models, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
         app: ASGIApp = AccessLog(CancelledAnswers(create_app(models, config)))
+        app = DrainedBodies(app, config.body_timeout_s)
         self._spans: RequestSpans | None = None
         if exports_traces(config.otlp_endpoint):
             from tandemrt.runtime.servers.openai import spans  # an extra
