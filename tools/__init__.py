@@ -1,1 +1,1 @@
-"""Makers and measures: what builds the demo checkpoints and what times the project. Nothing imports from here."""
+"""Tools of the repository: builders of checkpoints, benchmarks and load tests. The project imports none of them."""

@@ -39,8 +39,8 @@ class Packed(NamedTuple):
 
 
 NO_PROMPTS = Packed(0, 0)
-TILE = 128  # rows that a matmul computes at a time on a GPU: a call of one more token costs as much as one of all
-MAX_GRAPH_TOKENS = 1024  # tokens; a GPU may compute a smaller call before the host has enqueued it
+TILE = 128  # rows that a matmul on a GPU computes at a time: TILE + 1 tokens cost as much as 2 * TILE
+MAX_GRAPH_TOKENS = 1024  # tokens; the GPU takes longer for larger calls than the host needs to enqueue them
 _LEAST = 16  # tokens of a packed call
 
 
@@ -56,9 +56,9 @@ def capacity(length: int, window: int) -> int:
 def slack(kind: str, window: int) -> int:
     """Return how many tokens after the newest one a round that drafts ``window`` tokens may write.
 
-    ``kind`` is the draft's. A parallel draft is fed the tokens of a full window and the masks of the next one, however
-    many were emitted. A block draft is fed a block of fixed length. MTP layers are fed some positions again, or as many
-    positions past the text, which they discard.
+    ``kind`` is the draft's. A parallel draft gets a full window of tokens and the masks of the next window, even if
+    fewer tokens were emitted. A block draft gets a block of fixed length. MTP layers get one position more per further
+    layer: the last positions of the text again, or positions past its end, whose results are discarded.
     """
     if kind == "mtp" and window:
         return window + len(DRAFT_LAYERS) - 1
@@ -138,7 +138,7 @@ def most_query(kind: str, window: int) -> int:
 def unpadded(windows: int, most: int) -> int:
     """Return the most prompt tokens up to ``most`` that need no padding in a packed call with ``windows`` tokens.
 
-    Returns ``most`` where more than half of it would be lost.
+    Returns ``most`` if such a number would be less than half of it.
     """
     fitting = (windows + most) // TILE * TILE - windows
     return fitting if 2 * fitting >= most else most

@@ -1,4 +1,4 @@
-"""What a user may choose when a checkpoint is built without a recipe."""
+"""Choices of a user for a checkpoint that is built without a recipe."""
 
 from dataclasses import dataclass, fields
 

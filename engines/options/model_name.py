@@ -1,4 +1,4 @@
-"""What a user may name where a bundle is expected: a recipe, a checkpoint, or a name on the Hugging Face hub."""
+"""Names that are accepted in place of a bundle: a recipe, a checkpoint, or a name on the Hugging Face hub."""
 
 import re
 from contextlib import suppress

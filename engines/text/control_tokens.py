@@ -1,4 +1,4 @@
-"""Control tokens, and how text of users is kept from becoming one."""
+"""Control tokens, and the separation of user text from them."""
 
 import json
 import secrets

@@ -1,7 +1,7 @@
 """Bounds on what a tokenizer's files may do to a text: how far they expand it, and whether a short text is quick.
 
 tokenizers runs native code that cannot be interrupted. A hostile tokenizer.json could replace each character of a
-prompt by thousands, several times over, so the files are judged before any text is tokenized.
+prompt by thousands, several times over, so the files are checked before any text is tokenized.
 """
 
 import base64

@@ -67,8 +67,8 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
         folder: config.json, safetensors files and the tokenizer.
         name: the bundle's name.
         checkpoint: how the recipe names the checkpoint, a folder, a GGUF file or a name on the hub.
-        options: what the user chose.
-        machine: what the recipe is for.
+        options: the user's choices.
+        machine: the machine that the recipe is for.
 
     The length is the model's, or what fits into ``MEMORY_SHARE`` of the memory with ``BATCH`` requests at once. Raises
     BadCheckpoint for a checkpoint that cannot be exported, and BadRequest for options that do not fit it.

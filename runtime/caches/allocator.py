@@ -55,7 +55,7 @@ class BlockAllocator:
         return got
 
     def count_cached(self, hashes: Sequence[bytes]) -> int:
-        """How many of the leading ``hashes`` are registered."""
+        """Return how many of the leading ``hashes`` are registered."""
         return next((at for at, each in enumerate(hashes) if each not in self._registered), len(hashes))
 
     def register_prefix(self, row: int, hashes: Sequence[bytes]) -> None:
@@ -72,7 +72,7 @@ class BlockAllocator:
         held.registered = max(held.registered, len(hashes))
 
     def num_blocks(self, row: int) -> int:
-        """How many blocks ``row`` holds."""
+        """Return how many blocks ``row`` holds."""
         return len(self._rows[row].blocks) if row in self._rows else 0
 
     def free(self, row: int) -> None:

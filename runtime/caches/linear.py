@@ -132,5 +132,5 @@ class LinearCacheManager:
 
 
 def _num_common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    """How many leading elements are equal."""
+    """Return how many leading elements are equal."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

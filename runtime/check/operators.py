@@ -91,7 +91,7 @@ def run_engine(engine: Engine, case: Case, *, filters: bool) -> dict[str, np.nda
 
 
 def is_tie(case: Case, found: np.ndarray, definition: Definition) -> bool:
-    """Whether the definition returns ``found`` after a change of its inputs by about float32 rounding."""
+    """Return whether the definition gives ``found`` after its inputs change by about float32 rounding."""
     rng = np.random.default_rng(0)
     for _ in range(_NUDGES):
         nudge = 1 + 2e-6 * rng.uniform(-1, 1, case["logits"].shape).astype(np.float32)

@@ -14,7 +14,7 @@ class CheckResult:
 
     Attributes:
         check: name of the check.
-        against: what the engine was compared with; "" if nothing.
+        against: the reference of the comparison; "" without one.
         result: measured values; for a failure also the reason.
         numbers: the same values for the JSON report.
     """

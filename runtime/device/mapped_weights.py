@@ -3,7 +3,7 @@
 onnxruntime maps the weights that it does not repack, such as the embedding table. Without care, an overwritten file
 changes the texts, and a read past the end of a truncated file ends the process with SIGBUS. A read lease (fcntl(2))
 lets the kernel hold a writer back until this process has copied what it maps. It costs neither memory nor time while
-no file changes. Where no lease can be had, the copy is made at the opening.
+no file changes. Without a lease, the weights are copied when the bundle opens.
 """
 
 import ctypes

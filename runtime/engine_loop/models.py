@@ -90,7 +90,7 @@ class TargetRunner:
     def verify(self, this: Round, draft_probs: Buffer | None) -> None:
         """Decide the emitted tokens and advance the slots by them. Masks and draft lengths must be uploaded.
 
-        ``draft_probs``: what Drafter.propose returned.
+        ``draft_probs``: the result of Drafter.propose.
         """
         shape = this.shape.without_prompts._replace(keep_probs=draft_probs is not None)
         self._graphs.run(

@@ -52,7 +52,7 @@ class JsonSchema(Part):
     """A JSON value, in one layout.
 
     With ``flexible_whitespace``, nothing, a space, or a line break and at most 32 spaces are between two of its parts.
-    A model may use the layout that it knows, and cannot write white space without end.
+    A model may use the layout that it was trained on, but cannot write unlimited white space.
     """
 
     type: Literal["json_schema"]

@@ -1,4 +1,4 @@
-"""A request from the caller's side: what it asks for, how it ends, and its outputs."""
+"""A request from the caller's side: its parameters, its end and its outputs."""
 
 import logging
 import time
@@ -55,7 +55,7 @@ class Request:
         prompt: token ids.
         num_draft_tokens: largest number of draft tokens per round.
         draft_temperature: temperature of the draft model; 0: greedy. None: the temperature of ``params``.
-        client: who sent it, for FairQueue.
+        client: the sender, for FairQueue.
         listener: called with every StreamOutput, in the engine loop's thread.
         arrival_time: when the caller sent the request, in seconds of ``time.monotonic``; its timeout starts then. None:
             now.

@@ -13,7 +13,7 @@ class ServerRequest:
 
     Attributes:
         stream: whether the client receives text while it is generated.
-        client: who sent it, for fair shares.
+        client: the sender, for fair shares.
         traced: whether its trace is recorded (LLM.submit).
     """
 

@@ -1,4 +1,4 @@
-"""Clients, and the order in which they are served: equal shares for all, however many names a sender gives itself."""
+"""Clients, and the order in which they are served: equal shares, also if one sender uses many names."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -12,8 +12,8 @@ class Client(NamedTuple):
     """The sender of work. Names get equal shares, and the users of a name get equal shares of it.
 
     Attributes:
-        name: what the sender cannot choose: an API key or an address. "": the server knows neither.
-        user: what the sender calls itself. A sender that uses many names gets no more than the share of ``name``.
+        name: an identity that the sender cannot choose: an API key or an address; "" if the server has neither.
+        user: a name that the sender chooses. All users of one ``name`` together get the share of ``name``.
     """
 
     name: str = ""

@@ -33,9 +33,9 @@ _OUTSIDE = {
 
 
 def write_gguf(checkpoint: Path, out: Path, form: Form) -> None:
-    """Write the model of ``checkpoint``
+    """Write the model of ``checkpoint``: matrices in ``form``, vectors in float32.
 
-    matrices in ``form``, vectors in float32. Raises ValueError for other families.
+    Raises ValueError for other families than Llama.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     if config["model_type"] != "llama":

@@ -44,7 +44,7 @@ class AdvancingEngine(Engine, Protocol):
     def bind_advancing(
         self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, filters: bool = True
     ) -> Call:
-        """As bind; a run also updates ``moving`` (SlotState.advance_tensors) as SlotState.advance does."""
+        """Bind as ``bind`` does; a run also updates ``moving`` (SlotState.advance_tensors) like SlotState.advance."""
 
 
 def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, int]:

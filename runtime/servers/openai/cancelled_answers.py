@@ -39,7 +39,7 @@ class CancelledAnswers:
 
 
 class _SentResponse:
-    """What has been sent of a response."""
+    """The part of a response that was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

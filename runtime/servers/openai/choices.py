@@ -19,7 +19,7 @@ class CompletionChoice:
         token_text: returns the text of a token id.
         tool_calls: how the text writes tool calls; None: it contains none.
         return_token_ids: whether to include the token ids of prompt and output.
-        echo: what comes before the text.
+        echo: text before the output, the prompt or "".
     """
 
     def __init__(

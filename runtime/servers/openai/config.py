@@ -22,7 +22,7 @@ class ServerConfig:
         max_bodies: bytes of all request bodies that are being received or read; None: 16 times ``max_body``. One
             client address gets at most half.
         max_connections: open connections that may send requests.
-        max_connections_per_address: of them, those of one address (IPv6: of one /64 network); None: a quarter.
+        max_connections_per_address: open connections of one address (IPv6: of one /64 network); None: a quarter of all.
         header_timeout_s: seconds in which a connection must send the head of its request.
         body_timeout_s: seconds in which the body must follow.
         otlp_endpoint: URL that receives OpenTelemetry traces; None: that of OpenTelemetry's environment variables, if

@@ -17,15 +17,15 @@ from tandemrt.runtime.servers.openai.errors import HeaderTimeout, Overloaded, er
 MAX_REFUSED = 64  # open connections beyond the limits, which get 503, or an answer of /health
 REFUSED_TIMEOUT_S = 5.0  # for the head of a request on one of them
 HEALTH = "/health"
-OTHER_FILES = 256  # open files of a server that are no connections
+OTHER_FILES = 256  # files that a server opens in addition to connections
 
 
 class ConnectionLimits:
     """Counts open connections, and decides which may send requests. Used in the event loop only.
 
-    A connection beyond the limits stays open for one request: /health is answered, any other path gets 503. Of these
-    connections at most MAX_REFUSED are open; a further one closes the oldest. So /health is reachable whatever other
-    clients hold.
+    A connection beyond the limits stays open for one request: /health is answered, any other path gets 503. At most
+    MAX_REFUSED such connections are open; a further one closes the oldest. So /health stays reachable, even if other
+    clients hold all other connections.
     """
 
     def __init__(self, config: ServerConfig) -> None:

@@ -65,7 +65,7 @@ class CompletionRequest(ServerRequest):
         return_token_ids: whether choices contain the token ids of prompt and output.
         echo: whether texts begin with the prompt.
         field_names: the client's names of fields, by the names in errors of the runtime.
-        warnings: what was ignored, for the response.
+        warnings: the ignored fields, one text each, for the response.
         repeated: fields of the request that its response repeats.
     """
 

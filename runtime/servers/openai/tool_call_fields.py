@@ -1,6 +1,7 @@
 """Arguments of a tool call that are written one by one, as ``<parameter=NAME>VALUE</parameter>``.
 
-A text stands without quotes, any other value as JSON. A schema is rejected if such a text could not be held to it.
+A string is written without quotes, any other value as JSON. A schema is rejected if the grammar cannot enforce it on
+a string without quotes.
 """
 
 import json

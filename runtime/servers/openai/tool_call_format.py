@@ -1,4 +1,4 @@
-"""Formats in which models write tool calls into text: what surrounds names and arguments, and the grammar of it.
+"""Formats in which models write tool calls into text: the text around names and arguments, and its grammar.
 
 tool_call_probe.py reads the format from a chat template, tool_call_parser.py finds the calls in a text.
 """

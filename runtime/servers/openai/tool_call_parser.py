@@ -58,7 +58,7 @@ class TaggedCallParser:
             self._in_call = False
 
     def _text(self) -> Iterator[Step | None]:
-        """Read up to the beginning of a call, and that."""
+        """Read text up to and including the beginning of a call."""
         trigger, first = self._format.trigger, self._format.first
         while (at := self._held.find(trigger)) < 0:
             if text := self._take(self._held[: len(self._held) - _partial(self._held, trigger)]):

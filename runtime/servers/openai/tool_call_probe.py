@@ -122,9 +122,9 @@ class _Comparison:
         """Return the format, or None if the prompts do not follow one."""
         first = self._first()
         if len(first) < 2 or first[0].isalnum() or _IDS[0] in first or _NAMES[0] in self._rest:
-            return None  # an ordinary text may begin so, or the name or an id is where no grammar can hold it
+            return None  # an ordinary text may begin like this, or no grammar can enforce the name or an id here
         if any(map(first.startswith, self._ends_of_turn())):
-            return None  # an answer without calls ends so
+            return None  # an answer without calls ends like this
         arguments = json.dumps(_ARGUMENTS)
         if self._rest.count(arguments) == 1:
             return self._json_format(first, *self._rest.split(arguments))
