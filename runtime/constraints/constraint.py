@@ -13,7 +13,7 @@ import numpy as np
 
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.validation.errors import BadRequest, InternalError
-from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
+from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
 from tandemrt.runtime.constraints.lookahead import Lookahead, Run
 from tandemrt.runtime.constraints.roles import RoleSpan, RoleTracker, UndecidedToken
@@ -21,7 +21,6 @@ from tandemrt.runtime.constraints.rows import Rows
 from tandemrt.runtime.constraints.rules import Rules
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.constraints.transitions import Phase, State, TokenRejected, Transitions
-from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.bitmask import NO_TOKENS, FixedRow, MaskRows
 from tandemrt.runtime.grammars.grammar import Grammar
 
@@ -107,10 +106,10 @@ class Constraint:
             banned=banned,
             allowed=allowed,
             valid_tokens=valid_tokens,
+            bad_words=bad_words,
         )
         self._use(None if grammar is None else GrammarFeed(grammar))
         self._state = self._transitions.start(prompt)
-        self._bad_words, self._bad_node = bad_words, ROOT
         self._undecided: tuple[UndecidedToken, ...] = ()
         self._empty_after: tuple[int, ...] | None = None  # tokens before the empty row that the last `fill_rows` found
 
@@ -158,7 +157,6 @@ class Constraint:
         """Whether no token at all may follow; ``commit([])`` ends the request then."""
         row = np.empty(self._words, np.int32)
         self._rows.write(self._state, row)
-        self._mask_bad_words(self._state, self._bad_node, row)
         return not row.any()
 
     def may_fast_forward(self, tokens: int) -> bool:
@@ -206,7 +204,7 @@ class Constraint:
         """
         self._empty_after = None
         state, window = self._state, FilledRows([], [])
-        drafted, follows, node = list(map(int, draft)), list[int](), self._bad_node
+        drafted, follows = list(map(int, draft)), list[int]()
         self._lookahead.precompute_rows(state, drafted)
         try:
             run, row_filled = self._fill_run(drafted, masks, first, override)
@@ -218,7 +216,7 @@ class Constraint:
                 if row_filled:
                     row, row_filled = FixedRow(masks.writable(first + at)), False
                 else:
-                    row = self._write_row(state, node, masks, first + at)
+                    row = self._write_row(state, masks, first + at)
                 token = drafted[at] if at < len(drafted) else None
                 rejected = token is None or not row.allows(token)
                 if at < limit and (rejected or override):
@@ -235,7 +233,6 @@ class Constraint:
                 follows = follows[1:] if follows[:1] == [token] else []
                 window.tokens.append(token)
                 state, _ = self._transitions.step(state, token)
-                node = self._next_bad_node(node, token)
         except BadRequest:  # the text is too complex for its grammar
             if not window.tokens:
                 raise
@@ -259,13 +256,10 @@ class Constraint:
         self._undo()
         state, tracker = self._state, RoleTracker(self._rules, self._undecided)
         kept: list[int] = []
-        node = self._bad_node
         for token in emitted:
             if state.finish:
                 break
             try:
-                if self._completes_bad_word(state, node, token):
-                    raise TokenRejected
                 after, updates = self._transitions.step(state, token)
             except TokenRejected:
                 self._undo()
@@ -275,13 +269,12 @@ class Constraint:
                 ) from None
             tracker.add(token, after, updates)
             kept.append(token)
-            state, node = after, self._next_bad_node(node, token)
+            state = after
         self._keep()
         if state.finish is None and self._is_empty_after(kept):
             tracker.flush(state)
             state = state._replace(phase=Phase.DONE, finish="constraint")
         self._state, self._undecided, self._empty_after = state, tuple(tracker.undecided), None
-        self._bad_node = node
         return Commit(kept, state.finish, state.stop_token, tracker.spans)
 
     def fork(self) -> "Constraint":
@@ -346,30 +339,16 @@ class Constraint:
     @property
     def _can_run(self) -> bool:
         """Whether several tokens may be taken at once: no token is undecided, and there are no bad words."""
-        return not self._undecided and self._bad_words is None
+        return not self._undecided and self._rules.bad_words is None
 
-    def _write_row(self, state: State, node: int, masks: MaskRows, index: int) -> FixedRow:
+    def _write_row(self, state: State, masks: MaskRows, index: int) -> FixedRow:
         """Write the row of ``state`` to row ``index`` of ``masks``, and return it."""
-        shared = self._rows.shared(state) if self._bad_words is None else None
-        if shared is not None:
+        if (shared := self._rows.shared(state)) is not None:
             masks.write_shared(index, shared.words)
             return shared
         row = masks.writable(index)
         self._rows.write(state, row)
-        self._mask_bad_words(state, node, row)
         return FixedRow(row)
-
-    def _mask_bad_words(self, state: State, node: int, row: np.ndarray) -> None:
-        if self._bad_words is not None and self._rows.bad_words_apply(state):
-            row &= self._bad_words.allowed(node)
-
-    def _completes_bad_word(self, state: State, node: int, token: int) -> bool:
-        if self._bad_words is None or not self._rows.bad_words_apply(state):
-            return False
-        return not bitmask.allows(self._bad_words.allowed(node), token)
-
-    def _next_bad_node(self, node: int, token: int) -> int:
-        return node if self._bad_words is None else self._bad_words.step(node, token)
 
     def _is_empty_after(self, kept: list[int]) -> bool:
         if self._empty_after is not None:

@@ -22,17 +22,13 @@ class Rows:
 
     def shared(self, state: State) -> FixedRow | None:
         """Return the row of ``state`` if it is immutable and shared by many states, otherwise None."""
-        if state.phase is Phase.THINKING:
-            return self._thinking_row(state)
-        if self._feed is None and state.phase in (Phase.OPEN, Phase.ANSWER):
-            return self._rules.answer_base(state.length)
-        return None
+        return self._without_grammar(state) if self._rules.bad_words is None else None
 
     def write(self, state: State, row: np.ndarray) -> None:
         """Write the tokens that may follow ``state`` into an int32[words] row; a finished state allows all tokens."""
-        shared = self.shared(state)
-        if shared is not None:
-            row[:] = shared.words
+        words = self._rules.bad_words
+        if (fixed := self._without_grammar(state)) is not None:
+            row[:] = fixed.words
         elif state.phase is Phase.DONE:
             row[:] = bitmask.ALL
         elif state.phase is Phase.FORCING:
@@ -40,13 +36,16 @@ class Rows:
         else:
             assert self._feed is not None
             self._write_grammar_row(self._feed, state, row)
+        if words is not None and not state.is_forced and state.phase is not Phase.DONE:
+            row &= words.allowed(state.bad_word)
 
-    def bad_words_apply(self, state: State) -> bool:
-        """Return whether bad words are masked out after ``state``.
-
-        They are not masked out of text that the constraint forces: a forced end or the rest of a start delimiter.
-        """
-        return state.phase not in (Phase.FORCING, Phase.DONE) and not state.delimiter_only
+    def _without_grammar(self, state: State) -> FixedRow | None:
+        """Return the row of a state that depends on no grammar, otherwise None. Bad words are not masked out."""
+        if state.phase is Phase.THINKING:
+            return self._thinking_row(state)
+        if self._feed is None and state.phase in (Phase.OPEN, Phase.ANSWER):
+            return self._rules.answer_base(state.length)
+        return None
 
     def _thinking_row(self, state: State) -> FixedRow:
         """Return the row of a THINKING state.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.delimiters import NO_DELIMITERS, Delimiter
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars import bitmask
@@ -35,6 +36,7 @@ class Rules:
         banned: Iterable[int],
         allowed: Iterable[int] | None,
         valid_tokens: int | None,
+        bad_words: BadWords | None,
     ) -> None:
         valid = vocab_size if valid_tokens is None else valid_tokens
         if not 0 < valid <= vocab_size:
@@ -48,6 +50,7 @@ class Rules:
         if thinking is not None:
             _check_delimiters(thinking, stops, valid)
         self.thinking = thinking
+        self.bad_words = bad_words
         self.matcher = thinking.matcher if thinking else None
         self.nodes, self.first_symbols = (
             (self.matcher.nodes, self.matcher.first) if self.matcher else (NO_DELIMITERS, frozenset[int]())

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from tandemrt.runtime.constraints import bad_words
 from tandemrt.runtime.constraints.delimiters import ROOT, EndDelimiter, last_tokens_covering
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
 from tandemrt.runtime.constraints.rules import Rules
+from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.grammar import accepts
 
 Role = Literal["reasoning", "delimiter", "answer"]  # delimiter: the start or end of a reasoning block
@@ -41,11 +43,17 @@ class State(NamedTuple):
     delimiter_only: bool = False  # the grammar rejects `pending`, so it must become the start delimiter
     finish: str | None = None  # the finish reason
     stop_token: int | None = None
+    bad_word: int = bad_words.ROOT  # node of the automaton of bad words
 
     @property
     def default_role(self) -> Role:
         """The role of the next token, unless it becomes part of a delimiter."""
         return "reasoning" if self.phase in (Phase.THINKING, Phase.FORCING) else "answer"
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the constraint forces the next token: it belongs to a forced end or to a start delimiter."""
+        return self.phase is Phase.FORCING or self.delimiter_only
 
 
 class RoleUpdate(NamedTuple):
@@ -93,8 +101,12 @@ class Transitions:
         """
         if state.phase is Phase.DONE:
             return state, ()
-        length = state.length + 1
+        length, words = state.length + 1, self._rules.bad_words
+        if words is not None and not state.is_forced and not bitmask.allows(words.allowed(state.bad_word), token):
+            raise TokenRejected
         after, updates = self._take(state, token)
+        if words is not None:
+            after = after._replace(bad_word=words.step(state.bad_word, token))
         if after.finish is None and length != self._rules.max_tokens:
             return after._replace(length=length), updates
         # At the end of the text, undecided symbols cannot become part of a delimiter.

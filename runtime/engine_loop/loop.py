@@ -12,8 +12,8 @@ There are two schedules. Overlap schedule::
     advance every slot by its emitted tokens
 
 The host commits round r-1 after the drafts of round r are enqueued, so that it waits for the device once per round. The
-device uses the result of a round at once (SlotState.advance), but the host knows it one round later. The rows of a
-request that has finished meanwhile get empty masks, and emit nothing.
+device uses the result of a round at once (SlotState.advance), but the host reads it one round later. The rows of a
+request that has finished in between get empty masks, and emit nothing.
 
 The synchronous schedule runs the same steps with the same results, but the target starts after the masks are written.
 

@@ -17,10 +17,10 @@ from tandemrt.runtime.device.backends.base import prompt_rows
 from tandemrt.runtime.device.prompt_plan import Chunk, at_block_ends, group_equal_chunks, num_tokens, plan
 from tandemrt.runtime.device.slot_state import SlotPosition
 from tandemrt.runtime.device.streams import upload
-from tandemrt.runtime.engine_loop.acceptance import Acceptance, best_window
 from tandemrt.runtime.engine_loop.costs import RoundCosts
 from tandemrt.runtime.engine_loop.models import Drafter, TargetRunner
 from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.acceptance import Acceptance, best_window
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
