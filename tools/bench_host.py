@@ -27,12 +27,12 @@ from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.runtime.caches.linear import LinearCacheManager
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.streams import HostCopy, Streams
 from tandemrt.runtime.engine_loop.host import Committer, VerifyInputWriter
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, plan_round
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit

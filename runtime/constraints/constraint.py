@@ -17,11 +17,11 @@ from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
 from tandemrt.runtime.constraints.lookahead import Lookahead, Run
 from tandemrt.runtime.constraints.roles import RoleSpan, RoleTracker, UndecidedToken
-from tandemrt.runtime.constraints.rows import Rows
+from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows, Rows
 from tandemrt.runtime.constraints.rules import Rules
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.constraints.transitions import Phase, State, TokenRejected, Transitions
-from tandemrt.runtime.grammars.bitmask import NO_TOKENS, FixedRow, MaskRows
+from tandemrt.runtime.grammars.bitmask import FixedRow
 from tandemrt.runtime.grammars.grammar import Grammar
 
 _NO_RUN = Run(0)

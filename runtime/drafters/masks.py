@@ -8,9 +8,9 @@ import numpy as np
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.drafters.target_ids import TargetIds
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.slots import Round
 

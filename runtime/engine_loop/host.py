@@ -10,11 +10,11 @@ from typing import NamedTuple
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.constraints.constraint import FilledRows
+from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows
 from tandemrt.runtime.device.buffers import RoundBuffers, write_drafts
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.synthetic import accept_synthetic
-from tandemrt.runtime.grammars.bitmask import NO_TOKENS, MaskRows
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.logprobs import TokenLogprobs, token_logprobs
 from tandemrt.runtime.requests.request import Finish, Request, StreamOutput

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tandemrt.plugins.reference.noise import accept_coin
-from tandemrt.runtime.grammars.bitmask import MaskRows
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.requests.running import RunningRequest
 
 _BITS = np.left_shift(1, range(32)).astype(np.int32)

@@ -10,7 +10,7 @@ from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.grammars.bitmask import MaskRows
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.schema.emit import enforceable

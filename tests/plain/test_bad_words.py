@@ -10,8 +10,8 @@ from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tests.plain.constraints import VOCABULARY as WIDE
 from tests.plain.constraints import WIDTH, byte_tokens, regex_grammar, tokens_in
 from tests.plain.constraints import constraint as over_bytes

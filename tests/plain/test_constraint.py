@@ -5,9 +5,9 @@ import pytest
 
 from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.constraints.transitions import Phase
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tests.plain.constraints import (
     CALL,
     END,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.constraints.transitions import Phase
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tests.plain.constraints import (
     STOP,
     UNREAD,

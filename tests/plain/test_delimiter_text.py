@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.text.vocabulary import CONTROL, Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.constraints.transitions import Phase
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tests.plain.constraints import UNREAD, tokens_in
 

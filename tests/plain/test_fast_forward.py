@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars import bitmask
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tests.plain.constraints import (
     CALL,
     END,

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows
 from tandemrt.runtime.grammars import bitmask
-from tandemrt.runtime.grammars.bitmask import NO_TOKENS, FixedRow, MaskRows
+from tandemrt.runtime.grammars.bitmask import FixedRow
 
 ROWS, WORDS = 6, 3
 SHARED = [NO_TOKENS, *(np.full(WORDS, value, np.int32) for value in (-1, 5))]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.engine_loop.synthetic import accept_synthetic
 from tandemrt.runtime.grammars import bitmask
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tests.plain.constraints import tokens_in
 from tests.plain.requests import make_running
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.runtime.constraints.roles import RoleSpan
-from tandemrt.runtime.grammars.bitmask import MaskRows
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.trace import RequestTrace, RolePart, TracedToken

@@ -15,8 +15,8 @@ from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.export.read.delimiters import DelimiterEncoder
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tools.vocabularies import PACKAGES, fetch
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.transitions import Phase
-from tandemrt.runtime.grammars.bitmask import MaskRows
 from tests.vocabularies.conftest import Family
 
 BEFORE = ["", "\n", "\n\n", "a", ".", " so", "x <", "</", "你好", "Here is my"]

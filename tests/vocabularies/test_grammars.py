@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tandemrt.engines.contract.contract import mask_words
-from tandemrt.runtime.grammars.bitmask import MaskRows
+from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.grammars.schema.emit import enforceable
 from tandemrt.runtime.requests.text import TextStream
 from tests.vocabularies.conftest import Family
