@@ -27,7 +27,8 @@ from tandemrt.engines.bundle.manifest import (
 from tandemrt.engines.contract.draft_sampling import DraftSampling
 from tandemrt.engines.contract.dtypes import BITS
 from tandemrt.engines.parameters.generation_config import recommended
-from tandemrt.engines.recipe.recipe import NgramDraft, NoDraft, PardDraft, Recipe
+from tandemrt.engines.recipe.models import NgramDraft, NoDraft, PardDraft
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.export.bundle.draft_heads import DraftHead

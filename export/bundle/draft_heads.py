@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import COMPUTE
-from tandemrt.engines.recipe.recipe import HeadDraft, Recipe
+from tandemrt.engines.recipe.models import HeadDraft
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.bundle.draft_kinds import FeatureDraft, GraphSizes, Spec, feature_draft
 from tandemrt.export.graph.graph import Graph

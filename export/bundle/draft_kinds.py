@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
-from tandemrt.engines.recipe.recipe import HeadDraft
+from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash

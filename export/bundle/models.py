@@ -7,7 +7,8 @@ from typing import Any
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8, KV_DTYPES
-from tandemrt.engines.recipe.recipe import ModelDraft, PardDraft, Recipe, Target
+from tandemrt.engines.recipe.models import ModelDraft, PardDraft, Target
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.graph.lowering import lowering_of

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8
 from tandemrt.engines.contract.gpus import FLOAT8_FROM
-from tandemrt.engines.recipe.recipe import HeadDraft, ModelDraft, PardDraft, Recipe
+from tandemrt.engines.recipe.models import HeadDraft, ModelDraft, PardDraft
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.recipe.tensorrt import TensorRtRtx
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.draft_heads import DraftHead

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.options.model_name import HUB_NAME
-from tandemrt.engines.recipe.recipe import HeadDraft, Recipe
+from tandemrt.engines.recipe.models import HeadDraft
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe, clipped, quoted
 from tandemrt.export.read.checkpoint import read_index
 from tandemrt.export.read.file_formats import other_format

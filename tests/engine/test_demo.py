@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from tandemrt.engines.recipe.recipe import MtpDraft, PEagleDraft, Recipe, locate
+from tandemrt.engines.recipe.models import MtpDraft, PEagleDraft
+from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.export.bundle.build import build
 from tools.demo import held_out, train_draft
 from tools.demo.models import CHECKPOINTS

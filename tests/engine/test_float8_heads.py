@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.recipe.recipe import Eagle3Draft
+from tandemrt.engines.recipe.models import Eagle3Draft
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.draft_heads import DraftHead

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandemrt.engines.recipe.recipe import MtpDraft
+from tandemrt.engines.recipe.models import MtpDraft
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.draft_kinds import FEATURE_DRAFTS

@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
-from tandemrt.engines.recipe.recipe import (
-    INCLUDED,
-    DFlashDraft,
-    Eagle3Draft,
-    ModelDraft,
-    NgramDraft,
-    PardDraft,
-    Recipe,
-    locate,
-)
+from tandemrt.engines.recipe.models import DFlashDraft, Eagle3Draft, ModelDraft, NgramDraft, PardDraft
+from tandemrt.engines.recipe.recipe import INCLUDED, Recipe, locate
 from tandemrt.engines.validation.errors import BadRecipe
 
 DRAWN = 'sampling = "greedy"\ngreedy_below = 1\ntemperature_scale = 0.25'
