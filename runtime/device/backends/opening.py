@@ -77,13 +77,18 @@ def _open(
         return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine.open(
+    engine = OnnxRuntimeEngine.open(
         bundle.path(name),
         bundle.contract(name),
         device=device,
         threads=threads,
         spinning=name not in WEIGHTLESS_ENGINES,
     )
+    if name.startswith("verify") and device.type == "cpu" and engine.contract["logits"].dtype == "float32":
+        from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
+
+        return GreedyVerification(engine)
+    return engine
 
 
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:

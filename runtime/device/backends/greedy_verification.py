@@ -1,0 +1,72 @@
+"""Verification on a CPU: numpy decides greedy batches, in a tenth of the graph's time, and the graph decides others.
+
+plugins/reference/verify.py defines the result, which is the same either way.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.plugins.operators.launch import Call
+from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.host_tensor import array_of
+from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+
+
+class GreedyVerification:
+    """The engine ``verify`` or ``verify_probs`` with float32 logits."""
+
+    capturable = False
+
+    def __init__(self, graph: OnnxRuntimeEngine) -> None:
+        self.contract = graph.contract
+        self.device = graph.device
+        self._graph = graph
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
+        """See Engine.bind."""
+        return _GreedyCall(
+            self._graph.bind(tensors, filters=filters), {name: array_of(tensor) for name, tensor in tensors.items()}
+        )
+
+
+class _GreedyCall:
+    def __init__(self, graph: Call, arrays: dict[str, Any]) -> None:
+        self._graph = graph
+        self._logits, self._words, self._temperature = (arrays[n] for n in ("logits", "bitmask", "temperature"))
+        self._draft, self._length = arrays["draft_tokens"], arrays["draft_len"]
+        self._tokens, self._count = arrays["tokens"], arrays["count"]
+
+    def run(self) -> None:
+        """Run once."""
+        if self._temperature.max() > 0:
+            self._graph.run()
+            return
+        scores = _masked(self._logits, self._words)
+        choice = scores.argmax(-1)
+        best = np.take_along_axis(scores, choice[..., None], -1)[..., 0]
+        if not (best < np.inf).all():  # infinity or NaN, which cannot be chosen
+            self._graph.run()
+            return
+        self._write(choice.tolist(), (best > -np.inf).tolist())
+
+    def _write(self, choice: list[list[int]], samplable: list[list[bool]]) -> None:
+        """Write the accepted drafts and the next token of each request. ``samplable``: whether any token is allowed."""
+        self._tokens.fill(-1)
+        for at, (draft, length) in enumerate(zip(self._draft.tolist(), self._length.tolist(), strict=True)):
+            accepted = 0
+            while accepted < length and samplable[at][accepted] and draft[accepted] == choice[at][accepted]:
+                accepted += 1
+            emitted = choice[at][: accepted + samplable[at][accepted]]
+            self._tokens[at, : len(emitted)] = emitted
+            self._count[at] = len(emitted)
+
+
+def _masked(logits: npt.NDArray[np.float32], words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """Return ``logits`` with minus infinity for tokens whose bit in ``words`` is 0 (plugins/reference/bitmask.py)."""
+    if (words == -1).all():
+        return logits
+    bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little", count=logits.shape[-1])
+    return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
