@@ -1,7 +1,7 @@
 """Read multi-token-prediction (MTP) layers: their config, and their tensors under common names.
 
-DeepSeek-V3 and MiMo store such layers in the target's checkpoint; ``speculators`` stores one layer in its own
-checkpoint.
+DeepSeek-V3, MiMo, Qwen3-Next and Qwen3.5 store such layers in the target's checkpoint; ``speculators`` stores one layer
+in its own checkpoint.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,14 +22,19 @@ from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 
 QuantizedWeights = Mapping[str, tuple[str, Scheme]]  # weight -> its module in the checkpoint, its scheme
-LAYER_COUNT = "num_nextn_predict_layers"
-# DeepSeek's names to the names of speculators, which the graph uses; MiMo has the names of speculators.
-_OF_DEEPSEEK = {
+LAYER_COUNT, QWEN_LAYER_COUNT = "num_nextn_predict_layers", "mtp_num_hidden_layers"
+# DeepSeek's and Qwen's names to the names of speculators, which the graph uses; MiMo has the names of speculators.
+_COMMON_NAMES = {
     "enorm": "token_layernorm",
     "hnorm": "hidden_layernorm",
     "eh_proj": "input_proj",
     "shared_head.norm": "final_layernorm",
+    "pre_fc_norm_embedding": "token_layernorm",
+    "pre_fc_norm_hidden": "hidden_layernorm",
+    "fc": "input_proj",
+    "norm": "final_layernorm",
 }
+_QWEN = "mtp"  # Qwen3-Next and Qwen3.5: the prefix of the matmul and the norms; the layer is mtp.layers.0
 _COPIES = ("shared_head.head.weight", "embed_tokens.weight")  # copies of the target's tensors
 _OF_TARGET = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")  # the last is full of NaN
 MTP_MODULES = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
@@ -79,7 +84,9 @@ class MtpSpec(DraftHeadSpec):
             found = ModelSpec.from_hf(config, ignored=ignored)
             if (found.layers, found.hidden, found.vocab) != (target.layers, target.hidden, target.vocab):
                 raise mismatch("num_hidden_layers", f"the target's, {target.layers}", found.layers)
-            if not mtp_prefixes(config, layer.layers):
+            if layer.recurrent is not None:
+                require_one_layer(config)
+            elif not mtp_prefixes(config, layer.layers):
                 raise BadCheckpoint(
                     f"config.json: {LAYER_COUNT} should be the number of MTP layers, it is "
                     f"{quoted(config.get(LAYER_COUNT))}; choose a checkpoint that has one, or another draft"
@@ -93,9 +100,9 @@ class MtpSpec(DraftHeadSpec):
         if any(layer.sliding_layers):  # undefined for this layer; within the window both kinds are equal
             max_context = layer.sliding_window
         experts = None if layer.experts is None else replace(layer.experts, layers=(True,))
-        published = 1 if alone else config[LAYER_COUNT]
+        published = 1 if alone or layer.recurrent is not None else config[LAYER_COUNT]
         depth = min(published, num_draft_tokens, len(DRAFT_LAYERS))
-        forms = _forms(layer.layers, depth, alone=alone)
+        forms = _forms(layer, depth, alone=alone)
         tensors, quantized, embedding_first = _tensors(checkpoint, forms, alone=alone)
         one = replace(
             layer,
@@ -104,6 +111,7 @@ class MtpSpec(DraftHeadSpec):
             sliding_layers=(False,),
             rotary_layers=(True,),
             experts=experts,
+            recurrent=None,
             tied=False,
         )
         spec = cls(one, (target.layers,), one.hidden, one.vocab, max_context, embedding_first, depth, published)
@@ -122,15 +130,17 @@ def layer_prefix(at: int) -> str:
     return f"further.{at}." if at else ""
 
 
-def _forms(layers: int, depth: int, *, alone: bool) -> dict[tuple[str, ...], bool]:
-    """Return possible prefixes of the first ``depth`` MTP layers of a model with ``layers`` other layers.
+def _forms(layer: ModelSpec, depth: int, *, alone: bool) -> dict[tuple[str, ...], bool]:
+    """Return possible prefixes of the first ``depth`` MTP layers of a model like ``layer``.
 
     The values say whether the first matmul of each layer reads the embedding first.
     """
     if alone:
         return {("mtp_layers.0",): True}
+    if layer.recurrent is not None:
+        return {(_QWEN,): True}
     return {
-        tuple(f"model.layers.{layers + at}" for at in range(depth)): True,
+        tuple(f"model.layers.{layer.layers + at}" for at in range(depth)): True,
         tuple(f"model.mtp_layers.{at}" for at in range(depth)): False,
     }
 
@@ -162,12 +172,14 @@ def _tensors(
     for name, tensor in checkpoint.tensors.items():
         at = next((at for at, each in enumerate(found) if name.startswith(f"{each}.")), 0)
         stem = name.removeprefix(f"{found[at]}.")
+        if found[at] == _QWEN:
+            stem = stem.removeprefix("layers.0.")
         if stem == name and alone and name not in _OF_TARGET:
             raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} does not belong to an MTP layer")
         if stem == name or stem in _COPIES or is_cache_scale(name):  # the cache of a head is not quantized
             continue
         module, _, kind = stem.rpartition(".")
-        module = _OF_DEEPSEEK.get(module, module)
+        module = _COMMON_NAMES.get(module, module)
         new = layer_prefix(at) + (module if module in MTP_MODULES else f"layers.0.{module}")
         source = name.rpartition(".")[0]
         scheme = quantization.scheme(source) if quantization is not None else None
@@ -178,6 +190,13 @@ def _tensors(
         else:
             tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
     return tensors, quantized, forms[found]
+
+
+def require_one_layer(config: Mapping[str, Any]) -> None:
+    """Raise BadCheckpoint if Qwen3.5 has another number of MTP layers than one. Configs of Qwen3-Next do not tell."""
+    text = config.get("text_config", config)
+    if (count := text.get(QWEN_LAYER_COUNT, 1)) != 1:
+        raise BadCheckpoint(f"config.json: {QWEN_LAYER_COUNT} should be 1, it is {quoted(count)}; choose another draft")
 
 
 def mtp_prefixes(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:

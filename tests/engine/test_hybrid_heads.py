@@ -1,0 +1,133 @@
+"""Draft heads of hybrid targets: MTP layers of Qwen3.5 against transformers' layer, and EAGLE-3 heads, in texts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5DecoderLayer,
+    Qwen3_5RMSNorm,
+    Qwen3_5TextConfig,
+    Qwen3_5TextRotaryEmbedding,
+)
+
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.bundle.build import build
+from tandemrt.export.model.mtp import build_mtp, build_state_norm
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.mtp import MtpSpec
+from tandemrt.export.read.spec import ModelSpec
+from tests import eagle3
+from tests.engine.decoding import fused
+from tests.engine.test_eagle3_graphs import CAPACITY, Exported
+from tests.engine.test_invisible import output_of, outputs
+from tests.heads import Draw
+from tests.makers import tiny_hybrid, write_recipe
+
+
+class MtpOfQwen(torch.nn.Module):
+    """The MTP layer of Qwen3.5 around transformers' decoder layer with full attention, for one text."""
+
+    def __init__(self, config: Qwen3_5TextConfig, seed: int) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.fc = torch.nn.Linear(2 * hidden, hidden, bias=False)
+        self.layers = torch.nn.ModuleList([Qwen3_5DecoderLayer(config, config.layer_types.index("full_attention"))])
+        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+            setattr(self, name, Qwen3_5RMSNorm(hidden, eps=config.rms_norm_eps))
+        self.rotary = Qwen3_5TextRotaryEmbedding(config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                spread = parameter.shape[1] ** -0.5 if parameter.dim() == 2 else 0.3
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+
+    def forward(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the normed states [tokens, hidden] of all tokens of a text."""
+        pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(states)]
+        x = self.fc(torch.cat(pair, -1))[None]
+        count = x.shape[1]
+        rotation = self.rotary(x, torch.arange(count)[None])
+        mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+        found: torch.Tensor = self.norm(self.layers[0](x, position_embeddings=rotation, attention_mask=mask))[0]
+        return found
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by their published names."""
+        return {f"mtp.{name}": value.detach().clone() for name, value in self.named_parameters()}
+
+
+def add_mtp(folder: Path, seed: int = 3) -> MtpOfQwen:
+    """Write a random MTP layer into the checkpoint of ``tiny_hybrid``."""
+    config = AutoConfig.from_pretrained(folder)
+    config._attn_implementation = "eager"
+    layer = MtpOfQwen(config, seed)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | layer.tensors(), file, metadata={"format": "pt"})
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"mtp_num_hidden_layers": 1}))
+    return layer
+
+
+def test_the_mtp_layer_of_qwen3_5_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+    folder = tiny_hybrid(tmp_path / "target")
+    layer = add_mtp(folder)
+    source = Checkpoint.open(folder)
+    target = ModelSpec.from_hf(source.config)
+    spec, checkpoint, _ = MtpSpec.from_checkpoint(source, target, num_draft_tokens=3)
+    shared = {
+        "embed_tokens.weight": Draw(9).matrix(target.vocab, 32),
+        "lm_head.weight": Draw(8).matrix(target.vocab, 32),
+    }
+    weights = layer.tensors()
+    stored = {t.offset: name for name, t in checkpoint.tensors.items()}
+    own = {stored[t.offset]: weights[name] for name, t in source.tensors.items() if name in weights}
+    written = tmp_path / "written"
+    written.mkdir()
+    save_file(own | shared, written / "model.safetensors")
+    (written / "config.json").write_text((folder / "config.json").read_text())
+    draft = Checkpoint.open(written)
+    head = fused(build_mtp(spec, draft, dtype="float32", capacity=CAPACITY, lowering="grouped"), "grouped")
+    exported = Exported(written, spec, build_state_norm(spec, draft, dtype="float32"), head)
+    generator = torch.Generator().manual_seed(5)
+    text, features = torch.randint(target.vocab, (20,), generator=generator), torch.randn(20, 32, generator=generator)
+    with torch.no_grad():
+        states = layer(shared["embed_tokens.weight"][text], features)
+    expected = states @ shared["lm_head.weight"].T
+    fused_states, begin = exported.fuse(features), 0
+    for count in (9, 1, 10):
+        end = begin + count
+        logits, fed_back = exported(text[begin:end], fused_states[begin:end], begin, *range(count))
+        torch.testing.assert_close(logits, expected[begin:end], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fed_back, exported.fuse(states[begin:end]), atol=1e-4, rtol=1e-4)
+        begin = end
+
+
+def test_another_number_of_mtp_layers_is_rejected(tmp_path: Path) -> None:
+    folder = tiny_hybrid(tmp_path)
+    add_mtp(folder)
+    source = Checkpoint.open(folder)
+    source.config["mtp_num_hidden_layers"] = 2
+    with pytest.raises(BadCheckpoint, match="mtp_num_hidden_layers should be 1, it is 2"):
+        MtpSpec.from_checkpoint(source, ModelSpec.from_hf(source.config), num_draft_tokens=3)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_drafts_of_heads_change_no_token(tmp_path: Path, kind: str) -> None:
+    folder = tiny_hybrid(tmp_path / "target", seed=1)
+    add_mtp(folder)
+    where = folder
+    if kind == "eagle3":
+        where = tmp_path / "head"
+        head = eagle3.Head(vocab=320, hidden=32, target_layers=4, draft_vocab=320, head_dim=32, features=(1, 2, 3))
+        head.save(where)
+    drafting = f'kind = "{kind}"\ncheckpoint = "{where}"\nnum_draft_tokens = 4'
+    recipe = write_recipe(tmp_path / "r.toml", target=folder, drafting=drafting)
+    bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
+    without, found = (outputs(bundle, num_draft_tokens=window) for window in (0, 4))
+    assert [output_of(output) for output in found] == [output_of(output) for output in without]
+    assert sum(output.speculation.num_draft_tokens for output in found) > 0
