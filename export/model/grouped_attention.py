@@ -13,6 +13,7 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, Cache, gated_output, query_and_gate, rotation
+from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.rotary import Tables, layer_tables, query_scales
@@ -101,8 +102,11 @@ class GroupedAttention:
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, Cache]:
-        gate = None
-        if self.spec.gated_attention:
+        gate, latent = None, self.spec.latent
+        if latent is not None:
+            query, key = latent_projections(b, x, w, self.spec, latent, attention.name)
+            qkv = b.op("Concat", query, key, key, axis=2)
+        elif self.spec.gated_attention:
             query, gate = query_and_gate(b, x, w, attention, self.spec)
             qkv = b.op("Concat", query, merge_linears(attention.key, attention.value)(b, x, w), axis=2)
         else:
@@ -124,6 +128,8 @@ class GroupedAttention:
         )
         if is_padded(x):
             mixed = pad_as(b, mixed, self.tokens, x)
+        if latent is not None:
+            mixed = latent_outputs(b, mixed, w, self.spec, latent, attention.name)
         return gated_output(b, mixed, gate), Cache(key, value)
 
     def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:

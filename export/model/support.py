@@ -24,6 +24,11 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             f"{spec.family} has experts, which run with onnxruntime-cuda over a paged cache, or on a CPU with heads of "
             f"a multiple of {HEAD_DIM_STEP} values; the backend must be one of these"
         )
+    if spec.latent is not None and lowering != "grouped":
+        return (
+            f"{spec.family} caches one latent vector per token, which runs on a CPU alone, with latent vectors and "
+            f"rotated keys of a multiple of {HEAD_DIM_STEP} values; the backend must be onnxruntime-cpu"
+        )
     if lowering == "paged":
         return _unsupported_by_window_attention(spec) or _unsupported_by_experts(spec, spec.experts)
     if lowering == "length" and spec.sliding_window is not None and capacity > spec.sliding_window:

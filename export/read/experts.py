@@ -163,6 +163,21 @@ def deepseek_experts(
     return read
 
 
+def deepseek_v2_experts(fields: Fields, layers: int) -> Experts:
+    """DeepSeek-V2: a softmax over all experts, of which the best groups are kept, without a correction."""
+    fields.only("scoring_func", "softmax")
+    fields.only("topk_method", "greedy", "group_limited_greedy")
+    fields.only("moe_layer_freq", 1)
+    fields.only("norm_topk_prob", False)
+    width, number = fields.integer("moe_intermediate_size", 1407), fields.integer("n_routed_experts", 64)
+    groups = _groups(fields, number) if fields.get("topk_method") == "group_limited_greedy" else (1, 1)
+    fields.skip("n_group", "topk_group")  # without effect for the other method
+    router = Router("softmax", False, *groups, 1, scale=fields.number_or_absent("routed_scaling_factor", 1.0))
+    experts = _experts(number, fields.integer("num_experts_per_tok"), width, False, _sparse_layers(fields, layers))
+    shared = SharedExpert(width * fields.integer("n_shared_experts", 2))
+    return replace(experts, router=router if groups != (1, 1) else Router(scale=router.scale), shared=shared)
+
+
 def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:
     if chosen > count:
         raise BadCheckpoint(

@@ -10,6 +10,7 @@ from typing import Any
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.family import Family
+from tandemrt.export.read.latent import latent, latent_scales
 from tandemrt.export.read.layer import Activation, NormNames, QKNorm
 from tandemrt.export.read.layer_kinds import (
     all_layers_window,
@@ -457,6 +458,59 @@ _ROWS = (
             *(f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")),
         ),
         experts=experts.minimax_experts,
+    ),
+    Family(
+        "deepseek_v2",
+        ("DeepseekV2ForCausalLM",),
+        defaults={"q_lora_rank": 1536, "first_k_dense_replace": 0},
+        latent=latent,
+        scales=latent_scales,
+        biases=of.latent_biases,
+        rope=RopeRules(interleaved=True),
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_v2_experts,
+    ),
+    Family(
+        "deepseek_v3",
+        ("DeepseekV3ForCausalLM",),
+        aliases=("kimi_k2",),
+        defaults={
+            "q_lora_rank": 1536,
+            "first_k_dense_replace": 3,
+            "moe_intermediate_size": 2048,
+            "n_group": 8,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "routed_scaling_factor": 2.5,
+            "topk_group": 4,
+        },
+        latent=latent,
+        scales=latent_scales,
+        biases=of.latent_biases,
+        rope=RopeRules(interleaved=True),
+        no_effect_values={"rope_interleave": (True,)},
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_experts(),
+    ),
+    Family(
+        "glm4_moe_lite",
+        ("Glm4MoeLiteForCausalLM",),
+        defaults={
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "routed_scaling_factor": 1.8,
+        },
+        latent=latent,
+        scales=latent_scales,
+        biases=of.latent_biases,
+        rope=RopeRules(partial=1.0, interleaved=True),
+        no_effect_values={"rope_interleave": (True,)},
+        unused_fields=_DEEPSEEK,
+        experts=experts.deepseek_experts(),
     ),
 )
 FAMILIES = {architecture: row for row in _ROWS for architecture in row.architectures}

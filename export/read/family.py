@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from tandemrt.export.read.experts import no_experts
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.latent import Latent, not_latent
 from tandemrt.export.read.layer import Activation, DeltaNet, Experts, NormNames, QKNorm, Scales
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
 from tandemrt.export.read.recurrent import not_recurrent
@@ -69,6 +70,12 @@ def configured_qkv_bias(fields: Fields) -> Biases:
     return Biases(qkv=fields.flag("qkv_bias", True))
 
 
+def latent_biases(fields: Fields) -> Biases:
+    """Biases of the output; export/read/latent.py reads those of latent vectors."""
+    fields.only("mlp_bias", False)
+    return Biases(out=fields.flag("attention_bias", False))
+
+
 def one_bias(fields: Fields) -> Biases:
     return Biases(*[fields.flag("use_bias", False)] * 3)
 
@@ -103,6 +110,7 @@ def gemma_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa:
 @dataclass(frozen=True)
 class Family:
     """A row of the table of families. ``architectures``: their names in configs. ``name``: their model_type.
+    ``aliases``: further values of model_type.
 
     ``defaults``: values of fields that a config may omit. ``no_effect_values``: the values of a field that do not
     change the graph; others are rejected. ``unused_fields``: fields that never change the graph. ``activations``: the
@@ -132,3 +140,5 @@ class Family:
     experts: Callable[[Fields, int], Experts | None] = no_experts
     gated_attention: bool = False
     recurrent: Callable[[Fields, int], DeltaNet | None] = not_recurrent
+    latent: Callable[[Fields], Latent | None] = not_latent
+    aliases: tuple[str, ...] = ()

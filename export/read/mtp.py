@@ -92,7 +92,7 @@ class MtpSpec(DraftHeadSpec):
                     f"{quoted(config.get(LAYER_COUNT))}; choose a checkpoint that has one, or another draft"
                 )
         mixed = layer.experts is not None and not all(layer.experts.layers)
-        if mixed or layer.local_rope is not None or not all(layer.rotary_layers):
+        if mixed or layer.latent is not None or layer.local_rope is not None or not all(layer.rotary_layers):
             raise BadCheckpoint(
                 f"{checkpoint.folder}: the layers of {layer.family} differ from one another, and the kind of its MTP "
                 "layer is not defined; choose another draft"

@@ -10,6 +10,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import Activation, DeltaNet, Experts, NormNames, QKNorm, Scales
 from tandemrt.export.read.rope import Rope, ropes
 from tandemrt.export.read.unsupported import UNSUPPORTED
@@ -26,7 +27,8 @@ class ModelSpec:
     ``local_rope`` if it is given. ``max_length``: the length the model was trained for, or extended to.
     ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP is down(activation(gate(x)) * up(x)), else
     down(activation(up(x))). ``sinks``: each attention head has one additional logit, equal for every token, that enters
-    the softmax and has no value. ``gated_attention``: the attention output is multiplied by sigmoid of a second half of
+    the softmax and has no value. With ``latent`` attention ``head_dim`` is the width of a cached key, which all heads
+    share: ``kv_heads`` is 1. ``gated_attention``: the attention output is multiplied by sigmoid of a second half of
     each query head. ``recurrent``: layers with a recurrent state in place of attention.
     """
 
@@ -59,6 +61,7 @@ class ModelSpec:
     experts: Experts | None
     gated_attention: bool = False
     recurrent: DeltaNet | None = None
+    latent: Latent | None = None
 
     @classmethod
     def from_hf(
@@ -75,10 +78,12 @@ class ModelSpec:
         fields.skip("quantization_config")  # export/read/quantization/ reads it
         _skip_unused(fields, family, architecture)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-        head_dim, kv_heads = (
-            fields.integer("head_dim", max(hidden // heads, 1), most=65_536),
-            fields.integer("num_key_value_heads", heads),
-        )
+        if (latent := family.latent(fields)) is None:
+            head_dim = scored = rotary = fields.integer("head_dim", max(hidden // heads, 1), most=65_536)
+            kv_heads = fields.integer("num_key_value_heads", heads)
+        else:
+            head_dim, kv_heads = latent.cached, 1
+            scored, rotary = latent.plain + latent.rotated, latent.rotated
         if heads % kv_heads:
             raise BadCheckpoint(
                 f"config.json: num_attention_heads should be a multiple of num_key_value_heads, got {heads}, {kv_heads}"
@@ -89,7 +94,7 @@ class ModelSpec:
         bias = family.biases(fields)
         windows = family.windows(fields, layers)
         experts = family.experts(fields, layers)
-        rope, local_rope = ropes(fields, head_dim, max_length, family.rope, length)
+        rope, local_rope = ropes(fields, rotary, max_length, family.rope, length)
         spec = cls(
             family=family.name,
             layers=layers,
@@ -114,12 +119,13 @@ class ModelSpec:
             sliding_layers=windows[1],
             norms=family.norms,
             norm_offset=family.norm_offset,
-            scales=family.scales(fields, head_dim, hidden),
+            scales=family.scales(fields, scored, hidden),
             activation=_activation(fields, family),
             gated=family.gated,
             experts=experts if experts is None or gate_up is None else replace(experts, gate_up=gate_up),
             gated_attention=family.gated_attention,
             recurrent=family.recurrent(fields, layers),
+            latent=latent,
         )
         fields.finish(ignored)
         return spec
@@ -205,7 +211,7 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
     family = FAMILIES.get(found[0]) if len(found) == 1 else None
     if family is None and found and found[0] in UNSUPPORTED:
         raise BadCheckpoint(f"config.json: {found[0]} is not exported: {UNSUPPORTED[found[0]]}; choose another model")
-    if family is None or kind not in (None, family.name):
+    if family is None or kind not in (None, family.name, *family.aliases):
         raise BadCheckpoint(
             f"config.json: architectures should be one of {', '.join([*FAMILIES, *VISION_LANGUAGE])}, it is "
             f"{quoted(named)} with model_type {quoted(kind)}"

@@ -1,19 +1,40 @@
 """Widely deployed architectures that are not exported, each with the reason (docs/models.md)."""
 
 _LATENT = "its keys and values are stored as one latent vector per token"
+_KIMI = "its text part is DeepSeek-V3, but the tensors of the vision model around it are not read"
+_GEMMA = "layers have inputs of their own for each token, or share keys and values, or heads of different sizes"
+_LLAMA4 = "its attention is in chunks, and the weight of an expert multiplies the expert's input"
+_PHIMOE = "its norms subtract the mean, and its router chooses experts one after the other"
+_SPARSE = "an index chooses which blocks of keys a token sees"
+_PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
 _RECURRENT = (
     "some of its layers are recurrent or convolutions, with a state that a rejected draft would have to roll back"
 )
 
 UNSUPPORTED = {
-    "DeepseekV2ForCausalLM": _LATENT,
-    "DeepseekV3ForCausalLM": _LATENT,  # Kimi-K2 too
-    "Kimi_K25ForConditionalGeneration": _LATENT,
+    "Kimi_K25ForConditionalGeneration": _KIMI,
+    "KimiK25ForConditionalGeneration": _KIMI,
+    "KimiVLForConditionalGeneration": _KIMI,
     "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "NemotronHForCausalLM": _RECURRENT,
     "GraniteMoeHybridForCausalLM": _RECURRENT,
     "KimiLinearForCausalLM": _RECURRENT,
     "Lfm2ForCausalLM": _RECURRENT,
+    "Gemma4ForConditionalGeneration": _GEMMA,
+    "Gemma4ForCausalLM": _GEMMA,
+    "Gemma3nForConditionalGeneration": _GEMMA,
+    "Gemma3nForCausalLM": _GEMMA,
+    "Llama4ForConditionalGeneration": _LLAMA4,
+    "Llama4ForCausalLM": _LLAMA4,
+    "MiMoV2FlashForCausalLM": "its keys and values have different sizes, and its values are scaled",
+    "Step3p7ForConditionalGeneration": "its activations are clamped layer by layer, and its attention has output gates",
+    "PhiMoEForCausalLM": _PHIMOE,
+    "PhimoeForCausalLM": _PHIMOE,
+    "MiniMaxM3SparseForConditionalGeneration": _SPARSE,
+    "DeepseekV4ForCausalLM": _SPARSE,
+    "LongcatFlashForCausalLM": f"{_LATENT}, twice in a layer, and some of its experts return their input",
+    "Cohere2ForCausalLM": _PARALLEL,
+    "Cohere2MoeForCausalLM": _PARALLEL,
     "DeciLMForCausalLM": "its layers have different structures, some without attention",
 }

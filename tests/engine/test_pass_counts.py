@@ -48,6 +48,10 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(ONE_OF_TWO, PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 28}),
     **dict.fromkeys(ONE_OF_TWO_IN_GROUPS, PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 34}),
     "solar_open": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 59},
+    # Latent attention has 3 matmuls before attention, one fewer without latent queries; those per head stay.
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 38}),
+    "deepseek_v2": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 63},
+    "deepseek_v2 lite": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 36},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
 }
 PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
@@ -65,6 +69,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

@@ -18,7 +18,68 @@ _GLM = _LLAMA | {
 }  # fmt: skip
 _SIGMOID = Router("sigmoid", correction=True, least_sum=1e-20)
 
+_DEEPSEEK = _LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"], "aux_loss_alpha": 0.001, "bos_token_id": 0, "eos_token_id": 1,
+    "ep_size": 1, "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_shared_experts": 1, "norm_topk_prob": True,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_nextn_predict_layers": 1, "pretraining_tp": 1,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "hidden_size": 7168,
+    "intermediate_size": 18432, "rms_norm_eps": 1e-06, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "seq_aux": True, "tie_word_embeddings": False, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280,
+}  # fmt: skip
+_YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096, "type": "yarn"}
+
 PUBLISHED = {
+    "DeepSeek-V2-Lite-Chat": (
+        json.dumps(_DEEPSEEK | {
+            "architectures": ["DeepseekV2ForCausalLM"], "bos_token_id": 100000, "eos_token_id": 100001,
+            "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config",
+                         "AutoModel": "modeling_deepseek.DeepseekV2Model",
+                         "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"},
+            "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944, "model_type": "deepseek_v2",
+            "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+            "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
+            "num_key_value_heads": 16, "num_nextn_predict_layers": None, "q_lora_rank": None, "rope_theta": 10000,
+            "rope_scaling": _YARN | {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707},
+            "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_group": 1, "topk_method": "greedy",
+            "vocab_size": 102400,
+        }),
+        lambda spec: (spec.latent.query_rank, spec.head_dim, spec.kv_heads, spec.experts.router)
+        == (None, 576, 1, Router()) and abs(spec.scales.attention - 192**-0.5 * 1.2608**2) < 1e-5,
+    ),
+    "DeepSeek-V3": (
+        json.dumps(_DEEPSEEK | {
+            "first_k_dense_replace": 3, "n_group": 8, "n_routed_experts": 256, "num_attention_heads": 128,
+            "num_key_value_heads": 128, "rope_theta": 10000, "topk_group": 4,
+            "rope_scaling": _YARN | {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                                    "weight_block_size": [128, 128]},
+        }),
+        lambda spec: spec.experts.router == Router("sigmoid", True, 8, 4, least_sum=1e-20, scale=2.5)
+        and spec.max_length == 163840,
+    ),
+    "Kimi-K2-Instruct": (
+        json.dumps(_DEEPSEEK | {
+            "auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+            "first_k_dense_replace": 1, "max_position_embeddings": 131072, "model_type": "kimi_k2", "n_group": 1,
+            "n_routed_experts": 384, "num_attention_heads": 64, "num_key_value_heads": 64,
+            "num_nextn_predict_layers": 0, "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "topk_group": 1,
+            "rope_scaling": _YARN | {"beta_fast": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "vocab_size": 163840,
+        }),
+        lambda spec: (spec.experts.count, spec.experts.router.groups, spec.family) == (384, 1, "deepseek_v3"),
+    ),
+    "GLM-4.7-Flash": (
+        json.dumps(_DEEPSEEK | {
+            "architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
+            "intermediate_size": 10240, "max_position_embeddings": 202752, "model_type": "glm4_moe_lite",
+            "moe_intermediate_size": 1536, "n_group": 1, "n_routed_experts": 64, "num_attention_heads": 20,
+            "num_experts_per_tok": 4, "num_hidden_layers": 47, "num_key_value_heads": 20, "partial_rotary_factor": 1.0,
+            "q_lora_rank": 768, "qk_nope_head_dim": 192, "rms_norm_eps": 1e-05, "rope_theta": 1000000,
+            "routed_scaling_factor": 1.8, "topk_group": 1, "v_head_dim": 256, "vocab_size": 154880,
+        }),
+        lambda spec: (spec.latent.plain, spec.latent.value, sum(spec.experts.layers)) == (192, 256, 46),
+    ),
     "GLM-4.6": (
         json.dumps(_GLM | {
             "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536, "n_routed_experts": 160,

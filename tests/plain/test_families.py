@@ -1,5 +1,6 @@
 """Configs of published checkpoints, family by family: every field is accepted, and read as transformers reads it."""
 
+import dataclasses
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from tandemrt.export.read.spec import ModelSpec
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
 
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
+_YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # Copied from public repositories, long lists shortened; those with VL or 4.1V, SmolLM3's and parts of Phi-4-mini's and
 # OLMo-3's from memory.
@@ -355,7 +357,10 @@ def test_a_published_config_is_read(name):
     assert holds(ModelSpec.from_hf(json.loads(config)))
 
 
-REQUIRED = {"dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}}
+REQUIRED = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 
@@ -371,7 +376,11 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
     if theirs.to_dict().get("sliding_window") and not sliding and family.name == "mistral":
         sliding = [True] * 8
     assert list(spec.sliding_layers) == (sliding or [False] * 8)
-    assert spec.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    if spec.latent is None:
+        assert spec.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    else:
+        widths = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        assert dataclasses.astuple(spec.latent)[:5] == tuple(getattr(theirs, width) for width in widths)
     assert spec.tied == theirs.tie_word_embeddings
     rope = theirs.rope_parameters
     thetas = [rope.get(kind, rope)["rope_theta"] for kind in ("full_attention", "sliding_attention")]
@@ -409,6 +418,15 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         ("MiniMax-M2", {"attn_type_list": [0, 1]}, "attn_type_list should be 1, full attention, for all 62 layers"),
         ("MiniMax-M2", {"use_routing_bias": False}, "use_routing_bias is False"),
         ("MiniMax-M2", {"rotary_dim": 65}, "should rotate an even number"),
+        ("DeepSeek-V2-Lite-Chat", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ("DeepSeek-V2-Lite-Chat", {"norm_topk_prob": True}, "norm_topk_prob is True"),
+        ("DeepSeek-V3", {"rope_interleave": False}, "rope_interleave is False"),
+        ("DeepSeek-V3", {"kv_lora_rank": 0}, "kv_lora_rank should be an integer of at least 1"),
+        (
+            "DeepSeek-V3",
+            {"rope_scaling": _YARN | {"mscale_all_dim": "1"}},
+            "mscale_all_dim and factor should be numbers",
+        ),
         ("OLMoE-1B-7B-0924", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
         ("ERNIE-4.5-21B-A3B-PT", {"use_bias": True}, "use_bias is True"),
         ("ERNIE-4.5-21B-A3B-PT", {"moe_layer_interval": 0}, "moe_layer_interval should be integers"),

@@ -39,6 +39,14 @@ _GROUPS: dict[str, Any] = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
 _SQUARE = {"hidden_size": 64}  # heads of 16 values in families without head_dim
 _GRANITE: dict[str, Any] = {
     "attention_multiplier": 0.1,
@@ -160,6 +168,27 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         swiglu_limit=2.0,
         rope_parameters=_YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     ),
+    "deepseek_v2 lite": _of(
+        "deepseek_v2",
+        **_EXPERTS | _LATENT | _GROUPS | {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "q_lora_rank": None},
+        topk_method="greedy",
+        first_k_dense_replace=1,
+        rope_parameters=_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
+    "deepseek_v2": _of(
+        "deepseek_v2",
+        **_EXPERTS | _LATENT | _GROUPS | {"norm_topk_prob": False},
+        topk_method="group_limited_greedy",
+        first_k_dense_replace=0,
+        rope_parameters=_THETA,
+    ),
+    "deepseek_v3": _of(
+        "deepseek_v3",
+        **_EXPERTS | _LATENT | _GROUPS,
+        first_k_dense_replace=1,
+        rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "glm4_moe_lite": _of("glm4_moe_lite", **_EXPERTS | _LATENT | _GROUPS, rope_parameters=_THETA),
     "qwen2_moe": _of(
         "qwen2_moe",
         **_HEADS | _EXPERTS,
