@@ -10,6 +10,8 @@ from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars.llguidance_matcher import SILENT, LLGuidanceGrammar
 from tandemrt.runtime.grammars.structural_tag import Format
 from tandemrt.runtime.grammars.tag_grammar import TagGrammar
+from tandemrt.runtime.grammars.unique.matcher import UniqueItemsGrammar
+from tandemrt.runtime.grammars.unique.places import without_unique_items
 
 # no_forcing: rows allow every token whose text fits, not only the tokenizer's canonical tokens.
 _HEADER = '%llguidance {"no_forcing": true}\n'
@@ -25,9 +27,14 @@ class LLGuidanceCompiler:
         self._stop_ids = tuple(stop_ids)
         self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), slices=llguidance.LLTokenizer.json_slices())
 
-    def compile_json(self, schema: dict[str, Any] | bool, *, any_whitespace: bool) -> LLGuidanceGrammar:
+    def compile_json(
+        self, schema: dict[str, Any] | bool, *, any_whitespace: bool
+    ) -> LLGuidanceGrammar | UniqueItemsGrammar:
         """Compile a JSON schema from ``schema.emit``. Raises ValueError."""
-        return self._compile(f"start: {_json_rule(schema, whitespace=_ANY_WHITESPACE if any_whitespace else None)}")
+        bare = without_unique_items(schema)
+        rule = _json_rule(bare, whitespace=_ANY_WHITESPACE if any_whitespace else None)
+        grammar = self._compile(f"start: {rule}")
+        return grammar if bare == schema else UniqueItemsGrammar(grammar, self._vocabulary, schema)
 
     def compile_regex(self, expression: str) -> LLGuidanceGrammar:
         """Compile an expression from ``patterns.fullmatch_expression``. Raises ValueError."""

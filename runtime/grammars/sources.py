@@ -1,6 +1,7 @@
 """Convert the structured outputs of a request to a source for the grammar compiler, or reject them."""
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +17,10 @@ from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.dialect import dialect_of
 from tandemrt.runtime.grammars.schema.emit import enforceable, relaxed
+from tandemrt.runtime.grammars.schema.spelling import spelling_warnings
+from tandemrt.runtime.grammars.unique.places import without_unique_items
+
+log = logging.getLogger(__name__)
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 MAX_DEPTH = 64  # levels of nesting in a schema
@@ -46,6 +51,8 @@ def read(structured: StructuredOutputs, in_worker: InWorker | None = None) -> tu
     spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
         text = json.dumps(schema_of(structured.json_schema))
+        for line in spelling_warnings(structured):
+            log.warning("%s", line)
         options = structured.validate_output, structured.disable_additional_properties
         converted, dialect = _converted(text, *options, in_worker)
         check = OutputCheck(text, dialect) if structured.validate_output else None
@@ -80,7 +87,13 @@ def _tags(given: dict[str, Any] | str, in_worker: InWorker | None) -> str:
     found = structural_tag.read(schema_of(given, kind="structural_tag"))
 
     def converted(schema: Any) -> Any:
-        return json.loads(_converted(json.dumps(schema), False, True, in_worker)[0])
+        written = json.loads(_converted(json.dumps(schema), False, True, in_worker)[0])
+        if without_unique_items(written) != written:
+            raise BadRequest(
+                "structured_outputs.structural_tag: uniqueItems is only supported for items of a short enum in a tag, "
+                f"received {quoted(schema)}; list the items in an enum, or leave it out"
+            )
+        return written
 
     return json.dumps(structural_tag.with_schemas(found, converted))
 

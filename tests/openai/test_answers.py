@@ -357,3 +357,12 @@ def test_token_ids_are_returned_with_and_without_streaming(served: Served, llm: 
     connection.close()
     assert [token for chunk in chunks for token in chunk["token_ids"]] == expected.token_ids
     assert chunks[-1]["prompt_token_ids"] == expected.prompt_token_ids
+
+
+def test_a_misspelled_keyword_of_a_schema_is_named_in_the_warnings(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minmum": 3}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    status, body, _ = served.ask("/v1/chat/completions", asking(EXAMPLES[0], max_tokens=4, response_format=form))
+    [warning] = body["warnings"]
+    assert status == 200
+    assert "#/properties/a/minmum: is not a keyword and was ignored; did you mean 'minimum'?" in warning

@@ -78,7 +78,6 @@ def test_llguidance_alone_accepts_texts_that_violate_a_schema(schema, text):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True},
         {"not": STRING},
         {"if": STRING, "then": {"minLength": 3}},
         {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "dependentRequired": {"a": ["b"]}},

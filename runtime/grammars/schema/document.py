@@ -216,7 +216,7 @@ class Document:
                 self._dynamic[schema["$dynamicAnchor"]] = self._dynamic.get(schema["$dynamicAnchor"], 0) + 1
         self._bases[place] = base
         if isinstance(schema, dict):
-            for path, child in _subschemas(schema):
+            for path, child in subschemas(schema):
                 self._read(child, "/".join([place, *map(escaped, path)]), base)
 
 
@@ -229,7 +229,7 @@ def _named(place: str) -> str:
     return place.replace("!", "~2")  # in names, `!` separates the place from how the node was derived
 
 
-def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
             yield from (((key, name), child) for name, child in value.items())

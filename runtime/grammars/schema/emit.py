@@ -208,6 +208,8 @@ class _Writer:
             if shape.first:
                 written["prefixItems"] = [self._schema(item, depth) for item in shape.first]
             written["items"] = self._schema(shape.rest, depth)
+            if shape.unique:
+                written["uniqueItems"] = True  # grammars/unique enforces it
             return written | _limits(shape, "minItems", "maxItems")
         return self._object(shape, depth)
 

@@ -130,12 +130,9 @@ class Expander:
         yield from (*more, left) if first in ("$ref", "$dynamicRef", "allOf") else (left, *more)
 
     def _check(self, node: Node, *, alone: bool = False) -> None:
-        """Raise UnsupportedSchema for unsupported and for probably misspelled keywords."""
+        """Raise UnsupportedSchema for unsupported keywords."""
         if not isinstance(node.schema, dict) or self.loose:
             return
-        for keyword in node.schema:
-            if meant := dialect.misspelled(keyword):
-                raise UnsupportedSchema(f"{node.place}/{keyword}", f"is not a keyword; did you mean {meant!r}?")
         for keyword, value in self.document.keywords(node).items():
             if keyword in dialect.UNSUPPORTED and not _is_redundant(keyword, value, node.schema):
                 raise UnsupportedSchema(f"{node.place}/{keyword}", dialect.UNSUPPORTED[keyword])

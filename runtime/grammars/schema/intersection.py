@@ -156,8 +156,6 @@ class Intersection:
             raise UnsupportedSchema(
                 f"{node.place}/format", f"{quoted(name)} is not supported; leave it out or write a pattern"
             )
-        elif meant := formats.misspelled(name):
-            raise UnsupportedSchema(f"{node.place}/format", f"{quoted(name)} is not a format; did you mean {meant!r}?")
 
     def _array(self) -> Array:
         length = max((len(found.get("prefixItems", ())) for _, found in self._nodes), default=0)

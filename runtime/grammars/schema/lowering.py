@@ -14,6 +14,7 @@ from tandemrt.runtime.grammars.schema.document import UnsupportedSchema
 from tandemrt.runtime.grammars.schema.intersection import exact
 from tandemrt.runtime.grammars.schema.shapes import (
     NOTHING,
+    AllOf,
     Array,
     Literals,
     Number,
@@ -51,7 +52,7 @@ def plain(shape: Shape, expander: "Expander", place: str) -> list[Shape]:
             _check_bounds(each, place)
         return [*numbers]
     if isinstance(shape, Array):
-        return _array(shape, expander, place)
+        return _array(shape, expander)
     if isinstance(shape, Object):
         return _object(shape, place)
     return [shape]
@@ -138,26 +139,29 @@ def _with_fewer_decimals(shape: Number, step: Fraction) -> list[Number]:
     return [replace(shape, multiples=[*shape.multiples, unit]) for unit in units]
 
 
-def _array(shape: Array, expander: "Expander", place: str) -> list[Shape]:
+def _array(shape: Array, expander: "Expander") -> list[Shape]:
     if shape.rest is not None and shape.rest.is_nothing():
         shape = replace(shape, rest=None)
     if shape.most is not None and shape.least > shape.most:
         return []
     if not shape.unique or shape.most in (0, 1):
         return [shape]
-    values = [] if shape.first or shape.rest is None else _finite(expander.resolved(shape.rest))
+    values = [] if shape.first or shape.rest is None else _item_values(shape.rest, expander)
     if not values:
-        raise UnsupportedSchema(
-            f"{place}/uniqueItems",
-            "is only supported for items from a short enum; list the values in an enum, or leave it out",
-        )
+        return [shape]
     most = len(values) if shape.most is None else min(shape.most, len(values))
     if sum(perm(len(values), length) for length in range(shape.least, most + 1)) > MAX_SEQUENCES:
-        raise UnsupportedSchema(
-            f"{place}/uniqueItems", f"more than {MAX_SEQUENCES} orders of the values; limit maxItems"
-        )
+        return [replace(shape, most=most)] if shape.least <= most else []
     sequences = [list(items) for length in range(shape.least, most + 1) for items in permutations(values, length)]
     return [Literals(sequences)] if sequences else []
+
+
+def _item_values(items: AllOf, expander: "Expander") -> list[Any]:
+    """Return the distinct values of items, or an empty list if they are not finite, or refer to their own array."""
+    try:
+        return _finite(expander.resolved(items))
+    except UnsupportedSchema:
+        return []
 
 
 def _finite(shapes: list[Shape]) -> list[Any]:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from tandemrt import __version__
 from tandemrt.engines.validation.errors import TandemError, clipped, quoted
+from tandemrt.runtime.grammars.schema.spelling import spelling_warnings
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.request import count_tokens
 from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
@@ -220,6 +221,7 @@ async def _parse_request(
         name, llm = models.requested(fields)
         parsed = endpoint.parse(fields, llm.tokenizer.chat_templates)
         prompt, warnings = without_unread(parsed.prompt, llm.tokenizer, parsed.field_names)
+        warnings += spelling_warnings(parsed.params.structured_outputs)
         client = parsed.client._replace(name=network)
         return replace(parsed, prompt=prompt, warnings=warnings, client=client), name, llm
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tandemrt.engines.text.formats import PATTERNS, UNSUPPORTED, misspelled
+from tandemrt.engines.text.formats import PATTERNS, UNSUPPORTED
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
 Kind = Literal["text", "text or null", "json"]
@@ -104,7 +104,7 @@ def _text(function: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return the format of a text without quotes that obeys ``schema``."""
     limits = {key: value for key, value in _without_notes(schema).items() if key not in ("type", "anyOf")}
     form = limits.get("format")
-    if isinstance(form, str) and form not in PATTERNS and form not in UNSUPPORTED and misspelled(form) is None:
+    if isinstance(form, str) and form not in PATTERNS and form not in UNSUPPORTED:
         del limits["format"]  # an unknown format constrains nothing
     match limits:
         case {"enum": [_, *_] as words, **others} if not others:

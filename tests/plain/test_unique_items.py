@@ -1,0 +1,241 @@
+"""``uniqueItems`` is enforced token by token: mask rows, against jsonschema and against fresh replays."""
+
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.grammars.compiler import GrammarCompiler
+from tandemrt.runtime.grammars.schema.emit import enforceable
+from tandemrt.runtime.grammars.sources import read
+from tandemrt.runtime.grammars.unique.equality import may_become, number, same_number
+from tests.plain.drawing import accepts, grammar_of
+
+_MERGES = [b'","', b'", "', b'"a","a"', b"1,1,", b", 1", b", 1,", b"[[],[]", b"[],", b"},{", b'"}, {"', b"12", b"1]"]
+_MERGES += [b"0, 0", b"true", b", true", b'"a', b'a"', b'ab", "', b"  ", b', "a"', b'{"a": 1}', b', {"a": 1', b"1.0]"]
+_MERGES += [b'": [1, 1', b'["a", "', b"\\u00", b"\\u0061", b"e5,", b"00", b"]]", b'\xc3\xa9"', b", "]
+STOP = 256 + len(_MERGES)
+VOCABULARY = Vocabulary((*(bytes([byte]) for byte in range(256)), *_MERGES, b""), frozenset([STOP]), STOP + 1)
+WORDS = (STOP + 32) // 32
+
+ITEMS = [
+    {},
+    {"type": "string"},
+    {"type": "string", "maxLength": 2},
+    {"type": "string", "pattern": "^[ab]{1,2}$"},
+    {"type": "string", "pattern": "^(a|é)x?b$"},
+    {"type": "string", "format": "ipv4"},
+    {"type": "integer"},
+    {"type": "integer", "minimum": 0, "maximum": 120},
+    {"type": "number"},
+    {"enum": ["a", "ab", "abc", 1, 10, 1.5, True, None, [1], {"a": 1}]},
+    {"type": "array", "items": {"enum": ["a", "ab", 1]}, "uniqueItems": True},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a"]},
+    {"type": "object", "additionalProperties": {"type": "boolean"}},
+    {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "boolean"}, {"type": "null"}]},
+]
+_LIMITS = st.fixed_dictionaries({}, optional={"minItems": st.integers(0, 3), "maxItems": st.integers(3, 6)})
+
+
+def arrays(items):
+    return st.builds(lambda item, more: {"type": "array", "items": item, "uniqueItems": True} | more, items, _LIMITS)
+
+
+SCHEMAS = st.one_of(
+    arrays(st.sampled_from(ITEMS)),
+    arrays(arrays(st.sampled_from(ITEMS[:9]))),
+    st.builds(
+        lambda one, other: {"type": "object", "properties": {"p": one, "q": other}, "required": ["p", "q"]},
+        arrays(st.sampled_from(ITEMS)),
+        arrays(st.sampled_from(ITEMS)),
+    ),
+    st.builds(
+        lambda first, rest: {"type": "array", "prefixItems": first, "items": rest, "uniqueItems": True},
+        st.lists(st.sampled_from(ITEMS), min_size=1, max_size=2),
+        st.sampled_from(ITEMS),
+    ),
+)
+
+
+def compiled(schema, any_whitespace):
+    compiler = GrammarCompiler(VOCABULARY, [STOP])
+    return compiler.compile("json", json.dumps(enforceable(schema)), any_whitespace=any_whitespace)
+
+
+def row_of(matcher):
+    row = np.zeros(WORDS, np.int32)
+    matcher.fill_row(row)
+    return row
+
+
+def tokens_of(row):
+    return [token for token in range(STOP + 1) if bitmask.allows(row, token)]
+
+
+def draw_token(chance, tokens):
+    closing = [token for token in tokens if token == STOP or (token < 256 and chr(token) in '"}]')]
+    readable = [token for token in tokens if 0x20 <= token < 0x7F or token >= 256]
+    few = [token for token in readable if token >= 256 or chr(token) in '01ab",[]{} :.e']
+    return chance.choice(closing if closing and chance.random() < 0.2 else few or readable or tokens)
+
+
+# Shrinking takes minutes; the seed and the schema say enough.
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(schema=SCHEMAS, spaced=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_random_texts_are_valid_and_rows_equal_those_of_a_replay(schema, spaced, seed):
+    chance, grammar = random.Random(seed), compiled(schema, spaced)
+    matcher, text, ended = grammar.matcher(), list[int](), False
+    while not ended and len(text) < 30:
+        row = row_of(matcher)
+        if chance.random() < 0.3:
+            replay = grammar.matcher()
+            assert all(map(replay.accept, text))
+            assert np.array_equal(row, row_of(replay))
+        legal = tokens_of(row)
+        assert legal, bytes(b"".join(VOCABULARY.tokens[token] for token in text))
+        for token in chance.sample(range(STOP + 1), 4) + chance.sample(legal, min(4, len(legal))):
+            taken = matcher.accept(token)
+            assert taken == (token in legal)
+            matcher.rollback(int(taken))
+        match chance.randrange(4):
+            case 0:
+                back = chance.randint(0, len(text))
+                matcher.rollback(back)
+                del text[len(text) - back :]
+                continue
+            case 1:
+                matcher, before = matcher.fork(), matcher
+                before.accept(legal[0])
+            case 2:
+                ahead = matcher.fork()
+                draft: list[int] = []
+                while len(draft) < 4 and not ahead.is_terminated():
+                    draft.append(draw_token(chance, tokens_of(row_of(ahead))))
+                    assert ahead.accept(draft[-1])
+                matcher.precompute_rows(draft)
+        token = draw_token(chance, legal)
+        assert matcher.accept(token)
+        ended = token == STOP
+        text += [] if ended else [token]
+    if ended:
+        written = b"".join(VOCABULARY.tokens[token] for token in text)
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(written)), written
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("1", "1.0", True),
+        ("1", "10e-1", True),
+        ("0", "-0.0", True),
+        ("9007199254740993", "9007199254740992.0", True),  # for a reader of doubles
+        ("1", "true", False),
+        ("0", "false", False),
+        ("null", '"null"', False),
+        ('"a"', r'"\u0061"', True),
+        ('"/"', r'"\/"', True),
+        ('"\U0001f600"', r'"\ud83d\ude00"', True),
+        ('"a"', '"a "', False),
+        ('{"a": 1, "b": [2]}', '{"b": [2.0], "a": 1}', True),
+        ('{"a": 1, "b": 2}', '{"a": 1}', False),
+        ("[[1], [true]]", "[[true], [1]]", False),
+        ("[]", "{}", False),
+        ("[1, 2]", "[2, 1]", False),
+    ],
+)
+def test_items_are_equal_as_json_schema_says(one, other, equal):
+    grammar = grammar_of({"type": "array", "uniqueItems": True}, any_whitespace=True)
+    assert accepts(grammar, f"[{one} ,{other}]") == (not equal)
+    assert accepts(grammar, f"[{other}, 5, {one}]") == (not equal)
+
+
+@pytest.mark.parametrize(
+    ("item", "count"),
+    [
+        ({"enum": ["a", "ab", "abc", "b", 1, 10, True, None]}, 8),
+        ({"type": "string", "pattern": "^(a|b)x?y$"}, 4),
+        ({"type": "integer", "minimum": 0, "maximum": 11}, 12),
+        ({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}, 5),
+        ({"type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}}}, 9),
+        ({"type": "object", "patternProperties": {"^[ab]$": {"type": "boolean"}}}, 9),
+    ],
+)
+def test_an_array_of_all_values_never_runs_dry(item, count):
+    schema = {"type": "array", "items": item, "uniqueItems": True, "minItems": count}
+    grammar, chance = compiled(schema, any_whitespace=False), random.Random(0)
+    for _ in range(2):
+        matcher, text = grammar.matcher(), list[int]()
+        while legal := [token for token in tokens_of(row_of(matcher)) if token < 256]:
+            text.append(chance.choice(legal))
+            assert matcher.accept(text[-1])
+        assert matcher.accept(STOP)
+        assert len(json.loads(bytes(text))) == count
+
+
+def test_each_unique_array_has_its_own_items():
+    item = {
+        "type": "object",
+        "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+    }
+    grammar = grammar_of({"type": "array", "items": item})
+    assert accepts(grammar, '[{"tags": ["a", "b"]}, {"tags": ["a", "b"]}]')
+    assert not accepts(grammar, '[{"tags": ["a", "b"]}, {"tags": ["a", "a"]}]')
+
+
+def test_a_reference_to_itself_keeps_the_items_of_each_level_apart():
+    tree = {"type": "array", "items": {"$ref": "#"}, "uniqueItems": True}
+    grammar = grammar_of(tree)
+    assert accepts(grammar, "[[], [[]], [[], [[]]]]")
+    assert not accepts(grammar, "[[], [[]], [[]]]")
+    assert not accepts(grammar, "[[[], []]]")
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"contains": True, "minItems": 1}, "[1]", "[]"),
+        ({"prefixItems": [{"const": 1}, {"enum": [1, 2]}]}, "[1, 2]", "[1, 1]"),
+        ({"items": {"type": "integer"}, "minItems": 2, "maxItems": 2}, "[1, 2]", "[1, 1]"),
+        ({"allOf": [{"items": {"type": "integer"}}]}, "[1, 2]", "[1, 1]"),
+    ],
+)
+def test_unique_items_combine_with_other_keywords(schema, good, bad):
+    grammar = grammar_of({"type": "array", "uniqueItems": True, **schema})
+    assert accepts(grammar, good)
+    assert not accepts(grammar, bad)
+
+
+def test_a_property_named_like_the_keyword_is_an_ordinary_one():
+    schema = {"type": "object", "properties": {"uniqueItems": {"enum": [True, {"uniqueItems": True}]}}}
+    grammar = grammar_of(schema)
+    assert accepts(grammar, '{"uniqueItems": true}')
+    assert accepts(grammar, '{"uniqueItems": {"uniqueItems": true}}')
+
+
+@given(st.floats(allow_nan=False), st.integers(-(10**20), 10**20), st.integers(1, 12))
+def test_a_beginning_of_a_number_may_become_the_number(real, whole, length):
+    for text in (json.dumps(whole), json.dumps(real) if np.isfinite(real) else "0", f"{whole}.000"):
+        value = json.loads(text)
+        assert same_number(number(text), value)
+        assert may_become(text[:length], value) or text[:length] == "-"
+
+
+def test_a_structural_tag_rejects_unique_items_of_unlisted_values():
+    def tags(item):
+        schema = {"type": "array", "items": item, "uniqueItems": True}
+        tag = {"begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}
+        form = {"type": "triggered_tags", "triggers": ["<a>"], "tags": [tag]}
+        return StructuredOutputs(structural_tag={"type": "structural_tag", "format": form})
+
+    assert read(tags({"enum": [1, 2]}))
+    with pytest.raises(BadRequest, match="uniqueItems is only supported for items of a short enum in a tag"):
+        read(tags({"type": "string"}))
