@@ -1,11 +1,15 @@
 """Choices of a user for a checkpoint that is built without a recipe."""
 
 from dataclasses import dataclass, fields
+from typing import get_args
+
+from tandemrt.engines.recipe.recipe import Dtype
+from tandemrt.engines.validation.errors import BadRequest, quoted
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Choices for the default recipe of a checkpoint; None: TandemRT chooses for this machine.
+    """Choices for the default recipe of a checkpoint; None: TandemRT chooses for this machine. Raises BadRequest.
 
     Attributes:
         max_model_len: tokens of prompt plus output, the recipe's ``limits.length``.
@@ -16,6 +20,10 @@ class BuildOptions:
     max_model_len: int | None = None
     dtype: str | None = None
     draft: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in get_args(Dtype):
+            raise BadRequest(f"dtype: must be one of {', '.join(get_args(Dtype))}, received {quoted(self.dtype)}")
 
     def given(self) -> dict[str, int | str]:
         """Return the choices that were made, by name."""

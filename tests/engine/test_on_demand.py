@@ -103,6 +103,11 @@ def test_the_length_is_the_models_or_what_fits_into_memory(checkpoint: Path) -> 
     assert recipe_of(checkpoint, Machine(CPU, GB), BuildOptions(max_model_len=77))["limits"]["length"] == 77
 
 
+def test_an_unknown_dtype_is_rejected_before_a_recipe_is_written() -> None:
+    with pytest.raises(BadRequest, match=r"dtype: must be one of float32, .* received 'int9'"):
+        BuildOptions(dtype="int9")
+
+
 def test_a_gpu_gets_the_checkpoints_dtype_and_a_paged_cache_within_its_memory(checkpoint: Path) -> None:
     recipe = recipe_of(checkpoint, Machine(CUDA, GB))
     assert recipe["target"]["dtype"] == "float32"
