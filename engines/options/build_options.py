@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import get_args
 
-from tandemrt.engines.recipe.recipe import Dtype
+from tandemrt.engines.recipe.models import Dtype
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
 

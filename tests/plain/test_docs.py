@@ -45,6 +45,13 @@ def test_the_files_tests_and_commands_that_a_page_names_are_there(page: Path) ->
         assert file.with_suffix(".py").is_file() or (file / "__main__.py").is_file(), module
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_site_shows_comments_of_code_whole(page: Path) -> None:
+    """It cuts lines of code at the right, so a comment that makes a line long stands above the code."""
+    code = "\n".join(re.findall(r"^```\w*\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL))
+    assert not [line for line in code.splitlines() if len(line) > 84 and re.search(r"\S +# ", line)]
+
+
 def test_the_sites_menu_has_every_page_once() -> None:
     menu = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("plugins:")[0]
     assert sorted(re.findall(r"- (\w+\.md)", menu)) == [page.name for page in PAGES]
