@@ -23,11 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundles(folder: Path) -> dict[str, Path]:
-    """Bundles by draft: n-gram, an independent hybrid model, and an independent model with attention alone."""
+    """Bundles by draft: n-gram, an independent hybrid model, the target itself, and a model with attention alone."""
     target = tiny_hybrid(folder / "target", seed=1)
     drafts: dict[str, dict[str, Any]] = {
         "ngram": {"drafting": NGRAM},
         "hybrid": {"draft": tiny_hybrid(folder / "draft", layers=3, seed=1), "window": 8},
+        "target": {"draft": target, "window": 4},
         "attention": {"draft": tiny_checkpoint(folder / "attention", layers=1, seed=1), "window": 8},
     }
     return {
@@ -48,6 +49,15 @@ def test_drafts_change_no_token(bundles: dict[str, Path], autoregressive: list[A
     found = outputs(bundles[draft])
     assert [output_of(output) for output in found] == autoregressive
     assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_of_the_target_itself_are_accepted(bundles: dict[str, Path], temperature: float) -> None:
+    """All but those after the end: the draft's state is the target's after every round."""
+    requests = [(prompt, {"temperature": temperature, "seed": 5, "max_tokens": 40}) for prompt in ("a", "and the " * 3)]
+    for output in outputs(bundles["target"], requests=requests):
+        unaccepted = output.speculation.num_draft_tokens - output.speculation.num_accepted_draft_tokens
+        assert unaccepted <= 4
 
 
 def test_overlap_and_adaptive_draft_lengths_change_no_token(
