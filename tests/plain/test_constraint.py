@@ -529,6 +529,7 @@ def test_a_banned_start_delimiter_is_masked():
         ({"max_tokens": 0}, "max_tokens: must be an integer >= 1"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens: must not be above max_tokens"),
         ({"thinking": rule(think_start=(VALID,))}, "thinking.think_start: token ids must be in"),
+        ({"thinking": rule(think_start=(A, VALID))}, "thinking.think_start: token ids must be in"),
         ({"thinking": rule(forced_end=(STOP, END))}, "thinking.forced_end: must not contain a stop token"),
         ({"thinking": rule(implicit_ends=[(STOP,)])}, "thinking.implicit_ends: must not contain a stop token"),
     ],
@@ -536,6 +537,12 @@ def test_a_banned_start_delimiter_is_masked():
 def test_an_option_out_of_range_is_rejected_by_name(options, message):
     with pytest.raises(BadRequest, match=message):
         Constraint(**({"vocab_size": WIDTH, "stop_ids": [STOP], "valid_tokens": VALID} | options))
+
+
+@pytest.mark.parametrize("ids", [(-1,), (A, -1), (-1, A), (WIDTH,), (A, WIDTH), (WIDTH, A)])
+def test_every_token_of_a_delimiter_must_be_in_the_vocabulary(ids):
+    with pytest.raises(BadRequest, match=r"think_start: .*token ids (>= 0|must be in 0\.\.)"):
+        rule(think_start=ids)
 
 
 @pytest.mark.parametrize(

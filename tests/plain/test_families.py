@@ -387,6 +387,16 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
     assert [spec.rope.theta, (spec.local_rope or spec.rope).theta] == thetas
     if hasattr(theirs, "no_rope_layers"):
         assert [int(turned) for turned in spec.rotary_layers] == theirs.no_rope_layers
+    if family.name == "granite":
+        scales = spec.scales
+        ours = [scales.attention, scales.embedding, scales.residual, scales.logits]
+        names = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+        assert ours == [getattr(theirs, name) for name in names]
+
+
+def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
+    config = json.loads(PUBLISHED["SmolLM3-3B"][0]) | {"no_rope_layers": [1, 0, 0] * 13}
+    assert ModelSpec.from_hf(config).rotary_layers == (True, False, False) * 12
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.servers.triton.send_queue import SendQueue
-from tandemrt.runtime.workers.clients import UNNAMED
+from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.fair import FairExecutor
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tandemrt.runtime.workers.threads import run_in_thread
@@ -56,7 +56,7 @@ def test_an_executor_fails_the_task_and_runs_later_ones(refuse: Refuse, count: i
     assert ran == [1]
 
 
-def test_an_executor_never_runs_a_task_that_it_failed(refuse: Refuse) -> None:
+def test_an_executor_never_runs_a_task_that_it_failed(refuse: Refuse, caplog: pytest.LogCaptureFixture) -> None:
     executor, ran = FairExecutor(1, "test"), list[int]()
     refuse(1)
     failed = executor.submit(UNNAMED, ran.append, 1)
@@ -64,6 +64,28 @@ def test_an_executor_never_runs_a_task_that_it_failed(refuse: Refuse) -> None:
     executor.shutdown(wait=True)
     assert isinstance(failed.exception(), InternalError)
     assert ran == []
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("client", [UNNAMED, Client("a"), Client(user="a")])
+def test_tasks_without_a_thread_of_their_own_run_once_and_in_order(
+    refuse: Refuse, caplog: pytest.LogCaptureFixture, client: Client
+) -> None:
+    executor, hold, begun, ran = FairExecutor(2, "test"), threading.Event(), threading.Event(), list[int]()
+    executor.submit(UNNAMED, lambda: (begun.set(), hold.wait(PATIENCE_S)))
+    assert begun.wait(PATIENCE_S)
+    refuse(3)
+    refused = [executor.submit(client, ran.append, number) for number in range(3)]
+    hold.set()
+    for task in refused:
+        task.result(PATIENCE_S)
+    later = [executor.submit(client, ran.append, number) for number in range(3, 6)]
+    for task in later:
+        task.result(PATIENCE_S)
+    executor.shutdown(wait=True)
+    assert ran[:3] == [0, 1, 2]
+    assert sorted(ran) == list(range(6))
+    assert caplog.records == []
 
 
 def test_an_executor_without_a_second_thread_runs_the_task_in_the_first(refuse: Refuse) -> None:

@@ -122,6 +122,14 @@ def test_the_length_of_a_client_is_bounded() -> None:
         parse_request(tensors(text_input="x"), {server_tensors.CLIENT: longest + "c"})
 
 
+def test_foreign_parameters_may_not_ask_for_anything() -> None:
+    neutral = {"detokenize": (True,), "spaces_between_special_tokens": (True, False)}
+    for name, values in server_tensors.OFF.items():
+        number = 0 if name == "top_logprobs" else 1  # one sequence, no penalty
+        expected = neutral.get(name, (False,) if isinstance(values[0], bool) else (number,))
+        assert [(type(value), value) for value in values] == [(type(each), each) for each in expected], name
+
+
 @pytest.mark.parametrize(("name", "values"), server_tensors.OFF.items())
 def test_foreign_parameters_are_accepted_only_at_values_without_effect(name: str, values: tuple[Any, ...]) -> None:
     for value in (*values, None):

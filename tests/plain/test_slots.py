@@ -44,6 +44,21 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
     assert state.newest.tolist() == [[1, 2], [0, 0], [1, 2]]
 
 
+def test_the_tensors_that_an_engine_advances_are_those_of_the_first_slots() -> None:
+    state = SlotState(SLOTS, torch.device("cpu"))
+    tensors = state.advance_tensors(2)
+    assert {name: tuple(each.shape) for name, each in tensors.items()} == {
+        "length": (2,),
+        "position": (2,),
+        "newest": (2, 2),
+    }
+    for number, each in enumerate(tensors.values(), 1):
+        each.add_(number)
+    assert state.view("length", SLOTS).tolist() == [1, 1, 0]
+    assert state.view("position", SLOTS).tolist() == [2, 2, 0]
+    assert state.newest.tolist() == [[3, 3], [3, 3], [0, 0]]
+
+
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
