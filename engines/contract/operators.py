@@ -196,7 +196,7 @@ SCHEMAS = {
             "linear",
             inputs=(Binding("x", T, ("tokens", "inner")), Binding("weight", T, ("width", "inner"))),
             outputs=(Binding("out", T, ("tokens", "width")),),
-            kernels=None,
+            kernels="linear",
             batch_invariant=True,
         ),
         Schema(  # inputs of any rank; a weight is the concatenation of the experts' weights

@@ -115,8 +115,10 @@ class AttentionLauncher:
             runs = PromptTensors(qkv[windows:], *place, layer, mixed[windows:])
             self._prompts = prompt_calls(runs, sizes, context, workspace)
         if windows:
-            rows = WindowTensors(qkv, block_table, write_index, layer, mixed)
-            self._windows = window_launches(rows, windows // batch, sizes, context, workspace, splits)
+            rows, query = WindowTensors(qkv, block_table, write_index, layer, mixed), windows // batch
+            self._windows = window_launches(
+                rows, query, sizes, context, workspace, splits=splits, after_prompts=windows < tokens
+            )
 
     def run(self) -> None:
         """Enqueue on torch's current stream: prompts first, because windows may follow them in the same text."""

@@ -1,6 +1,7 @@
 // The kernels of window_attention, over a cache of one type; attention.cu and attention_float8.cu select the type.
 //
-// Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch). With `append` it writes
+// Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch); attend_fixed_<…> for
+// batch invariance. With `append` it writes
 // the new keys and values itself, which requires that all rows of a KV head are one tile. Otherwise append_<dtype>_<D>
 // runs before. The splits of a tile may be launched as a cluster. Two blocks fit on a multiprocessor.
 //
@@ -8,6 +9,7 @@
 // queries in place of qkv, in tiles of 64 rows, grid (splits * row tiles, kv_heads).
 #pragma once
 
+#include "attention_fixed.cuh"
 #include "attention_plain.cuh"
 #include "attention_prompts.cuh"
 #include "early.cuh"
@@ -27,11 +29,14 @@
         append_all<T, D>(OPERANDS(T));                                                                                \
     }
 #define ATTEND(NAME, T, D, ROWS)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128, 2) attend_##NAME##_##D##_##ROWS(                                \
+    ATTEND_BY(attend_##NAME##_##D##_##ROWS, T, D, ROWS, attend_windows)                                               \
+    ATTEND_BY(attend_fixed_##NAME##_##D##_##ROWS, T, D, ROWS, attend_windows_fixed)
+#define ATTEND_BY(KERNEL, T, D, ROWS, ATTEND)                                                                         \
+    extern "C" __global__ void __launch_bounds__(128, 2) KERNEL(                                                      \
         INPUTS(T), SIZES, int splits, int append, FLOATS, T::Element* mixed,                                          \
         T::Cached* key_cache, T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                    \
         begin_next();                                                                                                 \
-        attend_windows<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});            \
+        ATTEND<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});                    \
     }
 #define ATTEND_PLAINLY(NAME, T, D)                                                                                    \
     extern "C" __global__ void __launch_bounds__(128) attend_##NAME##_##D(INPUTS(T), SIZES, FLOATS,                   \

@@ -29,8 +29,9 @@ struct NewTokens {
         }
     }
 
-    // Tokens at positions of this block's steps, whose stages are being filled.
-    __device__ void place(const Operands<T>& x, u16* stages, Range range, Table table, int kv_head) {
+    // Tokens at positions of this block's steps, whose stages are being filled: range.index(step) is -1 for others.
+    template <class Steps>
+    __device__ void place(const Operands<T>& x, u16* stages, const Steps& range, Table table, int kv_head) {
         using Cached = typename T::Cached;
         constexpr int W = WIDTH<T, D>, VALUES = KEYS * W, EACH_CHUNK = 16 / sizeof(Cached);
         int lane = threadIdx.x % 32;

@@ -13,7 +13,7 @@ MAX_CLUSTER = 8  # thread blocks of a cluster, on every device that supports clu
 _WORTHWHILE_SPLITS = 8  # summing more partial results costs more than it saves, unless there are many keys
 _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles that the kernels are compiled for
-_MIN_SPLITS = 2  # a batch-invariant plan serves few rows too, which need splits
+_FIXED_CLASSES, _FIXED_SETS = 4, 2  # attention_fixed.cuh
 _STAGES = 3  # pipeline stages: steps whose keys and values are in shared memory or being copied
 
 
@@ -54,7 +54,8 @@ class Plan:
 
     Row r of a KV head is token r // group, query head r % group; ``rows`` of them form one tile. ``splits`` thread
     blocks share the keys of a tile: as one cluster if ``clustered``, else through the workspace. ``appends``: the same
-    launch writes the new keys and values. ``cached``: bytes of a cache element.
+    launch writes the new keys and values. ``cached``: bytes of a cache element. ``fixed``: the order of a row's sum
+    depends on positions alone, and not on ``splits``.
     """
 
     batch: int
@@ -65,6 +66,7 @@ class Plan:
     splits: int
     clustered: bool
     cached: int = 2
+    fixed: bool = False
 
     @classmethod
     def of(
@@ -97,23 +99,24 @@ class Plan:
         *,
         batch: int,
         query: int,
-        largest_batch: int,
         largest_query: int,
         heads: int,
         kv_heads: int,
         head_dim: int,
         sm_count: int,
         clusters: bool,
+        cached: int = 2,
     ) -> "Plan":
-        """Plan windows with a split that is the same for every call up to the largest ``batch`` and ``query``.
+        """Plan windows whose tokens have the same bits in every call of up to ``largest_query`` tokens per row.
 
-        A token's result then has the same bits in all of these calls, because a thread block's share of the keys
-        depends only on their positions (attention_block.cuh). Otherwise as ``of``.
+        The row tile is the same in all of these calls, and the order of a sum is fixed. Otherwise as ``of``.
         """
         group = heads // kv_heads
         rows = next((rows for rows in _ROWS if largest_query * group <= rows), _ROWS[-1])
-        splits = max(_MIN_SPLITS, min(sm_count // (largest_batch * kv_heads), _WORTHWHILE_SPLITS))
-        return cls(batch, kv_heads, head_dim, rows, -(-query * group // rows), splits, clusters)
+        tiles = -(-query * group // rows)
+        share = sm_count // (batch * kv_heads * tiles)
+        splits = next((splits for splits in (4, 2) if splits <= share + 1), 1)
+        return cls(batch, kv_heads, head_dim, rows, tiles, splits, clusters and splits > 1, cached, fixed=True)
 
     @classmethod
     def of_runs(
@@ -173,8 +176,12 @@ class Plan:
         It holds the keys and values being copied. The same memory later holds the rows of all warps, followed by their
         sums if other blocks read them.
         """
-        sums = WARPS * 16 * (self.head_dim + 8) + self.rows * self.head_dim
-        return max(_STAGES * 2 * KEYS * self.head_dim * self.cached, 4 * sums)
+        merged = WARPS * 16 * (self.head_dim + 8)
+        if self.fixed and self.splits == 2:
+            merged *= _FIXED_SETS
+        elif not self.fixed:
+            merged += self.rows * self.head_dim
+        return max(_STAGES * 2 * KEYS * self.head_dim * self.cached, 4 * merged)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -193,4 +200,4 @@ class Plan:
     @property
     def parts(self) -> int:
         """Rows of partial results."""
-        return self.shared_rows * self.splits * self.rows
+        return self.shared_rows * self.splits * (_FIXED_SETS * WARPS * 16 if self.fixed else self.rows)

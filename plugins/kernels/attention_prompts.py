@@ -52,7 +52,8 @@ def prompt_calls(prompts: PromptTensors, sizes: Sizes, context: Context, workspa
     blocks = seen_blocks(prompts.table.shape[1], len(prompts.qkv), sizes.sliding_window, layer.key_cache.shape[2])
     seen = 2 * runs * blocks * layer.key_cache[0].numel() * queries.dtype.itemsize
     serves = cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions)
-    if not serves or (layer.in_float8 and seen > _MAX_CONVERTED_BYTES):
+    converts = seen <= _MAX_CONVERTED_BYTES and not context.batch_invariant  # which depends on the number of runs
+    if not serves or (layer.in_float8 and not converts):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
         splits = 1 if context.batch_invariant else None  # so that no row depends on the number of runs
         attention = RunAttention(prompts, queries, sizes, module, workspace, splits)

@@ -29,12 +29,19 @@ class WindowTensors:
 
 
 def window_launches(
-    windows: WindowTensors, query: int, sizes: Sizes, context: Context, workspace: Workspace, splits: int | None
+    windows: WindowTensors,
+    query: int,
+    sizes: Sizes,
+    context: Context,
+    workspace: Workspace,
+    *,
+    splits: int | None,
+    after_prompts: bool,
 ) -> tuple[Launch, ...]:
     """Bind windows of ``query`` tokens per row.
 
     The result is one launch, or one that writes keys and values and one that attends. ``splits`` overrides the number
-    of thread blocks that share a row's keys.
+    of thread blocks that share a row's keys. ``after_prompts``: the call's prompts write keys that windows may read.
     """
     layer, module = windows.layer, KernelModule.of(context, windows.layer.kernels)
     head_dim = layer.key_cache.shape[-1]
@@ -54,7 +61,7 @@ def window_launches(
     cut = (np.int32(plan.splits), np.int32(plan.appends))
     parts = workspace.parts(plan)
     attend = Launch(
-        module.kernel(f"attend_{kind}_{plan.rows}", shared=plan.shared),
+        module.kernel(f"attend_{'fixed_' if plan.fixed else ''}{kind}_{plan.rows}", shared=plan.shared),
         plan.grid,
         BLOCK,
         *windows.inputs,
@@ -68,6 +75,7 @@ def window_launches(
         parts.tickets,
         shared=plan.shared,
         cluster=plan.cluster,
+        early=plan.fixed and plan.appends and not after_prompts and module.architecture >= HOPPER,
     )
     return (attend,) if plan.appends else (warp_per_head("append", sizes.kv_heads, *layer.caches), attend)
 
@@ -81,13 +89,13 @@ def _plan(windows: WindowTensors, query: int, sizes: Sizes, context: Context, sp
         return Plan.batch_invariant(
             batch=batch,
             query=query,
-            largest_batch=context.sizes["batch"],
             largest_query=context.sizes["window+1"],
             heads=sizes.heads,
             kv_heads=sizes.kv_heads,
             head_dim=head_dim,
             sm_count=module.sm_count,
             clusters=clusters,
+            cached=layer.key_cache.element_size(),
         )
     return Plan.of(
         batch=batch,

@@ -7,6 +7,7 @@ The library is the one that torch has loaded. Names are those of cuBLASLt's docu
 import ctypes
 from collections.abc import Iterator
 from ctypes import byref, c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -71,7 +72,7 @@ class Matmul:
         preference.set(_MAX_WORKSPACE, c_size_t(WORKSPACE))
         preference.set(_REDUCTION_SCHEMES, c_uint32(_NO_REDUCTION))
         rows, weight, out, _ = self._tensors
-        (width, inner), checked = weight.shape, _Heuristic()
+        width, inner = weight.shape
         made = _layout(out.dtype, width, count)
         given = (self._handle, self._description, self._weight, _layout(rows.dtype, inner, count), made, made)
         name = "cublasLtMatmulAlgoGetHeuristic"
@@ -79,11 +80,17 @@ class Matmul:
         if status == _NOT_SUPPORTED:
             return  # no algorithm exists
         _require_success(name, status)
-        mine = (self._handle, self._description, self._weight, self._rows, self._matmul, self._matmul)
         for result in results[: found.value]:
-            refused = _library().cublasLtMatmulAlgoCheck(*mine, byref(result.algorithm), byref(checked))
-            if result.state == 0 and not refused and checked.workspace <= WORKSPACE:
+            if result.state == 0 and self.supports(result.algorithm):
                 yield result.algorithm
+
+    def supports(self, algorithm: Algorithm) -> bool:
+        """Return whether the library can run this matmul by ``algorithm``."""
+        checked = _Heuristic()
+        layouts = (self._weight, self._rows, self._matmul, self._matmul)
+        name = "cublasLtMatmulAlgoCheck"
+        refused = getattr(_library(), name)(self._handle, self._description, *layouts, byref(algorithm), byref(checked))
+        return not refused and checked.workspace <= WORKSPACE
 
     def run(self, algorithm: Algorithm) -> None:
         """Enqueue on torch's current stream. Raises RuntimeError if the library rejects it."""
@@ -96,6 +103,18 @@ class Matmul:
             *(byref(algorithm), c_void_p(workspace.data_ptr()), c_size_t(WORKSPACE)),
             c_void_p(torch.cuda.current_stream(out.device).cuda_stream),
         )
+
+
+@dataclass(frozen=True)
+class MatmulCall:
+    """A matmul by one algorithm."""
+
+    matmul: Matmul
+    algorithm: Algorithm
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream. Raises RuntimeError if the library rejects it."""
+        self.matmul.run(self.algorithm)
 
 
 class _LibraryObject:
@@ -127,6 +146,11 @@ def _library() -> ctypes.CDLL:
         raise BackendUnavailable(
             f"matmuls need {name}, which torch for CUDA brings; loading it failed: {error}; install tandemrt[cuda]"
         ) from error
+
+
+def library_version() -> int:
+    """Return the version of the library. Raises BackendUnavailable if it is missing."""
+    return int(_library().cublasLtGetVersion())
 
 
 @cache

@@ -5,6 +5,7 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using i64 = long long;
+using u64 = unsigned long long;
 
 #define INFINITE __int_as_float(0x7f800000)
 

@@ -5,10 +5,13 @@ round, so nearly all algorithms give equal bits. Algorithms that differ in one o
 so the choice by timing does not change results.
 """
 
+from functools import partial
+
 import torch
 
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels.cublaslt import Algorithm, Matmul
+from tandemrt.plugins.kernels.matmul_choices import Choices
 from tandemrt.plugins.kernels.matmul_trials import Trials, random_like, random_rows, same_bits, workspace
 from tandemrt.plugins.operators.launch import Context
 
@@ -28,8 +31,13 @@ class FastestMatmul:
         width, inner = weight.shape
         rows, results = x.view(-1, inner), out.view(-1, width)
         self._matmul = Matmul(rows, weight, results, workspace(context))
-        key = ("fastest", len(rows), *weight.shape, weight.dtype, out.dtype)
-        self._algorithm = context.get_or_create(key, lambda: _fastest(context, len(rows), weight, out.dtype))
+        key = f"fastest {len(rows)} {list(weight.shape)} {weight.dtype} {out.dtype}"
+        choose = partial(_fastest, context, len(rows), weight, out.dtype)
+        algorithm = context.get_or_create(
+            key, lambda: Choices.of(context).get_or_try(key, self._matmul.supports, choose)
+        )
+        assert algorithm is not None
+        self._algorithm = algorithm
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
@@ -48,9 +56,13 @@ def _fastest(context: Context, count: int, weight: torch.Tensor, dtype: torch.dt
             f"{list(weight.shape)} in {weight.dtype}; build the bundle from weights that are not float8"
         )
     first, *others = found
-    wanted = [each.result(first).clone() for each in trials]
+    wanted = [each.result(each.call(first)).clone() for each in trials]
 
     def same(algorithm: Algorithm) -> bool:
-        return all(same_bits(each.result(algorithm), bits) for each, bits in zip(trials, wanted, strict=True))
+        return all(
+            same_bits(each.result(each.call(algorithm)), bits) for each, bits in zip(trials, wanted, strict=True)
+        )
 
-    return min((first, *filter(same, others)), key=trials[0].microseconds)
+    equal = [first, *filter(same, others)]
+    times = trials[0].microseconds([trials[0].call(each) for each in equal])
+    return equal[times.index(min(times))]

@@ -1,22 +1,27 @@
 """Batch-invariant matmuls on a GPU: a row's result has the same bits for any number of rows.
 
 cuBLASLt selects an algorithm by the number of rows, and may split an output's inputs over several thread blocks
-(split-K). Nearly all algorithms without split-K give equal bits. They are not documented, so binding tries them on
-random rows and weights, and selects the fastest of those with equal bits.
+(split-K). Nearly all algorithms without split-K give equal bits, and so does our kernel for few rows. None of this is
+documented, so binding tries them on random rows and weights, and selects the fastest of those with equal bits.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from tandemrt.engines.validation.errors import BackendUnavailable
-from tandemrt.plugins.kernels.cublaslt import Algorithm, Matmul
+from tandemrt.plugins.kernels.cublaslt import Algorithm, Matmul, MatmulCall
+from tandemrt.plugins.kernels.few_rows import FewRowsMatmul
+from tandemrt.plugins.kernels.matmul_choices import Choices
 from tandemrt.plugins.kernels.matmul_trials import MEASURED, Trials, random_like, random_rows, same_bits, workspace
-from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.operators.launch import Call, Context
 
 _ROWS = 64  # rows of a trial, repeated
+# microseconds that our kernel gains in a decoder over a trial, by reading its weight while the previous kernel runs
+_READ_AHEAD = 2.0
 _REQUIRED_COUNTS = (
     1,
     8,
@@ -48,15 +53,17 @@ class BatchInvariantMatmul:
                 f"{tuple(out.shape)}, got {x.dtype}{list(x.shape)}"
             )
         rows, results = x.view(-1, inner), out.view(-1, width)
-        self._matmul = Matmul(rows, weight, results, workspace(context))
-        key = (len(rows), *weight.shape, weight.dtype, out.dtype)
-        self._algorithm = context.get_or_create(
-            ("linear", *key), lambda: _algorithm(context, len(rows), weight, out.dtype)
+        matmul = Matmul(rows, weight, results, workspace(context))
+        key = f"linear {len(rows)} {list(weight.shape)} {weight.dtype} {out.dtype}"
+        choose = partial(_algorithm, context, len(rows), weight, out.dtype)
+        algorithm = context.get_or_create(key, lambda: Choices.of(context).get_or_try(key, matmul.supports, choose))
+        self._call: Call = (
+            FewRowsMatmul(context, rows, weight, results) if algorithm is None else MatmulCall(matmul, algorithm)
         )
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        self._matmul.run(self._algorithm)
+        self._call.run()
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,26 @@ class _Trial:
     wanted: torch.Tensor
 
 
-def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.dtype) -> Algorithm:
-    """Return the fastest algorithm for ``count`` rows that gives the same bits as for other numbers of rows."""
+def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.dtype) -> Algorithm | None:
+    """Return the fastest algorithm for ``count`` rows that gives the same bits as for other numbers of rows.
+
+    None: our kernel for few rows.
+    """
     trial = context.get_or_create(("trial", *weight.shape, weight.dtype, dtype), lambda: _trial(context, weight, dtype))
     trials = Trials(context, trial.rows, count, random_like(weight), dtype)
     found = trials.equal(trial.wanted)
-    if not found:
+    few = FewRowsMatmul(context, *trials.operands) if FewRowsMatmul.serves(context, count, weight) else None
+    if few is not None and not trials.gives(few, trial.wanted):
+        few = None
+    if not found and few is None:
         raise _unavailable(weight, f"{count} rows")
-    return min(found, key=trials.microseconds) if count <= MEASURED else found[0]
+    if count > MEASURED:
+        return found[0]
+    calls: list[Call] = [trials.call(each) for each in found]
+    times = trials.microseconds([*calls, few] if few is not None else calls)
+    if few is not None and times[-1] <= min(times) + _READ_AHEAD:
+        return None
+    return found[times.index(min(times))]
 
 
 def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial:
@@ -86,7 +105,7 @@ def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial
     trials = Trials(context, rows, _ROWS, drawn, dtype)
     seen: list[torch.Tensor] = []
     for algorithm in trials.algorithms():
-        found = trials.result(algorithm).clone()
+        found = trials.result(trials.call(algorithm)).clone()
         if any(same_bits(found, other) for other in seen):
             continue
         seen.append(found)

@@ -1,14 +1,18 @@
 """Trial runs of cuBLASLt algorithms: compare their bits and measure their times."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 
-from tandemrt.plugins.kernels.cublaslt import WORKSPACE, Algorithm, Matmul
-from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.kernels.cublaslt import WORKSPACE, Algorithm, Matmul, MatmulCall
+from tandemrt.plugins.operators.launch import Call, Context
 
 MEASURED = 320  # up to this many rows a matmul is memory-bound, and the first algorithm may take twice as long
 _MAX_ALGORITHMS = 6  # algorithms per number of rows
 _SIMILAR_COUNTS = (40, 80, 320)  # algorithms for these numbers of rows also support fewer rows, and may be faster there
-_RUNS = 3  # runs of a measurement
+_RUNS = 5  # runs of a measurement
+_WARM_RUNS = 1000  # about 50 ms
 _FLUSH_BYTES = 128 << 20  # more than an L2 cache holds
 _FLOAT8_MAX = 448.0  # largest value of float8_e4m3fn
 
@@ -17,38 +21,54 @@ class Trials:
     """The matmul of a trial's rows, repeated up to ``count`` rows, by any algorithm."""
 
     def __init__(self, context: Context, rows: torch.Tensor, count: int, weight: torch.Tensor, dtype: torch.dtype):
-        self._count = count
+        self._context, self._count = context, count
         self._made = torch.empty(count, len(weight), dtype=dtype, device=weight.device)
-        self._matmul = Matmul(repeated(rows, count), weight, self._made, workspace(context))
+        self.operands = repeated(rows, count), weight, self._made
+        self._matmul = Matmul(*self.operands, workspace(context))
 
     def algorithms(self) -> list[Algorithm]:
         counts = (self._count, *(_SIMILAR_COUNTS if self._count <= MEASURED else ()))
         found = [algorithm for count in counts for algorithm in self._matmul.algorithms(count, _MAX_ALGORITHMS)]
         return list({bytes(algorithm): algorithm for algorithm in found}.values())
 
-    def result(self, algorithm: Algorithm) -> torch.Tensor:
+    def call(self, algorithm: Algorithm) -> MatmulCall:
+        return MatmulCall(self._matmul, algorithm)
+
+    def result(self, call: Call) -> torch.Tensor:
         """Run and return the result [count, width], in memory that the next result reuses."""
-        self._matmul.run(algorithm)
+        call.run()
         return self._made
+
+    def gives(self, call: Call, wanted: torch.Tensor) -> bool:
+        """Return whether ``call`` gives ``wanted`` for each of the trial's rows."""
+        return same_bits(self.result(call), repeated(wanted, self._count))
 
     def equal(self, wanted: torch.Tensor) -> list[Algorithm]:
         """Return the algorithms that give ``wanted`` for each of the trial's rows."""
         expected = repeated(wanted, self._count)
-        return [each for each in self.algorithms() if same_bits(self.result(each), expected)]
+        return [each for each in self.algorithms() if same_bits(self.result(self.call(each)), expected)]
 
-    def microseconds(self, algorithm: Algorithm) -> float:
-        """Return the minimum time of a few runs, each with a cold L2 cache."""
-        caches = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=self._made.device)
-        times: list[float] = []
+    def microseconds(self, calls: Sequence[Call]) -> list[float]:
+        """Return the minimum time of a few runs of each call, in turns, each run with a cold L2 cache."""
+        caches = self._context.get_or_create("matmul trials", self._warm)
+        times = [math.inf] * len(calls)
         for _ in range(_RUNS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            caches.zero_()
-            begin.record()
-            self._matmul.run(algorithm)
-            end.record()
-            end.synchronize()
-            times.append(1e3 * begin.elapsed_time(end))
-        return min(times)
+            for index, call in enumerate(calls):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                caches.sum()  # reads: memory that was written would be evicted during the measured call
+                begin.record()
+                call.run()
+                end.record()
+                end.synchronize()
+                times[index] = min(times[index], 1e3 * begin.elapsed_time(end))
+        return times
+
+    def _warm(self) -> torch.Tensor:
+        """Return memory that evicts weights from the L2 cache, after the GPU has raised its clocks."""
+        caches = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.float32, device=self._made.device)
+        for _ in range(_WARM_RUNS):
+            caches.sum()
+        return caches
 
 
 def random_like(like: torch.Tensor) -> torch.Tensor:

@@ -263,20 +263,29 @@ def test_few_rows_of_many_keys_are_shared_by_more_blocks():
 
 
 @given(
-    slots=st.integers(1, 128),
     batch=st.integers(1, 128),
     largest=st.integers(1, 17),
     query=st.integers(1, 17),
     group=st.sampled_from([1, 2, 4, 7, 8]),
+    head_dim=st.sampled_from([32, 64, 128]),
+    cached=st.sampled_from([1, 2]),
 )
-def test_a_batch_invariant_plan_cuts_rows_and_keys_alike_for_every_call(slots, batch, largest, query, group):
-    sizes = {"heads": 8 * group, "kv_heads": 8, "head_dim": 128, "sm_count": PROCESSORS, "clusters": True}
-    sizes |= {"largest_batch": slots, "largest_query": largest}
-    full = Plan.batch_invariant(batch=slots, query=largest, **sizes)
-    plan = Plan.batch_invariant(batch=min(batch, slots), query=min(query, largest), **sizes)
-    assert (plan.rows, plan.splits, plan.clustered) == (full.rows, full.splits, full.clustered)
+def test_a_batch_invariant_plan_has_the_same_rows_for_every_call(batch, largest, query, group, head_dim, cached):
+    sizes = {"heads": 8 * group, "kv_heads": 8, "head_dim": head_dim, "sm_count": PROCESSORS, "clusters": True}
+    sizes |= {"largest_query": largest, "cached": cached}
+    full = Plan.batch_invariant(batch=128, query=largest, **sizes)
+    plan = Plan.batch_invariant(batch=batch, query=min(query, largest), **sizes)
+    assert plan.rows == full.rows
+    assert plan.splits in (1, 2, 4)
     assert plan.tiles * plan.rows >= min(query, largest) * group > (plan.tiles - 1) * plan.rows
-    assert plan.shared <= SHARED
+    results = 2 if plan.splits == 2 else 1  # which a block shares with the others
+    assert results * 4 * 64 * (head_dim + 8) <= plan.shared <= SHARED
+
+
+def test_few_rows_of_a_batch_invariant_plan_share_the_processors():
+    sizes = {"query": 5, "largest_query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "sm_count": PROCESSORS}
+    plans = [Plan.batch_invariant(batch=batch, clusters=True, **sizes) for batch in (1, 4, 8, 16, 32, 64)]
+    assert [plan.splits for plan in plans] == [4, 4, 2, 2, 1, 1]
 
 
 def test_a_batch_invariant_call_takes_no_other_cut():

@@ -28,12 +28,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder = tmp_path_factory.mktemp("kernels")
     dtypes = ["bfloat16", "float16"]
-    compile_kernels(compute_capabilities(), folder, names=["attention", "float8"], dtypes=dtypes, head_dims=HEAD_DIMS)
-    return Context(torch.device("cuda", 0), folder, sizes={"batch": 9, "window+1": MOST}, batch_invariant=True)
+    names = ["attention", "float8", "linear"]
+    compile_kernels(compute_capabilities(), folder, names=names, dtypes=dtypes, head_dims=HEAD_DIMS)
+    return Context(torch.device("cuda", 0), folder, sizes={"window+1": MOST}, batch_invariant=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("width", "inner"), [(24, 64), (512, 4096), (4096, 1040)])
+@pytest.mark.parametrize(("width", "inner"), [(24, 64), (512, 4096), (4096, 1040), (4096, 1088), (40_000, 512)])
 def test_a_row_of_a_matmul_has_the_same_bits_among_any_others(
     context: Context, width: int, inner: int, dtype: torch.dtype
 ) -> None:
@@ -75,7 +76,8 @@ def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(context:
 def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
     context: Context, query: int, sliding_window: int, normed: bool, head_dim: int, dtype: torch.dtype
 ) -> None:
-    lengths = torch.tensor([0, 1, 59, 62, 63, 64, 126, 500, 1000], device="cuda")
+    """All rows at once, a part of them and one alone: a row's keys are shared by 1, 2 and 4 thread blocks."""
+    lengths = torch.tensor([0, 1, 59, 62, 63, 64, 126, 250, 500, 1000], device="cuda").repeat(4)
     batch, blocks = len(lengths), 20
     shared = {
         "cosine": random(blocks * 64, head_dim // 2).cos().to(dtype),
@@ -111,9 +113,9 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
     singles = [attend(everybody, slice(j, j + 1), lengths + j, *one_by_one) for j in range(query)]
     assert torch.equal(windows, torch.cat(singles, dim=1))
     assert all(torch.equal(one, other) for one, other in zip(at_once, one_by_one, strict=True))
-    for row in (3, 8):
-        found = attend(slice(row, row + 1), all_tokens, lengths[row : row + 1], *alone)
-        assert torch.equal(found[0], windows[row])
+    for rows in (slice(3, 4), slice(9, 10), slice(12, 32)):
+        found = attend(rows, all_tokens, lengths[rows], *alone)
+        assert torch.equal(found, windows[rows])
 
 
 TEXTS = [
