@@ -75,10 +75,12 @@ class BlockTable:
     writes after the last one, and readers of a shared block read after all writes to it.
     """
 
-    caches_outputs = True
     reuses_whole_chunks = False
 
-    def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, max_blocks: int, blocks: int, device: torch.device, *, caches_outputs: bool = True
+    ) -> None:
+        self.caches_outputs = caches_outputs
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
         self.allocator = BlockAllocator(blocks)
 
@@ -163,16 +165,24 @@ def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def make_cache_manager(
-    limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device, *, slack: int
+    limits: Limits,
+    contracts: Sequence[Contract],
+    tokens: int | None,
+    device: torch.device,
+    *,
+    slack: int,
+    caches_outputs: bool = True,
 ) -> KVCacheManager:
     """Make the manager of the caches of ``contracts``, with memory for ``tokens`` tokens (None: the bundle's number).
 
     ``slack``: how many positions after the newest token of a text a round may write (calls.slack). ``tokens`` applies
-    to paged caches; RuntimeOptions.require_fit rejects it for linear ones.
+    to paged caches; RuntimeOptions.require_fit rejects it for linear ones. ``caches_outputs``: whether prefix caching
+    includes output tokens, in a paged cache.
     """
     if not any(map(is_paged, contracts)):
         return LinearCacheManager(slack)
-    return BlockTable(limits.batch, table_width(limits.capacity), num_cache_blocks(limits, tokens), device)
+    blocks = num_cache_blocks(limits, tokens)
+    return BlockTable(limits.batch, table_width(limits.capacity), blocks, device, caches_outputs=caches_outputs)
 
 
 def num_cache_blocks(limits: Limits, tokens: int | None) -> int:

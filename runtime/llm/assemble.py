@@ -52,7 +52,15 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         engines = open_engines(bundle, device, options.threads, engines_in_use(bundle))
         contracts = [engine.contract for engine in engines.values()]
         slack_tokens = slack(bundle.draft.kind, windows.largest)
-        cache_manager = make_cache_manager(limits, contracts, options.cache_tokens, device, slack=slack_tokens)
+        cache_manager = make_cache_manager(
+            limits,
+            contracts,
+            options.cache_tokens,
+            device,
+            slack=slack_tokens,
+            # decoding rounds keys and values unlike prompts do, so a text would show what the cache held
+            caches_outputs=not bundle.engine("target").batch_invariant,
+        )
         buffers = RoundBuffers(
             slots=limits.batch,
             window=windows.largest,
