@@ -51,22 +51,29 @@ def check_texts(llm: LLM) -> Iterator[CheckResult]:
     speculative = _generate(llm, prompts, params, num_draft_tokens=None)
     yield _milliseconds("round with speculation", llm, speculative)
     with llm.loop.streams.active():
-        yield compare_texts(autoregressive, speculative, params, llm.loop.target.engines["target"])
+        target, exact = llm.loop.target.engines["target"], llm.bundle.engine("target").batch_invariant
+        yield compare_texts(autoregressive, speculative, params, target, batch_invariant=exact)
 
 
 def compare_texts(
-    autoregressive: GeneratedTexts, speculative: GeneratedTexts, params: Sequence[SamplingParams], target: Engine
+    autoregressive: GeneratedTexts,
+    speculative: GeneratedTexts,
+    params: Sequence[SamplingParams],
+    target: Engine,
+    *,
+    batch_invariant: bool = False,
 ) -> CheckResult:
     """Compare texts that must be equal. ``target`` recomputes the logits at a difference, to detect a tie.
 
-    On a CPU ties are failures too, because calls with any number of tokens give the same bits there.
+    On a CPU and for a batch-invariant target ties are failures too, because calls with any number of tokens give the
+    same bits there.
     """
     differences = []
     for number, (a, b) in enumerate(zip(autoregressive.outputs, speculative.outputs, strict=True)):
         if a.token_ids != b.token_ids or a.finish_reason != b.finish_reason:
             differences.append((number, *_first_difference(target, a, b, params[number])))
-    on_cpu = target.device.type == "cpu"
-    untied = [number for number, _, gap, tie in differences if on_cpu or gap > tie]
+    exact = batch_invariant or target.device.type == "cpu"
+    untied = [number for number, _, gap, tie in differences if exact or gap > tie]
     errors = sum(output.finish_reason == "error" for output in (*autoregressive.outputs, *speculative.outputs))
     count = len(params)
     result = f"{count - len(differences)} of {count} equal"

@@ -13,12 +13,13 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.command_options import takes_options
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.cli.arguments import BundlePath, Report
+from tandemrt.runtime.cli.arguments import BundlePath, Report, read_prompts
 
 if TYPE_CHECKING:
     from tandemrt.runtime.check.result import CheckResult
 
 _COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
+_MAX_PROMPTS = 256
 console = Console()
 
 
@@ -37,21 +38,45 @@ def check(
     text: Annotated[
         Path | None, typer.Option(help="With --compare-with: a UTF-8 text file. Both bundles score it.")
     ] = None,
+    invariance: Annotated[
+        bool,
+        typer.Option(
+            "--invariance",
+            help="Only compare texts of the same requests with every draft window, batch size, prompt chunk, with and "
+            "without the prefix cache, and after preemption.",
+        ),
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --invariance: a file with an object per line, with `prompt` or `messages`. Default: random ones."
+        ),
+    ] = None,
     *,
     options: RuntimeOptions,
 ) -> None:
     """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if a check fails."""
     if (compare_with is None) != (text is None):
         raise BadRequest("--compare-with and --text must be given together; got one of them")
+    if invariance and text is not None:
+        raise BadRequest("--invariance and --compare-with are separate checks; got both; run them one after the other")
+    if prompts is not None and not invariance:
+        raise BadRequest("--prompts is for --invariance; got it alone; add --invariance or leave it out")
     options.require_fit(Bundle.read(bundle).limits)  # before the imports below, which take seconds
     from tandemrt.runtime.check.compare_bundles import read_text
+    from tandemrt.runtime.check.invariance import check_invariance
     from tandemrt.runtime.check.run import check_bundle
     from tandemrt.runtime.cli.doctor import machine
 
     rows: list[dict[str, Any]] = []
-    content = "" if text is None else read_text(text)
-    with Status("checking the files", console=console) as status:
-        for found in check_bundle(bundle, options, compare_with=compare_with, text=content):
+    if invariance:
+        given = None if prompts is None else read_prompts(prompts, _MAX_PROMPTS)[0]
+        results = check_invariance(bundle, options, given)
+    else:
+        content = "" if text is None else read_text(text)
+        results = check_bundle(bundle, options, compare_with=compare_with, text=content)
+    with Status("opening the bundle" if invariance else "checking the files", console=console) as status:
+        for found in results:
             rows.append(found.to_json())
             _print(found)
             status.update(f"checked {escape(found.check)}")

@@ -1,0 +1,150 @@
+"""Compare texts of the same requests under everything that must not change them (docs/invariance.md)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.runtime.check.result import CheckResult, passed_if
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.prompt import Prompt
+from tandemrt.runtime.requests.request import RequestOutput
+
+_COUNT = 24  # built-in prompts
+_PROMPT, _OUTPUT = 600, 96  # tokens, at most
+_REFERENCE = "all requests together, without drafts and prefix cache"
+_TEMPERATURES = (0.0, 0.8)
+_NAMED = 5  # differing texts that a result names
+
+
+@dataclass(frozen=True)
+class _Requests:
+    """Prompts and, for each, the parameters that every run shares."""
+
+    prompts: list[Prompt]
+    params: list[SamplingParams]
+
+    def run(self, llm: LLM, *, num_draft_tokens: int | None = None, together: int | None = None) -> list[RequestOutput]:
+        """Generate every text, ``together`` requests at a time (None: all)."""
+        params = [each.model_copy(update={"num_draft_tokens": num_draft_tokens}) for each in self.params]
+        step = together or len(params)
+        outputs: list[RequestOutput] = []
+        for first in range(0, len(params), step):
+            outputs += llm.generate(self.prompts[first : first + step], params[first : first + step])
+        return outputs
+
+    def continued(self, outputs: Sequence[RequestOutput], length: int) -> "_Requests":
+        """Return requests whose prompts are these texts, those that leave room in ``length``."""
+        texts = [[*output.prompt_token_ids, *output.token_ids] for output in outputs]
+        fits = [number for number, text in enumerate(texts) if len(text) + min(_OUTPUT, length // 4) <= length]
+        return _Requests([texts[number] for number in fits], [self.params[number] for number in fits])
+
+
+def check_invariance(
+    path: Path, options: RuntimeOptions, prompts: Sequence[Prompt] | None = None
+) -> Iterator[CheckResult]:
+    """Generate the texts of ``prompts`` (None: random ones) in many ways, and yield a comparison for each.
+
+    The ways: every draft window, batch sizes, prompt chunks, the prefix cache, a chat's next turn, and preemption. A
+    bundle for a GPU without batch invariance promises nothing: its results are measured, not passed or failed. Raises
+    as ``LLM`` does.
+    """
+    bundle = Bundle.open(path)
+    limits = bundle.limits
+    with _open(bundle, options, prefix_caching=False) as llm:
+        promised = llm.loop.target.engines["target"].device.type == "cpu" or bundle.engine("target").batch_invariant
+        requests = _requests(bundle, prompts)
+        wanted = requests.run(llm, num_draft_tokens=0)
+        texts = _Comparison(wanted, promised)
+        largest = limits.num_draft_tokens if options.max_draft_tokens is None else options.max_draft_tokens
+        for window in range(1, largest + 1):
+            yield texts.compare(f"{window} drafted tokens", requests.run(llm, num_draft_tokens=window))
+        for together in _sizes(min(limits.batch, len(wanted))):
+            yield texts.compare(f"{together} requests at a time", requests.run(llm, together=together))
+        turns = requests.continued(wanted, limits.length)
+        second = _Comparison(turns.run(llm), promised) if turns.params else None
+    for chunk in sorted({min(each, limits.prefill_chunk) for each in (37, BLOCK_SIZE, 256)}):
+        with _open(bundle, options, prefix_caching=False, prefill_chunk=chunk) as llm:
+            yield texts.compare(f"prompts in chunks of {chunk} tokens while others decode", requests.run(llm))
+    with _open(bundle, options, prefix_caching=True) as llm:
+        yield texts.compare("an empty prefix cache", requests.run(llm))
+        yield texts.compare("prompts in the prefix cache", requests.run(llm))
+        if second is not None:
+            yield second.compare("a next turn whose first turn is in the prefix cache", turns.run(llm))
+    yield from _preempted(bundle, options, requests, wanted)
+
+
+def _open(bundle: Bundle, options: RuntimeOptions, **changes: Any) -> LLM:
+    return LLM(bundle.folder, **RuntimeOptions(**{**options.given(), **changes}).given())
+
+
+def _preempted(
+    bundle: Bundle, options: RuntimeOptions, requests: _Requests, wanted: list[RequestOutput]
+) -> Iterator[CheckResult]:
+    """Run with memory for few requests. On a GPU a resumed text is processed as a prompt, which is not promised."""
+    check = "preempted requests"
+    if bundle.limits.cache_blocks is None:
+        yield CheckResult(check, _REFERENCE, "a linear cache preempts no request", "not applicable")
+        return
+    longest = max(len(output.prompt_token_ids) + len(output.token_ids) for output in wanted)
+    tokens = max(bundle.limits.capacity, 2 * longest)
+    with _open(bundle, options, prefix_caching=False, cache_tokens=tokens) as llm:
+        found = requests.run(llm)
+        on_cpu, preemptions = llm.loop.target.engines["target"].device.type == "cpu", llm.metrics.preemptions
+    if preemptions:
+        yield _Comparison(wanted, on_cpu).compare(f"{check}, {preemptions} times", found)
+    else:
+        yield CheckResult(check, _REFERENCE, f"memory for {tokens} tokens preempted no request", "not applicable")
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The texts of a reference run; ``promised``: others must equal them."""
+
+    wanted: list[RequestOutput]
+    promised: bool
+
+    def compare(self, how: str, found: list[RequestOutput]) -> CheckResult:
+        places = {}
+        for number, (one, other) in enumerate(zip(self.wanted, found, strict=True)):
+            if (one.token_ids, one.finish_reason) != (other.token_ids, other.finish_reason):
+                same = (a == b for a, b in zip(one.token_ids, other.token_ids, strict=False))
+                shorter = min(len(one.token_ids), len(other.token_ids))
+                places[number] = next((at for at, equal in enumerate(same) if not equal), shorter)
+        errors = [output.error for output in (*self.wanted, *found) if output.finish_reason == "error"]
+        tokens = sum(len(output.token_ids) for output in found)
+        result = f"{len(found) - len(places)} of {len(found)} texts equal, {tokens} tokens"
+        result += "".join(f"; text {number} parts at token {at}" for number, at in list(places.items())[:_NAMED])
+        result += f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+        result += f"; {len(errors)} ended in an error: {errors[0]}" if errors else ""
+        verdict = passed_if(not places and not errors) if self.promised or errors else "measured"
+        numbers = {"texts": len(found), "parted": len(places), "tokens": tokens}
+        return CheckResult(f"texts: {how}", _REFERENCE, result, verdict, numbers)
+
+
+def _sizes(most: int) -> list[int]:
+    """Return 1, 2, 4, … and ``most``."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
+
+
+def _requests(bundle: Bundle, given: Sequence[Prompt] | None) -> _Requests:
+    """Return ``given`` prompts, or random ones of all lengths; greedy and sampled in turns."""
+    limits, draw = bundle.limits, Random(7)
+    longest = max(1, min(_PROMPT, limits.length // 4))
+    output = max(1, min(_OUTPUT, limits.length // 4))
+    delimiters = bundle.reasoning
+    control = {*(delimiters.think_start.ids if delimiters else ()), *bundle.stop_ids}
+    tokens = [token for token in range(bundle.valid_tokens) if token not in control]
+    lengths = [1 + (longest - 1) * number // (_COUNT - 1) for number in range(_COUNT)]
+    prompts: list[Prompt] = [[draw.choice(tokens) for _ in range(length)] for length in lengths]
+    chosen = prompts if given is None else list(given)
+    params = [
+        SamplingParams(temperature=_TEMPERATURES[number % 2], seed=number, max_tokens=output, ignore_eos=given is None)
+        for number in range(len(chosen))
+    ]
+    return _Requests(chosen, params)
