@@ -4,7 +4,7 @@
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a trial run
 
     python -m tools.bench_gpu --weights fp8                 # FP8 matmuls; or int4: 4-bit matmuls and lm_head
-    python -m tools.bench_gpu --batch-invariant                                  # the same bits in any batch
+    python -m tools.bench_gpu --no-batch-invariant                               # bits that depend on the batch
     python -m tools.bench_gpu --kv-dtype float8_e4m3                             # FP8 KV cache
     python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench_gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in some of the layers
@@ -95,8 +95,9 @@ def main(
         WeightFormat, typer.Option(help="Format of the models' matmul weights.")
     ] = WeightFormat.UNQUANTIZED,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Round a token the same in any batch (backend.batch_invariant).")
-    ] = False,
+        bool | None,
+        typer.Option(help="Round a token the same in any batch (backend.batch_invariant). Default: the recipe's."),
+    ] = None,
     draft_weights: Annotated[
         WeightFormat | None,
         typer.Option(

@@ -68,14 +68,14 @@ class OnnxRuntimeCuda(Section):
         cache: *paged* runs attention in kernels of TandemRT between subgraphs. *linear*, experimental, runs one graph,
             for families and head sizes that *paged* rejects; it is slow because CUDA graphs cannot capture it.
         batch_invariant: the target computes the same bits for a token whatever else is in the call, so speculation
-            changes no text (docs/invariance.md).
+            changes no text (docs/invariance.md). None: where the target supports it.
         compute_capabilities: targets of the compiled kernels. The driver translates those of the lowest one for newer
             GPUs.
     """
 
     name: Literal["onnxruntime-cuda"]
     cache: CacheKind = "paged"
-    batch_invariant: bool = False
+    batch_invariant: bool | None = None
     compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
         COMPUTE_CAPABILITIES
     )
@@ -205,9 +205,19 @@ class Recipe(Section):
         return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
 
     @property
-    def batch_invariant(self) -> bool:
-        """Whether the target computes the same bits for a token whatever else is in the call, on a GPU."""
-        return isinstance(self.backend, OnnxRuntimeCuda) and self.backend.batch_invariant
+    def batch_invariant(self) -> bool | None:
+        """Whether the target computes the same bits for a token whatever else is in the call, on a GPU.
+
+        None: if all its operators support that.
+        """
+        if not isinstance(self.backend, OnnxRuntimeCuda):
+            return False
+        chosen = self.backend.batch_invariant
+        return False if chosen is None and self._needs_other_matmuls else chosen
+
+    @property
+    def _needs_other_matmuls(self) -> bool:
+        return self.cache == "linear" or self.target.dtype not in ("bfloat16", "float16")
 
     @property
     def prefill_chunk(self) -> int:
@@ -255,7 +265,7 @@ class Recipe(Section):
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + num_draft_tokens + 1 = {quoted(self.capacity)}"
             raise reject(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
-        if self.batch_invariant and (self.cache == "linear" or self.target.dtype not in ("bfloat16", "float16")):
+        if self.batch_invariant and self._needs_other_matmuls:
             raise reject(
                 "backend.batch_invariant needs backend.cache 'paged' and target.dtype 'bfloat16' or 'float16': other "
                 f"matmuls are not invariant; got {self.cache!r} and {self.target.dtype!r}. Drop it or change those"

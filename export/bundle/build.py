@@ -125,9 +125,10 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 compiled = compile_graph(graph, recipe, folder, compiling)
             engines[graph.name], rewrites[graph.name] = compiled.engine, compiled.rewrites
+            notes += compiled.notes
         engines = with_shared_weights(engines, models)
         kernels: dict[str, str] = {}
-        for file in kernels_for(recipe, models, engines["target"].built_for):
+        for file in kernels_for(recipe, models, engines["target"]):
             with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):
                 kernels |= compile_into(folder, file)
         with clock.step("Take the digest of every file"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle.bundle import KERNELS
+from tandemrt.engines.bundle.manifest import Engine
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, capabilities_for, parsed
 from tandemrt.engines.contract.operators import SCHEMAS, WEIGHTLESS_ENGINES
@@ -17,6 +18,7 @@ _WEIGHTLESS_KERNELS = {SCHEMAS[operator].kernels for operator in WEIGHTLESS_ENGI
 _FLOAT8_KERNELS, _INT4_KERNELS, _EXPERT_KERNELS = (
     SCHEMAS[name].kernels for name in ("scaled_matmul", "int4_matmul", "experts")
 )
+_LINEAR_KERNELS = SCHEMAS["linear"].kernels
 _ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS = (
     SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention")
 )
@@ -37,15 +39,15 @@ class KernelFile:
     head_dims: tuple[int, ...] | None
 
 
-def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
-    """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/contract/gpus.py).
+def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[KernelFile]:
+    """Yield every kernel file of a bundle whose decoders are built for the GPUs of ``target``.
 
-    With a paged cache these are all kernels, except those of quantized weights, experts and cache dtypes that no model
-    uses. Any other bundle for a GPU needs only the kernels that replace the engines without weights. On GPUs older than
-    the kernels, the runtime runs the graphs of these engines instead. A file is not compiled for GPUs that its
-    operators do not support.
+    With a paged cache these are all kernels, except those of quantized weights, experts, cache dtypes and batch
+    invariance that no model uses. Any other bundle for a GPU needs only the kernels that replace the engines without
+    weights. On GPUs older than the kernels, the runtime runs the graphs of these engines instead. A file is not
+    compiled for GPUs that its operators do not support.
     """
-    capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
+    capabilities = recipe.kernel_capabilities or capabilities_for(target.built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
     wanted = {
@@ -56,6 +58,7 @@ def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[Kern
         ),
         _INT4_KERNELS: any(isinstance(model, Model) and model.int4_matmuls for model in models),
         _EXPERT_KERNELS: any(isinstance(model, Model) and model.spec.experts for model in models),
+        _LINEAR_KERNELS: target.batch_invariant,
         _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in models),
         _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in models),
     }

@@ -19,12 +19,14 @@ from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.graph.graph import Graph
+from tandemrt.export.passes.batch_invariance import NotBatchInvariant
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, SUBGRAPH_ONLY
 from tandemrt.plugins.operators.constants import DOMAIN
 
 DECODERS = ("target", "draft")
+_FASTER_OTHERWISE = frozenset(("float8_matmul", "scaled_matmul"))  # with a kernel that is not batch-invariant
 IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # graphs that are cut into steps over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with our plugins; TensorRT-RTX has no plugins
 
@@ -59,10 +61,11 @@ def is_cut(graph: Graph, recipe: Recipe) -> bool:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The engine of a graph, and how many rewrites each pass made in the graph."""
+    """The engine of a graph, how many rewrites each pass made in the graph, and notes, one line each."""
 
     engine: Engine
     rewrites: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
 
 def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Compiled:
@@ -70,23 +73,44 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
 
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
     """
-    model = graph.make()
-    rewrites = _pipeline(graph, recipe)(model)
+    lowered = _lowered(graph, recipe)
+    model, rewrites = lowered.model, lowered.rewrites
     if is_cut(graph, recipe):
-        return Compiled(_in_steps(model, graph, recipe, folder), rewrites)
+        return Compiled(_in_steps(lowered, graph, recipe, folder), rewrites, lowered.notes)
     save_model(model, folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     return Compiled(_engine(graph, recipe, folder, options), rewrites)
 
 
-def _pipeline(graph: Graph, recipe: Recipe) -> Pipeline:
+@dataclass(frozen=True)
+class _Lowered:
+    """A graph after its passes."""
+
+    model: ir.Model
+    rewrites: Mapping[str, int]
+    batch_invariant: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
+    """Build a graph and run its passes. The target becomes batch-invariant if the recipe requires or allows it."""
+    model = graph.make()
+    notes: tuple[str, ...] = ()
+    if graph.name == "target" and recipe.batch_invariant is not False:  # a draft's rounding does not change the text
+        try:
+            if not recipe.batch_invariant and any(node.op_type in _FASTER_OTHERWISE for node in model.graph):
+                raise NotBatchInvariant("few rows of float8 matmuls are faster without backend.batch_invariant = true")
+            return _Lowered(model, BATCH_INVARIANT(model), batch_invariant=True)
+        except NotBatchInvariant as error:
+            if recipe.batch_invariant:
+                raise
+            notes = (f"target: speculation may change last bits, and so texts: {error.reason}",)
+        model = graph.make()
     if graph.lowering is None:
-        return SUBGRAPH_ONLY if is_cut(graph, recipe) else Pipeline()
-    return BATCH_INVARIANT if _batch_invariant(graph, recipe) else PIPELINES[graph.lowering]
-
-
-def _batch_invariant(graph: Graph, recipe: Recipe) -> bool:
-    return recipe.batch_invariant and graph.name == "target"  # a draft's rounding does not change the text
+        pipeline = SUBGRAPH_ONLY if is_cut(graph, recipe) else Pipeline()
+    else:
+        pipeline = PIPELINES[graph.lowering]
+    return _Lowered(model, pipeline(model), notes=notes)
 
 
 def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -> Engine:
@@ -103,8 +127,9 @@ def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions)
     return _entry(graph, graph.file, recipe.backend.name, "cuda")
 
 
-def _in_steps(model: ir.Model, graph: Graph, recipe: Recipe, folder: Path) -> Engine:
+def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> Engine:
     """Save the subgraphs of a graph; a graph without operators of the project is a single one."""
+    model = lowered.model
     if not any(node.domain == DOMAIN for node in model.graph):
         return _one_subgraph(model, graph, recipe.backend.name, folder)
     folder_in_bundle = str(PurePosixPath(graph.file).parent)
@@ -119,7 +144,7 @@ def _in_steps(model: ir.Model, graph: Graph, recipe: Recipe, folder: Path) -> En
         built_for="cuda",
         dtype=graph.dtype,
         contract=graph.contract,
-        batch_invariant=_batch_invariant(graph, recipe),
+        batch_invariant=lowered.batch_invariant,
     )
 
 

@@ -10,6 +10,18 @@ from tandemrt.export.passes.residual_norms import lone_norm, no_residual_norm
 from tandemrt.plugins.functions.linear import linear
 from tandemrt.plugins.operators.constants import DOMAIN
 
+
+class NotBatchInvariant(BadRecipe):
+    """A graph has an operator without a batch-invariant implementation. ``reason`` names it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"backend.batch_invariant = true is not possible: {reason}; drop it, or choose weights in bfloat16, "
+            "float16 or float8 without experts"
+        )
+        self.reason = reason
+
+
 STEP = 8  # inputs and outputs of ``linear`` must be a multiple of this
 # Batch-invariant standard operators, by domain. Each computes an output element from a fixed number of input elements,
 # or only moves elements; the residual norm sums each token in one thread block.
@@ -31,7 +43,7 @@ def make_batch_invariant(model: ir.Model) -> int:
 
     Every MatMul by the transpose of a stored weight becomes the operator ``linear``. Every RMSNormalization becomes the
     norm of a residual sum with zeros, the only norm of onnxruntime whose kernel uses one thread block per token.
-    Raises BadRecipe, by name, for an operator that is not known to be batch-invariant.
+    Raises NotBatchInvariant for an operator that is not known to be batch-invariant.
     """
     count = 0
     for node in list(model.graph):
@@ -49,9 +61,8 @@ def make_batch_invariant(model: ir.Model) -> int:
         body = linear()
         model.functions[body.identifier()] = body
     if left := [node for node in model.graph if not _is_batch_invariant(node)]:
-        raise BadRecipe(
-            f"backend.batch_invariant does not support {left[0].op_type}, the operator of {quoted(str(left[0].name))}; "
-            "drop it, or choose weights in bfloat16, float16 or float8 without experts"
+        raise NotBatchInvariant(
+            f"{left[0].op_type}, the operator of {quoted(str(left[0].name))}, has no batch-invariant implementation"
         )
     return count
 
@@ -64,9 +75,9 @@ def _transposed(node: ir.Node) -> ir.Value | None:
 
 def _require_step(node: ir.Node, weight: ir.Value) -> None:
     if any(not isinstance(dim, int) or dim % STEP for dim in dims_of(weight)):
-        raise BadRecipe(
-            f"backend.batch_invariant needs inputs and outputs of matmuls in multiples of {STEP}; "
-            f"{quoted(str(node.name))} has {list(dims_of(weight))}; drop it"
+        raise NotBatchInvariant(
+            f"inputs and outputs of matmuls must be multiples of {STEP}; {quoted(str(node.name))} has "
+            f"{list(dims_of(weight))}"
         )
 
 

@@ -3,6 +3,7 @@
 That a token's bits are then the same in any call is held where they are made: tests/gpu/test_batch_invariant_gpu.py.
 """
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe
-from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.build import BuildReport, build
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -45,7 +46,7 @@ def test_the_steps_give_the_logits_of_the_checkpoint(tmp_path: Path, case: str) 
 
 def test_a_matmul_whose_outputs_are_no_multiple_of_8_is_refused_by_name(tmp_path: Path) -> None:
     make_checkpoint("qwen2", tmp_path, sizes={"vocab_size": 61})
-    with pytest.raises(BadRecipe, match=r"in multiples of 8; '.*head.*' has \[61, 64\]; drop it"):
+    with pytest.raises(BadRecipe, match=r"must be multiples of 8; '.*head.*' has \[61, 64\]; drop it"):
         Decoder(tmp_path, "paged", 1, open_engine=partial(open_matmul_steps, folder=tmp_path))
 
 
@@ -58,7 +59,9 @@ def test_an_operator_that_is_not_batch_invariant_is_refused_by_name(tmp_path: Pa
         step.op_type = operator
         return open_matmul_steps(model, contract, tmp_path)
 
-    with pytest.raises(BadRecipe, match=rf"does not support {operator}, the operator of '.*'; drop it"):
+    with pytest.raises(
+        BadRecipe, match=rf"{operator}, the operator of '.*', has no batch-invariant implementation; drop it"
+    ):
         Decoder(tmp_path, "paged", 1, open_engine=with_a_matmul_of_its_own)
 
 
@@ -82,13 +85,13 @@ def test_a_norm_that_a_residual_norm_cannot_be_is_refused(tmp_path: Path, attrib
     model = paged_graph("qwen2", tmp_path, "float16")
     norm = next(node for node in model.graph if node.op_type == "RMSNormalization")
     norm.attributes.add(ir.AttrInt64(attribute, value))
-    with pytest.raises(BadRecipe, match=r"does not support RMSNormalization, the operator of '.*'"):
+    with pytest.raises(BadRecipe, match=r"RMSNormalization, the operator of '.*', has no batch-inv"):
         make_batch_invariant(model)
 
 
 def test_a_bundle_has_no_matmul_of_the_target_in_a_subgraph_and_leaves_the_draft_as_it_is(tmp_path: Path) -> None:
     sources = [tiny_checkpoint(tmp_path / name, layers=n, head_dim=32) for name, n in (("t", 2), ("d", 1))]
-    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]\nbatch_invariant = true'
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
     recipe = write_recipe(tmp_path / "r.toml", target=sources[0], draft=sources[1], backend=backend, dtype="bfloat16")
     bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "bundle").folder)
     target, draft = bundle.engine("target"), bundle.engine("draft")
@@ -99,6 +102,32 @@ def test_a_bundle_has_no_matmul_of_the_target_in_a_subgraph_and_leaves_the_draft
     for subgraph in target.decoder.subgraphs:
         nodes = onnx.load(bundle.folder / subgraph.file, load_external_data=False).graph.node
         assert not {"MatMul", "FusedMatMul"} & {node.op_type for node in nodes}
+    assert "kernels/linear.sm_90.cubin" in bundle.manifest.kernels
+
+
+def built(folder: Path, target: Path, backend: str, dtype: str) -> BuildReport:
+    text = f'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]\n{backend}'
+    recipe = write_recipe(folder / "r.toml", target=target, backend=text, dtype=dtype)
+    return build(Recipe.load(recipe), folder / "bundle")
+
+
+def test_a_target_that_cannot_be_batch_invariant_is_built_without_and_the_build_says_why(tmp_path: Path) -> None:
+    target = tiny_checkpoint(tmp_path / "t", vocab=268, head_dim=32)
+    report = built(tmp_path, target, "", "bfloat16")
+    assert not report.manifest.engines["target"].batch_invariant
+    assert not [file for file in report.manifest.kernels if "linear" in file]
+    (note,) = [note for note in report.notes if "speculation may change last bits" in note]
+    assert re.search(r"must be multiples of 8; '.*' has \[268, 32\]", note)
+    with pytest.raises(BadRecipe, match=r"batch_invariant = true is not possible: inputs and outputs of matmuls must"):
+        built(tmp_path, target, "batch_invariant = true", "bfloat16")
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("batch_invariant = false", "bfloat16"), ("", "float32")])
+def test_batch_invariance_is_off_where_a_recipe_says_so_or_has_other_matmuls(
+    tmp_path: Path, backend: str, dtype: str
+) -> None:
+    report = built(tmp_path, tiny_checkpoint(tmp_path / "t", head_dim=32), backend, dtype)
+    assert not report.manifest.engines["target"].batch_invariant
 
 
 @pytest.mark.parametrize(("key", "value"), [("cache", "linear"), ("dtype", "float32")])

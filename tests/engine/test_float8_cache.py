@@ -203,6 +203,14 @@ def test_a_batch_invariant_bundle_names_the_option_for_a_full_cache(tmp_path: Pa
     assert model.kv_dtype == "bfloat16"
 
 
+def test_a_float8_cache_turns_batch_invariance_off_unless_a_recipe_requires_it(tmp_path: Path) -> None:
+    target = scaled_checkpoint(tmp_path / "t")
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED), dtype="bfloat16")
+    report = build(recipe, tmp_path / "bundle")
+    assert not report.manifest.engines["target"].batch_invariant
+    assert any("float8_window_attention, the operator of" in note for note in report.notes)
+
+
 @pytest.mark.parametrize(
     ("of_target", "of_draft", "scales", "held"),
     [

@@ -97,19 +97,19 @@ def make_bundle(
     chunk: int,
     window: int,
     kind: Kind = Kind.MODEL,
-    batch_invariant: bool = False,
+    batch_invariant: bool | None = None,
     kv_dtype: str | None = None,
     reuse: bool = False,
 ) -> Bundle:
     """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``.
 
-    ``batch_invariant``: the option of recipes, for a GPU. ``reuse``: open an existing bundle; its ``batch`` and
-    ``length`` may be larger. Raises ValueError if it was built from other models or with other arguments.
+    ``batch_invariant``: the option of recipes, for a GPU; None: their default. ``reuse``: open an existing bundle; its
+    ``batch`` and ``length`` may be larger. Raises ValueError if it was built from other models or with other arguments.
     """
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
-    if batch_invariant:
-        backend += "\nbatch_invariant = true"
+    if batch_invariant is not None:
+        backend += f"\nbatch_invariant = {str(batch_invariant).lower()}"
     drafts = "draft" if kind is Kind.MODEL else kind.value
     text = _RECIPE.format(
         target=_digest(folder / "target" / "config.json"),
