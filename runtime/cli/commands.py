@@ -172,7 +172,8 @@ def _show_comparison(result: "Comparison") -> None:
     console.print(f"accepted drafts at position 1, 2, ...: {positions}", highlight=False, soft_wrap=True)
     total = len(result.autoregressive.outputs)
     console.print(
-        f"speculation / autoregressive: [bold]{result.speedup:.2f}x[/]; same text: {result.same_text} of {total}",
+        f"speculation / autoregressive, median of pairs of runs: [bold]{result.speedup:.2f}x[/]; "
+        f"same text: {result.same_text} of {total}",
         soft_wrap=True,
     )
 
