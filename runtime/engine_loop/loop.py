@@ -83,13 +83,16 @@ class EngineLoop:
         )
         self._steps = RoundSteps(target, drafter, self._verify_inputs, self._committer, streams, metrics, timeline)
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
+        self._served = False  # whether a request was in a slot during the last step
 
     def step(self) -> None:
         """Run one round and commit the round before it."""
         started, prefilled = time.perf_counter(), self.metrics.prefilled
+        self._served = len(self.slots) > 0
         self._end_requests()
         self._last = self._preemption.reserve_memory(self._last)
         this = self._plan_round()
+        self._served |= this.has_work
         last, self._last = self._last, None
         if this.has_work:
             # Fast-forward tokens depend on the committed text, and so do the drafts of the round after them.
@@ -140,12 +143,15 @@ class EngineLoop:
         return steps.verify(this, draft_probs, drafts) if this.rows else None
 
     def fail(self, error: BaseException) -> bool:
-        """End every request in a slot with ``error``, because an engine failed. Return False if there was none."""
+        """End every request in a slot with ``error``, because an engine failed.
+
+        Return False if no request was in a slot during the step, also none that has ended in it.
+        """
         self._last = None
         ended = list(self.slots)
         for running in ended:
             self._committer.end(running, Finish("error", error))
-        return bool(ended)
+        return self._served or bool(ended)
 
     def die(self, error: BaseException) -> None:
         """End every request with ``error``, also those in the queue, and accept no more."""

@@ -12,6 +12,7 @@ import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.validation.errors import BadRequest, InternalError
+from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.text import Detokenizer, TextStream
 from tests.waiting import PATIENCE_S, eventually
@@ -118,6 +119,20 @@ def test_an_exception_of_one_request_ends_only_that_request(
     assert str(outputs[1].error) == f"{kind.__name__}: broken"
     assert {reason: n for reason, n in llm.metrics.since(before).finished.items() if n} == {"length": 2, "error": 1}
     assert eventually(lambda: in_order(llm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loop_outlives_a_step_in_which_a_request_and_then_an_engine_fails(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    """The request's own error frees the last slot, so the engine's error ends no request."""
+    expected = llm.generate("a", endless(max_tokens=9))
+    with monkeypatch.context() as patched:
+        fail_when(patched, Constraint, "fill_rows", lambda *_: True, kind("the grammar"))
+        fail_when(patched, llm.loop.target, "score", lambda *_: True, kind("the engine"))
+        assert sent(llm, "a", endless(max_tokens=9)).result(PATIENCE_S).finish_reason == "error"
+        eventually(lambda: in_order(llm))
+    assert llm.generate("a", endless(max_tokens=9)).token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
