@@ -76,7 +76,7 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
         quantized = quantizes_activations(bundle, name)
         tolerance = QUANTIZED_TOLERANCE if quantized else TOLERANCES[engine.contract["logits"].dtype]
         yield check_logits(name, engine, expected, plan, tolerance)
-        if any(each.name.startswith("past_key.") and each.dtype == FLOAT8 for each in engine.contract.inputs):
+        if any(each.name.startswith("past_key.") and each.dtype == FLOAT8 for each in bundle.contract(name).inputs):
             unquantized = open_reference_unquantized_cache(bundle, name, threads, largest)
             yield measure_float8_cache(name, expected, score_at_once(unquantized, plan))
 

@@ -151,7 +151,8 @@ class EngineLoop:
         ended = list(self.slots)
         for running in ended:
             self._committer.end(running, Finish("error", error))
-        return self._served or bool(ended)
+        served, self._served = self._served, False
+        return served or bool(ended)
 
     def die(self, error: BaseException) -> None:
         """End every request with ``error``, also those in the queue, and accept no more."""

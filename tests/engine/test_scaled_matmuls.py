@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import Engine
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
@@ -141,7 +142,15 @@ def test_gpus_without_float8_alone_are_refused_before_anything_is_built(tmp_path
             write_recipe(tmp_path / "r.toml", target=target, backend=backend, dtype="bfloat16"), kv_dtype="float8_e4m3"
         )
         if not refused:
-            kernels = {each.name: each.compute_capabilities for each in kernels_for(recipe, open_models(recipe), "")}
+            built = Engine(
+                file="target.onnx",
+                backend="onnxruntime-cuda",
+                built_for="",
+                dtype="bfloat16",
+                contract=Contract((), ()),
+            )
+            files = kernels_for(recipe, open_models(recipe), built)
+            kernels = {each.name: each.compute_capabilities for each in files}
             assert kernels["float8"] == kernels["attention_float8"] == ("9.0",)  # there is nothing in older code
             assert kernels["swiglu"] == ("8.6", "9.0")
             continue
