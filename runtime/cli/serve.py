@@ -129,7 +129,7 @@ def serve(
         max_connections_per_address=max_connections_per_address,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
-        otlp_endpoint=otlp_traces_endpoint,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         grace_s=grace,
     )
     if otlp_traces_endpoint is not None:

@@ -94,7 +94,7 @@ def test_logits_have_the_same_bits_with_any_draft_window(
 
 
 @pytest.mark.parametrize("name", BUNDLES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     requests=st.lists(st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(0, MOST)), min_size=1, max_size=5),
     chunk=st.integers(1, CHUNK),

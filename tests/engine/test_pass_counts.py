@@ -52,6 +52,10 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 38}),
     "deepseek_v2": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 63},
     "deepseek_v2 lite": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 36},
+    # Hybrid models have four layers here. Queries with a gate are a matmul of their own.
+    "qwen3_5": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
+    "qwen3_next": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 81},
+    "qwen3_5_moe": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 98},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
 }
 PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
@@ -70,6 +74,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
+    **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen3_5_moe"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

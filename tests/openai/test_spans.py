@@ -60,7 +60,7 @@ def test_a_request_has_spans_for_its_queue_prefill_and_decode(
     for name in ("OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     with collector() as (url, spans):
-        config = ServerConfig(port=0, grace_s=10, otlp_endpoint=url)
+        config = ServerConfig(port=0, grace_s=10, otlp_traces_endpoint=url)
         with serving(demo_bundle, config, RuntimeOptions(threads=1)) as served:
             parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             asked = endless(max_tokens=9, n=2)

@@ -25,8 +25,8 @@ class ServerConfig:
         max_connections_per_address: open connections of one address (IPv6: of one /64 network); None: a quarter of all.
         header_timeout_s: seconds in which a connection must send the head of its request.
         body_timeout_s: seconds in which the body must follow.
-        otlp_endpoint: URL that receives OpenTelemetry traces; None: that of OpenTelemetry's environment variables, if
-            they name one.
+        otlp_traces_endpoint: URL that receives OpenTelemetry traces; None: that of OpenTelemetry's environment
+            variables, if they name one.
         grace_s: seconds that running requests get after a stop signal; None: until they finish.
     """
 
@@ -41,7 +41,7 @@ class ServerConfig:
     max_connections_per_address: int | None = None
     header_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
-    otlp_endpoint: str | None = None
+    otlp_traces_endpoint: str | None = None
     grace_s: int | None = None
 
     def __post_init__(self) -> None:

@@ -88,10 +88,10 @@ class Server(uvicorn.Server):
         app: ASGIApp = AccessLog(CancelledAnswers(create_app(models, config)))
         app = DrainedBodies(app, config.body_timeout_s)
         self._spans: RequestSpans | None = None
-        if exports_traces(config.otlp_endpoint):
+        if exports_traces(config.otlp_traces_endpoint):
             from tandemrt.runtime.servers.openai import spans  # an extra
 
-            app = self._spans = spans.RequestSpans(app, config.otlp_endpoint)
+            app = self._spans = spans.RequestSpans(app, config.otlp_traces_endpoint)
         super().__init__(
             uvicorn.Config(
                 app,
