@@ -2,14 +2,13 @@
 
 import logging
 import time
-from collections.abc import MutableMapping
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import quoted
 from tandemrt.runtime.requests.request import Speculation
 from tandemrt.runtime.servers.openai.generated import Generated, generated_of
+from tandemrt.runtime.servers.openai.response_status import ResponseStatus
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +26,16 @@ class AccessLog:
         if scope["type"] != "http" or not log.isEnabledFor(level):
             await self._app(scope, receive, send)
             return
-        status = 0  # of no response
-
-        async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        start = time.monotonic()
+        response, start = ResponseStatus(send), time.monotonic()
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, response)
         finally:
             milliseconds = 1000 * (time.monotonic() - start)
             client = scope["client"][0] if scope["client"] else "-"
             path, figures = quoted(scope["path"]), _figures(generated_of(scope))
-            log.log(level, "%s %s %s %d %.0f ms%s", client, scope["method"], path, status, milliseconds, figures)
+            log.log(
+                level, "%s %s %s %d %.0f ms%s", client, scope["method"], path, response.status, milliseconds, figures
+            )
 
 
 def log_to_stderr(level: str) -> None:

@@ -5,7 +5,6 @@ The times are those that the engine loop records, so a trace costs the loop noth
 
 import os
 import time
-from collections.abc import MutableMapping
 from typing import Any
 
 from opentelemetry import trace
@@ -21,6 +20,7 @@ from tandemrt import __version__
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.servers.openai.generated import Generated, generated_of
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS
+from tandemrt.runtime.servers.openai.response_status import ResponseStatus
 
 
 class RequestSpans:
@@ -44,18 +44,11 @@ class RequestSpans:
         if scope["type"] != "http" or scope["path"] not in ENDPOINTS:
             await self._app(scope, receive, send)
             return
-        status = 0  # of no response
-
-        async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        start = time.monotonic()
+        response, start = ResponseStatus(send), time.monotonic()
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, response)
         finally:
-            _export(self._tracer, scope, status, start)
+            _export(self._tracer, scope, response.status, start)
 
     def close(self) -> None:
         """Export the remaining spans."""
