@@ -5,6 +5,7 @@ from typing import Any
 from tandemrt.engines.bundle.draft import FeatureEntry, MtpEntry
 from tandemrt.engines.bundle.manifest import EngineName, Manifest
 from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract, Recurrent
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.contract.dtypes import COMPUTE, FLOAT8
@@ -50,13 +51,14 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         return contract.markov(vocab=draft_vocab or vocab, dtype=dtype, row_states=row_states, memory=memory)
     # The manifest has the layers and heads of a decoder in its contract alone.
     keys = [each for each in manifest.engines[name].contract.inputs if each.name.startswith("past_key.")]
-    shape = [keys[0].shape[1], keys[0].shape[3]] if keys and len(keys[0].shape) == 4 else [1, 1]
-    kv_heads, head_dim = (size if isinstance(size, int) else 1 for size in shape)
+    heads = {int(each.name.rpartition(".")[2]): _heads(each) for each in keys if each.name[9:].isdecimal()}
+    kv_heads, head_dim = next(iter(heads.values()), (1, 1))
     recurrent, history = _recurrent(manifest.engines[name].contract)
     sizes: dict[str, Any] = {
         "layers": len(keys) + len(recurrent),
         "kv_heads": kv_heads,
         "head_dim": head_dim,
+        "heads": heads,
         "capacity": manifest.limits.capacity,
         "vocab": draft_vocab or vocab if name == "draft" else vocab,
         "dtype": dtype,
@@ -73,6 +75,12 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         return contract.block(row_states=row_states, **sizes)
     features = features if name == "target" else 0
     return contract.decoder(**sizes, features=features, recurrent=recurrent, history=history)
+
+
+def _heads(keys: Binding) -> tuple[int, int]:
+    """Return the KV heads and the head size of a layer's keys; 1 for an invalid size."""
+    kv_heads, head_dim = (keys.shape[1], keys.shape[3]) if len(keys.shape) == 4 else (1, 1)
+    return kv_heads if isinstance(kv_heads, int) else 1, head_dim if isinstance(head_dim, int) else 1
 
 
 def _recurrent(given: Contract) -> tuple[dict[int, Recurrent], int]:

@@ -92,6 +92,7 @@ def decoder(
     cache: CacheKind = "linear",
     kv_dtype: str | None = None,
     features: int = 0,
+    heads: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     recurrent: Mapping[int, Recurrent] = MappingProxyType({}),
     history: int = 0,
 ) -> Contract:
@@ -109,6 +110,8 @@ def decoder(
 
     ``kv_dtype``: dtype of keys and values; None: ``dtype``.
 
+    ``heads``: the KV heads and the head size of layers where they are not ``kv_heads`` and ``head_dim``.
+
     ``features``: width of the hidden states that a target outputs per token for its draft; 0: no such output.
 
     ``recurrent`` layers keep no keys and values, but the state after the first ``state_index`` tokens of a row, and the
@@ -117,12 +120,11 @@ def decoder(
     """
     paged = cache == "paged"
     fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
-    shape: tuple[Dim, ...] = (
-        ("blocks", kv_heads, BLOCK_SIZE, head_dim) if paged else ("batch", kv_heads, capacity, head_dim)
-    )
     held: dict[str, tuple[str, tuple[Dim, ...]]] = {}
     for layer in range(layers):
         if layer not in recurrent:
+            kv, dim = heads.get(layer, (kv_heads, head_dim))
+            shape: tuple[Dim, ...] = ("blocks", kv, BLOCK_SIZE, dim) if paged else ("batch", kv, capacity, dim)
             held |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in ("key", "value")}
             continue
         if recurrent[layer].state:

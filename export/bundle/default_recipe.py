@@ -135,7 +135,8 @@ def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine
     quantized = read_quantization(checkpoint.config, checkpoint.folder) is not None
     width = _WEIGHT_BYTES[dtype] if dtype in BITS else BYTES.get(compute, 4)
     weights = sum(t.nbytes if quantized else math.prod(t.shape) * width for t in checkpoint.tensors.values())
-    token = 2 * spec.layers * spec.kv_heads * spec.head_dim * BYTES.get(compute, 4)
+    values = sum(heads.kv * heads.dim for heads in map(spec.heads_of, spec.caching_layers))
+    token = max(1, 2 * values * BYTES.get(compute, 4))
     return max(0, int((machine.memory * MEMORY_SHARE[machine.backend] - weights) / token))
 
 

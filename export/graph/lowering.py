@@ -21,5 +21,8 @@ def lowering_of(recipe: Recipe) -> Lowering:
 
 def supported_lowering(lowering: Lowering, spec: ModelSpec) -> Lowering:
     """Return ``lowering``, or *length* if *grouped* does not support the head size or its rotated part."""
-    sizes = (spec.head_dim, *(rope.rotated for layer in range(spec.layers) if (rope := spec.rope_of(layer))))
+    sizes = (
+        *(spec.heads_of(layer).dim for layer in range(spec.layers)),
+        *(rope.rotated for layer in range(spec.layers) if (rope := spec.rope_of(layer))),
+    )
     return "length" if lowering == "grouped" and any(size % HEAD_DIM_STEP for size in sizes) else lowering

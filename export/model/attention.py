@@ -11,6 +11,7 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.rotary import Tables, arange, layer_tables, query_scales
+from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
@@ -34,10 +35,13 @@ class AttentionWeights:
         rope: rotation of queries and keys; None: no rotation.
         sliding_window: number of tokens that a token attends to, itself included; None: all.
         sinks: name of the attention sinks, [heads] logits added to every softmax; None: the layer has none.
+        reads_earlier: the layer has no keys and values; it reads the updated cache of an earlier layer.
+        values_are_keys: the values are the keys before their norm.
     """
 
     name: str
     layer: int
+    heads: Heads
     query: Linear
     key: Linear
     value: Linear
@@ -45,6 +49,8 @@ class AttentionWeights:
     rope: Rope | None
     sliding_window: int | None
     sinks: str | None
+    reads_earlier: bool = False
+    values_are_keys: bool = False
 
 
 def query_and_gate(

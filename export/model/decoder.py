@@ -12,6 +12,7 @@ from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.int4_matmul import int4_matmul_functions
+from tandemrt.export.model.layer_inputs import layer_inputs
 from tandemrt.export.model.layers import decoder_layers, scaled_by
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
@@ -77,8 +78,9 @@ def build_decoder(
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         hidden = b.cast(b.op("Gather", table, token_ids), dtype)
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
+        own_inputs = layer_inputs(b, hidden, token_ids, w, spec)
     picked, graph_outputs = decoder_layers(
-        b, hidden, w, spec, graph_inputs, strategies, capacity=capacity, features=features
+        b, hidden, w, spec, graph_inputs, strategies, capacity=capacity, features=features, own_inputs=own_inputs
     )
     if features and strategies.prompts_have_no_logits:
         with b.scope("features"):  # without padding tokens

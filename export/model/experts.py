@@ -20,23 +20,36 @@ from tandemrt.plugins.operators.constants import DOMAIN
 class Mixture(Protocol):
     """Append a mixture of experts: the weighted sum of the outputs of each token's experts, [..., hidden].
 
-    ``name`` is the prefix of the MLP's tensors in the checkpoint.
+    ``name`` is the prefix of the MLP's tensors in the checkpoint. ``routed``: what the router reads; None: ``x``.
     """
 
     def __call__(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str
+        self,
+        b: GraphBuilder,
+        x: ir.Value,
+        w: Weights,
+        spec: ModelSpec,
+        experts: Experts,
+        name: str,
+        routed: ir.Value | None = None,
     ) -> ir.Value: ...
 
 
 def experts_operator(
-    b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str
+    b: GraphBuilder,
+    x: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    experts: Experts,
+    name: str,
+    routed: ir.Value | None = None,
 ) -> ir.Value:
     """Append the router's matmul and the operator ``experts``, for models that export/model/support.py accepts.
 
     The operator reads all experts of a layer as one weight. Checkpoints store experts one by one, or in another order,
     so the runtime concatenates them when it opens the bundle.
     """
-    logits = Linear.stored(f"{name}.gate", experts.count)(b, x, w)
+    logits = Linear.stored(f"{name}.gate", experts.count)(b, x if routed is None else routed, w)
     if experts.router != Router(scale=experts.router.scale):
         # The operator's softmax over the logarithms of weights whose sum is 1 gives these weights.
         unscaled = replace(experts, router=replace(experts.router, scale=1.0))
@@ -57,7 +70,15 @@ def experts_operator(
     return mixed if scale == 1.0 else b.op("Mul", mixed, b.constant(scale, w.dtype))
 
 
-def expert_branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
+def expert_branches(
+    b: GraphBuilder,
+    x: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    experts: Experts,
+    name: str,
+    routed: ir.Value | None = None,
+) -> ir.Value:
     """Append standard operators, for [batch, query, hidden]: an ``If`` per expert that runs it for its tokens.
 
     Each expert's weights stay in the checkpoint's file and are read only if a token of the call selects the expert. A
@@ -66,10 +87,11 @@ def expert_branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, e
     reads all experts as one tensor in another order.
     """
     router = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased)
-    logits = b.op("Reshape", router(b, x, w), b.constant([-1, experts.count]))
+    logits = b.op("Reshape", router(b, x if routed is None else routed, w), b.constant([-1, experts.count]))
     routing_weights = b.op("Transpose", b.cast(_routed(b, logits, w, experts, name), w.dtype), perm=[1, 0])
     # Compared before the reduction, so that a NaN in one row cannot hide the experts that another row selected.
-    selected = b.cast(b.op("Greater", routing_weights, b.constant(0, w.dtype)), "int32")
+    sizes = routing_weights if experts.norms is None else b.op("Abs", routing_weights)  # stored factors have a sign
+    selected = b.cast(b.op("Greater", sizes, b.constant(0, w.dtype)), "int32")
     none = b.constant([[0]] * experts.count, "int32")  # the last layer of a prompt chunk has no token
     chosen = b.op("ReduceMax", b.op("Concat", selected, none, axis=1), b.constant([1]), keepdims=0)
     chosen = b.cast(chosen, "bool")
@@ -105,7 +127,11 @@ def _routed(b: GraphBuilder, logits: ir.Value, w: Weights, experts: Experts, nam
     if router.scale != 1.0:
         weights = b.op("Mul", weights, b.constant(router.scale, "float32"))
     nothing = b.op("Mul", scores, b.constant(0, "float32"))
-    return b.op("ScatterElements", nothing, indices, weights, axis=-1)
+    placed = b.op("ScatterElements", nothing, indices, weights, axis=-1)
+    if experts.norms is None:
+        return placed
+    factors = w.stored(f"{name}.gate.per_expert_scale", (experts.count,))
+    return b.op("Mul", placed, b.cast(factors, "float32"))
 
 
 def _of_best_groups(b: GraphBuilder, ranked: ir.Value, experts: Experts) -> ir.Value:

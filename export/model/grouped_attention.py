@@ -15,9 +15,11 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, Cache, gated_output, query_and_gate, rotation
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.linear import merge_linears
+from tandemrt.export.model.norm import normed as norm_by
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.rotary import Tables, layer_tables, query_scales
 from tandemrt.export.model.row_padding import cut, is_padded, pad_as
+from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
@@ -28,14 +30,15 @@ class _DraftWindow:
 
     ``positions``: int64[batch, query]. ``seqlens_k``: int32[query, batch], the tokens of each row less one.
     ``total_sequence_length``: int32[query], the largest number of tokens of a row. ``count`` is query, a scalar.
-    ``no_tokens`` [batch, 0, width of the keys]: new keys and values, none because they are cached already.
+    ``no_tokens``, by the width of the keys, [batch, 0, width]: new keys and values, none because they are cached
+    already.
     """
 
     count: ir.Value
     positions: ir.Value
     seqlens_k: ir.Value
     total_sequence_length: ir.Value
-    no_tokens: ir.Value
+    no_tokens: Mapping[int, ir.Value]
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,14 @@ class GroupedAttention:
         positions = b.op("Add", b.op("Unsqueeze", index, one), steps)
         each = b.cast(b.op("Add", index, b.op("Unsqueeze", steps, one)), "int32")
         seqlens_k = b.cast(b.op("Sub", b.op("Add", index, query), one), "int32")
-        empty = b.op("Concat", batch, b.constant([0, spec.kv_heads * spec.head_dim]), axis=0)
+        widths = dict.fromkeys(of.kv * of.dim for of in map(spec.heads_of, range(spec.layers)))
+        empty = {width: b.op("Concat", batch, b.constant([0, width]), axis=0) for width in widths}
         window = _DraftWindow(
             count,
             positions,
             each,
             b.op("Add", b.op("ReduceMax", each, one, keepdims=0), b.constant(1, "int32")),
-            b.op("Expand", b.constant(0, dtype), empty),
+            {width: b.op("Expand", b.constant(0, dtype), shape) for width, shape in empty.items()},
         )
         total_sequence_length = b.op("Add", b.op("ReduceMax", seqlens_k, keepdims=1), b.constant([1], "int32"))
         tables = layer_tables(b, spec, capacity, dtype)
@@ -103,12 +107,17 @@ class GroupedAttention:
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, Cache]:
         gate, latent = None, self.spec.latent
+        if attention.reads_earlier:
+            return self._over_cache(b, x, w, attention, past), past
         if latent is not None:
             query, key = latent_projections(b, x, w, self.spec, latent, attention.name)
             qkv = b.op("Concat", query, key, key, axis=2)
         elif self.spec.gated_attention:
             query, gate = query_and_gate(b, x, w, attention, self.spec)
             qkv = b.op("Concat", query, merge_linears(attention.key, attention.value)(b, x, w), axis=2)
+        elif attention.values_are_keys:
+            query, key = attention.query(b, x, w), attention.key(b, x, w)
+            qkv = b.op("Concat", query, key, key, axis=2)
         else:
             qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
         if is_padded(x):
@@ -118,7 +127,7 @@ class GroupedAttention:
         if attention.norms is not None:
             qkv = self._normed(b, qkv, w, attention)
         if self.query_scale is not None:
-            query, key, value = self._parts(b, qkv)
+            query, key, value = self._parts(b, qkv, attention.heads)
             scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.window.positions))
             qkv = b.op("Concat", scaled, key, value, axis=2)
         mixed, key, value = b.branch(
@@ -132,38 +141,67 @@ class GroupedAttention:
             mixed = latent_outputs(b, mixed, w, self.spec, latent, attention.name)
         return gated_output(b, mixed, gate), Cache(key, value)
 
-    def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:
-        """Norm queries and keys, per head or over all heads."""
-        query, key, value = self._parts(b, qkv)
-        parts = []
-        for flat, count, norm in zip(
-            (query, key), (self.spec.heads, self.spec.kv_heads), attention.norms or (), strict=True
-        ):
-            if self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
-                parts.append(rms_norm(b, flat, w, norm, self.spec))
-                continue
-            split = b.op("Reshape", flat, b.constant([0, 0, count, self.spec.head_dim]))
-            normed = rms_norm(b, split, w, norm, self.spec)
-            parts.append(b.op("Reshape", normed, b.constant([0, 0, count * self.spec.head_dim])))
-        return b.op("Concat", *parts, value, axis=2)
-
-    def _rotated(self, b: GraphBuilder, query: ir.Value, key: ir.Value, rope: Rope | None) -> tuple[ir.Value, ir.Value]:
-        if rope is None:
-            return query, key
-        query, key = (
-            b.op(
-                "RotaryEmbedding",
-                *(flat, *self.tables[rope], self.window.positions),
-                num_heads=count,
-                **rotation(rope, self.spec.head_dim),
-            )
-            for flat, count in ((query, self.spec.heads), (key, self.spec.kv_heads))
+    def _over_cache(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, cached: Cache
+    ) -> ir.Value:
+        """Append attention of a layer without keys over the cache of another one, which has the new tokens already."""
+        heads, norms = attention.heads, attention.norms
+        query = attention.query(b, x, w)
+        if is_padded(x):
+            query = cut(b, query, self.tokens, self.window.positions)
+        if norms is not None:
+            query = self._normed_heads(b, query, w, norms[0], heads.query, heads.dim)
+        query = self._rotated(b, query, heads.query, attention.rope, heads.dim)
+        rotated, counts = replace(attention, rope=None), (self.seqlens_k, self.total_sequence_length)
+        (mixed,) = b.branch(
+            self.is_draft_window,
+            lambda: (self._each_token(b, query, w, rotated, cached),),
+            lambda: (self._of_cache(b, query, w, rotated, cached, *counts),),
         )
-        return query, key
+        return pad_as(b, mixed, self.tokens, x) if is_padded(x) else mixed
+
+    def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:
+        """Norm queries and keys, per head or over all heads, and values if the model norms them."""
+        heads = attention.heads
+        query, key, value = self._parts(b, qkv, heads)
+        query, key = (
+            self._normed_heads(b, flat, w, norm, count, heads.dim)
+            for flat, count, norm in zip((query, key), (heads.query, heads.kv), attention.norms or (), strict=True)
+        )
+        if self.spec.variants.value_norm:
+            split = b.op("Reshape", value, b.constant([0, 0, heads.kv, heads.dim]))
+            split = norm_by(b, split, b.constant([1.0] * heads.dim, w.dtype), w.dtype, self.spec.norm_eps)
+            value = b.op("Reshape", split, b.constant([0, 0, heads.kv * heads.dim]))
+        return b.op("Concat", query, key, value, axis=2)
+
+    def _normed_heads(
+        self, b: GraphBuilder, flat: ir.Value, w: Weights, norm: str, count: int, head_dim: int
+    ) -> ir.Value:
+        """Norm ``flat`` [batch, query, count * head_dim], per head or over all heads."""
+        if self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
+            return rms_norm(b, flat, w, norm, self.spec)
+        split = b.op("Reshape", flat, b.constant([0, 0, count, head_dim]))
+        return b.op("Reshape", rms_norm(b, split, w, norm, self.spec), b.constant([0, 0, count * head_dim]))
+
+    def _rotated(self, b: GraphBuilder, flat: ir.Value, count: int, rope: Rope | None, head_dim: int) -> ir.Value:
+        """Rotate ``flat`` [batch, query, count * head_dim] for the positions of the call."""
+        if rope is None:
+            return flat
+        tables = (*self.tables[rope], self.window.positions)
+        return b.op("RotaryEmbedding", flat, *tables, num_heads=count, **rotation(rope, head_dim))
+
+    def _rotated_pair(
+        self, b: GraphBuilder, query: ir.Value, key: ir.Value, attention: AttentionWeights
+    ) -> tuple[ir.Value, ir.Value]:
+        heads, rope = attention.heads, attention.rope
+        return (
+            self._rotated(b, query, heads.query, rope, heads.dim),
+            self._rotated(b, key, heads.kv, rope, heads.dim),
+        )
 
     def _rotated_and_joined(self, b: GraphBuilder, qkv: ir.Value, attention: AttentionWeights) -> ir.Value:
-        query, key, value = self._parts(b, qkv)
-        return b.op("Concat", *self._rotated(b, query, key, attention.rope), value, axis=2)
+        query, key, value = self._parts(b, qkv, attention.heads)
+        return b.op("Concat", *self._rotated_pair(b, query, key, attention), value, axis=2)
 
     def _at_once(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
@@ -174,7 +212,7 @@ class GroupedAttention:
         return self._operator(
             b,
             *(qkv, None, None, past.key, past.value, self.seqlens_k, self.total_sequence_length, *tables),
-            outputs=[(w.dtype, (*dims_of(qkv)[:-1], self.spec.heads * self.spec.head_dim)), cache, cache],
+            outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],
             attention=attention,
             w=w,
         )
@@ -185,30 +223,43 @@ class GroupedAttention:
         """Append a draft window of every row: write all tokens into the cache, then attend for one token per row at
         a time.
         """
-        query, key, value = self._parts(b, qkv)
-        query, key = self._rotated(b, query, key, attention.rope)
-        rotated = replace(attention, rope=None)
-        present = [
-            b.op("TensorScatter", cached, self._headed(b, flat), self.index, axis=2, mode="linear")
+        query, key, value = self._parts(b, qkv, attention.heads)
+        query, key = self._rotated_pair(b, query, key, attention)
+        key, value = (
+            b.op("TensorScatter", cached, self._headed(b, flat, attention.heads), self.index, axis=2, mode="linear")
             for cached, flat in ((past.key, key), (past.value, value))
-        ]
+        )
+        return self._each_token(b, query, w, replace(attention, rope=None), Cache(key, value)), key, value
+
+    def _each_token(
+        self, b: GraphBuilder, query: ir.Value, w: Weights, attention: AttentionWeights, present: Cache
+    ) -> ir.Value:
+        """Append attention of rotated queries over a cache with all new tokens, for one token per row at a time."""
 
         def step(at: ir.Value) -> ir.Value:
-            (mixed,) = self._operator(
-                b,
-                b.op("Gather", query, b.op("Unsqueeze", at, b.constant([0])), axis=1),
-                *(self.window.no_tokens, self.window.no_tokens, *present),
-                b.op("Gather", self.window.seqlens_k, at),
-                *(b.op("Gather", self.window.total_sequence_length, at), None, None),
-                outputs=[(w.dtype, (dims_of(query)[0], 1, self.spec.heads * self.spec.head_dim))],
-                attention=rotated,
-                w=w,
-            )
-            return b.op("Squeeze", mixed, b.constant([1]))
+            token = b.op("Gather", query, b.op("Unsqueeze", at, b.constant([0])), axis=1)
+            counts = (b.op("Gather", each, at) for each in (self.window.seqlens_k, self.window.total_sequence_length))
+            return b.op("Squeeze", self._of_cache(b, token, w, attention, present, *counts), b.constant([1]))
 
         mixed = b.op("Transpose", b.loop(self.window.count, step), perm=[1, 0, 2])
         mixed.shape = ir.Shape(dims_of(query))  # the loop has one step per token of the draft window
-        return mixed, present[0], present[1]
+        return mixed
+
+    def _of_cache(
+        self,
+        b: GraphBuilder,
+        query: ir.Value,
+        w: Weights,
+        attention: AttentionWeights,
+        present: Cache,
+        seqlens_k: ir.Value,
+        total_sequence_length: ir.Value,
+    ) -> ir.Value:
+        """Append the operator for rotated queries over a cache with all new tokens."""
+        no_tokens = self.window.no_tokens[attention.heads.kv * attention.heads.dim]
+        inputs = (query, no_tokens, no_tokens, present.key, present.value, seqlens_k, total_sequence_length, None, None)
+        (mixed,) = self._operator(b, *inputs, outputs=[(w.dtype, dims_of(query))], attention=attention, w=w)
+        return mixed
 
     def _operator(
         self,
@@ -220,15 +271,15 @@ class GroupedAttention:
     ) -> tuple[ir.Value, ...]:
         """Append GroupQueryAttention; ``inputs`` are its first nine inputs."""
         rope = attention.rope
-        sinks = () if attention.sinks is None else (None, None, w(attention.sinks, (self.spec.heads,)))
+        sinks = () if attention.sinks is None else (None, None, w(attention.sinks, (attention.heads.query,)))
         return b.custom(
             "GroupQueryAttention",
             *inputs,
             *sinks,
             domain=LIBRARY,
             outputs=outputs,
-            num_heads=self.spec.heads,
-            kv_num_heads=self.spec.kv_heads,
+            num_heads=attention.heads.query,
+            kv_num_heads=attention.heads.kv,
             do_rotary=int(rope is not None),
             rotary_interleaved=int(rope is not None and rope.interleaved),
             scale=self.spec.scales.attention,
@@ -236,12 +287,11 @@ class GroupedAttention:
             local_window_size=attention.sliding_window or -1,
         )
 
-    def _parts(self, b: GraphBuilder, qkv: ir.Value) -> tuple[ir.Value, ...]:
-        keys = self.spec.kv_heads * self.spec.head_dim
-        sizes = [self.spec.heads * self.spec.head_dim, keys, keys]
-        return b.ops("Split", qkv, b.constant(sizes), outputs=3, axis=2)
+    def _parts(self, b: GraphBuilder, qkv: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
+        keys = heads.kv * heads.dim
+        return b.ops("Split", qkv, b.constant([heads.query * heads.dim, keys, keys]), outputs=3, axis=2)
 
-    def _headed(self, b: GraphBuilder, flat: ir.Value) -> ir.Value:
-        """Return [batch, query, kv_heads * head_dim] as [batch, kv_heads, query, head_dim]."""
-        split = b.op("Reshape", flat, b.constant([0, 0, self.spec.kv_heads, self.spec.head_dim]))
+    def _headed(self, b: GraphBuilder, flat: ir.Value, heads: Heads) -> ir.Value:
+        """Return [batch, query, heads.kv * heads.dim] as [batch, heads.kv, query, heads.dim]."""
+        split = b.op("Reshape", flat, b.constant([0, 0, heads.kv, heads.dim]))
         return b.op("Transpose", split, perm=[0, 2, 1, 3])

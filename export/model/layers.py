@@ -15,10 +15,12 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import GatedActivation
 from tandemrt.export.model.attention import Attention, AttentionWeights, Cache
 from tandemrt.export.model.gated_delta_net import GatedDeltaNet
+from tandemrt.export.model.layer_inputs import with_own_input
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import LoweringStrategies
+from tandemrt.export.model.norm import normed as norm_by
 from tandemrt.export.model.norm import rms_norm
-from tandemrt.export.read.layer import SharedExpert
+from tandemrt.export.read.layer import UNIFORM, Experts, SharedExpert
 from tandemrt.export.read.spec import ModelSpec
 
 
@@ -32,10 +34,12 @@ def decoder_layers(
     *,
     capacity: int,
     features: Sequence[int] = (),
+    own_inputs: Sequence[ir.Value] = (),
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append all layers and the last norm. Returns the normed stream [batch, rows, hidden], and outputs by name.
 
-    ``graph_inputs`` are the inputs of the contract. The outputs are the caches present_* and, if ``features`` is not
+    ``graph_inputs`` are the inputs of the contract, ``own_inputs`` those of each layer if it has one
+    (export/model/layer_inputs.py). The outputs are the caches present_* and, if ``features`` is not
     empty, the concatenated residual streams before these layers. The number of layers stands for the stream after the
     last norm.
     """
@@ -54,9 +58,15 @@ def decoder_layers(
         with b.scope(f"layers.{layer}/attention"):
             normed = norm_if_present(b, hidden, w, spec, name, spec.norms.before_attention)
         hidden, present = decoder_layer(
-            b, hidden, normed, w, spec, graph_inputs, strategies, attend, layer, name, recur
+            b, hidden, normed, w, spec, {**graph_inputs, **graph_outputs}, strategies, attend, layer, name, recur
         )
         graph_outputs |= present
+        if spec.variants != UNIFORM:
+            with b.scope(f"layers.{layer}/input"):
+                own = own_inputs[layer] if own_inputs else None
+                if own is not None and strategies.select_rows_early and layer == spec.layers - 1:
+                    own = strategies.select_rows(b, own, rows)
+                hidden = with_own_input(b, hidden, own, w, spec, name)
     with b.scope("head"):
         if spec.layers in features:
             streams.append(rms_norm(b, hidden, w, "model.norm", spec))
@@ -89,7 +99,8 @@ def decoder_layer(
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append layer ``layer`` with the weights called ``name``: attention over ``normed``, then the MLP or the experts.
 
-    A recurrent layer has ``recur`` in place of attention. Returns the residual stream after it, and its updated caches
+    ``graph_inputs`` also has the updated caches of earlier layers, which a layer without keys reads. A recurrent layer
+    has ``recur`` in place of attention. Returns the residual stream after it, and its updated caches
     by their names in the contract. With ``strategies.select_rows_early`` the stream after the last layer has only the
     rows that get logits.
     """
@@ -98,9 +109,11 @@ def decoder_layer(
             out_name, names = f"{name}.linear_attn.out_proj", (f"state.{layer}", f"recent.{layer}")
             mixed, *held = recur(b, normed, w, f"{name}.linear_attn", *(graph_inputs[f"past_{each}"] for each in names))
         else:
-            out_name, names = f"{name}.self_attn.o_proj", (f"key.{layer}", f"value.{layer}")
-            past = Cache(*(graph_inputs[f"past_{each}"] for each in names))
-            mixed, present = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), past)
+            source = spec.cache_of(layer)
+            out_name, names = f"{name}.self_attn.o_proj", (f"key.{source}", f"value.{source}")
+            kind = "past" if source == layer else "present"
+            cached = Cache(*(graph_inputs[f"{kind}_{each}"] for each in names))
+            mixed, present = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
             held = [present.key, present.value]
         if strategies.select_rows_early and layer == spec.layers - 1:  # only rows that get logits from here on
             stream, mixed = (strategies.select_rows(b, value, graph_inputs["score_rows"]) for value in (stream, mixed))
@@ -112,12 +125,10 @@ def decoder_layer(
         normed = norm_if_present(b, stream, w, spec, name, spec.norms.before_mlp)
         experts = spec.experts_of(layer)
         if experts is None:
-            update = _mlp(b, normed, w, spec, layer, f"{name}.mlp", spec.intermediate, strategies.activation)
+            width = spec.intermediate_of(layer)
+            update = _mlp(b, normed, w, spec, layer, f"{name}.mlp", width, strategies.activation)
         else:
-            update = strategies.mixture(b, normed, w, spec, experts, f"{name}.mlp")
-            if experts.shared is not None:
-                shared = _shared_expert(b, normed, w, spec, layer, f"{name}.mlp", experts.shared, strategies.activation)
-                update = b.op("Add", update, shared)
+            update = _experts(b, stream, normed, w, spec, experts, strategies, layer, name)
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     return stream, {f"present_{each}": value for each, value in zip(names, held, strict=True)}
 
@@ -140,14 +151,15 @@ def scaled_by(b: GraphBuilder, x: ir.Value, factor: float, dtype: str) -> ir.Val
 
 def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeights:
     """Return the attention weights of a layer, whose tensors are called ``name``."""
-    counts = {"q": spec.heads * (2 if spec.gated_attention else 1), "k": spec.kv_heads, "v": spec.kv_heads}
+    heads = spec.heads_of(layer)
+    counts = {"q": heads.query * (2 if spec.gated_attention else 1), "k": heads.kv, "v": heads.kv}
     query, key, value = (
-        Linear.stored(f"{name}.{kind}_proj", count * spec.head_dim, bias=spec.qkv_bias)
-        for kind, count in counts.items()
+        Linear.stored(f"{name}.{kind}_proj", count * heads.dim, bias=spec.qkv_bias) for kind, count in counts.items()
     )
     return AttentionWeights(
         name=name,
         layer=layer,
+        heads=heads,
         query=query,
         key=key,
         value=value,
@@ -155,7 +167,38 @@ def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeight
         rope=spec.rope_of(layer),
         sliding_window=spec.window_of(layer),
         sinks=f"{name}.sinks" if spec.sinks else None,
+        reads_earlier=spec.cache_of(layer) != layer,
+        values_are_keys=spec.variants.values_are_keys and spec.window_of(layer) is None,
     )
+
+
+def _experts(
+    b: GraphBuilder,
+    stream: ir.Value,
+    normed: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    experts: Experts,
+    strategies: LoweringStrategies,
+    layer: int,
+    name: str,
+) -> ir.Value:
+    """Return the output of the experts, plus that of a shared expert if there is one."""
+    norms, mlp, routed = experts.norms, f"{name}.mlp", None
+    x = normed
+    if norms is not None:
+        x = rms_norm(b, stream, w, f"{name}.{norms.before}", spec)
+        root = b.constant(spec.hidden**-0.5, w.dtype)
+        weight = b.op("Mul", w(f"{mlp}.gate.scale", (spec.hidden,)), root)
+        routed = norm_by(b, stream, weight, w.dtype, spec.norm_eps)
+    update = strategies.mixture(b, x, w, spec, experts, mlp, routed)
+    if experts.shared is None:
+        return update
+    shared = _shared_expert(b, normed, w, spec, layer, mlp, experts.shared, strategies.activation)
+    if norms is not None:
+        update = rms_norm(b, update, w, f"{name}.{norms.after}", spec)
+        shared = rms_norm(b, shared, w, f"{name}.{norms.after_shared}", spec)
+    return b.op("Add", update, shared)
 
 
 def _shared_expert(

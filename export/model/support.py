@@ -1,7 +1,7 @@
 """Models that a lowering's operators do not support, with the reason."""
 
 from tandemrt.export.graph.lowering import HEAD_DIM_STEP, Lowering
-from tandemrt.export.read.layer import Experts, Router
+from tandemrt.export.read.layer import UNIFORM, Experts, Router
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
 
@@ -28,6 +28,11 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
         return (
             f"{spec.family} caches one latent vector per token, which runs on a CPU alone, with latent vectors and "
             f"rotated keys of a multiple of {HEAD_DIM_STEP} values; the backend must be onnxruntime-cpu"
+        )
+    if spec.variants != UNIFORM and lowering != "grouped":
+        return (
+            f"{spec.family} has layers of different shapes, which run on a CPU alone, with heads of a multiple of "
+            f"{HEAD_DIM_STEP} values; the backend must be onnxruntime-cpu"
         )
     if lowering == "paged":
         return _unsupported_by_window_attention(spec) or _unsupported_by_experts(spec, spec.experts)

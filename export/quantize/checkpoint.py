@@ -26,6 +26,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Weights of one matmul of the graph are adjacent in the file, in the matmul's order (export/model/linear.py).
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")  # kv_b_proj stays unquantized (latent_attention.py)
+_OWN_INPUTS = ("per_layer_model_projection", "per_layer_input_gate", "per_layer_projection")  # Gemma 4
 _RECURRENT = (
     "in_proj_qkv",
     "in_proj_qkvz",
@@ -166,7 +167,7 @@ def _matmuls(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: s
     modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
     head = (_EMBEDDING if spec.tied else _HEAD).removesuffix(".weight")
     for module in modules:
-        if module != head and module.rpartition(".")[2] not in (*_ORDER, *_LATENT, *_RECURRENT):
+        if module != head and module.rpartition(".")[2] not in (*_ORDER, *_LATENT, *_OWN_INPUTS, *_RECURRENT):
             continue
         scheme = quantization.scheme(module) if quantization else None
         if scheme is not None and scheme.packed:

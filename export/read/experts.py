@@ -6,7 +6,7 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import ClampedSwiglu, Experts, Router, SharedExpert
+from tandemrt.export.read.layer import ClampedSwiglu, ExpertNorms, Experts, Router, SharedExpert
 
 _LEAST = 1e-20  # of the sum of chosen sigmoids
 
@@ -58,6 +58,17 @@ def granite_experts(fields: Fields, layers: int) -> Experts:
     if shared == 0:
         return experts
     return replace(experts, shared=SharedExpert(fields.integer("shared_intermediate_size"), "shared_mlp"))
+
+
+def gemma4_experts(fields: Fields, layers: int) -> Experts | None:
+    """Gemma 4: experts in addition to the MLP of every layer, with a router that norms its input."""
+    if not fields.flag("enable_moe_block", False):
+        fields.skip("num_experts", "top_k_experts", "moe_intermediate_size")
+        return None
+    count, chosen = fields.integer("num_experts"), fields.integer("top_k_experts")
+    experts = _experts(count, chosen, fields.integer("moe_intermediate_size"), True, (True,) * layers)
+    norms = ExpertNorms("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1")
+    return replace(experts, norms=norms, shared=SharedExpert(fields.integer("intermediate_size"), "shared_expert"))
 
 
 def gpt_oss_experts(fields: Fields, layers: int) -> Experts:

@@ -16,6 +16,7 @@ from tandemrt.export.read.layer_kinds import (
     all_layers_window,
     alternating_windows,
     configured_window,
+    ending_in_full,
     hybrid_window,
     listed_full_attention,
     listed_rotary,
@@ -24,6 +25,7 @@ from tandemrt.export.read.layer_kinds import (
 )
 from tandemrt.export.read.recurrent import delta_net, joined_delta_net
 from tandemrt.export.read.rope import RopeRules
+from tandemrt.export.read.variants import gemma4_layers, gemma4_scales
 
 _NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _NORMS_AROUND = NormNames(
@@ -48,6 +50,7 @@ _MINISTRAL_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+_GEMMA4_ROPE = {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 150_000.0,
@@ -204,6 +207,31 @@ _ROWS = (
         no_effect_values={"use_bidirectional_attention": (False,)},
     ),
     Family(
+        "gemma4_text",
+        ("Gemma4ForCausalLM",),
+        defaults={
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131_072,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 512,
+            "tie_word_embeddings": True,
+            "vocab_size": 262_144,
+        },
+        norms=_NORMS_AROUND,
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        windows=ending_in_full(alternating_windows(6)),
+        rope=RopeRules(default=_GEMMA4_ROPE, local_theta=("rope_local_base_freq", 10_000.0)),
+        scales=gemma4_scales,
+        variants=gemma4_layers,
+        experts=experts.gemma4_experts,
+        activations=_GELU,
+        activation_field="hidden_activation",
+        no_effect_values={"use_bidirectional_attention": ("vision",)},  # images attend in both directions
+    ),
+    Family(
         "glm4",
         ("Glm4ForCausalLM",),
         defaults={"head_dim": 128},
@@ -334,15 +362,8 @@ _ROWS = (
     ),
     Family(
         "granitemoe",
-        ("GraniteMoeForCausalLM",),
-        biases=of.attention_biases,
-        scales=of.granite_scales,
-        unused_fields=_ROUTER,
-        experts=experts.granite_experts,
-    ),
-    Family(
-        "granitemoeshared",
-        ("GraniteMoeSharedForCausalLM",),
+        ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+        aliases=("granitemoeshared",),
         biases=of.attention_biases,
         scales=of.granite_scales,
         unused_fields=_ROUTER,

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from tandemrt.export.read.experts import no_experts
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import Latent, not_latent
-from tandemrt.export.read.layer import Activation, DeltaNet, Experts, NormNames, QKNorm, Scales
-from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
+from tandemrt.export.read.layer import Activation, DeltaNet, Experts, Heads, NormNames, QKNorm, Scales, Variants
+from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, Windows, all_rotary, no_window
 from tandemrt.export.read.recurrent import not_recurrent
 from tandemrt.export.read.rope import RopeRules
+from tandemrt.export.read.variants import uniform_layers
 
 PRE_NORMS, PLAIN_ROPE = NormNames(), RopeRules()
 SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
@@ -141,4 +142,5 @@ class Family:
     gated_attention: bool = False
     recurrent: Callable[[Fields, int], DeltaNet | None] = not_recurrent
     latent: Callable[[Fields], Latent | None] = not_latent
+    variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()

@@ -1,10 +1,53 @@
-"""The parts of a decoder layer that differ between families: norms, scales, experts, routers."""
+"""The parts of a decoder layer that differ between families: heads, norms, scales, experts, routers."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 GateUp = Literal["separate", "interleaved", "halves"]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention heads of one layer: ``query`` of them, ``kv`` heads of keys and values, and ``dim`` values each."""
+
+    query: int
+    kv: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """A second embedding table with a vector of ``width`` values for each token and layer; it has ``vocab`` rows.
+
+    The vectors, plus a matmul of the first embedding, enter every layer after its MLP (Gemma 4).
+    """
+
+    width: int
+    vocab: int
+
+
+@dataclass(frozen=True)
+class Variants:
+    """How layers differ from those of other models; the defaults are the common layer.
+
+    ``heads``: for each layer its heads; None: all have those of the spec. ``values_are_keys``: layers without a sliding
+    window have no weights for values, their values are the keys before their norm. ``value_norm``: values are normed
+    without a weight. ``sharing``: the number of last layers without keys and values; each reads the cache of the last
+    earlier layer of its kind, sliding or not, and its MLP has width ``sharing_intermediate``. ``scaled``: one stored
+    factor multiplies the residual stream after each layer.
+    """
+
+    heads: tuple[Heads, ...] | None = None
+    values_are_keys: bool = False
+    value_norm: bool = False
+    sharing: int = 0
+    sharing_intermediate: int = 0
+    inputs: LayerInputs | None = None
+    scaled: bool = False
+
+
+UNIFORM = Variants()
 
 
 @dataclass(frozen=True)
@@ -62,6 +105,19 @@ class Router:
 
 
 @dataclass(frozen=True)
+class ExpertNorms:
+    """The checkpoint's names of the norms of experts that run in addition to an MLP of their own input (Gemma 4).
+
+    ``before`` norms the residual stream for the experts, ``after`` their output, ``after_shared`` the MLP's. The router
+    norms the residual stream with a weight of its own, and one stored factor per expert multiplies its weights.
+    """
+
+    before: str
+    after: str
+    after_shared: str
+
+
+@dataclass(frozen=True)
 class SharedExpert:
     """An MLP of width ``intermediate`` that every token runs in addition to its experts.
 
@@ -81,7 +137,7 @@ class Experts:
     ``intermediate``: the width of one expert. ``normalized``: the weights of the picked experts sum to 1 before the
     router scales them. ``layers``: for each layer, whether it has experts. ``biased``: router and experts add biases.
     ``gate_up``: "separate" matmuls, or one matmul whose outputs are "interleaved" or two "halves", where one tensor
-    stores all experts. ``clamped`` replaces the activation.
+    stores all experts. ``clamped`` replaces the activation. ``norms``: None: the experts read what the MLP would read.
     """
 
     count: int
@@ -94,6 +150,7 @@ class Experts:
     clamped: ClampedSwiglu | None = None
     router: Router = Router()
     shared: SharedExpert | None = None
+    norms: ExpertNorms | None = None
 
 
 @dataclass(frozen=True)

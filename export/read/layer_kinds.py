@@ -79,6 +79,16 @@ def alternating_windows(period: int, *, full: int = -1, named: str | None = None
     return read
 
 
+def ending_in_full(read: WindowReader) -> WindowReader:
+    """Return ``read`` with a last layer that sees all tokens, whatever its kind (Gemma 4)."""
+
+    def ending(fields: Fields, layers: int) -> Windows:
+        window, sliding = read(fields, layers)
+        return window, (*sliding[:-1], False)
+
+    return ending
+
+
 def hybrid_window(fields: Fields, layers: int) -> Windows:
     """Return no sliding window for a hybrid model, whose layer_types ``hybrid_layers`` reads."""
     fields.only("sliding_window", None)

@@ -73,24 +73,30 @@ class Rope:
         """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (earlier versions).
 
         ``length``: the length of the longest text, which selects the factors of longrope; None: ``max_length``. Raises
-        BadCheckpoint for a rule other than default, linear, llama3, yarn, longrope and dynamic with a fixed alpha, and
-        for unknown parameters.
+        BadCheckpoint for a rule other than default, linear, llama3, yarn, longrope, proportional, and dynamic with a
+        fixed alpha, and for unknown parameters.
         """
         return _read(config, _parameters(config, rules), head_dim, max_length, rules, length or max_length)
 
 
 def ropes(
-    config: Fields, head_dim: int, max_length: int, rules: RopeRules, length: int | None
+    config: Fields, head_dims: tuple[int, int], max_length: int, rules: RopeRules, length: int | None
 ) -> tuple[Rope, Rope | None]:
-    """Return the rule of all layers, and the rule of layers with a sliding window if it differs, else None."""
+    """Return the rule of all layers, and the rule of layers with a sliding window if it differs, else None.
+
+    ``head_dims``: the sizes of heads of full and of sliding layers.
+    """
     if rules.local_theta is None:
-        return Rope.from_hf(config, head_dim, max_length, rules=rules, length=length), None
+        return Rope.from_hf(config, head_dims[0], max_length, rules=rules, length=length), None
     found = _parameters(config, rules)
     local: Mapping[str, Any] = {"rope_theta": config.number(*rules.local_theta)}
     if "full_attention" in found or "sliding_attention" in found:
         local = {**local, **_object(config, found.get("sliding_attention", {}))}
         found = {"rope_theta": found["rope_theta"], **_object(config, found.get("full_attention", {}))}
-    rope, other = (_read(config, part, head_dim, max_length, rules, length or max_length) for part in (found, local))
+    rope, other = (
+        _read(config, part, head_dim, max_length, rules, length or max_length)
+        for part, head_dim in zip((found, local), head_dims, strict=True)
+    )
     return rope, other if other != rope else None
 
 
@@ -115,9 +121,10 @@ def _read(
     config: Fields, parameters: Mapping[str, Any], head_dim: int, max_length: int, rules: RopeRules, length: int
 ) -> Rope:
     fields = Fields(parameters, f"{config.where}, rope_parameters")
-    rotated = _rotated(config, fields, head_dim, rules)
     kind = fields.get("rope_type", fields.get("type", "default"))
     fields.skip("type", *_OF_IMAGES)
+    # A proportional rule has frequencies for the complete head, of which the last ones are 0.
+    rotated = head_dim if kind == "proportional" else _rotated(config, fields, head_dim, rules)
     theta = fields.number("rope_theta", rules.default["rope_theta"])
     steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     kept = 1.0 / theta**steps
@@ -125,6 +132,10 @@ def _read(
     match kind:
         case "default" | "mrope":
             frequencies = kept
+        case "proportional":
+            pairs = int(fields.number("partial_rotary_factor", 1.0) * head_dim // 2)
+            frequencies = torch.cat([kept[:pairs], torch.zeros(head_dim // 2 - pairs)])
+            frequencies /= fields.number("factor", 1.0)
         case "linear":
             frequencies = kept / fields.number("factor")
         case "llama3":
@@ -149,7 +160,7 @@ def _read(
         case _:
             raise BadCheckpoint(
                 f"{fields.where}: rope_type is {quoted(kind)}, which the exporter does not implement; "
-                "supported: default, linear, llama3, yarn, longrope, dynamic with alpha"
+                "supported: default, linear, llama3, yarn, longrope, proportional, dynamic with alpha"
             )
     fields.finish()
     return replace(plain, frequencies=tuple(frequencies.tolist()))

@@ -11,7 +11,17 @@ from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import Latent
-from tandemrt.export.read.layer import Activation, DeltaNet, Experts, NormNames, QKNorm, Scales
+from tandemrt.export.read.layer import (
+    UNIFORM,
+    Activation,
+    DeltaNet,
+    Experts,
+    Heads,
+    NormNames,
+    QKNorm,
+    Scales,
+    Variants,
+)
 from tandemrt.export.read.rope import Rope, ropes
 from tandemrt.export.read.unsupported import UNSUPPORTED
 from tandemrt.export.read.unused_fields import NO_EFFECT_VALUES, is_unused, runs_the_same_model
@@ -29,7 +39,8 @@ class ModelSpec:
     down(activation(up(x))). ``sinks``: each attention head has one additional logit, equal for every token, that enters
     the softmax and has no value. With ``latent`` attention ``head_dim`` is the width of a cached key, which all heads
     share: ``kv_heads`` is 1. ``gated_attention``: the attention output is multiplied by sigmoid of a second half of
-    each query head. ``recurrent``: layers with a recurrent state in place of attention.
+    each query head. ``recurrent``: layers with a recurrent state in place of attention. ``variants``: how layers differ
+    from these sizes.
     """
 
     family: str
@@ -62,6 +73,7 @@ class ModelSpec:
     gated_attention: bool = False
     recurrent: DeltaNet | None = None
     latent: Latent | None = None
+    variants: Variants = UNIFORM
 
     @classmethod
     def from_hf(
@@ -94,7 +106,9 @@ class ModelSpec:
         bias = family.biases(fields)
         windows = family.windows(fields, layers)
         experts = family.experts(fields, layers)
-        rope, local_rope = ropes(fields, rotary, max_length, family.rope, length)
+        variants = family.variants(fields, Heads(heads, kv_heads, head_dim), windows)
+        full = rotary if variants.heads is None else max(each.dim for each in variants.heads)
+        rope, local_rope = ropes(fields, (full, rotary), max_length, family.rope, length)
         spec = cls(
             family=family.name,
             layers=layers,
@@ -126,6 +140,7 @@ class ModelSpec:
             gated_attention=family.gated_attention,
             recurrent=family.recurrent(fields, layers),
             latent=latent,
+            variants=variants,
         )
         fields.finish(ignored)
         return spec
@@ -133,6 +148,27 @@ class ModelSpec:
     def window_of(self, layer: int) -> int | None:
         """Return the sliding window of a layer; None if the layer sees all earlier tokens."""
         return self.sliding_window if self.sliding_layers[layer] else None
+
+    def heads_of(self, layer: int) -> Heads:
+        """Return the attention heads of a layer."""
+        return self.variants.heads[layer] if self.variants.heads else Heads(self.heads, self.kv_heads, self.head_dim)
+
+    def cache_of(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads: itself, or the last one of its kind that has some."""
+        first = self.layers - self.variants.sharing
+        kind = self.sliding_layers[layer]
+        return layer if layer < first else max(at for at in range(first) if self.sliding_layers[at] == kind)
+
+    @property
+    def caching_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values of their own."""
+        return tuple(
+            layer for layer in range(self.layers) if self.recurrent_of(layer) is None and self.cache_of(layer) == layer
+        )
+
+    def intermediate_of(self, layer: int) -> int:
+        """Return the width of the MLP of a layer."""
+        return self.intermediate if self.cache_of(layer) == layer else self.variants.sharing_intermediate
 
     def experts_of(self, layer: int) -> Experts | None:
         """Return the experts of a layer; None if it has an MLP."""
@@ -170,10 +206,12 @@ class ModelSpec:
             for layer in range(self.layers)
             if net is not None and net.layers[layer]
         }
+        heads = {layer: (of.kv, of.dim) for layer in self.caching_layers for of in [self.heads_of(layer)]}
         return contract.decoder(
-            layers=self.layers,
+            layers=self.layers - self.variants.sharing,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
+            heads=heads,
             capacity=capacity,
             vocab=width or self.vocab,
             dtype=dtype,
@@ -207,7 +245,7 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
         config, text = text_config(config, architecture)
         found, kind = [text], None
     if not found:
-        found = next(([name] for name, row in FAMILIES.items() if row.name == kind), [])
+        found = next(([name] for name, row in FAMILIES.items() if kind in (row.name, *row.aliases)), [])
     family = FAMILIES.get(found[0]) if len(found) == 1 else None
     if family is None and found and found[0] in UNSUPPORTED:
         raise BadCheckpoint(f"config.json: {found[0]} is not exported: {UNSUPPORTED[found[0]]}; choose another model")

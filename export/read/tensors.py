@@ -26,6 +26,12 @@ _COMMON = (
         ".mlp.gate.e_score_correction_bias",
     ),
 )
+# Gemma 4 has experts in addition to an MLP, under names without "mlp".
+_IN_ADDITION = (
+    (re.compile(r"(\.layers\.\d+)\.mlp\."), r"\1.mlp.shared_expert."),
+    (re.compile(r"(\.layers\.\d+)\.experts\."), r"\1.mlp.experts."),
+    (re.compile(r"(\.layers\.\d+)\.router\.(?:proj\.)?"), r"\1.mlp.gate."),
+)
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
@@ -34,7 +40,8 @@ _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_bloc
 def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     """Return ``checkpoint`` with the graph's tensor names; of a vision-language model only the text part.
 
-    MTP layers are left out, because a draft reads them (export/read/mtp.py). No data is read or copied: a part of a
+    MTP layers are left out, because a draft reads them (export/read/mtp.py), and keys and values that no layer uses. No
+    data is read or copied: a part of a
     tensor is a range of the same file. Raises BadCheckpoint for a fused tensor whose number of rows differs from the
     sum of its parts, and for a tensor that does not hold every expert.
     """
@@ -42,10 +49,15 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     images = vision_language(checkpoint.config) is not None
     further = mtp_prefixes(checkpoint.config, spec.layers) + (("mtp.",) if spec.recurrent is not None else ())
     transposed = stores_transposed_experts(checkpoint, spec)
+    unread = tuple(
+        f"model.layers.{layer}.self_attn.{part}"
+        for layer in range(spec.layers - spec.variants.sharing, spec.layers)
+        for part in ("k_", "v_")
+    )
     for name, tensor in checkpoint.tensors.items():
         text_name = text_tensor(name) if images else name
-        if text_name is not None and not name.startswith(further):
-            tensors |= _parts(_expert(text_name), tensor, spec, transposed)
+        if text_name is not None and not name.startswith(further) and not text_name.startswith(unread):
+            tensors |= _parts(_expert(text_name, spec), tensor, spec, transposed)
     return replace(checkpoint, tensors=tensors)
 
 
@@ -61,9 +73,10 @@ def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
     return saved[0] == saved[1] or not any(tensor.shape[-2:] == saved for tensor in down)
 
 
-def _expert(name: str) -> str:
+def _expert(name: str, spec: ModelSpec) -> str:
     """Rename a tensor of experts, of shared experts or of a router to the common name."""
-    for pattern, common in _COMMON:
+    own = () if spec.experts is None or spec.experts.norms is None else _IN_ADDITION
+    for pattern, common in (*own, *_COMMON):
         name = pattern.sub(common, name)
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 

@@ -2,7 +2,7 @@
 
 _LATENT = "its keys and values are stored as one latent vector per token"
 _KIMI = "its text part is DeepSeek-V3, but the tensors of the vision model around it are not read"
-_GEMMA = "layers have inputs of their own for each token, or share keys and values, or heads of different sizes"
+_GEMMA = "it has several residual streams, and activations that keep the largest values alone"
 _LLAMA4 = "its attention is in chunks, and the weight of an expert multiplies the expert's input"
 _PHIMOE = "its norms subtract the mean, and its router chooses experts one after the other"
 _SPARSE = "an index chooses which blocks of keys a token sees"
@@ -21,8 +21,6 @@ UNSUPPORTED = {
     "GraniteMoeHybridForCausalLM": _RECURRENT,
     "KimiLinearForCausalLM": _RECURRENT,
     "Lfm2ForCausalLM": _RECURRENT,
-    "Gemma4ForConditionalGeneration": _GEMMA,
-    "Gemma4ForCausalLM": _GEMMA,
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,
     "Llama4ForConditionalGeneration": _LLAMA4,

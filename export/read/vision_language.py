@@ -28,6 +28,7 @@ _QWEN = {"rope_theta": 1_000_000.0}
 _QWEN3 = {"rope_theta": 500_000.0}
 VISION_LANGUAGE = {
     "Gemma3ForConditionalGeneration": TextPart({"gemma3_text": "Gemma3ForCausalLM"}),
+    "Gemma4ForConditionalGeneration": TextPart({"gemma4_text": "Gemma4ForCausalLM"}),
     "Glm46VForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}),
     "Glm4vForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}, flat="glm4v"),
     "InternVLForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}),
@@ -46,13 +47,17 @@ VISION_LANGUAGE = {
 _FIELDS_OF_IMAGES = frozenset((
     *("vision_config", "text_config", "vision_feature_layer", "vision_feature_select_strategy", "spatial_merge_size"),
     *("projector_hidden_act", "multimodal_projector_bias", "mm_tokens_per_image", "image_seq_length"),
+    *("audio_config", "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id"),
+    "vision_soft_tokens_per_image",
     *("downsample_ratio", "image_token_index", "vision_token_id"),
     *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
     *(f"{kind}_{end}_token_id" for kind in ("image", "video", "vision") for end in ("start", "end")),
 ))  # fmt: skip
 # Prefixes of the text part: in the first files, and in current transformers.
 _TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
-_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector)\.")
+_TOWER = re.compile(
+    r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\."
+)
 
 
 def vision_language(config: Mapping[str, Any]) -> str | None:

@@ -101,6 +101,9 @@ def randomize(model: PreTrainedModel) -> None:
             parameter.copy_(
                 1 + 0.3 * values if norm else values / parameter.shape[1] ** 0.5 if matrix else 0.5 * values
             )
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.9)
 
 
 def edit_config(folder: Path, **changes: object) -> None:

@@ -1,5 +1,6 @@
 """Every model family gives the logits of transformers, in every supported lowering, beyond its sliding window."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -165,7 +166,8 @@ def test_a_padding_row_takes_no_expert_from_another_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "bits", "error"), [("phi3", 8, 0.05), ("mixtral", 8, 0.05), ("mixtral", 4, 0.4), ("gpt_oss", 8, 0.05)]
+    ("case", "bits", "error"),
+    [("phi3", 8, 0.05), ("mixtral", 8, 0.05), ("mixtral", 4, 0.4), ("gpt_oss", 8, 0.05), ("gemma4", 8, 0.05)],
 )
 def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: str, bits: int, error: float) -> None:
     model = make_checkpoint(case, tmp_path)
@@ -173,7 +175,8 @@ def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: s
     quantized.mkdir()
     shutil.copy(tmp_path / "config.json", quantized)
     written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), quantized, bits).checkpoint
-    whole = {name for name in written.tensors if name.endswith(("proj.weight", "lm_head.weight"))}
+    ends = ("proj.weight", "lm_head.weight", "gate.weight", "projection.weight")
+    whole = {name for name in written.tensors if name.endswith(ends) and not name.endswith("mlp.gate.weight")}
     assert not whole
     text = texts()[0]
     found, expected = (
@@ -181,6 +184,19 @@ def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: s
         expected_logits(model, text),
     )
     assert (found - expected).abs().mean() < error * expected.abs().mean()
+
+
+def test_keys_and_values_that_no_layer_reads_may_be_stored(tmp_path: Path) -> None:
+    """Gemma 4's files have them for layers that share those of an earlier one."""
+    model = make_checkpoint("gemma4", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    names = [name for name in tensors if re.search(r"layers\.1\.self_attn\.[kv]_", name)]
+    for name in names:
+        tensors[name.replace("layers.1.", "layers.3.")] = torch.full_like(tensors[name], float("nan"))
+    assert len(names) == 3
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    text = texts()[0]
+    assert_close(Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0], expected_logits(model, text))
 
 
 VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -193,6 +209,13 @@ DIMS: dict[str, Any] = {
 }  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
 WITH_IMAGES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gemma4": lambda: AutoConfig.for_model(
+        "gemma4",
+        text_config=FAMILIES["gemma4"]().to_dict() | {"pad_token_id": 0},
+        vision_config=VISION | {"head_dim": 16, "num_key_value_heads": 2, "global_head_dim": 16, "patch_size": 14},
+        audio_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), VOCAB),
+    ),
     "gemma3": lambda: Gemma3Config(text_config=FAMILIES["gemma3"](), vision_config=SQUARE, mm_tokens_per_image=4),
     **{
         name: lambda name=name: AutoConfig.for_model(

@@ -56,6 +56,10 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "qwen3_5": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
     "qwen3_next": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 81},
     "qwen3_5_moe": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 98},
+    # Gemma 4: keys that are values are a matmul of their own; five layers with two matmuls for their inputs.
+    "gemma4": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 32},
+    "gemma4 dense": {"fuse_residual_norms": 2, "fuse_transposed_matmuls": 10},
+    "gemma4 experts": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 48},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
 }
 PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
@@ -75,6 +79,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
     **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen3_5_moe"), UNSUPPORTED),
+    **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

@@ -11,6 +11,7 @@ from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts
 from tandemrt.export.read.spec import ModelSpec
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
+from tests.plain.published_variants import PUBLISHED as PUBLISHED_VARIANTS
 
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
 _YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
@@ -348,7 +349,7 @@ PUBLISHED = {
         }),
         lambda spec: spec.tied and [spec.rope_of(i) is None for i in range(4)] == [False, False, False, True],
     ),
-} | PUBLISHED_EXPERTS  # fmt: skip
+} | PUBLISHED_EXPERTS | PUBLISHED_VARIANTS  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -377,6 +378,7 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         sliding = [True] * 8
     assert list(spec.sliding_layers) == (sliding or [False] * 8)
     if spec.latent is None:
+        theirs.allow_global_per_layer_attribute_access = True
         assert spec.head_dim == (getattr(theirs, "head_dim", None) or 16)
     else:
         widths = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -385,6 +387,9 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
     rope = theirs.rope_parameters
     thetas = [rope.get(kind, rope)["rope_theta"] for kind in ("full_attention", "sliding_attention")]
     assert [spec.rope.theta, (spec.local_rope or spec.rope).theta] == thetas
+    if family.name == "gemma4_text":
+        heads = [theirs.per_layer_config[layer].head_dim for layer in range(8)]
+        assert [spec.heads_of(layer).dim for layer in range(8)] == heads
     if hasattr(theirs, "no_rope_layers"):
         assert [int(turned) for turned in spec.rotary_layers] == theirs.no_rope_layers
     if family.name == "granite":
@@ -420,6 +425,11 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "should be at most the number of experts, 128, it is 129"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers should be a list of layers, it is 3"),
         ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        ("gemma-4-E2B-it", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ("gemma-4-E2B-it", {"num_kv_shared_layers": 31}, "should leave a layer of each kind .* it is 31 of 35"),
+        ("gemma-4-E2B-it", {"vocab_size_per_layer_input": 99}, "at least vocab_size, 262144, it is 99"),
+        ("gemma-4-E2B-it", {"per_layer_config": {"4": {"head_dim": 64}}}, "equal objects for the full layers, 4, 9"),
+        ("gemma-4-31B-it", {"num_global_key_value_heads": 5}, "should divide num_attention_heads"),
         ("GLM-4.6", {"scoring_func": "softmax"}, "scoring_func is 'softmax'.*supported: 'sigmoid'"),
         ("GLM-4.6", {"n_group": 3}, "n_group should divide the number of experts, 160"),
         ("GLM-4.6", {"n_group": 160, "topk_group": 4}, "into groups of at least 2, it is 160"),
@@ -449,8 +459,11 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
     ],
 )
 def test_a_value_that_changes_the_graph_is_rejected(name, changes, message):
+    config = json.loads(PUBLISHED[name][0])
+    if name.startswith("gemma-4"):
+        changes = {"text_config": config["text_config"] | changes}
     with pytest.raises(BadCheckpoint, match=message):
-        ModelSpec.from_hf(json.loads(PUBLISHED[name][0]) | changes)
+        ModelSpec.from_hf(config | changes)
 
 
 def test_longrope_selects_factors_by_the_longest_served_text():

@@ -56,6 +56,17 @@ _GRANITE: dict[str, Any] = {
     "rope_parameters": _THETA,
 }
 
+_GEMMA4: dict[str, Any] = {
+    **_HEADS,
+    "global_head_dim": 32,
+    "vocab_size_per_layer_input": 61,
+    "sliding_window": WINDOW,
+    "layer_types": _ALTERNATING,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 900.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": _THETA,
+    },
+}
 _DELTA_NET: dict[str, Any] = {
     "head_dim": 64,
     "num_hidden_layers": 4,
@@ -134,6 +145,33 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
             "full_attention": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 8.0},
             "sliding_attention": _THETA,
         },
+    ),
+    "gemma4": _of(  # E2B and E4B
+        "gemma4_text",
+        **_GEMMA4 | {"num_hidden_layers": 5, "layer_types": [*_ALTERNATING, *_ALTERNATING, "full_attention"]},
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma4 dense": _of(  # 31B
+        "gemma4_text",
+        **_GEMMA4,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0,
+        use_bidirectional_attention="vision",
+    ),
+    "gemma4 experts": _of(  # 26B-A4B
+        "gemma4_text",
+        **_GEMMA4,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=3,
+        moe_intermediate_size=24,
     ),
     "glm4": _of("glm4", head_dim=32, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
     "exaone4": _of("exaone4", **_HEADS, sliding_window=WINDOW, layer_types=_ALTERNATING, rope_parameters=_LLAMA3),

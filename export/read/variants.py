@@ -1,0 +1,89 @@
+"""Read the properties by which layers of one model differ in shape: Gemma 4."""
+
+from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.layer import UNIFORM, Heads, LayerInputs, Scales, Variants
+from tandemrt.export.read.layer_kinds import Windows
+
+
+def uniform_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:  # noqa: ARG001
+    """Layers of one shape."""
+    return UNIFORM
+
+
+def gemma4_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
+    """Gemma 4: wider heads in full layers, layers without keys, and an input of each layer for every token."""
+    sliding = windows[1]
+    as_keys = fields.flag("attention_k_eq_v", False)
+    full = _full_heads(fields, heads, sliding, as_keys)
+    sharing = _count(fields, "num_kv_shared_layers", 0)
+    first = len(sliding) - sharing
+    if sharing and (first < 1 or set(sliding[:first]) != set(sliding)):
+        raise BadCheckpoint(
+            "config.json: num_kv_shared_layers should leave a layer of each kind in layer_types that has keys and "
+            f"values, it is {sharing} of {len(sliding)} layers"
+        )
+    double = fields.flag("use_double_wide_mlp", False)
+    return Variants(
+        heads=tuple(heads if slides else full for slides in sliding),
+        values_are_keys=as_keys,
+        value_norm=True,
+        sharing=sharing,
+        sharing_intermediate=fields.integer("intermediate_size") * (2 if double else 1),
+        inputs=_inputs(fields),
+        scaled=True,
+    )
+
+
+def gemma4_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    """Return the scales of Gemma 4: queries are normed, so scores are not scaled."""
+    capped = fields.get("final_logit_softcapping") is not None
+    cap = fields.number("final_logit_softcapping") if capped else 0.0
+    return Scales(attention=1.0, embedding=hidden**0.5, logits_softcap=cap)
+
+
+def _full_heads(fields: Fields, heads: Heads, sliding: tuple[bool, ...], as_keys: bool) -> Heads:
+    """Return the heads of full layers: from ``global_*`` fields, or as transformers 5 saves them, layer by layer."""
+    saved = fields.get("per_layer_config")
+    if saved is None:
+        found = {"head_dim": fields.integer("global_head_dim", 512, most=65_536)}
+        kv_heads = fields.get("num_global_key_value_heads")
+        if as_keys and kv_heads is not None:
+            found["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
+    else:
+        fields.skip("global_head_dim", "num_global_key_value_heads")
+        layers = [str(layer) for layer, slides in enumerate(sliding) if not slides]
+        each = list(saved.values()) if isinstance(saved, dict) else []
+        if not each or set(saved) != set(layers) or any(one != each[0] for one in each) or type(each[0]) is not dict:
+            raise BadCheckpoint(
+                f"config.json: per_layer_config should have equal objects for the full layers, {', '.join(layers)}, it "
+                f"is {quoted(saved)}"
+            )
+        inner = Fields(each[0], "config.json, per_layer_config")
+        found = {"head_dim": inner.integer("head_dim", heads.dim, most=65_536)}
+        found["num_key_value_heads"] = inner.integer("num_key_value_heads", heads.kv)
+        inner.finish()
+    full = Heads(heads.query, found.get("num_key_value_heads", heads.kv), found["head_dim"])
+    if full.query % full.kv or full.dim % 2:
+        raise BadCheckpoint(
+            "config.json: num_global_key_value_heads should divide num_attention_heads, and global_head_dim should be "
+            f"even, they are {full.kv} and {full.dim}"
+        )
+    return full
+
+
+def _inputs(fields: Fields) -> LayerInputs | None:
+    """Return the inputs per layer; None if their width is 0."""
+    vocab, rows = fields.integer("vocab_size"), fields.integer("vocab_size_per_layer_input", 262_144)
+    if not _count(fields, "hidden_size_per_layer_input", 256):
+        return None
+    if rows < vocab:
+        raise BadCheckpoint(
+            f"config.json: vocab_size_per_layer_input should be at least vocab_size, {vocab}, it is {rows}"
+        )
+    return LayerInputs(fields.integer("hidden_size_per_layer_input", 256), rows)
+
+
+def _count(fields: Fields, name: str, default: int) -> int:
+    """Return an integer of at least 0."""
+    return 0 if fields.get(name, default) == 0 else fields.integer(name, default)
