@@ -3,8 +3,9 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tandemrt.engines.parallel import map_in_threads
 
 # Files too large to read on every opening: their digests are checked on request.
 WEIGHT_SUFFIXES = (".safetensors", ".engine")
@@ -18,8 +19,7 @@ def file_digest(path: Path) -> str:
 
 def file_digests(paths: Iterable[Path]) -> list[str]:
     """Return the digest of every file, computed in parallel: a disk reads faster than a core hashes."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(file_digest, paths))
+    return map_in_threads(file_digest, paths, os.cpu_count() or 1)
 
 
 def combined_digest(digests: dict[str, str]) -> str:

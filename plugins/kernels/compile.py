@@ -8,13 +8,13 @@ folder by name. ``variants.cuh`` restricts a compilation to some dtypes and head
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
+from tandemrt.engines.parallel import map_in_threads
 from tandemrt.plugins.kernels.nvrtc import Program, compile_program
 from tandemrt.plugins.operators.constants import HEAD_DIMS
 
@@ -72,8 +72,7 @@ def compile_kernel(
     digits = sorted(int(c.replace(".", "")) for c in set(compute_capabilities))
     source = (SOURCES / f"{name}.cu").read_bytes()
     program = Program(f"{name}.cu", source, _included(source), _selection(dtypes, head_dims))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(partial(compile_program, program), [f"sm_{c}" for c in digits]))
+    results = map_in_threads(partial(compile_program, program), [f"sm_{c}" for c in digits], os.cpu_count() or 1)
     cubins = [Compiled(f"{name}.sm_{c}.cubin", r.cubin, r.log) for c, r in zip(digits, results, strict=True)]
     return (*cubins, Compiled(f"{name}.ptx", results[0].ptx, results[0].log))
 

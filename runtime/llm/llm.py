@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
@@ -13,6 +14,7 @@ from typing import Any, Unpack, overload
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, signature
+from tandemrt.engines.parallel import Part
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
 from tandemrt.engines.text.vocabulary import Vocabulary
@@ -311,14 +313,18 @@ class LLM:
 
 def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, Vocabulary, EngineLoop]:
     """Open the tokenizer and the engines concurrently."""
-    with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(
+    opening = Part(
+        partial(
             open_tokenizer,
             bundle.tokenizer_dir,
             bundle.vocab,
             chat_template=options.chat_template,
             delimiters=bundle.manifest.delimiter_texts,
         )
+    )
+    with ThreadPoolExecutor(1) as pool:
+        with suppress(RuntimeError):  # no thread could start: this one opens the tokenizer, after the engines
+            pool.submit(opening.run)
         with spinner(f"opening {bundle.name}", bundle.manifest.weights):
             loop = _open_loop(bundle, options)
         return *opening.result(), loop

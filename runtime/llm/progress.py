@@ -3,6 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LARGE = 1 << 30  # bytes of weights above which opening takes long enough to show
 
@@ -14,7 +18,8 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    with _shown(bar):
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -29,6 +34,20 @@ def spinner(title: str, size: int) -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    with _shown(shown):
         shown.add_task(f"{title}, {size / 1e9:.1f} GB", total=None)
         yield
+
+
+@contextmanager
+def _shown(progress: "Progress") -> Iterator[None]:
+    """Show ``progress`` while the block runs, unless the operating system refuses the thread that redraws it."""
+    try:
+        progress.start()
+    except RuntimeError:
+        progress.stop()
+    try:
+        yield
+    finally:
+        progress.stop()

@@ -1,9 +1,10 @@
 """Threads that take over parts of the work of one round. Grammar engines release the GIL while they compute."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
-from typing import Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tandemrt.engines.parallel import Part
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -23,7 +24,7 @@ class ParallelWork:
         The threads run parts of the work at once. A returned function runs its part itself if no thread has begun it,
         so the work is complete without any thread. All parts have ended after the last call.
         """
-        parts = {key: _Part(function) for key, function in work.items()}
+        parts = {key: Part(function) for key, function in work.items()}
         for part in list(parts.values())[1:]:
             try:
                 self._pool.submit(part.run)
@@ -36,29 +37,6 @@ class ParallelWork:
     def close(self) -> None:
         """End the threads without waiting for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-class _Part(Generic[T]):
-    """Work that runs once, in the thread that claims it first."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._claimed = Lock()
-        self._future: Future[T] = Future()
-
-    def run(self) -> None:
-        """Run the work unless another thread has begun it."""
-        if not self._claimed.acquire(blocking=False):
-            return
-        try:
-            self._future.set_result(self._function())
-        except BaseException as error:  # raised again by ``result``
-            self._future.set_exception(error)
-
-    def result(self) -> T:
-        """Run the work, or wait for the thread that has begun it."""
-        self.run()
-        return self._future.result()
 
 
 def _new_pool() -> ThreadPoolExecutor:

@@ -1,12 +1,13 @@
 """Where a bundle is opened: what is no such place, or no place for it, is refused before anything is loaded."""
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tandemrt import LLM
+from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.manifest import FILE_NAME, Delimiter, EngineName, Manifest
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadRequest
 
@@ -114,3 +115,24 @@ def test_a_bundle_larger_than_memory_is_refused_in_our_words(tiny_bundle: Path, 
     (folder / FILE_NAME).write_text(manifest.model_copy(update={"limits": limits}).to_json())
     with pytest.raises(BadBundle, match=r"cannot run here: .*; build it with smaller limits"):
         LLM(folder, threads=1)
+
+
+@pytest.mark.parametrize("refused", [1, 2, 1000])
+def test_a_bundle_opens_with_the_threads_that_the_system_gives(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    start, left = threading.Thread.start, refused
+
+    def refusing(thread: threading.Thread) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refusing)
+        llm = LLM(tiny_bundle, device="cpu", threads=1)
+    assert left < refused
+    with llm:
+        assert len(llm.generate("ab", SamplingParams(max_tokens=3, ignore_eos=True)).token_ids) == 3

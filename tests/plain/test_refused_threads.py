@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.grammars.library import GrammarLibrary
@@ -159,3 +160,53 @@ def test_an_error_of_the_work_itself_is_raised_as_it_is() -> None:
 
     with pytest.raises(RuntimeError, match="of the work"):
         asyncio.run(run_in_thread("stream", fails))
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2, 3, 9])
+@pytest.mark.parametrize("skipped", [0, 1, 2])
+def test_mapped_work_is_done_once_and_in_order_with_the_threads_that_start(
+    monkeypatch: pytest.MonkeyPatch, refused: int, skipped: int
+) -> None:
+    start, seen, done = threading.Thread.start, 0, list[int]()
+
+    def refusing(thread: threading.Thread) -> None:
+        nonlocal seen
+        seen += 1
+        if skipped < seen <= skipped + refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+
+    def square(number: int) -> int:
+        done.append(number)
+        time.sleep(0.002)
+        return number**2
+
+    assert map_in_threads(square, range(7), 3) == [0, 1, 4, 9, 16, 25, 36]
+    assert sorted(done) == list(range(7))
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_mapped_work_raises_its_first_error_when_all_that_began_has_ended(refuse: Refuse, refused: int) -> None:
+    begun, ended = list[int](), list[int]()
+
+    def fails(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.01)
+        ended.append(number)
+        if number in (1, 2):
+            raise RuntimeError(f"of {number}")
+
+    refuse(refused)
+    with pytest.raises(RuntimeError, match="of 1"):
+        map_in_threads(fails, range(50), 2)
+    assert sorted(begun) == sorted(ended)
+    assert len(ended) < 10
+
+
+def test_mapped_work_runs_in_as_many_threads_as_asked() -> None:
+    meeting = threading.Barrier(3, timeout=PATIENCE_S)
+    assert sorted(map_in_threads(lambda _: meeting.wait(), range(3), 3)) == [0, 1, 2]
+    assert threading.current_thread() not in map_in_threads(lambda _: threading.current_thread(), range(9), 2)
+    assert map_in_threads(int, [], 2) == []

@@ -4,7 +4,6 @@ Weights are copied to the device in chunks, so that the host never holds a compl
 may exceed its memory.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.engines.contract.dtypes import BYTES, from_onnx
+from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch
@@ -26,8 +26,8 @@ _READERS, _CHUNK_BYTES = 4, 1 << 24  # threads, and bytes that each reads at a t
 def read_constants(path: Path, device: "torch.device") -> dict[str, "torch.Tensor"]:
     """Compute the outputs of a graph without inputs, on ``device``. Raises as open_session; BadBundle if truncated."""
     stored = stored_parts(path)
-    with ThreadPoolExecutor(_READERS) as pool:
-        read = dict(zip(stored, pool.map(lambda parts: _read_tensor(parts, device), stored.values()), strict=True))
+    tensors = map_in_threads(lambda parts: _read_tensor(parts, device), stored.values(), _READERS)
+    read = dict(zip(stored, tensors, strict=True))
     # Unoptimized, because constant folding would compute and copy the values once more.
     computed = constants_of(open_session(path, [CPU], optimized=False), without=read)
     return {name: tensor.to(device) for name, tensor in computed.items()} | read

@@ -5,7 +5,6 @@ matmuls of experts allocate memory, from torch's allocator, which gives each gra
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from weakref import WeakValueDictionary
@@ -15,6 +14,7 @@ from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.calls import Sizes, largest_calls
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step, Subgraph
+from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Call, Context
@@ -77,8 +77,8 @@ class Executor:
             return open_subgraph(bundle.folder / subgraph.file, expected, device, stream, threads, shared)
 
         steps = [subgraph for subgraph in decoder.subgraphs if subgraph is not decoder.constants]
-        with ThreadPoolExecutor(_CONCURRENT_LOADS) as pool:
-            subgraphs = dict(zip((subgraph.file for subgraph in steps), pool.map(load, steps), strict=True))
+        opened = map_in_threads(load, steps, _CONCURRENT_LOADS)
+        subgraphs = dict(zip((subgraph.file for subgraph in steps), opened, strict=True))
         constants = read_constants(bundle.folder / decoder.constants.file, device) if decoder.constants else {}
         limits = bundle.limits
         sizes = {"query": limits.prefill_chunk, "batch": limits.batch, "window+1": limits.num_draft_tokens + 1}

@@ -1,7 +1,6 @@
 """Opens the engines of a bundle, each on the backend that its manifest names."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import RUNNABLE, EngineName
 from tandemrt.engines.contract.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
+from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.tensors import torch
@@ -48,8 +48,7 @@ def open_engines(
     open_one = partial(_open, bundle, device, threads, _shared_weights(bundle, device) if in_steps else None)
     if device.type == "cuda":  # one by one, because engines use the current stream of this thread
         return {name: open_one(name) for name in names}
-    with ThreadPoolExecutor(_CONCURRENT_SESSIONS) as pool:
-        return dict(zip(names, pool.map(open_one, names), strict=True))
+    return dict(zip(names, map_in_threads(open_one, names, _CONCURRENT_SESSIONS), strict=True))
 
 
 def _shared_weights(bundle: Bundle, device: torch.device) -> "SharedWeights":
