@@ -62,8 +62,10 @@ class Driver:
 
     def reopen(self, *, refused_threads: int = 0) -> None:
         """Close the LLM and open it anew; its first requests meet ``refused_threads`` refused threads."""
-        gc.unfreeze()  # the closed LLM is garbage
+        gc.unfreeze()
         self.close()
+        del self.llm
+        gc.collect()  # its faulty engines are cyclic garbage, which freezing would keep
         self.llm = self._open_llm()
         self.faults.attach(self.llm)
         self._refuse_first = refused_threads
