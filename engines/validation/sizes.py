@@ -1,4 +1,4 @@
-"""Size check of nested values."""
+"""Sizes of nested values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,3 +20,12 @@ def exceeds(value: Any, most: int) -> bool:
             if size <= most:
                 open_values += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     return size > most
+
+
+def text_bytes(value: Any) -> int:
+    """Return the bytes of all texts in ``value`` in UTF-8, without the keys of mappings. Other values count as two."""
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    if isinstance(value, Mapping):
+        return sum(map(text_bytes, value.values()))
+    return sum(map(text_bytes, value)) if isinstance(value, list | tuple) else 2

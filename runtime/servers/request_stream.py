@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tandemrt.engines.validation.errors import InternalError, TandemError, named
@@ -79,6 +79,7 @@ class RequestStream(ABC):
         request = self._llm.submit(
             parsed.prompt, parsed.params, self.on_output, client=parsed.client, traced=parsed.traced
         )
+        self._parsed = replace(parsed, prompt=())  # may be large, and the request has its tokens
         self._submitted.set_result(request)
         if self._cancelled:
             self.cancel()

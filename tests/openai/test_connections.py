@@ -1,5 +1,6 @@
 """Connections and bodies beyond the limits are refused with an answer, and give back what they held."""
 
+import gc
 import http.client
 import json
 import socket
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.servers.openai.app import Models, create_app
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import MAX_REFUSED, client_network
@@ -129,6 +131,72 @@ def test_bodies_beyond_the_budget_are_refused(limited: Served) -> None:
             assert ask(limited, "/v1/completions", "127.0.0.7", b" " * PART)[0] == 503
     assert eventually(lambda: held_bytes(limited) == 0)
     assert ask(limited, "/v1/completions", "127.0.0.5", b" " * PART)[0] == 400
+
+
+UNREAD = [{"role": "user", "content": "x", "name": "é" * 10_000}]  # the demo's chat template reads no name
+
+
+@contextmanager
+def waiting_request(served: Served, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """Let a request wait for a held engine while the block runs; then it must succeed, and no body be held."""
+    sent = json.dumps(body, ensure_ascii=False).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n"
+    prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+    with ExitStack() as stack:
+        connection = stack.enter_context(connected(served, "127.0.0.8"))
+        with held_engine(served):
+            before = served.llm.waiting + served.llm.running
+            connection.sendall(head.encode() + sent)
+            assert eventually(lambda: served.llm.waiting + served.llm.running == before + prompts)
+            yield
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, bool(answer.read())) == (200, True)
+    assert eventually(lambda: held_bytes(served) == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": UNREAD}),
+        ("/v1/completions", {"prompt": ["é" * 200] * 2}),
+        ("/v1/completions", {"prompt": [[7] * 400, [7] * 400]}),
+    ],
+)
+def test_a_waiting_request_keeps_no_prompt(limited: Served, path: str, body: dict[str, Any], stream: bool) -> None:
+    with waiting_request(limited, path, {**body, "max_tokens": 1, "stream": stream}):
+        assert eventually(lambda: 0 < held_bytes(limited) < 1000)
+        gc.collect()
+        assert not [each for each in gc.get_objects() if type(each) is Chat and each.messages[0].get("name")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "x", "metadata": {f"key{at}": "v" * 500 for at in range(16)}}),
+        ("/v1/responses", {"input": "x", "instructions": "v" * 300}),
+        ("/v1/completions", {"prompt": "v" * 300, "echo": True}),
+    ],
+)
+def test_what_an_answer_repeats_counts_until_its_end(
+    limited: Served, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    most = "max_output_tokens" if "input" in body else "max_tokens"
+    with waiting_request(limited, path, {**body, most: 1, "stream": stream}):
+        time.sleep(0.1)  # for the server to give back too much
+        assert held_bytes(limited) >= json.dumps(body).count("v")
+
+
+def test_an_abandoned_stream_holds_no_body(limited: Served) -> None:
+    sent = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 400, "stream": True}).encode()
+    with connected(limited, "127.0.0.8") as connection:
+        connection.sendall(
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    assert eventually(lambda: held_bytes(limited) == 0)
 
 
 def test_a_body_must_be_smaller_than_half_of_all() -> None:

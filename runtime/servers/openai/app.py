@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -162,8 +162,9 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
 
 async def _generate(request: Request, models: Models, endpoint: Endpoint, config: ServerConfig) -> Response:
     state = request.app.state
-    with state.bodies.share(_network(request)) as share:
-        parsed, name, llm = await _parse_request(request, models, endpoint, share, config)
+    with ExitStack() as held:
+        share = held.enter_context(state.bodies.share(_network(request)))
+        parsed, name, llm, spare = await _parse_request(request, models, endpoint, share, config)
         traces: LiveTraces | None = state.traces
         if traces is not None:
             parsed = replace(parsed, traced=traces.wanted(name))
@@ -175,17 +176,16 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
             if traces is not None:
                 traces.follow(name, stream.requests[0])
             formatter = endpoint.formatter(parsed, name, llm.tokenizer.decode)
+            parsed = parsed.without_prompts()
+            share.keep(share.size - spare)
+            if parsed.stream:
+                # The HTTP status waits for the first delta: an earlier failure is an error response, not a stream.
+                first = await _while_connected(request, stream.next())
+                return EventStream(stream, first, formatter, endpoint, held.pop_all())
+            return JSONResponse(formatter.complete(await _while_connected(request, stream.outputs())))
         except BaseException:
             stream.cancel()
             raise
-    try:
-        if parsed.stream:
-            # The HTTP status waits for the first delta: an earlier failure is an error response, not a stream.
-            return EventStream(stream, await _while_connected(request, stream.next()), formatter, endpoint)
-        return JSONResponse(formatter.complete(await _while_connected(request, stream.outputs())))
-    except BaseException:
-        stream.cancel()
-        raise
 
 
 async def _convert(
@@ -210,20 +210,21 @@ async def _convert(
 
 async def _parse_request(
     request: Request, models: Models, endpoint: Endpoint, share: BodyShare, config: ServerConfig
-) -> tuple[CompletionRequest, str, LLM]:
-    """Return the request, and the name and the model that it asks for."""
+) -> tuple[CompletionRequest, str, LLM, int]:
+    """Return the request, the name and the model that it asks for, and the bytes of its body that only prompts need."""
     body = await read_body(request, share, config.max_body, config.body_timeout_s)
     await _require_connected(request)  # do not parse for a client that has disconnected
     network = _network(request)
 
-    def parsed_request() -> tuple[CompletionRequest, str, LLM]:
+    def parsed_request() -> tuple[CompletionRequest, str, LLM, int]:
         fields = parse_json(body)
         name, llm = models.requested(fields)
         parsed = endpoint.parse(fields, llm.tokenizer.chat_templates)
         prompt, warnings = without_unread(parsed.prompt, llm.tokenizer, parsed.field_names)
         warnings += spelling_warnings(parsed.params.structured_outputs)
         client = parsed.client._replace(name=network)
-        return replace(parsed, prompt=prompt, warnings=warnings, client=client), name, llm
+        spare = parsed.prompt_bytes
+        return replace(parsed, prompt=prompt, warnings=warnings, client=client), name, llm, spare
 
     if len(body) > _SMALL_BODY:
         return await asyncio.wrap_future(request.app.state.threads.submit(Client(network), parsed_request))

@@ -72,6 +72,7 @@ class AsyncAnswer:
         for stream in self._streams:
             with client_names(self._parsed.field_names):
                 await asyncio.wrap_future(self._threads.submit(self._parsed.client, stream.submit))
+        self._parsed = self._parsed.without_prompts()
 
     def cancel(self) -> None:
         """End the request within a round, also while ``start`` runs. Does nothing after its end."""

@@ -19,8 +19,8 @@ class ServerConfig:
         metrics_without_key: whether /metrics answers without the key.
         dashboard: whether /dashboard shows the live page, with the text of one running request.
         max_body: largest request body in bytes.
-        max_bodies: bytes of all request bodies that are being received or read; None: 16 times ``max_body``. One
-            client address gets at most half.
+        max_bodies: bytes of all request bodies until their prompts are queued, and of parts that answers repeat until
+            the answers end; None: 16 times ``max_body``. One client address gets at most half.
         max_connections: open connections that may send requests.
         max_connections_per_address: open connections of one address (IPv6: of one /64 network); None: a quarter of all.
         header_timeout_s: seconds in which a connection must send the head of its request.

@@ -35,9 +35,7 @@ class BodyBudget:
         try:
             yield share
         finally:
-            self._held[address] -= share.size
-            if not self._held[address]:
-                del self._held[address]
+            share.keep(0)
 
     def take(self, address: str, size: int) -> None:
         """Count ``size`` bytes more. Raises Overloaded."""
@@ -48,6 +46,12 @@ class BodyBudget:
                     f"at a time (--max-bodies), and {held} arrived before this one; send it again later"
                 )
         self._held[address] += size
+
+    def give_back(self, address: str, size: int) -> None:
+        """Count ``size`` bytes less."""
+        self._held[address] -= size
+        if not self._held[address]:
+            del self._held[address]
 
 
 class BodyShare:
@@ -62,6 +66,13 @@ class BodyShare:
         """Hold ``size`` bytes more. Raises Overloaded."""
         self._budget.take(self._address, size)
         self.size += size
+
+    def keep(self, size: int) -> None:
+        """Hold at most ``size`` bytes from now on; 0 if it is negative."""
+        free = self.size - max(0, size)
+        if free > 0:
+            self._budget.give_back(self._address, free)
+            self.size -= free
 
 
 async def read_body(request: Request, share: BodyShare, limit: int, timeout_s: float) -> bytes:

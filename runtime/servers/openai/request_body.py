@@ -16,6 +16,7 @@ from tandemrt.engines.parameters.sampling import MOST_OUTPUTS, SamplingParams, S
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest
+from tandemrt.engines.validation.sizes import text_bytes
 from tandemrt.runtime.requests.prompt import Chat, Prompt
 from tandemrt.runtime.servers.openai.field_names import chat_field_names, client_names
 from tandemrt.runtime.servers.openai.messages import parse_messages
@@ -83,6 +84,18 @@ class CompletionRequest(ServerRequest):
     def prompts(self) -> Sequence[Prompt]:
         """All prompts, in order."""
         return (self.prompt, *self.more_prompts)
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Bytes of the body that only the prompts need, at least: a response may repeat parts of them."""
+        if self.echo:
+            return 0
+        texts = [prompt.messages if isinstance(prompt, Chat) else prompt for prompt in self.prompts]
+        return max(0, text_bytes(texts) - text_bytes(self.repeated))
+
+    def without_prompts(self) -> "CompletionRequest":
+        """Return the request with nothing in place of its prompts."""
+        return replace(self, prompt=(), more_prompts=())
 
     def by_prompt(self) -> "list[CompletionRequest]":
         """Return a request for each prompt. Only the first is traced."""

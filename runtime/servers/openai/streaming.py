@@ -1,6 +1,7 @@
 """Stream a response as server-sent events."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -16,12 +17,19 @@ class EventStream(StreamingResponse):
 
     Args:
         first: deltas that were already taken from ``stream``.
+        held: closed when the response ends.
     """
 
     def __init__(
-        self, stream: AsyncAnswer, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
+        self,
+        stream: AsyncAnswer,
+        first: Sequence[OutputDelta],
+        formatter: Formatter,
+        endpoint: Endpoint,
+        held: ExitStack,
     ) -> None:
         self._stream = stream
+        self._held = held
         events = _events(stream, first, formatter, endpoint)
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
@@ -30,6 +38,7 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._stream.cancel()
+            self._held.close()
 
 
 async def _events(
