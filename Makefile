@@ -28,7 +28,7 @@ DOCS = $(DOCS_VENV)/bin
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-real test-vocabularies test-tensorrt test-serve test-clients test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-hybrids test-real test-vocabularies test-tensorrt test-serve test-clients test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ test: check ## run everything that CI runs: lint, types, all tests
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
 		*) exit 1 ;; esac
+
+test-hybrids: $(VENV)/.dev ## send 500 random requests to hybrid models with drafts of every kind, and compare bits
+	HYBRID_REQUESTS=500 $(BIN)/python -m pytest tests/engine/test_hybrid_traffic.py
 
 test-real: $(VENV)/.dev $(VENV)/.real ## test a trained model against transformers
 	$(BIN)/python -m pytest tests/real

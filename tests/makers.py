@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 DELIMITERS = ("<|endoftext|>", "<|im_end|>", "<think>", "</think>", "<tool_call>")
 VOCAB = 320  # a multiple of 32 above the tokenizer's size, so that a few ids have no token
@@ -60,34 +61,68 @@ def tiny_checkpoint(
     return tiny_tokenizer(folder)
 
 
-def tiny_hybrid(folder: Path, *, layers: int = 4, seed: int = 0, max_length: int = 512) -> Path:
-    """Write a random Qwen3.5 model in float32, every second layer a gated delta net. Return the folder."""
-    import torch
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+def tiny_hybrid(
+    folder: Path, kind: str = "delta net", *, layers: int = 4, seed: int = 0, max_length: int = 512
+) -> Path:
+    """Write a random hybrid model in float32, every second layer recurrent, beginning with the first.
 
-    config = Qwen3_5TextConfig(
+    ``kind``: "delta net" (Qwen3.5), "mamba" (Granite 4) or "convolution" (LFM2). Returns the folder.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        **_HYBRIDS[kind],
         vocab_size=VOCAB,
         hidden_size=32,
-        intermediate_size=64,
         num_hidden_layers=layers,
-        layer_types=["linear_attention", "full_attention"] * (layers // 2) + ["linear_attention"] * (layers % 2),
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
+        layer_types=[_RECURRENT[kind], "full_attention"] * (layers // 2) + [_RECURRENT[kind]] * (layers % 2),
         max_position_embeddings=max_length,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=263,
         pad_token_id=262,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        Qwen3_5ForCausalLM(config).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return tiny_tokenizer(folder)
+
+
+_RECURRENT = {"delta net": "linear_attention", "mamba": "linear_attention", "convolution": "conv"}
+_HYBRIDS: dict[str, dict[str, Any]] = {
+    "delta net": {
+        "model_type": "qwen3_5_text",
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+    },
+    "mamba": {
+        "model_type": "granitemoehybrid",
+        "intermediate_size": 64,
+        "shared_intermediate_size": 64,
+        "num_local_experts": 0,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+    },
+    "convolution": {
+        "model_type": "lfm2",
+        "intermediate_size": 64,
+        "block_auto_adjust_ff_dim": False,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+}
 
 
 def write_recipe(

@@ -121,6 +121,8 @@ def _routed(b: GraphBuilder, logits: ir.Value, w: Weights, experts: Experts, nam
         weights = b.op("GatherElements", scores, indices, axis=-1)
     if experts.normalized:
         total = b.op("ReduceSum", weights, b.constant([-1]), keepdims=1)
+        if router.added_sum:
+            total = b.op("Add", total, b.constant(router.added_sum, "float32"))
         if router.least_sum:
             total = b.op("Max", total, b.constant(router.least_sum, "float32"))
         weights = b.op("Div", weights, total)

@@ -14,12 +14,12 @@ from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import GatedActivation
 from tandemrt.export.model.attention import Attention, AttentionWeights, Cache
-from tandemrt.export.model.gated_delta_net import GatedDeltaNet
 from tandemrt.export.model.layer_inputs import with_own_input
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import LoweringStrategies
 from tandemrt.export.model.norm import normed as norm_by
 from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.recurrent import Recurrent
 from tandemrt.export.read.layer import UNIFORM, Experts, SharedExpert
 from tandemrt.export.read.spec import ModelSpec
 
@@ -48,7 +48,8 @@ def decoder_layers(
         strategies = replace(strategies, select_rows_early=False)
     with b.scope("place"):
         attend = strategies.attention(b, spec, graph_inputs, capacity=capacity, dtype=w.dtype)
-        recur = None if spec.recurrent is None else GatedDeltaNet.over_slots(b, spec, graph_inputs)
+        net = spec.recurrent
+        recur = None if net is None else Recurrent.over_slots(b, spec, net, graph_inputs)
     graph_outputs: dict[str, ir.Value] = {}
     streams = []
     for layer in range(spec.layers):
@@ -95,7 +96,7 @@ def decoder_layer(
     attend: Attention,
     layer: int,
     name: str,
-    recur: GatedDeltaNet | None = None,
+    recur: Recurrent | None = None,
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append layer ``layer`` with the weights called ``name``: attention over ``normed``, then the MLP or the experts.
 
@@ -106,18 +107,19 @@ def decoder_layer(
     """
     with b.scope(f"layers.{layer}/attention"):
         if recur is not None and spec.recurrent_of(layer) is not None:
-            out_name, names = f"{name}.linear_attn.out_proj", (f"state.{layer}", f"recent.{layer}")
-            mixed, *held = recur(b, normed, w, f"{name}.linear_attn", *(graph_inputs[f"past_{each}"] for each in names))
+            module = f"{name}.{recur.net.module}"
+            mixed, present = recur(b, normed, w, module, layer, graph_inputs)
+            out = Linear.stored(f"{module}.out_proj", spec.hidden, bias=recur.net.bias)
         else:
             source = spec.cache_of(layer)
-            out_name, names = f"{name}.self_attn.o_proj", (f"key.{source}", f"value.{source}")
+            names = (f"key.{source}", f"value.{source}")
             kind = "past" if source == layer else "present"
             cached = Cache(*(graph_inputs[f"{kind}_{each}"] for each in names))
-            mixed, present = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
-            held = [present.key, present.value]
+            mixed, cache = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
+            present = dict(zip((f"present_{each}" for each in names), (cache.key, cache.value), strict=True))
+            out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
         if strategies.select_rows_early and layer == spec.layers - 1:  # only rows that get logits from here on
             stream, mixed = (strategies.select_rows(b, value, graph_inputs["score_rows"]) for value in (stream, mixed))
-        out = Linear.stored(out_name, spec.hidden, bias=spec.out_bias)
         update = norm_if_present(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
         stream = _added(b, stream, update, spec, w.dtype)
     with b.scope(f"layers.{layer}/mlp"):
@@ -130,7 +132,7 @@ def decoder_layer(
         else:
             update = _experts(b, stream, normed, w, spec, experts, strategies, layer, name)
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
-    return stream, {f"present_{each}": value for each, value in zip(names, held, strict=True)}
+    return stream, present
 
 
 def norm_if_present(

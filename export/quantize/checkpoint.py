@@ -27,12 +27,8 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")  # kv_b_proj stays unquantized (latent_attention.py)
 _OWN_INPUTS = ("per_layer_model_projection", "per_layer_input_gate", "per_layer_projection")  # Gemma 4
-_RECURRENT = (
-    "in_proj_qkv",
-    "in_proj_qkvz",
-    "in_proj_z",
-    "out_proj",
-)  # gates of decay and update are small and stay unquantized
+# Gates of decay and update are small and stay unquantized.
+_RECURRENT = ("in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z", "out_proj")
 FILE = "model.safetensors"
 
 

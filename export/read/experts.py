@@ -103,6 +103,36 @@ def hunyuan_experts(fields: Fields, layers: int) -> Experts:
     return replace(experts, shared=SharedExpert(width * shared, "shared_mlp"))
 
 
+def granite_hybrid_experts(fields: Fields, layers: int) -> Experts | None:
+    """Granite 4: as Granite MoE; without experts, ``num_local_experts`` is 0 and the shared MLP is the only one."""
+    if fields.get("num_local_experts", 8) == 0:
+        fields.skip("num_experts_per_tok", "intermediate_size")
+        return None
+    return granite_experts(fields, layers)
+
+
+def lfm2_experts(fields: Fields, layers: int) -> Experts:
+    """LFM2-MoE: a sigmoid, perhaps with a correction, in all but the first ``num_dense_layers`` layers."""
+    dense = fields.get("num_dense_layers", 2)
+    if type(dense) is not int or dense < 0:
+        raise BadCheckpoint(f"config.json: num_dense_layers should be an integer of at least 0, it is {quoted(dense)}")
+    return replace(
+        _experts(
+            fields.integer("num_experts", 32),
+            fields.integer("num_experts_per_tok", 4),
+            fields.integer("moe_intermediate_size", 1792),
+            fields.flag("norm_topk_prob", True),
+            tuple(layer >= dense for layer in range(layers)),
+        ),
+        router=Router(
+            "sigmoid",
+            correction=fields.flag("use_expert_bias", True),
+            added_sum=1e-6,
+            scale=fields.number_or_absent("routed_scaling_factor", 1.0),
+        ),
+    )
+
+
 def ernie_experts(fields: Fields, layers: int) -> Experts:
     """ERNIE 4.5: a softmax with a correction, in every ``moe_layer_interval``-th layer of a range."""
     count, chosen = fields.integer("moe_num_experts", 64), fields.integer("moe_k", 6)

@@ -15,6 +15,7 @@ from tandemrt.export.read.layer import Activation, NormNames, QKNorm
 from tandemrt.export.read.layer_kinds import (
     all_layers_window,
     alternating_windows,
+    configured_rotary,
     configured_window,
     ending_in_full,
     hybrid_window,
@@ -23,7 +24,13 @@ from tandemrt.export.read.layer_kinds import (
     sliding_rotary,
     uniform_window,
 )
-from tandemrt.export.read.recurrent import delta_net, joined_delta_net
+from tandemrt.export.read.recurrent import (
+    bamba_mamba2,
+    delta_net,
+    granite_mamba2,
+    joined_delta_net,
+    short_convolution,
+)
 from tandemrt.export.read.rope import RopeRules
 from tandemrt.export.read.variants import gemma4_layers, gemma4_scales
 
@@ -72,6 +79,20 @@ _DEEPSEEK = (
     "ep_size",
     "num_mtp_layers",
 )  # training, placement, MTP
+_MAMBA_UNUSED = ("mamba_chunk_size", "num_logits_to_keep")
+_LFM_UNUSED = (
+    *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
+    *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
+)
+_LFM: dict[str, Any] = {
+    "norms": NormNames("operator_norm", None, "ffn_norm", None),
+    "norm_eps_field": "norm_eps",
+    "qk_norm": QKNorm("q_layernorm", "k_layernorm"),
+    "recurrent": short_convolution,
+    "windows": hybrid_window,
+    "rope": RopeRules(default={"rope_theta": 1_000_000.0}),
+    "no_effect_values": {"tie_embedding": (True,), "use_pos_enc": (True,), "block_use_swiglu": (True,)},
+}
 _HUNYUAN_VALUES: dict[str, tuple[Any, ...]] = {
     "add_classification_head": (False,),
     "norm_type": ("rms",),
@@ -303,6 +324,45 @@ _ROWS = (
         rope=RopeRules(partial=0.25),
         unused_fields=(*_MTP, *_ROUTER),
         experts=experts.qwen2_experts,
+    ),
+    Family(
+        "lfm2",
+        ("Lfm2ForCausalLM",),
+        defaults={"tie_word_embeddings": True},
+        intermediate=of.adjusted_intermediate_size,
+        unused_fields=_LFM_UNUSED,
+        **_LFM,
+    ),
+    Family(
+        "lfm2_moe",
+        ("Lfm2MoeForCausalLM",),
+        defaults={"tie_word_embeddings": True},
+        experts=experts.lfm2_experts,
+        unused_fields=(*_LFM_UNUSED, *_ROUTER),
+        **_LFM,
+    ),
+    Family(
+        "granitemoehybrid",
+        ("GraniteMoeHybridForCausalLM",),
+        intermediate=of.granite_intermediate_size,
+        biases=of.attention_biases,
+        scales=of.granite_scales,
+        rotary=configured_rotary,
+        recurrent=granite_mamba2,
+        windows=hybrid_window,
+        no_effect_values={"normalization_function": ("rmsnorm",)},
+        unused_fields=(*_MAMBA_UNUSED, *_ROUTER, "init_method"),
+        experts=experts.granite_hybrid_experts,
+    ),
+    Family(
+        "bamba",
+        ("BambaForCausalLM",),
+        norms=NormNames(before_mlp="pre_ff_layernorm"),
+        biases=of.named_biases,
+        rope=RopeRules(partial=0.5, rotated_field="attn_rotary_emb"),
+        recurrent=bamba_mamba2,
+        windows=hybrid_window,
+        unused_fields=(*_MAMBA_UNUSED, "z_loss_coefficient"),
     ),
     Family(
         "mixtral",

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from tandemrt.export.read.experts import no_experts
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import Latent, not_latent
-from tandemrt.export.read.layer import Activation, DeltaNet, Experts, Heads, NormNames, QKNorm, Scales, Variants
+from tandemrt.export.read.layer import Activation, Experts, Heads, NormNames, QKNorm, Scales, Variants
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, Windows, all_rotary, no_window
 from tandemrt.export.read.recurrent import not_recurrent
+from tandemrt.export.read.recurrent_layers import RecurrentLayers
 from tandemrt.export.read.rope import RopeRules
 from tandemrt.export.read.variants import uniform_layers
 
@@ -81,6 +82,25 @@ def one_bias(fields: Fields) -> Biases:
     return Biases(*[fields.flag("use_bias", False)] * 3)
 
 
+def intermediate_size(fields: Fields) -> int:
+    return fields.integer("intermediate_size")
+
+
+def adjusted_intermediate_size(fields: Fields) -> int:
+    """LFM2: two thirds of ``block_ff_dim``, rounded up, if ``block_auto_adjust_ff_dim`` is set."""
+    size = fields.integer("block_ff_dim", fields.integer("intermediate_size", 12_288))
+    multiplier, multiple = fields.number("block_ffn_dim_multiplier", 1.0), fields.integer("block_multiple_of", 256)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    adjusted = int(multiplier * int(2 * size / 3))
+    return -(-adjusted // multiple) * multiple
+
+
+def granite_intermediate_size(fields: Fields) -> int:
+    """Granite 4: without experts the width of the shared MLP."""
+    return fields.integer("intermediate_size" if fields.get("num_local_experts", 8) else "shared_intermediate_size")
+
+
 def plain_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     return Scales(attention=head_dim**-0.5)
 
@@ -125,7 +145,9 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     no_effect_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     unused_fields: tuple[str, ...] = ()
+    intermediate: Callable[[Fields], int] = intermediate_size
     norms: NormNames = PRE_NORMS
+    norm_eps_field: str = "rms_norm_eps"
     norm_offset: bool = False
     qk_norm: QKNorm | None = None
     qk_norm_flag: str | None = None
@@ -140,7 +162,7 @@ class Family:
     gated: bool = True
     experts: Callable[[Fields, int], Experts | None] = no_experts
     gated_attention: bool = False
-    recurrent: Callable[[Fields, int], DeltaNet | None] = not_recurrent
+    recurrent: Callable[[Fields, int], RecurrentLayers | None] = not_recurrent
     latent: Callable[[Fields], Latent | None] = not_latent
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()

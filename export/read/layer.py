@@ -92,7 +92,8 @@ class Router:
     ``scoring``: the function from logits to scores. ``correction``: one stored value per expert is added to the scores
     for the choice, but not to the weights. Experts form ``groups`` of equal size, and only experts of the best
     ``chosen_groups`` groups are chosen; the score of a group is the sum of its ``best_of_group`` best scores.
-    Normalized weights are divided by their sum, but by no less than ``least_sum``. ``scale`` multiplies the weights.
+    Normalized weights are divided by their sum plus ``added_sum``, but by no less than ``least_sum``. ``scale``
+    multiplies the weights.
     """
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -101,6 +102,7 @@ class Router:
     chosen_groups: int = 1
     best_of_group: int = 2
     least_sum: float = 0.0
+    added_sum: float = 0.0
     scale: float = 1.0
 
 
@@ -168,36 +170,3 @@ class Scales:
     logits: float = 1.0
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
-
-
-@dataclass(frozen=True)
-class DeltaNet:
-    """Layers with a gated delta net in place of attention; see ``gated_delta_net`` in docs/operators.md.
-
-    ``layers``: for each layer, whether it has one. ``kernel``: the tokens that the convolution reads, its own included.
-    Each key head serves the same number of consecutive value heads. ``by_key_head``: two weights project the input, and
-    their outputs are ordered by key head (Qwen3-Next); else there are four, one per kind of output.
-    """
-
-    layers: tuple[bool, ...]
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    by_key_head: bool = False
-
-    @property
-    def channels(self) -> int:
-        """Values of a token that the convolution reads: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    @property
-    def width(self) -> int:
-        """Inputs of a token: those of the convolution, and the logits of decay and update of each value head."""
-        return self.channels + 2 * self.value_heads
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        """The shape of a slot's state."""
-        return self.value_heads, self.key_dim, self.value_dim

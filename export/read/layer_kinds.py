@@ -1,6 +1,6 @@
 """Read the properties that differ between the layers of a model: sliding windows and rotary embedding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
@@ -99,16 +99,21 @@ def hybrid_window(fields: Fields, layers: int) -> Windows:
 def hybrid_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it is recurrent: as in layer_types, else all but the last of each interval."""
     interval = fields.integer("full_attention_interval", 4)
-    kinds = fields.get(
-        "layer_types", ["linear_attention" if (at + 1) % interval else "full_attention" for at in range(layers)]
-    )
-    known = ("linear_attention", "full_attention")
+    default = ["linear_attention" if (at + 1) % interval else "full_attention" for at in range(layers)]
+    return named_layers(fields, layers, ("linear_attention",), ("full_attention",), default)
+
+
+def named_layers(
+    fields: Fields, layers: int, recurrent: Collection[str], attention: Collection[str], default: list[str] | None
+) -> tuple[bool, ...]:
+    """Return for each layer whether layer_types gives it a name of ``recurrent``, not of ``attention``."""
+    kinds, known = fields.get("layer_types", default), (*recurrent, *attention)
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
         raise BadCheckpoint(
             f"config.json: layer_types should name {' or '.join(known)} for each of {layers} layers, it is "
             f"{quoted(kinds)}"
         )
-    return tuple(kind == "linear_attention" for kind in kinds)
+    return tuple(kind in recurrent for kind in kinds)
 
 
 def layer_types(fields: Fields, layers: int) -> list[bool] | None:
@@ -159,6 +164,16 @@ def listed_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, 
             f"config.json: no_rope_layers should hold 0 or 1 for each of {layers} layers, it is {quoted(given)}"
         )
     return tuple(bool(x) for x in given[:layers])
+
+
+def no_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
+    return (False,) * layers
+
+
+def configured_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
+    """Granite 4: ``position_embedding_type``, rope or nope; absent: nope."""
+    fields.only("position_embedding_type", "nope", "rope")
+    return (fields.get("position_embedding_type", "nope") == "rope",) * layers
 
 
 def sliding_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:

@@ -14,7 +14,6 @@ from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import (
     UNIFORM,
     Activation,
-    DeltaNet,
     Experts,
     Heads,
     NormNames,
@@ -22,6 +21,7 @@ from tandemrt.export.read.layer import (
     Scales,
     Variants,
 )
+from tandemrt.export.read.recurrent_layers import RecurrentLayers
 from tandemrt.export.read.rope import Rope, ropes
 from tandemrt.export.read.unsupported import UNSUPPORTED
 from tandemrt.export.read.unused_fields import NO_EFFECT_VALUES, is_unused, runs_the_same_model
@@ -71,7 +71,7 @@ class ModelSpec:
     gated: bool
     experts: Experts | None
     gated_attention: bool = False
-    recurrent: DeltaNet | None = None
+    recurrent: RecurrentLayers | None = None
     latent: Latent | None = None
     variants: Variants = UNIFORM
 
@@ -113,13 +113,13 @@ class ModelSpec:
             family=family.name,
             layers=layers,
             hidden=hidden,
-            intermediate=fields.integer("intermediate_size"),
+            intermediate=family.intermediate(fields),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=fields.integer("vocab_size"),
             max_length=min(max(max_length, rope.extended_length), _one_chunk(fields)),
-            norm_eps=fields.number("rms_norm_eps"),
+            norm_eps=fields.number(family.norm_eps_field),
             rope=rope,
             local_rope=local_rope,
             rotary_layers=family.rotary(fields, layers, windows),
@@ -174,7 +174,7 @@ class ModelSpec:
         """Return the experts of a layer; None if it has an MLP."""
         return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
-    def recurrent_of(self, layer: int) -> DeltaNet | None:
+    def recurrent_of(self, layer: int) -> RecurrentLayers | None:
         """Return the recurrent net of a layer; None if it has attention."""
         return self.recurrent if self.recurrent is not None and self.recurrent.layers[layer] else None
 

@@ -32,6 +32,25 @@ _IN_ADDITION = (
     (re.compile(r"(\.layers\.\d+)\.experts\."), r"\1.mlp.experts."),
     (re.compile(r"(\.layers\.\d+)\.router\.(?:proj\.)?"), r"\1.mlp.gate."),
 )
+# Names that one family has for parts of all families.
+_LFM = (
+    (re.compile(r"^model\.embedding_norm\."), "model.norm."),
+    (re.compile(r"\.conv\.conv\."), ".conv.conv1d."),
+    (re.compile(r"\.self_attn\.out_proj\."), ".self_attn.o_proj."),
+    (re.compile(r"\.feed_forward\."), ".mlp."),
+    (re.compile(r"\.mlp\.w1\."), ".mlp.gate_proj."),
+    (re.compile(r"\.mlp\.w3\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.w2\."), ".mlp.down_proj."),
+)
+_BAMBA = (
+    (re.compile(r"^model\.final_layernorm\."), "model.norm."),
+    (re.compile(r"\.feed_forward\."), ".mlp."),
+)
+_OF_FAMILY = {"lfm2": _LFM, "lfm2_moe": _LFM, "bamba": _BAMBA}
+_DENSE_GRANITE = (  # Granite 4 without experts: the shared MLP is the only one
+    (re.compile(r"(\.layers\.\d+)\.shared_mlp\.input_linear\."), r"\1.mlp.gate_up_proj."),
+    (re.compile(r"(\.layers\.\d+)\.shared_mlp\.output_linear\."), r"\1.mlp.down_proj."),
+)
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
@@ -57,7 +76,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     for name, tensor in checkpoint.tensors.items():
         text_name = text_tensor(name) if images else name
         if text_name is not None and not name.startswith(further) and not text_name.startswith(unread):
-            tensors |= _parts(_expert(text_name, spec), tensor, spec, transposed)
+            tensors |= _parts(_common(text_name, spec), tensor, spec, transposed)
     return replace(checkpoint, tensors=tensors)
 
 
@@ -73,9 +92,11 @@ def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
     return saved[0] == saved[1] or not any(tensor.shape[-2:] == saved for tensor in down)
 
 
-def _expert(name: str, spec: ModelSpec) -> str:
-    """Rename a tensor of experts, of shared experts or of a router to the common name."""
-    own = () if spec.experts is None or spec.experts.norms is None else _IN_ADDITION
+def _common(name: str, spec: ModelSpec) -> str:
+    """Rename a tensor of a family, of experts, of shared experts or of a router to the common name."""
+    own = _OF_FAMILY.get(spec.family, ()) if spec.experts else (*_OF_FAMILY.get(spec.family, ()), *_DENSE_GRANITE)
+    if spec.experts is not None and spec.experts.norms is not None:
+        own = (*own, *_IN_ADDITION)
     for pattern, common in (*own, *_COMMON):
         name = pattern.sub(common, name)
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)

@@ -7,9 +7,7 @@ _LLAMA4 = "its attention is in chunks, and the weight of an expert multiplies th
 _PHIMOE = "its norms subtract the mean, and its router chooses experts one after the other"
 _SPARSE = "an index chooses which blocks of keys a token sees"
 _PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
-_RECURRENT = (
-    "some of its layers are recurrent or convolutions, with a state that a rejected draft would have to roll back"
-)
+_RECURRENT = "some of its layers are recurrent, of a kind or in an order that is not implemented"
 
 UNSUPPORTED = {
     "Kimi_K25ForConditionalGeneration": _KIMI,
@@ -18,9 +16,7 @@ UNSUPPORTED = {
     "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "NemotronHForCausalLM": _RECURRENT,
-    "GraniteMoeHybridForCausalLM": _RECURRENT,
     "KimiLinearForCausalLM": _RECURRENT,
-    "Lfm2ForCausalLM": _RECURRENT,
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,
     "Llama4ForConditionalGeneration": _LLAMA4,

@@ -60,6 +60,12 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "gemma4": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 32},
     "gemma4 dense": {"fuse_residual_norms": 2, "fuse_transposed_matmuls": 10},
     "gemma4 experts": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 48},
+    "lfm2": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 17},
+    # Three layers here. A Mamba-2 layer has two matmuls, as a convolution has.
+    "lfm2_moe": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 47},
+    "granite 4": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 70},
+    "granite 4 dense": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 13},
+    "bamba": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 13},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
 }
 PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
@@ -78,8 +84,9 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
-    **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen3_5_moe"), UNSUPPORTED),
     **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts"), UNSUPPORTED),
+    **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen3_5_moe", "lfm2", "lfm2_moe"), UNSUPPORTED),
+    **dict.fromkeys(("granite 4", "granite 4 dense", "bamba"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

@@ -16,8 +16,8 @@ from tests.plain.published_variants import PUBLISHED as PUBLISHED_VARIANTS
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
 _YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
-# Copied from public repositories, long lists shortened; those with VL or 4.1V, SmolLM3's and parts of Phi-4-mini's and
-# OLMo-3's from memory.
+# Copied from public repositories, long lists shortened; those with VL or 4.1V, SmolLM3's, those of LFM2, Granite
+# 4 and Bamba, and parts of Phi-4-mini's and OLMo-3's from memory.
 # Each comes with a check of its spec.
 PUBLISHED = {
     "granite-3.3-8b-instruct": (
@@ -168,6 +168,77 @@ PUBLISHED = {
         "torch_dtype": "bfloat16", "transformers_version": "4.57.0.dev0", "use_cache": true,
         "use_sliding_window": false, "vocab_size": 151936}""",
         lambda spec: (spec.experts.per_token, spec.rope.rotated, spec.recurrent.layers.count(True)) == (10, 64, 36),
+    ),
+    "LFM2-1.2B": (
+        """{"architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": true, "block_dim": 2048,
+        "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256,
+        "block_norm_eps": 1e-05, "block_out_init_scale": 1.0, "block_use_swiglu": true,
+        "block_use_xavier_init": true, "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": false, "conv_dim": 2048,
+        "conv_dim_out": 2048, "conv_use_xavier_init": true, "eos_token_id": 7,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048, "initializer_range": 0.02,
+        "max_position_embeddings": 128000, "model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 32,
+        "num_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": 0, "rope_theta": 1000000.0,
+        "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": true, "use_pos_enc": true,
+        "vocab_size": 65536}""",
+        lambda spec: (spec.intermediate, spec.recurrent.width, spec.recurrent.layers.count(True), spec.tied)
+        == (8192, 2048, 10, True),
+    ),
+    "LFM2-8B-A1B": (
+        """{"architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3, "conv_bias": false,
+        "eos_token_id": 7, "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 7168,
+        "layer_types": ["conv", "conv", "full_attention", "conv"], "max_position_embeddings": 128000,
+        "model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-05, "norm_topk_prob": true,
+        "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+        "num_hidden_layers": 4, "num_key_value_heads": 8, "pad_token_id": 0, "rope_theta": 1000000.0,
+        "routed_scaling_factor": 1.0, "torch_dtype": "bfloat16", "use_cache": true, "use_expert_bias": true,
+        "vocab_size": 65536}""",
+        lambda spec: (spec.experts.layers, spec.experts.router.scoring, spec.recurrent.kernel)
+        == ((False, False, True, True), "sigmoid", 3),
+    ),
+    "granite-4.0-h-tiny": (
+        """{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attention_multiplier": 0.0078125, "bos_token_id": 100257, "embedding_multiplier": 12,
+        "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 1536, "init_method": "mup",
+        "initializer_range": 0.1, "intermediate_size": 512, "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "logits_scaling": 6, "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64,
+        "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_proj_bias": false,
+        "max_position_embeddings": 131072, "model_type": "granitemoehybrid", "normalization_function": "rmsnorm",
+        "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 4, "num_key_value_heads": 4,
+        "num_local_experts": 64, "output_router_logits": false, "pad_token_id": 100256,
+        "position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null,
+        "rope_theta": 10000, "router_aux_loss_coef": 0.0001, "shared_intermediate_size": 1024,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 100352}""",
+        lambda spec: (spec.recurrent.state, spec.recurrent.layers, any(spec.rotary_layers), spec.experts.count)
+        == ((48, 128, 64), (True, True, False, True), False, 64),
+    ),
+    "granite-4.0-micro": (
+        """{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attention_multiplier": 0.015625, "bos_token_id": 100257, "embedding_multiplier": 12, "eos_token_id": 100257,
+        "hidden_act": "silu", "hidden_size": 2560, "init_method": "mup", "initializer_range": 0.1,
+        "intermediate_size": 8192, "layer_types": ["attention", "attention"], "logits_scaling": 10,
+        "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 256,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": false,
+        "max_position_embeddings": 131072, "model_type": "granitemoehybrid", "normalization_function": "rmsnorm",
+        "num_attention_heads": 40, "num_experts_per_tok": 0, "num_hidden_layers": 2, "num_key_value_heads": 8,
+        "num_local_experts": 0, "output_router_logits": false, "pad_token_id": 100256,
+        "position_embedding_type": "rope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null,
+        "rope_theta": 10000000, "router_aux_loss_coef": 0.01, "shared_intermediate_size": 8192,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 100352}""",
+        lambda spec: (spec.recurrent, spec.experts, spec.intermediate, all(spec.rotary_layers))
+        == (None, None, 8192, True),
+    ),
+    "Bamba-9B-v2": (
+        """{"architectures": ["BambaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "bos_token_id": 128000, "eos_token_id": 128001,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": false,
+        "max_position_embeddings": 4096, "mlp_bias": false, "model_type": "bamba", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_logits_to_keep": 1, "pad_token_id": 0,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "use_cache": true, "vocab_size": 128256}""",
+        lambda spec: (spec.recurrent.state, spec.recurrent.layers.count(False), spec.rope.rotated)
+        == ((128, 128, 64), 3, 64),
     ),
     "Mistral-Small-3.1-24B": (
         """{"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
@@ -360,6 +431,9 @@ def test_a_published_config_is_read(name):
 
 REQUIRED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 4},
+    "granitemoehybrid": {"mamba_n_heads": 8},
+    "bamba": {"mamba_n_heads": 8},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
@@ -370,7 +444,7 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
     family = FAMILIES[architecture]
     given = {"model_type": family.name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     given |= {"intermediate_size": 32, "num_hidden_layers": 8, "vocab_size": 99, "max_position_embeddings": 64}
-    given |= {"rms_norm_eps": 0.05} | REQUIRED.get(family.name, {})
+    given |= {family.norm_eps_field: 0.05} | REQUIRED.get(family.name, {})
     theirs = AutoConfig.for_model(**given | {"model_type": THEIRS.get(family.name, family.name)})
     spec = ModelSpec.from_hf(given | {"architectures": [architecture]})
     sliding = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or []]
@@ -455,6 +529,15 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("gpt-oss-20b", {"swiglu_limit": None}, "swiglu_limit should be a number above 0, or absent, it is None"),
         ("gpt-oss-20b", {"swiglu_alpha": None}, "swiglu_alpha should be a number above 0, or absent, it is None"),
         ("gemma-3-1b-it", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar should be a number .* or absent"),
+        ("LFM2-1.2B", {"conv_L_cache": 1}, "conv_L_cache should be at least 2, it is 1"),
+        ("LFM2-1.2B", {"full_attn_idxs": "2"}, "full_attn_idxs should be a list of layers"),
+        ("LFM2-8B-A1B", {"layer_types": ["conv"]}, "layer_types should name conv or full_attention for each of 4"),
+        ("LFM2-8B-A1B", {"num_dense_layers": -1}, "num_dense_layers should be an integer of at least 0, it is -1"),
+        ("granite-4.0-h-tiny", {"time_step_limit": [0.001, 0.1]}, "time_step_limit should be 0 and infinity"),
+        ("granite-4.0-h-tiny", {"mamba_d_head": 32}, "mamba_n_heads times mamba_d_head should be .* 3072"),
+        ("granite-4.0-h-tiny", {"mamba_n_groups": 5}, "should be a multiple of their groups, got 48, 5"),
+        ("granite-4.0-h-tiny", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
+        ("Bamba-9B-v2", {"attn_layer_indices": 9}, "attn_layer_indices should be a list of layers"),
         ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not support the field\(s\) 'attention_bias'"),
     ],
 )

@@ -77,6 +77,15 @@ _DELTA_NET: dict[str, Any] = {
     "rope_parameters": _THETA | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
 }
 
+_MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_head": 16,
+    "mamba_chunk_size": 8,
+}
+
 
 def _longrope(pairs: int) -> dict[str, Any]:
     return {
@@ -314,5 +323,33 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         mlp_only_layers=[1],
         norm_topk_prob=False,
     ),
+    "lfm2": _of("lfm2", **_SQUARE, layer_types=["conv", "full_attention", "conv", "conv"], num_hidden_layers=4),
+    "lfm2_moe": _of(
+        "lfm2_moe",
+        **_SQUARE | _EXPERTS,
+        layer_types=["conv", "conv", "full_attention"],
+        num_hidden_layers=3,
+        num_experts=6,
+        num_dense_layers=1,
+        conv_L_cache=4,
+        conv_bias=True,
+    ),
+    "granite 4": _of(
+        "granitemoehybrid",
+        **_SQUARE | _GRANITE | _MAMBA,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        shared_intermediate_size=24,
+    ),
+    "granite 4 dense": _of(
+        "granitemoehybrid",
+        **_SQUARE | _GRANITE | _MAMBA,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_local_experts=0,
+        shared_intermediate_size=24,
+        position_embedding_type="rope",
+    ),
+    "bamba": _of("bamba", hidden_size=128, **_MAMBA | {"mamba_n_heads": 16}, attn_layer_indices=[1]),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }

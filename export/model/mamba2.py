@@ -1,0 +1,80 @@
+"""Mamba-2 on a CPU over a linear cache, by onnxruntime's operators."""
+
+import onnx_ir as ir
+
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.norm import normed
+from tandemrt.export.model.recent_tokens import cut_tokens
+from tandemrt.export.model.recurrence import Held, Recurrence, RecurrentCall, convolved, for_each_head, silu
+from tandemrt.export.read.recurrent_layers import Mamba2
+
+
+def mamba2(
+    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: Mamba2, call: RecurrentCall, held: Held
+) -> tuple[ir.Value, Held]:
+    """Append a layer (export/model/recurrent.py).
+
+    For one token, with S the state of a head, k and q those of its group (B and C in the paper)::
+
+        v, k, q = silu(convolution(v, k, q))
+        step = softplus(step + dt_bias)
+        S = exp(-exp(A_log) * step) * S + k ⊗ (step * v)
+        out = norm((Sᵀ q + D * v) * silu(gate))
+    """
+    assert held.state is not None
+    projection = Linear.stored(f"{name}.in_proj", net.mixed + net.width, bias=net.bias)
+    gate, mixed = b.ops(
+        "Split", call.matmul(b, x, w, projection), b.constant([net.mixed, net.width]), outputs=2, axis=2
+    )
+    ordered, earlier = call.earlier(b, held.recent, w.dtype)
+    span, value = _span(b, mixed, earlier, w, name, net)
+    out, state = call.run(b, span, held.state, w.dtype)
+    skipped = _by_head(b, cut_tokens(b, value, start=call.tokens.replayed), net)
+    direct = b.op("Mul", skipped, b.op("Unsqueeze", w(f"{name}.D", (net.heads,)), b.constant([1])))
+    out = b.op("Add", out, b.op("Reshape", direct, b.constant([0, 0, net.mixed])))
+    gated = _gated(b, out, gate, w, name, net, call.spec.norm_eps)
+    return gated, Held(call.tokens.store(b, ordered, mixed), state)
+
+
+def _span(
+    b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str, net: Mamba2
+) -> tuple[Recurrence, ir.Value]:
+    """Return the recurrence, and the values after the convolution; ``earlier`` are the tokens before ``mixed``."""
+    keys, lead = net.groups * net.state_dim, b.constant([net.kernel - 1])
+    span = b.op("Concat", cut_tokens(b, earlier, start=lead), mixed, axis=1)
+    vkq, step = b.ops("Split", span, b.constant([net.channels, net.heads]), outputs=2, axis=2)
+    first = b.op("Slice", earlier, b.constant([0, 0]), b.constant([net.kernel - 1, net.channels]), b.constant([1, 2]))
+    vkq = convolved(b, vkq, first, w, f"{name}.conv1d", kernel=net.kernel, bias=net.conv_bias, activation="silu")
+    value, key, query = b.ops("Split", vkq, b.constant([net.mixed, keys, keys]), outputs=3, axis=2)
+    ones = b.constant([1.0] * net.heads, "float32")
+    bias = b.cast(w.stored(f"{name}.dt_bias", (net.heads,)), "float32")
+    (step,) = b.custom(  # its softplus, times 1, gives a token the same bits in any call
+        "LinearAttentionGate", step, bias, ones, domain=LIBRARY, outputs=[(w.dtype, ("batch", "span", net.heads))]
+    )
+    scale = b.op("Neg", b.op("Exp", b.cast(w.stored(f"{name}.A_log", (net.heads,)), "float32")))
+    stepped = b.op("Mul", _by_head(b, value, net), b.op("Unsqueeze", step, b.constant([3])))
+    query, key = (
+        for_each_head(b, b.op("Reshape", each, b.constant([0, 0, net.groups, net.state_dim])), net.heads)
+        for each in (query, key)
+    )
+    stepped = b.op("Reshape", stepped, b.constant([0, 0, net.mixed]))
+    return Recurrence(query, key, stepped, b.op("Mul", step, scale), None, net.state), value
+
+
+def _by_head(b: GraphBuilder, x: ir.Value, net: Mamba2) -> ir.Value:
+    return b.op("Reshape", x, b.constant([0, 0, net.heads, net.head_dim]))
+
+
+def _gated(b: GraphBuilder, x: ir.Value, gate: ir.Value, w: Weights, name: str, net: Mamba2, eps: float) -> ir.Value:
+    """Return ``x`` times silu(gate), and its norm in each group of heads, in the order of the layer."""
+    if net.norm is None:
+        return b.op("Mul", x, silu(b, gate))
+    if net.norm == "after the gate":
+        x = b.op("Mul", x, silu(b, gate))
+    size = net.mixed // net.groups
+    grouped = b.op("Reshape", x, b.constant([0, 0, net.groups, size]))
+    unit = normed(b, grouped, b.constant([1.0] * size, w.dtype), w.dtype, eps)
+    scaled = b.op("Mul", b.op("Reshape", unit, b.constant([0, 0, net.mixed])), w(f"{name}.norm.weight", (net.mixed,)))
+    return scaled if net.norm == "after the gate" else b.op("Mul", scaled, silu(b, gate))

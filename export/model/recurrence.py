@@ -1,0 +1,167 @@
+"""Parts that recurrent layers share on a CPU over a linear cache (docs/operators.md: gated_delta_net).
+
+onnxruntime's operators process tokens one after the other, so a token has the same bits in any call.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of, width_of
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.recent_tokens import RecentTokens, cut_tokens
+from tandemrt.export.model.row_padding import cut, is_padded
+from tandemrt.export.read.recurrent_layers import RecurrentLayers
+from tandemrt.export.read.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A linear recurrence: queries, keys and values of a span, [batch, span, heads * …].
+
+    ``decay`` is the logarithm by which each head of the state is multiplied. ``update``: the rate of the delta rule;
+    None: S = exp(decay) * S + k ⊗ v. ``state``: the shape of a slot's state.
+    """
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    decay: ir.Value
+    update: ir.Value | None
+    state: tuple[int, ...]
+
+    def part(self, b: GraphBuilder, *, start: ir.Value | None = None, end: ir.Value | None = None) -> "Recurrence":
+        """Return the tokens from ``start`` up to ``end``."""
+
+        def of(x: ir.Value) -> ir.Value:
+            return cut_tokens(b, x, start=start, end=end)
+
+        update = None if self.update is None else of(self.update)
+        return Recurrence(of(self.query), of(self.key), of(self.value), of(self.decay), update, self.state)
+
+    def masked(self, b: GraphBuilder, mask: ir.Value, dtype: str) -> "Recurrence":
+        """Return the recurrence in which tokens outside of ``mask`` leave the state as it is."""
+
+        def zeroed(x: ir.Value) -> ir.Value:
+            return b.op("Where", mask, x, b.constant(0, dtype))
+
+        decay = zeroed(self.decay)
+        if self.update is None:
+            return Recurrence(self.query, self.key, zeroed(self.value), decay, None, self.state)
+        return Recurrence(self.query, self.key, self.value, decay, zeroed(self.update), self.state)
+
+    def run(self, b: GraphBuilder, state: ir.Value, dtype: str) -> tuple[ir.Value, ir.Value]:
+        """Append the recurrence; return all outputs [batch, span, heads * value_dim] and the state after it."""
+        heads, _, value_dim = self.state
+        out, state = b.custom(
+            "LinearAttention",
+            *(self.query, self.key, self.value, state, self.decay, *([] if self.update is None else [self.update])),
+            domain=LIBRARY,
+            outputs=[(dtype, ("batch", _fresh_symbol(b), heads * value_dim)), ("float32", ("batch", *self.state))],
+            q_num_heads=heads,
+            kv_num_heads=heads,
+            update_rule="gated" if self.update is None else "gated_delta",
+            scale=1.0,
+        )
+        return out, state
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a layer keeps per slot: the inputs of recent tokens [batch, history, width], and perhaps a state."""
+
+    recent: ir.Value
+    state: ir.Value | None = None
+
+
+@dataclass(frozen=True)
+class RecurrentCall:
+    """A call of the recurrent layers of a graph. ``ids``: the token ids of the call."""
+
+    spec: ModelSpec
+    ids: ir.Value
+    tokens: RecentTokens
+
+    @classmethod
+    def over_slots(
+        cls, b: GraphBuilder, spec: ModelSpec, net: RecurrentLayers, graph_inputs: Mapping[str, ir.Value]
+    ) -> "RecurrentCall":
+        """Append the nodes that all layers share."""
+        history = next(int(dims_of(v)[1]) for name, v in graph_inputs.items() if name.startswith("past_recent."))
+        return cls(
+            spec,
+            graph_inputs["token_ids"],
+            RecentTokens.of(b, graph_inputs, history=history, kernel=net.kernel),
+        )
+
+    def matmul(self, b: GraphBuilder, x: ir.Value, w: Weights, linear: Linear) -> ir.Value:
+        """Return the product for the call's tokens, without padding."""
+        projected = linear(b, x, w)
+        return cut(b, projected, self.tokens.count, self.ids) if is_padded(x) else projected
+
+    def earlier(self, b: GraphBuilder, recent: ir.Value, dtype: str) -> tuple[ir.Value, ir.Value]:
+        """Return the entries of ``recent`` by position, and the tokens before the call's that it reads.
+
+        These are the ``kernel`` - 1 tokens before the replayed ones, and the replayed ones.
+        """
+        ordered = self.tokens.read(b, recent)
+        return ordered, self.tokens.zero_absent(b, ordered, dtype)
+
+    def run(self, b: GraphBuilder, span: Recurrence, state: ir.Value, dtype: str) -> tuple[ir.Value, ir.Value]:
+        """Append a recurrence over a span; return the outputs of the call's tokens and the committed state."""
+        tokens, final = self.tokens, self.tokens.committed_end
+        committed, state = span.part(b, end=final).masked(b, tokens.committed, dtype).run(b, state, dtype)
+        rest = span.part(b, start=tokens.open_start).masked(b, tokens.left_open, dtype)
+        left_open, _ = rest.run(b, state, dtype)
+        later = cut_tokens(b, left_open, start=b.op("Sub", final, tokens.open_start))
+        return b.op("Concat", cut_tokens(b, committed, start=tokens.replayed), later, axis=1), state
+
+
+def convolved(
+    b: GraphBuilder,
+    x: ir.Value,
+    before: ir.Value,
+    w: Weights,
+    name: str,
+    *,
+    kernel: int,
+    bias: bool = False,
+    activation: Literal["silu", "none"] = "none",
+) -> ir.Value:
+    """Return the causal convolution of each channel of ``x`` [batch, tokens, channels] by the weight of ``name``.
+
+    ``before`` [batch, kernel - 1, channels] are the tokens before.
+    """
+    channels = width_of(x)
+    out, _ = b.custom(
+        "CausalConvWithState",
+        x,
+        w(f"{name}.weight", (channels, 1, kernel)),
+        w(f"{name}.bias", (channels,)) if bias else None,
+        before,
+        domain=LIBRARY,
+        outputs=[(w.dtype, ("batch", "span", channels)), (w.dtype, ("batch", kernel - 1, channels))],
+        activation=activation,
+        channels_last=1,
+    )
+    return out
+
+
+def for_each_head(b: GraphBuilder, x: ir.Value, heads: int) -> ir.Value:
+    """Return [batch, tokens, heads * size] from ``x`` [batch, tokens, groups, size]: a group serves adjacent heads."""
+    groups, size = int(dims_of(x)[2]), width_of(x)
+    if heads > groups:
+        x = b.op("Expand", b.op("Unsqueeze", x, b.constant([3])), b.constant([1, 1, 1, heads // groups, 1]))
+    return b.op("Reshape", x, b.constant([0, 0, heads * size]))
+
+
+def silu(b: GraphBuilder, x: ir.Value) -> ir.Value:
+    return b.op("Mul", x, b.op("Sigmoid", x))
+
+
+def _fresh_symbol(b: GraphBuilder) -> str:
+    """Return a symbol for a dimension of its own: onnxruntime plans memory by the names."""
+    return f"span_{len(b.nodes)}"
