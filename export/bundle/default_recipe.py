@@ -15,6 +15,7 @@ from tandemrt.engines.contract.dtypes import BITS, BYTES, COMPUTE, computed_in
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
+from tandemrt.export.bundle.default_reasoning import reasoning_lines
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
@@ -166,21 +167,12 @@ def _draft_lines(draft: str | None) -> list[str]:
 
 
 def _reasoning_lines(folder: Path) -> list[str]:
-    """Return a [reasoning] section if the chat template writes <think> and </think>, else nothing."""
     tokenizer = read_tokenizer(folder)
-    templates = "".join(tokenizer.chat_templates.values())
-    has_tokens = all(tokenizer.token_to_id(text) is not None for text in ("<think>", "</think>"))
-    if not has_tokens or "</think>" not in templates:
-        return []
-    calls = ['implicit_ends = ["<tool_call>"]'] if tokenizer.token_to_id("<tool_call>") is not None else []
-    return [
-        "",
-        "[reasoning]",
-        'think_start = "<think>"',
-        'think_ends = ["</think>"]',
-        'forced_end = "</think>"',
-        *calls,
-    ]
+
+    def has_token(text: str) -> bool:
+        return tokenizer.token_to_id(text) is not None
+
+    return reasoning_lines(has_token, "".join(tokenizer.chat_templates.values()))
 
 
 def _cache_lines(machine: Machine, fitting: int, most: int) -> list[str]:

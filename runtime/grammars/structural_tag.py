@@ -21,6 +21,7 @@ from pydantic import (
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.engines.validation.records import Section, explain, reject
+from tandemrt.runtime.grammars.notation import Style
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 
@@ -49,7 +50,7 @@ class ConstString(Part):
 
 
 class JsonSchema(Part):
-    """A JSON value, in one layout.
+    """A JSON value in one layout, or the same value in another notation (``style``, notation.py).
 
     With ``flexible_whitespace``, nothing, a space, or a line break and at most 32 spaces are between two of its parts.
     A model may use the layout that it was trained on, but cannot write unlimited white space.
@@ -58,7 +59,7 @@ class JsonSchema(Part):
     type: Literal["json_schema"]
     json_schema: dict[str, Any] | StrictBool
     flexible_whitespace: StrictBool = False
-    style: Literal["json"] = "json"
+    style: Style = "json"
 
 
 class Regex(Part):

@@ -7,6 +7,8 @@ token as an alternative to the name.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tandemrt.runtime.grammars.notation import NOTATIONS
+from tandemrt.runtime.grammars.notation_grammar import NotationGrammar
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.structural_tag import (
     AnyText,
@@ -39,56 +41,58 @@ class TagGrammar:
     def __init__(self, control: Mapping[str, int], schema_rule: Callable[..., str]) -> None:
         self._control = control
         self._schema_rule = schema_rule
-        self._lines: list[str] = []
+        self._definitions: dict[str, str] = {}
         self.lexemes: list[str] = []  # definitions to check: each must match at least one text
 
     def write(self, part: Format) -> str:
         """Return the rules. Raises ValueError for a trigger that has a control token, but not at its beginning."""
         start = self._part(part, ())
-        return "\n".join([f"start: {start}", *self._lines])
+        return "\n".join([f"start: {start}", *(f"{name}: {each}" for name, each in self._definitions.items())])
 
     def _part(self, part: Format, ends: Sequence[str]) -> str:
         """Return an expression for ``part``, followed by one of ``ends`` if it is the content of a tag."""
         match part:
             case AnyText(excludes=excludes):
-                return self._free(f"/{_ANY}*/", excludes, ends)
+                return self.free(f"/{_ANY}*/", excludes, ends)
             case Regex(pattern=pattern):
-                return self._free(f"/{patterns.fullmatch_expression(pattern)}/", (), ends)
+                return self.free(f"/{patterns.fullmatch_expression(pattern)}/", (), ends)
             case SequenceOf(elements=elements):
                 return " ".join([*(self._part(each, ()) for each in elements[:-1]), self._part(elements[-1], ends)])
             case Or(elements=elements):
                 return _either(self._part(each, ends) for each in elements)
             case ConstString(value=value):
-                return self._then(self._text(value), ends)
+                return self._then(self.text(value), ends)
+            case JsonSchema(json_schema=schema) if part.style != "json":
+                return self._then(NotationGrammar(self, NOTATIONS[part.style], self._schema_rule).write(schema), ends)
             case JsonSchema(json_schema=schema):
                 rule = self._schema_rule(schema, whitespace=FLEXIBLE if part.flexible_whitespace else None)
-                return self._then(self._named("rule", rule), ends)
+                return self._then(self.named("rule", rule), ends)
             case Tag(begin=begin):
-                return self._then(f"{self._text(begin)} {self._part(part.content, part.ends)}", ends)
+                return self._then(f"{self.text(begin)} {self._part(part.content, part.ends)}", ends)
             case OptionalTag(content=content):
                 return self._then(f"({self._part(content, ())})?", ends)
             case TriggeredTags():
                 return self._triggered(part)
             case TagsWithSeparator(tags=tags):
                 tag = _either(self._part(tag, ()) for tag in tags)
-                several = tag if part.stop_after_first else f"{tag} ({self._text(part.separator)} {tag})*"
+                several = tag if part.stop_after_first else f"{tag} ({self.text(part.separator)} {tag})*"
                 return several if part.at_least_one else f"({several})?"
 
     def _triggered(self, part: TriggeredTags) -> str:
-        free = self._named("FREE", f"/{_ANY}+/ & {_without([*part.triggers, *part.excludes])}")
+        free = self.named("FREE", f"/{_ANY}+/ & {_without([*part.triggers, *part.excludes])}")
         tagged = []
         for trigger, tags in tags_of(part):
             rests = [tag.begin[len(trigger) :] for tag in tags]
-            body = self._named(
+            body = self.named(
                 "rule",
                 _either(
-                    f"{self._text(rest)} {self._part(tag.content, tag.ends)}"
+                    f"{self.text(rest)} {self._part(tag.content, tag.ends)}"
                     for rest, tag in zip(rests, tags, strict=True)
                 ),
             )
             others = [each for each in part.triggers if each != trigger]
             head = f"{_first([trigger])}{_and_without([*others, *part.excludes])}"
-            tagged.append(f"{self._named('HEAD', head)} {body}")
+            tagged.append(f"{self.named('HEAD', head)} {body}")
             control, *rest = self._split(trigger)
             if isinstance(control, int):
                 tagged.append(f"{free}? {_token(control)} {self._with_tokens(rest)} {body}")
@@ -104,24 +108,24 @@ class TagGrammar:
                 return f"{tag}+ {free}?"
         return f"{tag}* {free}?"
 
-    def _free(self, expression: str, excludes: Sequence[str], ends: Sequence[str]) -> str:
+    def free(self, expression: str, excludes: Sequence[str], ends: Sequence[str]) -> str:
         """Return an expression for text up to the first of ``ends``, or of any length if there are none."""
         if not ends:
-            return self._named("TEXT", f"{expression}{_and_without(excludes)}")
+            return self.named("TEXT", f"{expression}{_and_without(excludes)}")
         one = f"({'|'.join(map(patterns.literal, ends))})"
         closed = f"/({expression[1:-1]}){one}/ & ~/{_ANY}*{one}{_ANY}+/{_and_without(excludes)}"
-        ways = [self._named("TEXT", closed)]
+        ways = [self.named("TEXT", closed)]
         for end in ends:
             before, tokens = self._split_at_token(end)
             if tokens:
                 text = f"/({expression[1:-1]}){patterns.literal(before)}/{_and_without([*excludes, *ends])}"
-                ways.append(f"{self._named('TEXT', text)} {self._with_tokens(tokens)}")
+                ways.append(f"{self.named('TEXT', text)} {self._with_tokens(tokens)}")
         return _either(ways)
 
     def _then(self, expression: str, ends: Sequence[str]) -> str:
-        return f"{expression} {_either(map(self._text, ends))}" if ends else expression
+        return f"{expression} {_either(map(self.text, ends))}" if ends else expression
 
-    def _text(self, text: str) -> str:
+    def text(self, text: str) -> str:
         """Return an expression for ``text``, as text or with its control tokens."""
         parts = self._split(text)
         plain = _quoted(text)
@@ -144,12 +148,17 @@ class TagGrammar:
         first, *others = self._split(text)
         return ("", [first, *others]) if isinstance(first, int) else (first, others)
 
-    def _named(self, kind: str, expression: str) -> str:
-        name = f"{kind}_{len(self._lines)}" if kind.islower() else f"{kind}{len(self._lines)}"
-        self._lines.append(f"{name}: {expression}")
+    def named(self, kind: str, expression: str) -> str:
+        """Add a definition, and return its new name: a lexeme if ``kind`` is in capitals, else a rule."""
+        name = f"{kind}_{len(self._definitions)}" if kind.islower() else f"{kind}{len(self._definitions)}"
+        self._definitions[name] = expression
         if kind in ("HEAD", "TEXT"):
-            self.lexemes.append(self._lines[-1])
+            self.lexemes.append(f"{name}: {expression}")
         return name
+
+    def define(self, name: str, expression: str) -> None:
+        """Replace the expression of a definition."""
+        self._definitions[name] = expression
 
 
 def _first(words: Sequence[str]) -> str:

@@ -162,46 +162,58 @@ def test_langchain_binds_tools(served: Served, choice: str, responses: bool) -> 
     assert again.tool_calls == []
 
 
-@pytest.fixture(scope="module")
-def choosing(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo with a template that writes calls as Llama's does."""
+CALLS = {  # what an answer with a call is, by how the call begins: as Llama writes it, in JSON or in Python
+    '{"name": "': """{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}' }}""",
+    "[send(": "{{- '[' + call.name + '(' }}{% for key, value in call.arguments.items() %}"
+    "{{- key + '=' + value | tojson }}{{- ', ' if not loop.last }}{% endfor %}{{- ')]' }}",
+}
+
+
+@pytest.fixture(scope="module", params=CALLS)
+def choosing(
+    request: pytest.FixtureRequest, demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, str]]:
+    """The demo with a template that writes calls, and how a call begins."""
     template = tmp_path_factory.mktemp("template") / "template.jinja"
-    call = "message.tool_calls[0].function"
-    written = f"""'{{"name": "' + {call}.name + '", "parameters": ' + {call}.arguments | tojson + '}}'"""
-    text = f"(message.content if not message.tool_calls else {written})"
-    template.write_text(CHAT_TEMPLATE.replace("message.content", text))
+    call = "{% if message.tool_calls %}{% set call = message.tool_calls[0].function %}" + CALLS[request.param]
+    template.write_text(
+        CHAT_TEMPLATE.replace(
+            " + message.content + '", f" }}}}{call}{{% else %}}{{{{- message.content }}}}{{% endif %}}{{{{- '"
+        )
+    )
     with serving(demo_bundle, ServerConfig(port=0), RuntimeOptions(threads=1, chat_template=str(template))) as running:
-        yield running
+        yield running, request.param
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_automatic_call_is_valid(choosing: Served, seed: int) -> None:
+def test_an_automatic_call_is_valid(choosing: tuple[Served, str], seed: int) -> None:
     """It is made to like what a call begins with, each token once; what is in the call is held."""
-    liked = choosing.llm.tokenizer.encode('{"name": "', add_special_tokens=False)
+    served, begin = choosing
+    liked = served.llm.tokenizer.encode(begin, add_special_tokens=False)
     bias = {str(token): 100 - 20 * at for at, token in enumerate(liked)}
     asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Two boxes."}],
         "seed": seed,
         "max_tokens": 200,
-        "tools": [tool("send", NESTED), tool("count", COUNT)],
+        "tools": [tool("send", NESTED), *([tool("count", COUNT)] if begin[0] == "{" else [])],
         "logit_bias": bias,
         "repetition_penalty": 50,
         "thinking_token_budget": 0,
         "logprobs": True,
     }
-    whole = choosing.ask("/v1/chat/completions", asked)[1]
+    whole = served.ask("/v1/chat/completions", asked)[1]
     choice = whole["choices"][0]
     [call] = choice["message"]["tool_calls"]
     schema = {"send": NESTED, "count": COUNT}[call["function"]["name"]]
     jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
     assert choice["finish_reason"] == "tool_calls"
-    plain = choosing.ask("/v1/chat/completions", asked | {"num_draft_tokens": 0})[1]["choices"][0]
+    plain = served.ask("/v1/chat/completions", asked | {"num_draft_tokens": 0})[1]["choices"][0]
     for said in (call, plain["message"]["tool_calls"][0]):
         del said["id"]
     assert (plain["message"], plain["logprobs"]) == (choice["message"], choice["logprobs"])
 
     text, calls, logprobs = "", list[list[str]](), list[Any]()
-    connection = choosing.send("/v1/chat/completions", asked | {"stream": True})
+    connection = served.send("/v1/chat/completions", asked | {"stream": True})
     for chunk in (chunk["choices"][0] for chunk in events(connection.getresponse())):
         text += chunk["delta"].get("content", "")
         logprobs += (chunk["logprobs"] or {"content": []})["content"]
@@ -214,13 +226,14 @@ def test_an_automatic_call_is_valid(choosing: Served, seed: int) -> None:
     assert logprobs == choice["logprobs"]["content"]
 
 
-def test_automatic_tool_choice_allows_text_alone(choosing: Served) -> None:
+def test_automatic_tool_choice_allows_text_alone(choosing: tuple[Served, str]) -> None:
+    served, _ = choosing
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Two boxes."}], "seed": 1, "max_tokens": 20}
     asked["thinking_token_budget"] = 0
-    chosen = choosing.ask("/v1/chat/completions", asked | {"tools": [tool("send", NESTED)]})[1]["choices"][0]
+    chosen = served.ask("/v1/chat/completions", asked | {"tools": [tool("send", NESTED)]})[1]["choices"][0]
     assert "tool_calls" not in chosen["message"]
     assert chosen["message"]["content"]
-    status, body, _ = choosing.ask(
+    status, body, _ = served.ask(
         "/v1/chat/completions", asked | {"tools": [tool("a")], "structured_outputs": {"regex": "a"}}
     )
     assert (status, body["error"]["param"]) == (400, "tool_choice")

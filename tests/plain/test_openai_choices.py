@@ -134,8 +134,9 @@ def test_reasoning_has_both_names_and_is_absent_if_empty(kind: type[CompletionCh
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_text_that_ends_like_the_beginning_of_a_call_is_complete(form: Any, streamed: bool) -> None:
     spec = ToolCallSpec([GET], format=form)
-    for size in range(1, len(form.trigger)):
-        text = "so: " + form.trigger[:size]
+    [trigger] = form.triggers([])
+    for size in range(1, len(trigger)):
+        text = "so: " + trigger[:size]
         choice = choice_of(ChatChoice, tool_calls=spec)
         if streamed:
             chunks = [*choice.chunks(delta_of(text)), *choice.chunks(delta_of("", output_of(text)))]

@@ -35,6 +35,7 @@ def quickly(source: str, messages: Any = CHAT) -> str | None:
         "{% for k, v in messages[0].items() %}{{ k }}={{ v.replace('l', 'L') }}{% endfor %}{{ '-'.join(['a', 'b']) }}",
         "{% block body %}{% set x %}{{ messages[0].content }}{% endset %}{{ x }}{% endblock %}{{ self.body() }}",
         "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}",
+        "{{ '<{}|{}>'.format(messages[0].role, 5) }}{{ '%s=%s' | format(none, [1.5]) }}{{ '{}'.format(x) }}",
         "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m }}{% break %}{% endfor %}",
     ],
 )
@@ -54,6 +55,10 @@ def test_usual_template_operations_run_in_process(source: str) -> None:
         "{{ 'a'['ljust'](9) }}",
         "{% set f = 'a'.zfill %}{{ f(9) }}",
         "{{ '{:9}'.format('a') }}",
+        "{{ '{{}}'.format('a') }}",
+        "{{ '{}'.format('a', 'b') }}",
+        "{{ '%9s' | format('a') }}",
+        "{{ messages[0].content.format('a') }}",
         "{{ 'a' | center(9) }}",
         "{{ ['a'] | map('center', 9) | list }}",
         "{{ 'a' | replace('a', messages[0].content) }}",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text.chat_template import ChatTemplate
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.export.bundle.default_reasoning import reasoning_lines
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.servers.openai.tool_call_format import ToolCallFormat
 from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
 from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
-from tests.plain.constraints import SPECIAL, STOP, VOCABULARY, byte_tokens, compiler
+from tests.plain.constraints import SPECIAL, STOP, VOCABULARY, WIDTH, byte_tokens, compiler, joined_spans
 from tests.plain.tool_call_templates import HERMES, LLAMA, TEMPLATES, UNKNOWN, begin_of, format_of
 
 FORMATS = (HERMES, LLAMA)
@@ -46,7 +50,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("get_all", {"kind": "(c)", "unit": "x"}),
     ("get", {"query": ""}),
 ]
-SHOWN = [name for name in TEMPLATES if name != "granite 3"]  # its template leaves earlier calls out
+DESCRIBED = ("granite 3", "lfm 2", "harmony")  # templates that leave earlier calls out, or write them differently
+SHOWN = [name for name in TEMPLATES if name not in DESCRIBED]
 
 
 def written(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
@@ -102,10 +107,27 @@ def test_calls_that_a_template_writes_are_accepted_and_parsed_back(name: str) ->
         assert [(function, json.loads(arguments)) for function, arguments in found] == calls
 
 
-def test_granite_writes_the_list_that_its_prompt_describes() -> None:
-    form, text = format_of("granite 3"), '<|tool_call|>[{"name": "get", "arguments": {"query": "a"}}]'
-    assert accepts(form, text)
-    assert parsed(form, text, 2) == ("", [["get", '{"query": "a"}']])
+HARMONY = "commentary to=functions.get <|constrain|>json<|message|>{}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("granite 3", '<|tool_call|>[{"name": "get", "arguments": {}}]'),
+        ("lfm 2", "<|tool_call_start|>[get({})]<|tool_call_end|>"),
+        ("harmony", f"<|channel|>{HARMONY}"),
+        ("harmony", f"<|end|><|start|>assistant<|channel|>{HARMONY}"),
+        ("harmony", "<|end|><|start|>assistant to=functions.get<|channel|>commentary json<|message|>{}"),
+    ],
+)
+def test_a_model_writes_the_calls_that_its_prompt_describes(name: str, text: str) -> None:
+    form = format_of(name)
+    given, expected = ("query='a'", '{"query": "a"}') if name == "lfm 2" else ('{"query": "a"}', '{"query": "a"}')
+    for size in (1, 2, 100):
+        assert parsed(form, "so" + text.replace("{}", given), size) == ("so", [["get", expected]])
+    assert accepts(form, "so" + text.replace("{}", given))
+    assert not accepts(form, text.replace("{}", given.replace("query", "count")))
+    assert not accepts(form, text.replace("get", "set").replace("{}", given))
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -120,7 +142,9 @@ def test_only_calls_that_obey_the_functions_are_accepted(name: str) -> None:
         ("set", {"query": "a"}),
         ("get_", {"query": "a"}),
     ]
-    assert [call for call in wrong if accepts(form, written(name, [call]))] == []
+    accepted = [call for call in wrong if accepts(form, written(name, [call]))]
+    assert accepted == (wrong[-2:] if name == "pythonic" else [])  # there the names decide: those two are text
+    assert [parsed(form, written(name, [call]), 1)[1] for call in accepted] == [[] for _ in accepted]
     begun = written(name, CALLS[:1])
     assert not accepts(form, begun[:-5] if form.last else begun[:-1])
 
@@ -241,7 +265,7 @@ def test_the_structural_tag_can_be_enforced(form: ToolCallFormat) -> None:
     for parallel in (True, False):
         asked = StructuredOutputs(structural_tag=form.structural_tag(functions, parallel=parallel))
         held = json.loads(read(asked)[0].text)
-        assert held["triggers"] == [form.trigger]
+        assert held["triggers"] == form.triggers(functions)
         assert held["stop_after_first"] is not (parallel and form.groups)
 
 
@@ -259,9 +283,8 @@ def test_text_and_calls_are_separated_for_any_split(form: ToolCallFormat, parts:
     parts_text = [p if isinstance(p, str) else begin_of(form, p[0]) + json.dumps(p[1]) + form.last for p in parts]
     texts = [part for part in parts if isinstance(part, str)]
     answer = "".join(parts_text)
-    if sum(map(answer.count, [form.trigger])) > sum(
-        each.count(form.trigger) for each in parts_text if each not in texts
-    ):
+    [trigger] = form.triggers([])
+    if answer.count(trigger) > sum(each.count(trigger) for each in parts_text if each not in texts):
         return  # such a text would have been a call
 
     reader, text, calls = TaggedCallParser(form, dict.fromkeys(["f", "f_g"])), "", list[list[str]]()
@@ -294,15 +317,15 @@ def test_the_end_of_an_answer_releases_every_beginning_of_the_trigger_and_no_mor
         reader = TaggedCallParser(form, {"f": {}})
         released = "".join(each for each in reader.feed("so" + begin[:size]) if isinstance(each, str))
         assert released == "so"
-        assert reader.finish() == (begin[:size] if size < len(form.trigger) else "")
+        assert reader.finish() == (begin[:size] if size < len(form.triggers([])[0]) else "")
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_text_after_the_last_call_is_released_at_the_end(form: ToolCallFormat) -> None:
     reader, call = TaggedCallParser(form, {"f": {}}), begin_of(form, "f") + "{}" + form.last
-    steps = [*reader.feed(call + call + " so" + form.trigger[:1])]
+    steps = [*reader.feed(call + call + " so" + form.first[:1])]
     assert steps == [(0, "f", ""), (0, None, "{}"), (1, "f", ""), (1, None, "{}"), " so"]
-    assert reader.finish() == form.trigger[:1]
+    assert reader.finish() == form.first[:1]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +346,7 @@ def with_control_tokens(text: str, control: dict[str, int]) -> list[int]:
 @pytest.mark.parametrize("name", SHOWN)
 def test_tags_may_be_control_tokens(name: str) -> None:
     form, text = format_of(name), written(name, [("get", {"query": "a"})])
-    tags = dict.fromkeys(re.findall(r"<\|?/?[a-zA-Z_:]+\|?>|\[[A-Z_]+\]", text))
+    tags = dict.fromkeys(re.findall(r'<\|?/?[a-zA-Z_:"]+\|?>|\[[A-Z_]+\]', text))
     control = {tag: SPECIAL.start + at for at, tag in enumerate(tags)}
     stop = SPECIAL.start + len(control)
     vocabulary = replace(
@@ -333,3 +356,49 @@ def test_tags_may_be_control_tokens(name: str) -> None:
     matcher = GrammarCompiler(vocabulary, [stop]).compile("structural_tag", read(asked)[0].text).matcher()
     assert all(map(matcher.accept, with_control_tokens(f"so: {text}", control)))
     assert matcher.accept(stop)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "calls"),
+    [
+        ("<|end|><|start|>assistant<|channel|>final<|message|>so", "so", []),
+        ("<|end|><|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>{}", "", ["get"]),
+        ("<|end|><|start|>assistant to=functions.get<|channel|>commentary json<|message|>{}", "", ["get"]),
+        (
+            "<|end|><|start|>assistant<|channel|>commentary<|message|>so"
+            "<|end|><|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>{}",
+            "so",
+            ["get"],
+        ),
+    ],
+)
+def test_a_call_of_gpt_oss_ends_its_reasoning(answer: str, text: str, calls: list[str]) -> None:
+    tags = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
+    control = {tag: SPECIAL.start + at for at, tag in enumerate(tags)}
+    vocabulary = replace(VOCABULARY, control=control)
+    [lines] = tomllib.loads(
+        "\n".join(reasoning_lines(control.__contains__, "".join(tags) + "<|channel|>analysis"))
+    ).values()
+    ids = {
+        name: with_control_tokens(value, control)
+        if isinstance(value, str)
+        else [with_control_tokens(each, control) for each in value]
+        for name, value in lines.items()
+    }
+    form, stop = format_of("harmony"), SPECIAL.start + len(tags)
+    asked = StructuredOutputs(structural_tag=form.structural_tag(PARAMETERS, parallel=True))
+    grammar = GrammarCompiler(vocabulary, [stop]).compile("structural_tag", read(asked)[0].text).matcher()
+    rule = ThinkingRule(**ids, vocabulary=vocabulary)
+    state = Constraint(WIDTH, [stop], valid_tokens=vocabulary.valid_tokens, thinking=rule, grammar=grammar)
+
+    written = "<|channel|>analysis<|message|>hm" + answer.replace("{}", '{"query": "a"}')
+    tokens = with_control_tokens(written, control)
+    names = {token: tag.encode() for tag, token in control.items()}
+    found: dict[str, str] = {}
+    for role, spelled in joined_spans([state.commit([token]) for token in tokens] + [state.commit([stop])]):
+        data = b"".join(names.get(token, b"") or vocabulary.tokens[token] for token in spelled if token != stop)
+        found[role] = found.get(role, "") + data.decode()
+    assert state.finished
+    assert found["reasoning"] == "hm"
+    content, read_calls = parsed(form, found["answer"], 3)
+    assert (content, [name for name, _ in read_calls]) == (text, calls)

@@ -33,6 +33,27 @@ def _object(arguments: str = "arguments", end: str = "}") -> str:
     return f"""'{{"name": "' + name + '", "{arguments}": ' + (arguments | tojson) + '{end}'"""
 
 
+# A value as Gemma 4 writes it: strings in a quote of its own, names without quotes and sorted.
+_GEMMA = """\
+{%- macro written(value) -%}
+{%- if value is string %}{{- '<|"|>' + value + '<|"|>' }}
+{%- elif value is mapping -%}
+{{- '{' }}{% for key in value | dictsort %}{{- key[0] + ':' + written(key[1]) }}{{- ',' if not loop.last }}{% endfor %}
+{{- '}' }}
+{%- elif value is iterable -%}
+{{- '[' }}{% for each in value %}{{- written(each) }}{{- ',' if not loop.last }}{% endfor %}{{- ']' }}
+{%- else %}{{- value | tojson }}{% endif -%}
+{%- endmacro -%}
+"""
+
+
+def _pythonic(call: str, value: str) -> str:
+    pairs = (
+        "{% for key, value in arguments.items() %}{{- key + '=' + " + value + " + (', ' if not loop.last else '') }}"
+    )
+    return _chat("{{- name + '(' }}" + pairs + "{% endfor %}{{- ')' }}", ", ", f"{call}[", "]")
+
+
 TEMPLATES = {
     "hermes": _chat(
         "{{- '<tool_call>\\n' + " + _object() + " + '\\n</tool_call>' }}",
@@ -111,15 +132,26 @@ TEMPLATES = {
         "<tool_calls>[",
         "]</tool_calls>",
     ),
+    "seed": _chat(
+        "{{- '<seed:tool_call>\\n<function=' + name + '>' }}"
+        + _fields("\n<parameter=", ">", "</parameter>").replace("value | tojson", "value | string")
+        + "{{- '\\n</function>\\n</seed:tool_call>' }}",
+        "\n",
+    ),
+    "gemma": _GEMMA + _chat("{{- '<|tool_call>call:' + name + written(arguments) + '<tool_call|>' }}"),
+    "pythonic": _pythonic("", "value | tojson"),
+    "pythonic with tags": _pythonic("<|tool_call_start|>", "value | tojson").replace("']'", "']<|tool_call_end|>'"),
     "granite 3": _CHAT.replace("CALLS", "").replace(
         "(tools | tojson)", "(tools | tojson) + ' Answer with <|tool_call|> followed by a JSON list of tools used.'"
     ),
+    "lfm 2": _CHAT.replace("CALLS", "").replace("(tools | tojson)", "'<|tool_list_start|>' + (tools | tojson)"),
+    "harmony": _chat(
+        "{{- ' to=functions.' + name + '<|channel|>commentary json<|message|>' + (arguments | tojson) + '<|call|>' }}"
+    ).replace("(tools | tojson)", "'Calls to these tools must go to the commentary channel' + (tools | tojson)"),
 }
 UNKNOWN = {
     "plain": _CHAT.replace("CALLS", ""),
-    "harmony": _chat(
-        "{{- ' to=functions.' + name + '<|channel|>commentary json<|message|>' + (arguments | tojson) + '<|call|>' }}"
-    ),
+    "begins with a word": _chat("{{- 'to=' + name + '<|message|>' + (arguments | tojson) + '<|call|>' }}"),
     "closed by its name": _chat(
         "{{- '<tool_call><invoke name=\"' + name + '\">' }}{%- for key, value in arguments.items() %}"
         "{{- '<' + key + '>' + value | string + '</' + key + '>' }}{% endfor %}{{- '</invoke></tool_call>' }}"
@@ -131,26 +163,19 @@ UNKNOWN = {
         )
         + "{{- '</function></tool_call>' }}"
     ),
-    "pythonic": _chat(
-        "{{- '<|tool_call_start|>[' + name + '(' }}{%- for key, value in arguments.items() %}"
-        "{{- key + '=' + value | tojson + (', ' if not loop.last else '') }}{% endfor %}{{- ')]<|tool_call_end|>' }}"
-    ),
     "typed by every type": _chat(
         "{{- '<call tool=\"' + name + '\">' }}{%- for key, value in arguments.items() %}"
         "{{- '<argument key=\"' + key + '\" type=\"' }}"
         "{{- ('string' if value is string else 'number' if value is number else 'array') + '\">' }}"
         "{{- (value if value is string else value | tojson) + '</argument>' }}{% endfor %}{{- '</call>' }}"
     ),
-    "seed, with lists as Python writes them": _chat(
-        "{{- '<seed:tool_call>\\n<function=' + name + '>' }}"
-        + _fields("\n<parameter=", ">", "</parameter>").replace("value | tojson", "value | string")
-        + "{{- '\\n</function>\\n</seed:tool_call>' }}",
-        "\n",
-    ),
     "texts on one line": _chat(
         "{{- '<tool_call>\\n<function=' + name + '>' }}"
         + _fields("\n<parameter=", ">\n", "\n</parameter>").replace("value if", "value.split() | join(' ') if")
         + "{{- '\\n</function>\\n</tool_call>' }}"
+    ),
+    "pythonic, but for no arguments": _pythonic("", "value | tojson").replace(
+        "'(' }}", "('(' if arguments else '{') }}"
     ),
     "another form without arguments": _chat(
         "{{- '<tool_call>' + name }}{% if arguments %}{{- ' with ' + (arguments | tojson) }}{% endif %}"

@@ -1,7 +1,7 @@
 """Arguments of a tool call that are written one by one, as ``<parameter=NAME>VALUE</parameter>``.
 
-A string is written without quotes, any other value as JSON. A schema is rejected if the grammar cannot enforce it on
-a string without quotes.
+A string is written without quotes, any other value as JSON or in another notation. A schema is rejected if the grammar
+cannot enforce it on a string without quotes.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tandemrt.engines.text.formats import PATTERNS, UNSUPPORTED
 from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.runtime.grammars.notation import Style
 
 Kind = Literal["text", "text or null", "json"]
 
@@ -34,14 +35,17 @@ class FieldTags:
         return self.before + name + (self.json_value if kind == "json" else self.text_value)
 
 
-def field_parts(tags: FieldTags, function: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+def field_parts(tags: FieldTags, function: str, parameters: Mapping[str, Any], style: Style) -> list[dict[str, Any]]:
     """Return the parts of a structural tag for the arguments of ``function``, in the order of its properties.
+
+    ``style`` is the notation of values that are not texts.
 
     Raises BadRequest for parameters that cannot be enforced in this form.
     """
     parts = []
     for name, schema, kind in fields(function, parameters):
-        content = {"type": "json_schema", "json_schema": schema} if kind == "json" else _text(function, name, schema)
+        value = {"type": "json_schema", "json_schema": schema, "style": style}
+        content = value if kind == "json" else _text(function, name, schema)
         tag = {"type": "tag", "begin": tags.begin(name, kind), "content": content, "end": tags.after}
         required = name in parameters.get("required", ())
         parts.append(tag if required else {"type": "optional", "content": tag})

@@ -4,10 +4,11 @@ tool_call_probe.py reads the format from a chat template, tool_call_parser.py fi
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tandemrt.runtime.grammars.notation import Style
 from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags, field_parts
 
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -33,8 +34,10 @@ class ToolCallFormat:
         last: text after the last call; "" if nothing ends a call.
         between: text between two calls of a group; None: a group has one call.
         groups: whether one answer may contain several groups.
-        fields: how every argument is written on its own; None: the arguments are one JSON object.
+        fields: how every argument is written on its own; None: the arguments are one object.
+        style: the notation of that object, or of the values in ``fields`` that are not texts.
         named_ids: whether the template writes the id of a call in place of its name, as ``functions.NAME:INDEX``.
+        variants: formats that the model may use instead.
     """
 
     first: str
@@ -46,41 +49,64 @@ class ToolCallFormat:
     closing: str = ""
     closing_id: CallId | None = None
     fields: FieldTags | None = None
+    style: Style = "json"
     named_ids: bool = False
+    variants: tuple["ToolCallFormat", ...] = ()
+
+    def triggers(self, names: Iterable[str]) -> list[str]:
+        """Return the texts that ordinary text never contains: a tag, ``first``, or ``first`` with each of ``names``."""
+        tag = TAG.match(self.first)
+        if tag or not self._begins_with_name:
+            return [tag[0] if tag else self.first]
+        return [self.first + name + self.opening for name in names]
 
     @property
-    def trigger(self) -> str:
-        """The beginning of ``first`` that ordinary text never contains: its first tag, or all of it."""
-        tag = TAG.match(self.first)
-        return tag[0] if tag else self.first
+    def _begins_with_name(self) -> bool:
+        """Whether only the name makes ``first`` the beginning of a call."""
+        return len(self.first) == 1
 
     def structural_tag(self, parameters: Mapping[str, Any], *, parallel: bool) -> dict[str, Any]:
         """Return the structural tag for text with calls in it. ``parameters`` are JSON schemas by function name.
 
         Raises BadRequest for a schema that the format cannot enforce.
         """
-        calls = [self._call(name, schema) for name, schema in parameters.items()]
-        group: dict[str, Any] = {"type": "or", "elements": calls}
-        if parallel and self.between is not None:
-            group = {"type": "tags_with_separator", "tags": calls, "separator": self.between, "at_least_one": True}
-        last = [{"type": "const_string", "value": self.last}] if self.last else []
+        formats = (self, *self.variants)
+        triggers = [each for form in formats for each in form.triggers(parameters)]
         content = {
             "type": "triggered_tags",
-            "triggers": [self.trigger],
-            "tags": [_tag(self.first, [group, *last])],
+            "triggers": list(dict.fromkeys(triggers)),
+            "tags": [tag for form in formats for tag in form._tags(parameters, parallel)],
             "stop_after_first": not (parallel and self.groups),
         }
         return {"type": "structural_tag", "format": content}
 
+    def _tags(self, parameters: Mapping[str, Any], parallel: bool) -> list[dict[str, Any]]:
+        """Return the tags of one or several calls."""
+        calls = [self._call(name, schema) for name, schema in parameters.items()]
+        last = [_text(self.last)] if self.last else []
+        several = parallel and self.between is not None
+        group: dict[str, Any] = {"type": "or", "elements": calls}
+        if several:
+            group = {"type": "tags_with_separator", "tags": calls, "separator": self.between, "at_least_one": True}
+        if not self._begins_with_name:
+            return [_tag(self.first, [group, *last])]
+        more = {"type": "or", "elements": [*last, _tag(self.between or "", [group, *last])]}
+        ending = [more] if several else last
+        return [_tag(self.first + call["begin"], [*call["content"]["elements"], *ending]) for call in calls]
+
     def _call(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         if self.fields is None:
-            arguments: list[dict[str, Any]] = [{"type": "json_schema", "json_schema": schema}]
+            arguments = [{"type": "json_schema", "json_schema": schema, "style": self.style}]
         else:
-            arguments = field_parts(self.fields, name, schema)
+            arguments = field_parts(self.fields, name, schema, self.style)
         parts = [*_id("", self.opening_id), *arguments, *_id(self.closing, self.closing_id)]
         if not parts:
             return _tag("", [{"type": "const_string", "value": name + self.opening}])
         return _tag(name + self.opening, parts)
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
 
 
 def _tag(begin: str, elements: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tandemrt.runtime.grammars.notation import NOTATIONS, Style
 from tandemrt.runtime.servers.openai.json_calls import JsonNesting
+from tandemrt.runtime.servers.openai.notation_reader import NotationReader
 from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags, Kind, fields
 from tandemrt.runtime.servers.openai.tool_call_format import CallId, ToolCallFormat
 
@@ -18,9 +20,11 @@ class TaggedCallParser:
     """
 
     def __init__(self, tool_format: ToolCallFormat, parameters: Mapping[str, Any]) -> None:
-        self._format = tool_format
+        self._formats = (tool_format, *tool_format.variants)
+        self._format = tool_format  # of the current call
         self._parameters = parameters
-        self._names = {name + tool_format.opening: name for name in sorted(parameters, key=len, reverse=True)}
+        self._names: dict[str, str] = {}  # by the beginning of a call after ``first``, longest first
+        self._triggers = [each for form in self._formats for each in form.triggers(parameters)]
         self._held = ""  # text that is not certain yet
         self._index = -1
         self._in_call = False  # after the trigger
@@ -59,17 +63,19 @@ class TaggedCallParser:
 
     def _text(self) -> Iterator[Step | None]:
         """Read text up to and including the beginning of a call."""
-        trigger, first = self._format.trigger, self._format.first
-        while (at := self._held.find(trigger)) < 0:
-            if text := self._take(self._held[: len(self._held) - _partial(self._held, trigger)]):
+        while not (found := [at for each in self._triggers if (at := self._held.find(each)) >= 0]):
+            uncertain = max(_partial(self._held, each) for each in self._triggers)
+            if text := self._take(self._held[: len(self._held) - uncertain]):
                 yield text
             yield None
-        if text := self._take(self._held[:at]):
+        if text := self._take(self._held[: min(found)]):
             yield text
         self._in_call = True
-        while not self._held.startswith(first):
+        while not (begun := [form for form in self._formats if self._held.startswith(form.first)]):
             yield None
-        self._take(first)
+        self._format = begun[0]
+        self._names = {name + begun[0].opening: name for name in sorted(self._parameters, key=len, reverse=True)}
+        self._take(self._format.first)
 
     def _call(self) -> Iterator[Step | None]:
         while (begin := self._begin()) is None:
@@ -79,7 +85,7 @@ class TaggedCallParser:
         yield from self._skip(self._format.opening_id)
         self._index += 1
         yield self._index, name, ""
-        arguments = self._json() if self._format.fields is None else self._fields(name, self._format.fields)
+        arguments = self._object() if self._format.fields is None else self._fields(name, self._format.fields)
         for each in arguments:
             yield each if each is None else (self._index, None, each)
         if self._format.closing_id is not None:
@@ -102,7 +108,11 @@ class TaggedCallParser:
         self._written_id = self._take(self._held[: self._held.index(call_id.end)])
         self._take(call_id.end)
 
-    def _json(self) -> Iterator[str | None]:
+    def _object(self) -> Iterator[str | None]:
+        """Read arguments that are one object, and yield them as JSON."""
+        if self._format.style != "json":
+            yield from self._translated(self._format.style)
+            return
         nesting = JsonNesting()
         while True:
             for at, character in enumerate(self._held):
@@ -113,6 +123,16 @@ class TaggedCallParser:
             if self._held:
                 yield self._take(self._held)
             yield None
+
+    def _translated(self, style: Style) -> Iterator[str | None]:
+        reader = NotationReader(NOTATIONS[style])
+        while not reader.done:
+            text, size = reader.read(self._held)
+            self._take(self._held[:size])
+            if text:
+                yield text
+            if not reader.done:
+                yield None
 
     def _fields(self, function: str, tags: FieldTags) -> Iterator[str | None]:
         """Read arguments that are written one by one, and yield them as the text of a JSON object."""
@@ -135,7 +155,13 @@ class TaggedCallParser:
 
     def _value(self, kind: Kind, end: str) -> Iterator[str | None]:
         if kind == "json":
-            yield from self._json_value(end)
+            if self._format.style == "json":
+                yield from self._json_value(end)
+                return
+            yield from self._translated(self._format.style)
+            while not self._held.startswith(end):
+                yield None
+            self._take(end)
             return
         if kind == "text or null":
             while end not in self._held:

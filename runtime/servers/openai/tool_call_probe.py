@@ -3,11 +3,14 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from tandemrt.engines.text.chat_template import ChatTemplate
 from tandemrt.engines.text.common_prefix import common_prefix_length
+from tandemrt.runtime.grammars.notation import NOTATIONS, Style
+from tandemrt.runtime.servers.openai.described_formats import described_format
 from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags
 from tandemrt.runtime.servers.openai.tool_call_format import TAG, CallId, ToolCallFormat
 from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
@@ -22,18 +25,16 @@ _OTHER_ARGUMENTS: dict[str, Any] = {
     _NUMBER[0]: -5,
     _LIST[0]: ["it's </b>", {"b": None, "c": [True, 0.5]}],
 }
+_GEMMA = NOTATIONS["gemma_arguments"]
+_PYTHON_PAIRS = (  # some templates write values without the quotes or escapes of strings
+    rf"{key}=(?:[\"']?{re.escape(str(value))}[\"']?|{re.escape(json.dumps(value))})"
+    for key, value in _ARGUMENTS.items()
+)
+_PYTHON_CALL = re.compile(rf"\(({', ?'.join(_PYTHON_PAIRS)})\)")
 _SPECIAL = {"bos_token": "<|probe_bos|>", "eos_token": "<|probe_eos|>"}
 _UNCLOSED = re.compile(r"<[^<>\s]*\Z")
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_-]")
 _ID_PATTERN, _INDEX_PATTERN = "[a-zA-Z0-9]{9}", "[0-9]{1,3}"
-
-# Formats of templates that describe calls, but leave out those of earlier answers: what the prompt says, the format.
-_DESCRIBED = (
-    (  # Granite 3
-        "<|tool_call|> followed by a JSON list",
-        ToolCallFormat('<|tool_call|>[{"name": "', '", "arguments": ', "}]", between='}, {"name": "', groups=False),
-    ),
-)
 
 
 def detect_format(templates: Mapping[str, str]) -> ToolCallFormat | None:
@@ -49,14 +50,23 @@ def _format_of(source: str) -> ToolCallFormat | None:
         one = probe.answer(_call(0, _ARGUMENTS, named_id=named_ids))
         if one is not None and _NAMES[0] in one:
             found = _Comparison(probe, one, named_ids=named_ids).format()
-            return found if found is not None and _reads_back(probe, found) else None
-    return _described(probe)
+            ways = [found] if found is not None else []
+            if found is not None and found.fields is not None:  # Seed-OSS writes other values as Python does
+                ways.append(replace(found, style="python"))
+            return next((each for each in ways if _reads_back(probe, each)), None) or described_format(
+                probe.answer() or ""
+            )
+    return described_format(probe.answer() or "")
 
 
 def _reads_back(probe: "_Probe", found: ToolCallFormat) -> bool:
-    """Return whether the parser finds the calls that the template writes, with any kind of argument or none."""
+    """Return whether the parser finds the calls that the template writes, with any kind of argument or none.
+
+    Templates write Python's calls without its quotes and escapes, so those are only read without arguments.
+    """
     several = found.groups or found.between is not None
-    for arguments in ([_OTHER_ARGUMENTS, {}], [{}, _ARGUMENTS]):
+    loose = found.style == "python_arguments"
+    for arguments in [[{}, {}]] if loose else [[_OTHER_ARGUMENTS, {}], [{}, _ARGUMENTS]]:
         calls = list(zip(_NAMES, arguments, strict=True))[: None if several else 1]
         asked = [_call(at, each, named_id=found.named_ids) for at, (_, each) in enumerate(calls)]
         text = (probe.answer(*asked) or "").rpartition(_USER)[2]
@@ -78,11 +88,6 @@ def _read(found: ToolCallFormat, text: str) -> list[tuple[str, str]]:
             last, before = (name, "") if name is not None else calls.pop()
             calls.append((last, before + given))
     return calls
-
-
-def _described(probe: "_Probe") -> ToolCallFormat | None:
-    prompt = probe.answer() or ""
-    return next((found for words, found in _DESCRIBED if words in prompt), None)
 
 
 class _Probe:
@@ -121,14 +126,24 @@ class _Comparison:
     def format(self) -> ToolCallFormat | None:
         """Return the format, or None if the prompts do not follow one."""
         first = self._first()
-        if len(first) < 2 or first[0].isalnum() or _IDS[0] in first or _NAMES[0] in self._rest:
-            return None  # an ordinary text may begin like this, or no grammar can enforce the name or an id here
+        written, style = self._written()
+        named = style == "python_arguments" and first != ""  # the name and its bracket make it the beginning of a call
+        if not named and (len(first) < 2 or first[0].isalnum()):
+            return None  # an ordinary text may begin like this
+        if _IDS[0] in first or _NAMES[0] in self._rest:
+            return None  # no grammar can enforce the name or an id here
         if any(map(first.startswith, self._ends_of_turn())):
             return None  # an answer without calls ends like this
-        arguments = json.dumps(_ARGUMENTS)
-        if self._rest.count(arguments) == 1:
-            return self._json_format(first, *self._rest.split(arguments))
+        if written is not None:
+            return self._object_format(first, written, style)
         return self._field_format(first)
+
+    def _written(self) -> tuple[str | None, Style]:
+        """Return the arguments of the first call as one text, and its notation; None: they are not one text."""
+        python = _PYTHON_CALL.match(self._rest)
+        texts: list[tuple[str, Style]] = [(python[1], "python_arguments")] if python else []
+        texts += [(json.dumps(_ARGUMENTS), "json"), (_GEMMA.spelled(_ARGUMENTS), "gemma_arguments")]
+        return next(((text, style) for text, style in texts if self._rest.count(text) == 1), (None, "json"))
 
     def _first(self) -> str:
         """Return the text that begins a call: without the start of the answer, and without what follows a text."""
@@ -141,14 +156,15 @@ class _Comparison:
         cut = _UNCLOSED.search(self._head, 0, begin)  # tags stay whole
         return self._head[cut.start() if cut else begin :].lstrip()
 
-    def _json_format(self, first: str, opening: str, end: str) -> ToolCallFormat | None:
+    def _object_format(self, first: str, written: str, style: Style) -> ToolCallFormat | None:
+        opening, end = self._rest.split(written)
         last = self._without_end_of_turn(end)
         split = self._split_id(opening)
         if split is None or not split[0] or _NAME_CHARACTER.match(split[0]):
             return None
         opening, opening_id = split
-        found: dict[str, Any] = {"opening_id": opening_id, "named_ids": self._named_ids}
-        between = self._between(json.dumps(_ARGUMENTS))
+        found: dict[str, Any] = {"opening_id": opening_id, "named_ids": self._named_ids, "style": style}
+        between = self._between(written)
         if between is None:
             return ToolCallFormat(first, opening, last, groups=False, **found)
         if _IDS[0] in last or _IDS[0] in between:
