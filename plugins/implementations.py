@@ -2,7 +2,8 @@
 
 ``reference`` is the definition in numpy, ``function`` the ONNX function in standard operators, ``cuda`` the launcher of
 CUDA kernels, ``tensorrt`` the ahead-of-time plugin. On a CPU the function runs in an onnxruntime session, so every
-operator has a CPU implementation without further code.
+operator has a CPU implementation without further code. An operator with a C kernel (plugins/onnxruntime/) has it in
+place of the function where a C compiler is installed.
 """
 
 from collections.abc import Callable
@@ -72,6 +73,7 @@ IMPLEMENTATIONS = {
     "int4_matmul": OperatorImplementations(
         "reference.int4:int4_matmul", "functions.int4:bodies", "kernels.int4_matmul:launch"
     ),
+    "int4_int8_matmul": OperatorImplementations("reference.int4_int8:int4_int8_matmul", "functions.int4_int8:bodies"),
     "float8_matmul": OperatorImplementations(
         "reference.float8:float8_matmul", "functions.float8:matmul_bodies", "kernels.float8_matmul:launch"
     ),

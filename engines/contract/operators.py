@@ -241,6 +241,19 @@ SCHEMAS = {
             optional=("zeros",),
             kernels="int4",
         ),
+        Schema(  # on a CPU: inputs are rounded to 8 bits, and a row has the same bits in any call
+            "int4_int8_matmul",
+            inputs=(
+                Binding("x", "float32", ("tokens", "inner")),
+                Binding("weight", "uint8", ("tiles", "tile_bytes")),
+                Binding("scales", "float32", ("tiles", "tile_groups")),
+                Binding("zeros", "uint8", ("tiles", "tile_groups")),
+            ),
+            outputs=(Binding("out", "float32", ("tokens", "width")),),
+            attributes={"group_size": "int", "width": "int"},
+            optional=("zeros",),
+            kernels=None,
+        ),
         Schema(  # without scales: the next operator applies them
             "float8_matmul",
             inputs=(_quantized("inner")[0], _FLOAT8_WEIGHT),

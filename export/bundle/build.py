@@ -220,7 +220,14 @@ def _quantize(
         with clock.step(title):
             bits = BITS.get(model.dtype)
             where = folder / model.role
-            written = write_quantized(model.source, model.spec, where, bits, progress, tiles=model.tiles)
+            written = write_quantized(
+                model.source, model.spec, where, bits, progress, tiles=model.tiles, interleaved=model.interleaved
+            )
+        if model.on_cpu_in_float32 and not model.interleaved and any(".int4." in n for n in written.checkpoint.tensors):
+            notes.append(
+                f"{model.role}: no C compiler works here, so matmuls in 4 bits use onnxruntime's kernels, which take "
+                "about twice as long; install gcc or clang, or name a compiler in CC, and build again"
+            )
         if quantization is not None and written.kept:
             how = f"{written.kept} weights of 4 bits ({quantization.method}) were repacked"
             changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"

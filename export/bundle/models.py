@@ -18,6 +18,7 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
+from tandemrt.plugins.onnxruntime.custom_operators import library
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,16 @@ class Model:
     def tiles(self) -> str | None:
         """The dtype of the scales of 4-bit weights for matmuls on a GPU; None: the weights are for a CPU."""
         return self.compute if self.by_operators else None
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether 4-bit weights are for the operator int4_int8_matmul: on a CPU with a compiler for its kernel."""
+        return self.on_cpu_in_float32 and library() is not None
+
+    @property
+    def on_cpu_in_float32(self) -> bool:
+        """Whether onnxruntime multiplies quantized weights on a CPU, with unquantized values in float32."""
+        return not self.by_operators and self.compute == "float32"
 
     @property
     def packed(self) -> bool:

@@ -8,6 +8,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
+from tandemrt.plugins.onnxruntime.custom_operators import load_into
 
 
 def differences(path: Path, expected: Contract) -> list[str]:
@@ -38,6 +39,7 @@ def require_session(path: Path) -> None:
         raise BackendUnavailable(f"{rule}; install it with: pip install 'tandemrt[cpu]'") from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    load_into(options, path)
     try:
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base but this

@@ -43,6 +43,7 @@ class GraphBuilder:
         self._made: list[dict[Hashable, Any]] = [
             {}
         ]  # what ``once`` made, in this graph and the nested ones being written
+        self._functions: dict[ir.OperatorIdentifier, ir.Function] = {}
         self._scope: list[str] = []
         self._counts: dict[str, int] = {}
         self._inference = Inference(opset)
@@ -201,8 +202,12 @@ class GraphBuilder:
         yield
         self._scope.pop()
 
+    def add_function(self, function: ir.Function) -> None:
+        """Add a model-local body for nodes of another domain, once."""
+        self._functions.setdefault(function.identifier(), function)
+
     def model(self, functions: Sequence[ir.Function] = ()) -> ir.Model:
-        """Close the graph. ``functions`` are model-local bodies for nodes of other domains."""
+        """Close the graph. ``functions`` are further bodies for nodes of other domains."""
         graph = ir.Graph(
             self.inputs,
             self.outputs,
@@ -211,7 +216,9 @@ class GraphBuilder:
             opset_imports=self.opsets,
             name=self.name,
         )
-        return ir.Model(graph, ir_version=IR_VERSION, producer_name="tandemrt", functions=functions)
+        return ir.Model(
+            graph, ir_version=IR_VERSION, producer_name="tandemrt", functions=[*functions, *self._functions.values()]
+        )
 
     def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
         value = ir.Value(name=tensor.name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from tandemrt.plugins.operators.int4_interleaved import OUTPUTS, interleaved_shape
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 
 
@@ -18,12 +19,14 @@ class LowBitFormat:
         zeros: whether the weight has zero points.
         tiles: dtype of the scales in the layout of the operator int4_matmul; None: the layout of MatMulNBits, with
             float32 scales.
+        interleaved: the layout of the operator int4_int8_matmul instead.
     """
 
     bits: int
     group_size: int
     zeros: bool = False
     tiles: str | None = None
+    interleaved: bool = False
 
     @property
     def scales(self) -> str:
@@ -32,6 +35,11 @@ class LowBitFormat:
 
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the integers, scales and zero points of a matrix [rows, inner]."""
+        if self.interleaved:
+            shape = interleaved_shape(rows, inner)
+            by_tile = shape[0], -(-inner // self.group_size) * OUTPUTS
+            kinds = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
+            return kinds | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
         count = (
             scales_of_output(inner, self.group_size) if self.tiles else -(-inner // self.group_size)
         )  # the last may be padded

@@ -118,6 +118,8 @@ class Weights:
                     return LowBitFormat(
                         bits, group_size, zeros, tensors[packed_tensor_name(name, bits, "scales")].dtype
                     )
+                if packed_tensor_name(name, bits, f"interleaved{group_size}") in tensors:
+                    return LowBitFormat(bits, group_size, zeros, interleaved=True)
         return None
 
     def low_bit_formats(self) -> tuple[LowBitFormat, ...]:

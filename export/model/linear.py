@@ -8,10 +8,12 @@ from tandemrt.export.graph.builder import GraphBuilder, width_of
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model import dequantized
+from tandemrt.export.model.int4_int8_matmul import int4_int8_matmul
 from tandemrt.export.model.int4_matmul import int4_matmul_by_tiles
 from tandemrt.export.model.matmul_nbits import matmul_nbits
 from tandemrt.export.model.scaled_matmul import scaled_matmul
 from tandemrt.export.read.quantization.scheme import Scheme
+from tandemrt.plugins.operators.int4_interleaved import OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Linear:
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)
         stored = {(w.low_bit_format(f"{name}.weight") or w.scheme(name)) for name in self.names}
         how = next(iter(stored))
-        # Matmuls with static input scales cannot be merged: each has its own scale.
-        if len(stored) > 1 or (len(names) > 1 and isinstance(how, Scheme) and how.inputs == "static"):
+        if len(stored) > 1 or (len(names) > 1 and self._is_separate(how)):
             each = [Linear((name,), (width,))(b, x, w) for name, width in zip(self.names, self.widths, strict=True)]
             return b.op("Concat", *each, axis=-1)
         if isinstance(how, LowBitFormat):
@@ -57,6 +58,8 @@ class Linear:
                 return int4_matmul_by_tiles(
                     b, x, low_bit_tensors, self.names, self.widths, group_size=how.group_size, dtype=w.dtype
                 )
+            if how.interleaved:
+                return int4_int8_matmul(b, x, low_bit_tensors, how, width=self.width)
             return matmul_nbits(b, x, low_bit_tensors, how, dtype=w.dtype, width=self.width)
         if isinstance(how, Scheme) and w.scaled_matmuls:
             return scaled_matmul(b, x, w, self.names, self.widths, how)
@@ -68,6 +71,12 @@ class Linear:
         else:
             weight = w.stacked(names, self.widths, (inner,))
         return b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))
+
+    def _is_separate(self, how: LowBitFormat | Scheme | None) -> bool:
+        """Whether each weight needs a matmul of its own: with a static input scale, or if tiles hold two weights."""
+        if isinstance(how, LowBitFormat):
+            return how.interleaved and any(width % OUTPUTS for width in self.widths[:-1])
+        return isinstance(how, Scheme) and how.inputs == "static"
 
 
 def merge_linears(*matmuls: Linear) -> Linear:

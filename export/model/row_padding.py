@@ -1,4 +1,4 @@
-"""Padding for 4-bit matmuls on a CPU, so that a row has the same bits whatever the number of rows is.
+"""Padding for 4-bit matmuls of onnxruntime on a CPU, so that a row has the same bits whatever the number of rows is.
 
 onnxruntime's kernels for a lone row, for pairs of rows and for a row that is left over may add the groups of a row in
 different orders. Which of them differ depends on the processor and on the group size. So every call compares them on
@@ -27,8 +27,8 @@ _GROUPS, _OUTPUTS = 21, 21
 
 
 def needs_padding(low_bit_format: LowBitFormat) -> bool:
-    """Return whether matmuls of this format may need padding. With 8 bits all kernels agree."""
-    return low_bit_format.bits == 4 and not low_bit_format.tiles
+    """Return whether matmuls of this format may need padding: those of MatMulNBits. With 8 bits its kernels agree."""
+    return low_bit_format.bits == 4 and not low_bit_format.tiles and not low_bit_format.interleaved
 
 
 def is_padded(x: ir.Value) -> bool:

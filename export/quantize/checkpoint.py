@@ -21,6 +21,7 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
+from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Weights of one matmul of the graph are adjacent in the file, in the matmul's order (export/model/linear.py).
@@ -71,19 +72,20 @@ def write_quantized(
     progress: Progress | None = None,
     *,
     tiles: str | None = None,
+    interleaved: bool = False,
 ) -> QuantizedCheckpoint:
     """Write ``checkpoint`` to a file in ``folder`` with quantized matmul weights; other tensors are copied.
 
     Weights stored in 4 bits keep their integers and scales, in another order. Other weights are rounded to ``bits``;
     None leaves them unquantized. ``tiles``: write tiles for matmuls on a GPU, with scales in this dtype
-    (LowBitFormat). One matrix is in memory at a time. The embedding table stays unquantized, also where lm_head shares
-    it. Raises BadCheckpoint for a matmul weight that contradicts its config or is not a matrix of floats, and for a
-    copy of a tied lm_head that differs.
+    (LowBitFormat). ``interleaved``: write weights of 4 bits for the operator int4_int8_matmul. One matrix is in memory
+    at a time. The embedding table stays unquantized, also where lm_head shares it. Raises BadCheckpoint for a matmul
+    weight that contradicts its config or is not a matrix of floats, and for a copy of a tied lm_head that differs.
     """
     checkpoint = with_graph_names(checkpoint, spec)
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
-    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles), key=lambda matmul: _place(matmul.module))
+    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles, interleaved), key=lambda matmul: _place(matmul.module))
     rounding = _Rounding(checkpoint)
     replaced = {name for matmul in matmuls for name in _tensor_names(matmul)} - {_EMBEDDING}
     if spec.tied:
@@ -157,7 +159,9 @@ def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
                 yield Entry(name, *found[kind], partial(rounding.part, matmul, kind))
 
 
-def _matmuls(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: str | None) -> Iterator[_Matmul]:
+def _matmuls(
+    checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: str | None, interleaved: bool
+) -> Iterator[_Matmul]:
     """Yield the matmuls with weights that the written checkpoint quantizes."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
@@ -168,14 +172,19 @@ def _matmuls(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: s
         scheme = quantization.scheme(module) if quantization else None
         if scheme is not None and scheme.packed:
             shape = shape_of(module, checkpoint.tensors, scheme)
-            yield _Matmul(module, *shape, replace(packed_format(scheme, shape[1]), tiles=tiles), scheme)
+            yield _Matmul(module, *shape, _laid_out(packed_format(scheme, shape[1]), tiles, interleaved), scheme)
         elif bits is not None and f"{module}.weight" in checkpoint.tensors:
             shape = (
                 shape_of(module, checkpoint.tensors, scheme)
                 if scheme is not None and scheme.weight == "table4"
                 else _matrix(checkpoint.tensors[f"{module}.weight"], scheme)
             )
-            yield _Matmul(module, *shape, LowBitFormat(bits, GROUP_SIZE, tiles=tiles), scheme)
+            yield _Matmul(module, *shape, _laid_out(LowBitFormat(bits, GROUP_SIZE), tiles, interleaved), scheme)
+
+
+def _laid_out(form: LowBitFormat, tiles: str | None, interleaved: bool) -> LowBitFormat:
+    fits = form.bits == 4 and form.group_size in GROUP_SIZES
+    return replace(form, tiles=tiles, interleaved=interleaved and fits)
 
 
 def _tensor_names(matmul: _Matmul) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype
+from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output
 
 GROUP_SIZE = 32  # values per scale: as fast as larger groups (docs/benchmarks.md), and the most exact
@@ -46,9 +47,19 @@ class QuantizedMatrix:
         """Return the arrays to write, keyed as in ``LowBitFormat.shapes``."""
         if self.form.tiles:
             return self._tiles()
+        if self.form.interleaved:
+            return self._interleaved()
         packed = nibbles if self.form.bits == 4 else np.asarray
         found: dict[str, npt.NDArray] = {"integers": packed(self.integers), "scales": self.scales}
         return found if self.zeros is None else found | {"zeros": packed(self.zeros)}
+
+    def _interleaved(self) -> dict[str, npt.NDArray]:
+        integers = self.integers.reshape(len(self.integers), -1)[:, : self.inner]
+        found = {
+            f"interleaved{self.form.group_size}": interleaved(integers),
+            "scales": by_tile(self.scales),
+        }
+        return found if self.zeros is None else found | {"zeros": by_tile(self.zeros)}
 
     def _tiles(self) -> dict[str, npt.NDArray]:
         integers = _wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))

@@ -18,7 +18,7 @@ def int4_matmul(*, zeros: bool, overload: str = "") -> ir.Function:
     body = Body.of("int4_matmul", without=() if zeros else ("zeros",))
     x, weight, scales, *optional = body.inputs
     group_size = body.op("Constant", value_int=body.attribute("group_size", ir.AttributeType.INT, "value_int"))
-    words = body.op("Reshape", _halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
+    words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
     by_group = body.concat(np.array([0, -1], np.int64), body.op("Reshape", group_size, np.array([1], np.int64)), axis=0)
     in_order = body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
     integers = body.op("Reshape", in_order, by_group).cast(FLOAT32)
@@ -36,11 +36,11 @@ def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # 
 
 
 def _middles(body: Body, zeros: Tensor, groups: Tensor) -> Tensor:
-    flat = body.op("Reshape", _halves(body, zeros), np.array([0, -1], np.int64))
+    flat = body.op("Reshape", halves(body, zeros), np.array([0, -1], np.int64))
     return flat.first(groups, 1).cast(FLOAT32).expand_dims(-1)
 
 
-def _halves(body: Body, packed: Tensor) -> Tensor:
+def halves(body: Body, packed: Tensor) -> Tensor:
     """Return the 4-bit integers, the low half of a byte first: uint8 [..., bytes] to [..., bytes, 2]."""
     low, high = packed.bits_and(_HALF), packed >> _LEFT
     return body.concat(low.expand_dims(-1), high.expand_dims(-1), axis=-1)

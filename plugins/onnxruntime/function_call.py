@@ -9,6 +9,7 @@ from tandemrt.engines.contract.dtypes import ONNX
 from tandemrt.engines.contract.operators import SCHEMAS, Schema, T
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.functions.body import OPSET
+from tandemrt.plugins.onnxruntime.custom_operators import load_into
 from tandemrt.plugins.onnxruntime.sessions import dtype_name, place, session_options
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.operators.launch import Context, Function, Tensors
@@ -66,6 +67,7 @@ def _open(
         ) from error
     model = ir.to_proto(_model(schema, function, tensors, attributes)).SerializeToString()
     options = session_options(threads=threads)
+    load_into(options, model)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -86,5 +88,5 @@ def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Map
     taken = [value for value in inputs if value is not None]
     graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
     bindings = (*schema.inputs, *schema.outputs)
-    dtype = next(dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors)
+    dtype = next((dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors), "float32")
     return ir.Model(graph, ir_version=_IR_VERSION, functions=function(dtype, tuple(tensors)))

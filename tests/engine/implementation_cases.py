@@ -11,6 +11,7 @@ import torch
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.plugins.implementations import launcher, reference
 from tandemrt.plugins.operators.float8 import FLOAT8
+from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference.float8 import quantize_tokens
@@ -208,6 +209,22 @@ def _by_int4(kind: np.dtype[Any]) -> Iterator[Case]:
         )
 
 
+def _by_int4_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
+    """Numbers of rows around what the kernel takes at once, whole tiles and steps, and others."""
+    rng = np.random.default_rng(9)
+    sizes = [((1,), 32, 8, 32), ((2, 3), 100, 37, 32), ((5,), 192, 24, 64), ((35,), 64, 200, 32), ((4,), 320, 8, 128)]
+    for rows, inner, width, group in sizes:
+        groups = -(-inner // group)
+        scales = by_tile((rng.uniform(0.02, 0.06, (width, groups)) / inner**0.5).astype(np.float32))
+        weight = interleaved(rng.integers(0, 16, (width, inner), dtype=np.uint8))
+        inputs = {"x": rng.normal(size=(*rows, inner)).astype(np.float32), "weight": weight, "scales": scales}
+        zeros = by_tile(rng.integers(0, 16, (width, groups), dtype=np.uint8))
+        for given in (inputs, {**inputs, "zeros": zeros}):
+            yield Case(given, {"group_size": group, "width": width})
+    inputs["x"][1, :32], inputs["x"][2, 40], inputs["x"][3, 99] = 0, np.inf, np.nan
+    yield Case(inputs, {"group_size": group, "width": width})
+
+
 def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
     for case in _matmuls(kind):  # numbers so small that float16 has room for their sums
         quantized = (case.inputs["quantized"].astype(np.float32) / 64).astype(FLOAT8)
@@ -258,6 +275,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "quantize_tokens": _unrounded,
     "scaled_matmul": _matmuls,
     "int4_matmul": _by_int4,
+    "int4_int8_matmul": _by_int4_and_int8,
     "float8_matmul": _unscaled,
     "quantized_swiglu": _quantized_gates,
     "quantized_norm": _quantized_norms,

@@ -43,6 +43,16 @@ MATMULS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, in
         "mixed",
         INNER,
     ),
+    "int4_int8_matmul": (
+        {"x": normal(ROWS, INNER)},
+        {
+            "weight": torch.from_numpy(np.random.default_rng(1).integers(0, 256, (20, 1280)).astype(np.uint8)),
+            "scales": normal(20, 80, seed=2),
+        },
+        {"group_size": 32, "width": OUTER},
+        "out",
+        OUTER,
+    ),
 }
 
 

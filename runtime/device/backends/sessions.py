@@ -6,6 +6,7 @@ from pathlib import Path
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.dtypes import from_onnxruntime
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle
+from tandemrt.plugins.onnxruntime.custom_operators import load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.tensors import torch
 
@@ -48,6 +49,8 @@ def open_session(
     for name, value in (initializers or {}).items():
         options.add_initializer(name, value)
     try:
+        if providers[0] == CPU:
+            load_into(options, Path(path))
         session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:  # onnxruntime's exceptions share no public base class
         raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error

@@ -1,0 +1,459 @@
+/* The operator int4_int8_matmul as a custom operator of onnxruntime: x @ w.T for 4-bit weights and inputs rounded to 8
+ * bits (plugins/reference/int4_int8.py defines both).
+ *
+ * A row has the same bits in any call: sums of 32 products are exact integers, and every row adds these sums in the
+ * same order by the same instructions. Rows share the unpacking of a weight.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COLUMNS 8 /* outputs of a tile */
+#define STEP 32   /* inputs whose products are summed as integers; they share the scale of x */
+#define TILE_BYTES (COLUMNS * STEP / 2)
+#define TILES 8              /* tiles of an item, which one thread computes */
+#define ROWS 32              /* its rows: the rounded inputs of few rows stay in the nearest cache */
+#define ROUNDED_AT_ONCE 8192 /* inputs from which on several threads round them */
+#define TINY 1e-30f          /* a step whose largest input is not above counts as zeros */
+
+/* STEP inputs of a row, rounded to 8 bits, and the sum of their integers. */
+typedef struct {
+  int8_t integers[STEP];
+  float scale, sum;
+} Rounded;
+
+typedef struct {
+  const float *x;
+  const uint8_t *weight; /* [tiles, steps, TILE_BYTES] */
+  const float *scales;   /* [tiles, groups, COLUMNS] */
+  const uint8_t *zeros;  /* the same shape; NULL: all are 8 */
+  float *out;
+  Rounded *rounded; /* [rows, steps] */
+  size_t rows, inner, width, steps, groups, steps_of_group;
+} Call;
+
+static size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
+
+/* ---- portable ---- */
+
+static void round_row(const Call *call, size_t row) {
+  const float *x = call->x + row * call->inner;
+  for (size_t step = 0; step < call->steps; step++) {
+    Rounded *rounded = call->rounded + row * call->steps + step;
+    size_t begin = step * STEP;
+    size_t count = call->inner - begin < STEP ? call->inner - begin : STEP;
+    float largest = 0.0f, nothing = 0.0f, inverse;
+    int32_t sum = 0;
+    for (size_t i = 0; i < count; i++) {
+      float size = fabsf(x[begin + i]);
+      largest = size > largest ? size : largest;
+      nothing += x[begin + i] * 0.0f; /* NaN if an input is not finite */
+    }
+    inverse = largest > TINY && nothing == 0.0f ? 127.0f / largest : 0.0f;
+    memset(rounded->integers, 0, STEP);
+    for (size_t i = 0; i < count && inverse != 0.0f; i++) {
+      rounded->integers[i] = (int8_t)lrintf(x[begin + i] * inverse);
+      sum += rounded->integers[i];
+    }
+    rounded->scale = inverse != 0.0f ? largest / 127.0f : nothing;
+    rounded->sum = (float)sum;
+  }
+}
+
+static void row_portable(const Call *call, size_t tile, size_t row) {
+  float sums[COLUMNS] = {0};
+  const uint8_t *weight = call->weight + tile * call->steps * TILE_BYTES;
+  for (size_t step = 0; step < call->steps; step++, weight += TILE_BYTES) {
+    const Rounded *x = call->rounded + row * call->steps + step;
+    size_t group = (tile * call->groups + step / call->steps_of_group) * COLUMNS;
+    int32_t exact[COLUMNS] = {0};
+    for (size_t pair = 0; pair < 4; pair++)
+      for (size_t column = 0; column < COLUMNS; column++)
+        for (size_t i = 0; i < 4; i++) {
+          uint8_t two = weight[pair * 32 + column * 4 + i];
+          exact[column] += (two & 15) * x->integers[pair * 8 + i] + (two >> 4) * x->integers[pair * 8 + 4 + i];
+        }
+    for (size_t column = 0; column < COLUMNS; column++) {
+      float zero = call->zeros ? (float)call->zeros[group + column] : 8.0f;
+      float number = (float)exact[column] - zero * x->sum; /* exact */
+      float scale = call->scales[group + column] * x->scale;
+#ifdef FP_FAST_FMAF
+      sums[column] = fmaf(number, scale, sums[column]);
+#else
+      sums[column] += number * scale;
+#endif
+    }
+  }
+  size_t begin = tile * COLUMNS, left = call->width - begin;
+  memcpy(call->out + row * call->width + begin, sums, sizeof(float) * (left < COLUMNS ? left : COLUMNS));
+}
+
+static void rows_portable(const Call *call, size_t tile, size_t row, size_t end) {
+  for (; row < end; row++) row_portable(call, tile, row);
+}
+
+/* ---- x86-64 with AVX2 ---- */
+
+#if defined(__x86_64__) && !defined(PORTABLE)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,fma")))
+
+AVX2 static void round_row_avx2(const Call *call, size_t row) {
+  const float *x = call->x + row * call->inner;
+  const __m256 sign = _mm256_set1_ps(-0.0f), none = _mm256_setzero_ps();
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  float last[STEP];
+  for (size_t step = 0; step < call->steps; step++, x += STEP) {
+    Rounded *rounded = call->rounded + row * call->steps + step;
+    size_t left = call->inner - step * STEP;
+    const float *from = x;
+    if (left < STEP) {
+      memset(last, 0, sizeof(last));
+      memcpy(last, x, left * sizeof(float));
+      from = last;
+    }
+    __m256 v[4], largest = none, nothing = none;
+    for (int i = 0; i < 4; i++) {
+      v[i] = _mm256_loadu_ps(from + 8 * i);
+      largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v[i]));
+      nothing = _mm256_fmadd_ps(v[i], none, nothing);
+    }
+    __m128 most = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+    most = _mm_max_ss(most, _mm_movehdup_ps(most));
+    float top = _mm_cvtss_f32(most);
+    int finite = _mm256_movemask_ps(_mm256_cmp_ps(nothing, none, _CMP_EQ_OQ)) == 255;
+    float inverse = top > TINY && finite ? 127.0f / top : 0.0f;
+    __m256i *integers = (__m256i *)rounded->integers;
+    if (inverse == 0.0f) {
+      _mm256_storeu_si256(integers, _mm256_setzero_si256());
+      rounded->scale = finite ? 0.0f : NAN;
+      rounded->sum = 0.0f;
+      continue;
+    }
+    __m256i whole[4];
+    for (int i = 0; i < 4; i++) whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
+    __m256i sum = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+    _mm256_storeu_si256(integers, _mm256_permutevar8x32_epi32(words, order));
+    rounded->scale = top / 127.0f;
+    rounded->sum = (float)_mm_cvtsi128_si32(half);
+  }
+}
+
+/* Apply MACRO to the row numbers below ``rows``, a constant: arrays of vectors would not stay in registers. */
+#define EACH(MACRO) \
+  do {                               \
+    MACRO(0)                         \
+    if (rows > 1) { MACRO(1) }       \
+    if (rows > 2) { MACRO(2) }       \
+    if (rows > 3) { MACRO(3) }       \
+  } while (0)
+
+/* 16 bits are enough for the sums of a step: each adds 16 products of at most 15 * 128. */
+#define MULTIPLY(r)                                                                     \
+  {                                                                                     \
+    const float *four = (const float *)(x##r->integers + 8 * pair);                     \
+    const __m256i a = _mm256_castps_si256(_mm256_broadcast_ss(four));                   \
+    exact##r = _mm256_add_epi16(exact##r, _mm256_maddubs_epi16(one, a));                \
+    const __m256i b = _mm256_castps_si256(_mm256_broadcast_ss(four + 1));               \
+    exact##r = _mm256_add_epi16(exact##r, _mm256_maddubs_epi16(other, b));              \
+  }
+#define ADD(r)                                                                          \
+  {                                                                                     \
+    __m256 number = _mm256_cvtepi32_ps(_mm256_madd_epi16(exact##r, ones));              \
+    number = _mm256_fnmadd_ps(zero, _mm256_set1_ps(x##r->sum), number); /* exact */     \
+    sum##r = _mm256_fmadd_ps(number, _mm256_mul_ps(scale, _mm256_set1_ps(x##r->scale)), sum##r); \
+    x##r++;                                                                             \
+  }
+#define CLEAR(r) exact##r = _mm256_setzero_si256();
+#define STORE(r) store(call, row + r, tile, sum##r);
+
+AVX2 static void store(const Call *call, size_t row, size_t tile, __m256 sums) {
+  const size_t begin = tile * COLUMNS, left = call->width - begin;
+  float *out = call->out + row * call->width + begin, all[COLUMNS];
+  if (left >= COLUMNS) {
+    _mm256_storeu_ps(out, sums);
+  } else {
+    _mm256_storeu_ps(all, sums);
+    memcpy(out, all, left * sizeof(float));
+  }
+}
+
+/* Compute ``rows`` rows (a constant from 1 to 4) of a tile. */
+AVX2 __attribute__((always_inline)) static inline void few_rows_avx2(const Call *call, size_t tile, size_t row,
+                                                                     const size_t rows, const int has_zeros) {
+  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const size_t steps = call->steps;
+  const uint8_t *weight = call->weight + tile * steps * TILE_BYTES, *end = weight + steps * TILE_BYTES;
+  const float *scales = call->scales + tile * call->groups * COLUMNS;
+  const uint8_t *zeros = call->zeros + (has_zeros ? tile * call->groups * COLUMNS : 0);
+  const Rounded *x0 = call->rounded + row * steps, *x1 = x0 + steps, *x2 = x1 + steps, *x3 = x2 + steps;
+  __m256 sum0 = _mm256_setzero_ps(), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  __m256 scale = sum0, zero = _mm256_set1_ps(8.0f);
+  for (size_t left_in_group = 0; weight < end; left_in_group--) {
+    __m256i exact0, exact1, exact2, exact3;
+    EACH(CLEAR);
+#pragma GCC unroll 1
+    for (size_t pair = 0; pair < 4; pair++, weight += 32) {
+      const __m256i two = _mm256_loadu_si256((const __m256i *)weight);
+      const __m256i one = _mm256_and_si256(two, low), other = _mm256_and_si256(_mm256_srli_epi16(two, 4), low);
+      EACH(MULTIPLY);
+    }
+    if (left_in_group == 0) {
+      left_in_group = call->steps_of_group;
+      scale = _mm256_loadu_ps(scales);
+      scales += COLUMNS;
+      if (has_zeros) {
+        zero = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)zeros)));
+        zeros += COLUMNS;
+      }
+    }
+    EACH(ADD);
+  }
+  EACH(STORE);
+}
+
+AVX2 __attribute__((always_inline)) static inline void all_rows_avx2(const Call *call, size_t tile, size_t row,
+                                                                     size_t end, const int has_zeros) {
+  for (; row + 4 <= end; row += 4) few_rows_avx2(call, tile, row, 4, has_zeros);
+  if (end - row == 3) few_rows_avx2(call, tile, row, 3, has_zeros);
+  if (end - row == 2) few_rows_avx2(call, tile, row, 2, has_zeros);
+  if (end - row == 1) few_rows_avx2(call, tile, row, 1, has_zeros);
+}
+
+AVX2 static void rows_avx2(const Call *call, size_t tile, size_t row, size_t end) {
+  if (call->zeros) {
+    all_rows_avx2(call, tile, row, end, 1);
+  } else {
+    all_rows_avx2(call, tile, row, end, 0);
+  }
+}
+#endif
+
+/* ---- the part of onnxruntime's C API that a custom operator needs (onnxruntime_c_api.h) ---- */
+
+#define API_VERSION 17 /* the first with KernelContext_ParallelFor; later versions only append */
+
+typedef struct OrtStatus OrtStatus;
+typedef const void *const *OrtApi; /* a struct of function pointers, which never change their places */
+typedef struct {
+  OrtApi (*get)(uint32_t version);
+  const char *(*version)(void);
+} OrtApiBase;
+
+enum { /* places in OrtApi */
+  CREATE_STATUS = 0,
+  CREATE_DOMAIN = 26,
+  ADD_OPERATOR = 27,
+  ADD_DOMAIN = 28,
+  TENSOR_DATA = 51,
+  DIMENSIONS_COUNT = 61,
+  DIMENSIONS = 62,
+  TENSOR_SHAPE = 65,
+  INT_ATTRIBUTE = 86,
+  INPUT_COUNT = 88,
+  INPUT = 90,
+  OUTPUT = 91,
+  RELEASE_SHAPE = 99,
+  PARALLEL_FOR = 274,
+};
+#define API(place, result, ...) ((result(*)(__VA_ARGS__))api[place])
+
+typedef struct Operator {
+  uint32_t version;
+  void *(*create)(const struct Operator *, OrtApi, const void *info);
+  const char *(*name)(const struct Operator *);
+  const char *(*provider)(const struct Operator *);
+  int (*input_type)(const struct Operator *, size_t);
+  size_t (*input_count)(const struct Operator *);
+  int (*output_type)(const struct Operator *, size_t);
+  size_t (*output_count)(const struct Operator *);
+  void (*compute)(void *, void *);
+  void (*destroy)(void *);
+  int (*input_kind)(const struct Operator *, size_t);
+  int (*output_kind)(const struct Operator *, size_t);
+  int (*input_memory)(const struct Operator *, size_t);
+  int (*variadic[4])(const struct Operator *);
+  OrtStatus *(*create_v2)(const struct Operator *, OrtApi, const void *info, void **kernel);
+  OrtStatus *(*compute_v2)(void *kernel, void *context);
+  OrtStatus *(*infer_shape)(const struct Operator *, void *);
+  int (*first_version)(const struct Operator *);
+  int (*last_version)(const struct Operator *);
+  void *later[4];
+} Operator;
+
+typedef struct {
+  OrtApi api;
+  int64_t group_size, width;
+  void (*round)(const Call *, size_t);
+  void (*multiply)(const Call *, size_t tile, size_t row, size_t end);
+} Kernel;
+
+typedef struct {
+  const Kernel *kernel;
+  const Call *call;
+} Work;
+
+static void round_item(void *work, size_t row) {
+  const Work *w = work;
+  w->kernel->round(w->call, row);
+}
+
+static void multiply_item(void *work, size_t item) {
+  const Work *w = work;
+  const Call *call = w->call;
+  const size_t tiles = count_of(call->width, COLUMNS), items = count_of(tiles, TILES);
+  const size_t first = item % items * TILES, row = item / items * ROWS;
+  const size_t end = row + ROWS < call->rows ? row + ROWS : call->rows;
+  for (size_t tile = first; tile < first + TILES && tile < tiles; tile++) w->kernel->multiply(call, tile, row, end);
+}
+
+#define TRY(call)                             \
+  do {                                        \
+    if ((status = (call)) != NULL) goto done; \
+  } while (0)
+
+static OrtStatus *failure(OrtApi api, const char *rule) {
+  return API(CREATE_STATUS, OrtStatus *, int, const char *)(2, rule);
+}
+
+static OrtStatus *read_shape(OrtApi api, const void *tensor, int64_t *dims, size_t most, size_t *rank) {
+  void *shape = NULL;
+  OrtStatus *status = NULL;
+  TRY(API(TENSOR_SHAPE, OrtStatus *, const void *, void **)(tensor, &shape));
+  TRY(API(DIMENSIONS_COUNT, OrtStatus *, void *, size_t *)(shape, rank));
+  if (*rank < 1 || *rank > most) {
+    status = failure(api, "int4_int8_matmul: the rank of an input is wrong");
+    goto done;
+  }
+  TRY(API(DIMENSIONS, OrtStatus *, void *, int64_t *, size_t)(shape, dims, *rank));
+done:
+  if (shape) API(RELEASE_SHAPE, void, void *)(shape);
+  return status;
+}
+
+static OrtStatus *parallel(const Kernel *kernel, void *context, void (*item)(void *, size_t), size_t count,
+                           Work *work) {
+  OrtApi api = kernel->api;
+  if (count == 1) {
+    item(work, 0);
+    return NULL;
+  }
+  return API(PARALLEL_FOR, OrtStatus *, void *, void (*)(void *, size_t), size_t, size_t, void *)(context, item, count,
+                                                                                                  count, work);
+}
+
+static OrtStatus *compute(void *self, void *context) {
+  const Kernel *kernel = self;
+  OrtApi api = kernel->api;
+  OrtStatus *status = NULL;
+  const void *inputs[4] = {0};
+  void *data[4] = {0}, *output = NULL, *made = NULL, *scratch = NULL;
+  int64_t dims[8], weight[2], scales[2];
+  size_t count = 0, rank = 0, ignored = 0;
+  TRY(API(INPUT_COUNT, OrtStatus *, void *, size_t *)(context, &count));
+  for (size_t i = 0; i < count && i < 4; i++) {
+    TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, i, &inputs[i]));
+    if (inputs[i]) TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(inputs[i], &data[i]));
+  }
+  TRY(read_shape(api, inputs[0], dims, 8, &rank));
+  TRY(read_shape(api, inputs[1], weight, 2, &ignored));
+  TRY(read_shape(api, inputs[2], scales, 2, &ignored));
+  Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3], .rows = 1};
+  call.inner = (size_t)dims[rank - 1];
+  call.width = (size_t)kernel->width;
+  call.steps = (size_t)weight[1] / TILE_BYTES;
+  call.groups = (size_t)scales[1] / COLUMNS;
+  call.steps_of_group = (size_t)kernel->group_size / STEP;
+  for (size_t i = 0; i + 1 < rank; i++) call.rows *= (size_t)dims[i];
+  const size_t tiles = count_of(call.width, COLUMNS), steps = call.rows * call.steps;
+  if (call.steps != count_of(call.inner, STEP) || (size_t)weight[0] != tiles || (size_t)scales[0] != tiles ||
+      call.groups != count_of(call.steps, call.steps_of_group)) {
+    status = failure(api, "int4_int8_matmul: the shapes of the inputs do not fit");
+    goto done;
+  }
+  dims[rank - 1] = kernel->width;
+  TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, 0, dims, rank, &output));
+  if (steps == 0) goto done;
+  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &made));
+  call.out = made;
+  scratch = malloc(steps * sizeof(Rounded));
+  if (scratch == NULL) {
+    status = failure(api, "int4_int8_matmul: out of memory");
+    goto done;
+  }
+  call.rounded = scratch;
+  Work work = {kernel, &call};
+  if (call.rows * call.inner >= ROUNDED_AT_ONCE) {
+    TRY(parallel(kernel, context, round_item, call.rows, &work));
+  } else {
+    for (size_t row = 0; row < call.rows; row++) round_item(&work, row);
+  }
+  TRY(parallel(kernel, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
+done:
+  free(scratch);
+  return status;
+}
+
+static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void **made) {
+  OrtStatus *status = NULL;
+  Kernel *kernel = malloc(sizeof(Kernel));
+  (void)op;
+  if (kernel == NULL) return failure(api, "int4_int8_matmul: out of memory");
+  *kernel = (Kernel){api, 0, 0, round_row, rows_portable};
+#if defined(__x86_64__) && !defined(PORTABLE)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    kernel->round = round_row_avx2;
+    kernel->multiply = rows_avx2;
+  }
+#endif
+  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "group_size", &kernel->group_size));
+  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "width", &kernel->width));
+  if (kernel->group_size < STEP || kernel->group_size % STEP || kernel->width < 1)
+    status = failure(api, "int4_int8_matmul: group_size must be a multiple of 32, and width positive");
+done:
+  if (status) free(kernel);
+  *made = status ? NULL : kernel;
+  return status;
+}
+
+static const char *name(const Operator *op) { (void)op; return "int4_int8_matmul"; }
+static const char *provider(const Operator *op) { (void)op; return NULL; /* the CPU */ }
+static int input_type(const Operator *op, size_t i) { (void)op; return i % 2 ? 2 : 1; /* uint8, float */ }
+static size_t input_count(const Operator *op) { (void)op; return 4; }
+static int output_type(const Operator *op, size_t i) { (void)op; (void)i; return 1; }
+static size_t output_count(const Operator *op) { (void)op; return 1; }
+static void destroy(void *kernel) { free(kernel); }
+static int input_kind(const Operator *op, size_t i) { (void)op; return i == 3; /* optional */ }
+static int output_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
+static int memory(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
+static int one(const Operator *op) { (void)op; return 1; }
+static int newest(const Operator *op) { (void)op; return 0x7fffffff; }
+
+static const Operator OPERATOR = {
+    .version = API_VERSION, .name = name, .provider = provider, .input_type = input_type, .input_count = input_count,
+    .output_type = output_type, .output_count = output_count, .destroy = destroy, .input_kind = input_kind,
+    .output_kind = output_kind, .input_memory = memory, .variadic = {one, one, one, one}, .create_v2 = create,
+    .compute_v2 = compute, .first_version = one, .last_version = newest,
+};
+
+/* Called by onnxruntime when it loads this library into the options of a session. */
+__attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(void *options, const OrtApiBase *base) {
+  static void *domain; /* lives as long as the library, which is never unloaded */
+  OrtApi api = base->get(API_VERSION);
+  OrtStatus *status = NULL;
+  if (api == NULL) return failure(base->get(1), "int4_int8_matmul: needs onnxruntime 1.17 or later");
+  if (domain == NULL) {
+    TRY(API(CREATE_DOMAIN, OrtStatus *, const char *, void **)("tandemrt", &domain));
+    TRY(API(ADD_OPERATOR, OrtStatus *, void *, const void *)(domain, &OPERATOR));
+  }
+  TRY(API(ADD_DOMAIN, OrtStatus *, void *, void *)(options, domain));
+done:
+  return status;
+}

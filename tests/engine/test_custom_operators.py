@@ -1,0 +1,95 @@
+"""Operators with a C kernel: compiled once, equal on every path, and replaced by their function without a compiler."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle import models
+from tandemrt.export.bundle.build import build
+from tandemrt.plugins.onnxruntime import custom_operators
+from tandemrt.plugins.operators.launch import Context
+from tests.engine.implementation_cases import cases, hold
+from tests.engine.quantized import texts_with_and_without_speculation
+from tests.engine.test_row_bits import test_a_matmul_gives_a_row_the_same_bits_in_any_number_of_rows as hold_row_bits
+from tests.makers import tiny_checkpoint, write_recipe
+
+OPERATOR = "int4_int8_matmul"
+NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1\nngram_max = 3'
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, in which nothing was compiled yet."""
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
+    custom_operators._library.cache_clear()
+    yield tmp_path / "cache" / "custom_operators"
+    custom_operators._library.cache_clear()
+
+
+@pytest.fixture
+def no_compiler(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(cache_folder))
+    monkeypatch.delenv("CC", raising=False)
+
+
+def hold_all() -> None:
+    for case in cases(OPERATOR, "float32"):
+        hold(OPERATOR, case, Context(torch.device("cpu"), threads=1))
+
+
+def test_a_library_is_compiled_once_for_all_processes_of_its_user(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = custom_operators.library()
+    assert path is not None
+    assert [*cache_folder.iterdir()] == [path]
+    custom_operators._library.cache_clear()
+    monkeypatch.setenv("PATH", "")  # as in another process, on a machine without a compiler
+    assert custom_operators.library() == path
+    path.chmod(0o777)  # code that other users may have written
+    custom_operators._library.cache_clear()
+    assert custom_operators.library() is None
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_the_portable_kernel_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors without AVX2 run it."""
+    monkeypatch.setattr(custom_operators, "_OPTIONS", (*custom_operators._OPTIONS, "-DPORTABLE"))
+    hold_all()
+    hold_row_bits(OPERATOR, 2)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_function_equals_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    hold_all()
+    hold_row_bits(OPERATOR, 2)
+    assert "no C compiler was found" in caplog.text
+
+
+def test_a_compiler_that_fails_is_reported(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(custom_operators, "_OPTIONS", (*custom_operators._OPTIONS, "-no-such-option"))
+    assert custom_operators.library() is None
+    assert "cannot be compiled by" in caplog.text
+    assert not [*cache_folder.iterdir()]
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_a_build_uses_the_operator_only_with_a_compiler(
+    tmp_path: Path, compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiler:
+        monkeypatch.setattr(models, "library", lambda: None)
+    target = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32)
+    recipe = write_recipe(tmp_path / "r.toml", target=target, dtype="int4", drafting=NGRAM)
+    report = build(Recipe.load(recipe), tmp_path / "bundle")
+    kinds = {node.op_type for node in ir.load(tmp_path / "bundle" / "target.onnx").graph}
+    assert (OPERATOR in kinds, "MatMulNBits" in kinds) == (compiler, not compiler)
+    assert any("no C compiler works here" in note for note in report.notes) != compiler
+    texts, _ = texts_with_and_without_speculation(tmp_path / "bundle")
+    assert texts[0] == texts[1]
