@@ -88,7 +88,7 @@ def test_a_build_uses_the_operator_only_with_a_compiler(
     target = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32)
     recipe = write_recipe(tmp_path / "r.toml", target=target, dtype="int4", drafting=NGRAM)
     report = build(Recipe.load(recipe), tmp_path / "bundle")
-    kinds = {node.op_type for node in ir.load(tmp_path / "bundle" / "target.onnx").graph}
+    kinds = {node.op_type for node in ir.load(report.folder / report.manifest.engines["target"].files[0]).graph}
     assert (OPERATOR in kinds, "MatMulNBits" in kinds) == (compiler, not compiler)
     assert any("no C compiler works here" in note for note in report.notes) != compiler
     texts, _ = texts_with_and_without_speculation(tmp_path / "bundle")
