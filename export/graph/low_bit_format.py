@@ -35,15 +35,16 @@ class LowBitFormat:
 
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the integers, scales and zero points of a matrix [rows, inner]."""
+        found: dict[str, tuple[str, tuple[int, ...]]]
         if self.interleaved:
             shape = interleaved_shape(rows, inner)
             by_tile = shape[0], -(-inner // self.group_size) * OUTPUTS
-            kinds = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
-            return kinds | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
+            found = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
+            return found | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
         count = (
             scales_of_output(inner, self.group_size) if self.tiles else -(-inner // self.group_size)
         )  # the last may be padded
-        found: dict[str, tuple[str, tuple[int, ...]]] = (
+        found = (
             {f"tiles{self.group_size}": ("uint8", (rows, padded_inner(inner) // 2))}
             if self.tiles
             else {"integers": ("uint8", (rows, count, self.group_size * self.bits // 8))}

@@ -46,4 +46,5 @@ def rounded(x: np.ndarray, inner: int) -> np.ndarray:
 
 def _each_input(values: np.ndarray, group_size: int, weight: np.ndarray) -> np.ndarray:
     inner = deinterleaved(weight[:1]).shape[1]
-    return np.repeat(by_output(values).astype(np.float64), group_size, axis=1)[:, :inner]
+    each: np.ndarray = np.repeat(by_output(values).astype(np.float64), group_size, axis=1)[:, :inner]
+    return each
