@@ -41,7 +41,8 @@ def rounded(x: np.ndarray, inner: int) -> np.ndarray:
     inverse = np.where(largest > TINY, np.float32(127) / np.maximum(largest, TINY), np.float32(0))
     scale = np.where(inverse > 0, largest / np.float32(127), np.float32(0))
     values = np.rint(steps * inverse).astype(np.float64) * np.where(finite, scale, np.nan)
-    return values.reshape(padded.shape)
+    out: np.ndarray = values.reshape(padded.shape)
+    return out
 
 
 def _each_input(values: np.ndarray, group_size: int, weight: np.ndarray) -> np.ndarray:
