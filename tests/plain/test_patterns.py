@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.text.formats import PATTERNS
 from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.finite import few_texts
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tests.plain.constraints import STOP, byte_tokens, compiled
 from tests.plain.drawing import accepts, grammar_of, write
@@ -267,3 +268,15 @@ def test_ipv4_parts_are_bytes_without_leading_zeros(begun):
     rest = ".1" * (3 - begun.count("."))
     parts = [str(part) + rest for part in range(1000)] + [f"0{part}{rest}" for part in range(100)]
     assert taken_endings(format_grammar("ipv4", begun), parts) == {f"{part}{rest}" for part in range(256)}
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "[ab]", "a|b{2,3}|aa", "(?:a?b?){1,2}", "(a|(b|))(?:)*", "a{0,5}", "a{5}b?", r"é\.?", "[^b]", "a*"]
+)
+def test_the_texts_of_an_expression_are_listed_if_they_are_few(pattern):
+    texts = {"".join(letters) for length in range(7) for letters in itertools.product("ab.é", repeat=length)}
+    matched = {text for text in texts if re.fullmatch(pattern, text)}
+    endless = pattern in ("[^b]", "a*")
+    for most in (0, len(matched) - 1, len(matched), 99):
+        found = few_texts(patterns.search_expression(f"^(?:{pattern})$"), most)
+        assert found == (matched if most >= len(matched) and not endless else None)

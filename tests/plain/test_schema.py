@@ -698,3 +698,16 @@ def test_a_misspelled_keyword_constrains_nothing_and_gives_a_warning(schema, war
     read(StructuredOutputs(json=schema))
     assert caplog.messages == [found]
     assert accepts(grammar_of(schema), '{"a": ["bcde"]}')
+
+
+def test_one_of_counts_the_branches_that_hold_for_names_that_are_not_written():
+    schema = {
+        "type": "object",
+        "patternProperties": {"^a": {"type": "integer"}},
+        "propertyNames": {"enum": ["a", "b"]},
+        "minProperties": 2,
+        "oneOf": [{"required": ["a", "b"]}, {"maxProperties": 2}],
+    }
+    assert not jsonschema.Draft202012Validator(schema).is_valid({"a": 1, "b": 1})
+    with pytest.raises(BadRequest, match="no finite text fits"):
+        grammar_of(schema)

@@ -23,10 +23,16 @@ _MAX_DEPTH = 4  # nested levels that are compared
 
 
 class Disjoint:
-    """Tests whether schemas of one expander are disjoint."""
+    """Tests whether schemas are disjoint.
 
-    def __init__(self, expander: "Expander") -> None:
+    Args:
+        expander: gives the shapes that the grammar writes.
+        upper: gives shapes that all valid values fit. A closed object does not: more names are valid than are written.
+    """
+
+    def __init__(self, expander: "Expander", upper: "Expander") -> None:
         self._expander = expander
+        self._upper = upper
 
     def are_disjoint(self, one: AllOf, other: AllOf, depth: int = _MAX_DEPTH) -> bool:
         """Return whether no value that the grammar of ``one`` writes is valid for ``other``; False if uncertain."""
@@ -35,7 +41,7 @@ class Disjoint:
         if one.is_nothing() or other.is_nothing():
             return True
         try:
-            ours, theirs = self._expander.resolved(one), self._expander.resolved(other)
+            ours, theirs = self._expander.resolved(one), self._upper.resolved(other)
         except UnsupportedSchema:
             return False
         return all(self._shapes(a, one, b, other, depth) for a in ours for b in theirs)

@@ -45,7 +45,7 @@ class Expander:
         self._alike: dict[AllOf, AllOf] = {}
         self._active: set[AllOf] = set()
         self._steps = 0
-        self._disjoint = Disjoint(self)
+        self._disjoint = Disjoint(self, Expander(document, closed=False, quick=quick) if closed else self)
 
     def canonical(self, all_of: AllOf) -> AllOf:
         """Replace each node that is only a $ref by its target, so that equal conjunctions compare equal."""

@@ -3,31 +3,30 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, permutations
-from math import comb, perm
-from typing import TYPE_CHECKING, Any
+from itertools import combinations
+from math import comb
+from typing import TYPE_CHECKING
 
 from tandemrt.engines.validation.errors import clipped
 from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.finite import few_texts
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.document import UnsupportedSchema
 from tandemrt.runtime.grammars.schema.intersection import exact
 from tandemrt.runtime.grammars.schema.shapes import (
     NOTHING,
-    AllOf,
     Array,
     Literals,
     Number,
     Object,
-    Plain,
     Shape,
     common_multiple,
 )
+from tandemrt.runtime.grammars.schema.unique_sequences import UniqueSequences
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.schema.expand import Expander
 
-MAX_SEQUENCES = 400  # of unique items
 MAX_CHOICES = 128  # of property names
 MAX_DECIMALS = 9
 SMALLEST_GAP = Fraction(1, 10**15)  # between an exclusive bound and the numbers next to it, where it matters
@@ -52,7 +51,7 @@ def plain(shape: Shape, expander: "Expander", place: str) -> list[Shape]:
             _check_bounds(each, place)
         return [*numbers]
     if isinstance(shape, Array):
-        return _array(shape, expander)
+        return _array(shape, expander, place)
     if isinstance(shape, Object):
         return _object(shape, place)
     return [shape]
@@ -139,50 +138,14 @@ def _with_fewer_decimals(shape: Number, step: Fraction) -> list[Number]:
     return [replace(shape, multiples=[*shape.multiples, unit]) for unit in units]
 
 
-def _array(shape: Array, expander: "Expander") -> list[Shape]:
+def _array(shape: Array, expander: "Expander", place: str) -> list[Shape]:
     if shape.rest is not None and shape.rest.is_nothing():
         shape = replace(shape, rest=None)
     if shape.most is not None and shape.least > shape.most:
         return []
     if not shape.unique or shape.most in (0, 1):
         return [shape]
-    values = [] if shape.first or shape.rest is None else _item_values(shape.rest, expander)
-    if not values:
-        return [shape]
-    most = len(values) if shape.most is None else min(shape.most, len(values))
-    if sum(perm(len(values), length) for length in range(shape.least, most + 1)) > MAX_SEQUENCES:
-        return [replace(shape, most=most)] if shape.least <= most else []
-    sequences = [list(items) for length in range(shape.least, most + 1) for items in permutations(values, length)]
-    return [Literals(sequences)] if sequences else []
-
-
-def _item_values(items: AllOf, expander: "Expander") -> list[Any]:
-    """Return the distinct values of items, or an empty list if they are not finite, or refer to their own array."""
-    try:
-        return _finite(expander.resolved(items))
-    except UnsupportedSchema:
-        return []
-
-
-def _finite(shapes: list[Shape]) -> list[Any]:
-    """Return the distinct values of finite shapes, or an empty list if a shape is not finite."""
-    values: list[Any] = []
-    for shape in shapes:
-        if isinstance(shape, Literals):
-            values += shape.values
-        elif isinstance(shape, Plain):
-            values += [None] if shape.kind == "null" else [True, False]
-        else:
-            return []
-    kept: list[Any] = []
-    for value in values:
-        if not any(_same(value, other) for other in kept):
-            kept.append(value)
-    return kept
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+    return UniqueSequences(shape, expander).shapes(place)
 
 
 def _object(shape: Object, place: str) -> list[Shape]:
@@ -206,6 +169,7 @@ def _object(shape: Object, place: str) -> list[Shape]:
         except UnsupportedPattern as error:
             raise UnsupportedSchema(f"{place}/properties", f"{error}, is not supported; nest them") from None
         shape = replace(shape, patterns={others: shape.rest}, rest=None)
+    shape = replace(shape, patterns={key: all_of for key, all_of in shape.patterns.items() if _has_others(key, shape)})
     closed = shape.rest is None and not shape.patterns
     least = max(0, shape.least - len(shape.required))
     most = None if shape.most is None else shape.most - len(shape.required)
@@ -221,6 +185,12 @@ def _object(shape: Object, place: str) -> list[Shape]:
             "is only supported if no other names are allowed, because repeated names would count twice; leave it out",
         )
     return [shape]
+
+
+def _has_others(pattern: str, shape: Object) -> bool:
+    """Return whether a pattern matches a name that is no property. Otherwise llguidance writes a comma and no name."""
+    names = few_texts(pattern, len(shape.properties))
+    return names is None or not names <= shape.properties.keys()
 
 
 def _counted(shape: Object, optional: list[str], least: int, most: int, place: str) -> list[Object]:
