@@ -55,7 +55,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     kv_heads, head_dim = next(iter(heads.values()), (1, 1))
     recurrent, history = _recurrent(manifest.engines[name].contract)
     sizes: dict[str, Any] = {
-        "layers": len(keys) + len(recurrent),
+        "layers": len(keys) + len(recurrent.keys() - heads.keys()),
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "heads": heads,

@@ -114,18 +114,20 @@ def decoder(
 
     ``features``: width of the hidden states that a target outputs per token for its draft; 0: no such output.
 
-    ``recurrent`` layers keep no keys and values, but the state after the first ``state_index`` tokens of a row, and the
-    inputs of its tokens, that of position p at p % ``history``. A call replays the tokens between ``state_index`` and
-    ``write_index``, and leaves the state after ``commit_index`` tokens; see ``gated_delta_net`` (docs/operators.md).
+    ``recurrent`` layers keep no keys and values unless ``heads`` names them. They keep the state after the first
+    ``state_index`` tokens of a row, and the inputs of its tokens, that of position p at p % ``history``. A call replays
+    the tokens between ``state_index`` and ``write_index``, and leaves the state after ``commit_index`` tokens; see
+    ``gated_delta_net`` (docs/operators.md).
     """
     paged = cache == "paged"
     fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
     held: dict[str, tuple[str, tuple[Dim, ...]]] = {}
     for layer in range(layers):
-        if layer not in recurrent:
+        if layer not in recurrent or layer in heads:
             kv, dim = heads.get(layer, (kv_heads, head_dim))
             shape: tuple[Dim, ...] = ("blocks", kv, BLOCK_SIZE, dim) if paged else ("batch", kv, capacity, dim)
             held |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in ("key", "value")}
+        if layer not in recurrent:
             continue
         if recurrent[layer].state:
             held[f"state.{layer}"] = "float32", ("batch", *recurrent[layer].state)

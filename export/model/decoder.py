@@ -13,10 +13,11 @@ from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.int4_matmul import int4_matmul_functions
 from tandemrt.export.model.layer_inputs import layer_inputs
-from tandemrt.export.model.layers import decoder_layers, scaled_by
+from tandemrt.export.model.layers import decoder_layers
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.model.row_padding import cut, needs_padding, pad_ids
+from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint

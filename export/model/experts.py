@@ -187,13 +187,17 @@ def _activated(b: GraphBuilder, rows: ir.Value, w: Weights, spec: ModelSpec, exp
     width = experts.intermediate
     if experts.gate_up == "separate":
         gate, up = (
-            Linear.stored(f"{stem}.{kind}_proj", width, bias=experts.biased)(b, rows, w) for kind in ("gate", "up")
+            Linear.stored(f"{stem}.{kind}_proj", width, bias=experts.biased)(b, rows, w)
+            if spec.gated or kind == "up"
+            else None
+            for kind in ("gate", "up")
         )
+        assert up is not None
     else:
         both = Linear.stored(f"{stem}.gate_up_proj", 2 * width, bias=experts.biased)(b, rows, w)
         shape, axis = ([1, -1, width, 2], 3) if experts.gate_up == "interleaved" else ([1, -1, 2, width], 2)
         pairs = b.op("Reshape", both, b.constant(shape))
         gate, up = (b.op("Gather", pairs, b.constant(at), axis=axis) for at in (0, 1))
-    if experts.clamped is not None:
+    if experts.clamped is not None and gate is not None:
         return clamped_swiglu(b, gate, up, experts.clamped, w.dtype)
     return activate(b, gate, up, spec.activation)

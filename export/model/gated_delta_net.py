@@ -23,7 +23,7 @@ def gated_delta_net(
     span = _span(b, mixed, earlier, w, name, net)
     out, state = call.run(b, span, held.state, w.dtype)
     headed = b.op("Reshape", out, b.constant([0, 0, net.value_heads, net.value_dim]))
-    scaled = normed(b, headed, w(f"{name}.norm.weight", (net.value_dim,)), w.dtype, call.spec.norm_eps)
+    scaled = normed(b, headed, w(f"{name}.norm.weight", (net.value_dim,)), w.dtype, net.norm_eps or call.spec.norm_eps)
     gated = b.op("Mul", b.op("Reshape", scaled, b.constant([0, 0, net.mixed])), silu(b, gate))
     return gated, Held(call.tokens.store(b, ordered, mixed), state)
 
@@ -33,7 +33,7 @@ def _projected(
 ) -> tuple[ir.Value, ir.Value]:
     """Return the inputs of each token, [batch, tokens, width], and its output gate."""
     values = net.value_heads * net.value_dim
-    if net.by_key_head:
+    if net.projections == "by key head":
         qkvz = call.matmul(b, x, w, Linear.stored(f"{name}.in_proj_qkvz", net.channels + values))
         gates = call.matmul(b, x, w, Linear.stored(f"{name}.in_proj_ba", 2 * net.value_heads))
         shared = net.value_heads // net.key_heads
@@ -41,8 +41,18 @@ def _projected(
         update, decay = _by_kind(b, gates, net.key_heads, [shared] * 2)
         return b.op("Concat", *qkv, decay, update, axis=2), gate
     # In the order of their names, in which they are adjacent in the file.
-    widths = {"a": net.value_heads, "b": net.value_heads, "qkv": net.channels, "z": values}
-    merged = merge_linears(*(Linear.stored(f"{name}.in_proj_{part}", width) for part, width in widths.items()))
+    widths = {
+        "in_proj_a": net.value_heads,
+        "in_proj_b": net.value_heads,
+        "in_proj_qkv": net.channels,
+        "in_proj_z": values,
+    }
+    stored = widths
+    if net.projections == "separate":
+        keys = net.key_heads * net.key_dim
+        parts = {"q_proj": keys, "k_proj": keys, "v_proj": values}
+        stored = {"in_proj_a": net.value_heads, "in_proj_b": net.value_heads, **parts, "in_proj_z": values}
+    merged = merge_linears(*(Linear.stored(f"{name}.{part}", width) for part, width in stored.items()))
     projected = call.matmul(b, x, w, merged)
     decay, update, mixed, gate = b.ops("Split", projected, b.constant(list(widths.values())), outputs=4, axis=2)
     return b.op("Concat", mixed, decay, update, axis=2), gate
@@ -66,13 +76,19 @@ def _span(b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name:
         "Split", span, b.constant([net.channels, net.value_heads, net.value_heads]), outputs=3, axis=2
     )
     first = b.op("Slice", earlier, b.constant([0, 0]), b.constant([net.kernel - 1, net.channels]), b.constant([1, 2]))
-    mixed_qkv = convolved(b, qkv, first, w, f"{name}.conv1d", kernel=net.kernel, activation="silu")
+    stored = {"conv1d": net.channels}
+    if net.projections == "separate":
+        stored = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": values}
+    names, widths = [f"{name}.{part}" for part in stored], list(stored.values())
+    mixed_qkv = convolved(b, qkv, first, w, names, widths, kernel=net.kernel, activation="silu")
     query, key, value = b.ops("Split", mixed_qkv, b.constant([keys, keys, values]), outputs=3, axis=2)
     query, key = (_unit(b, each, w.dtype, power, net) for each, power in ((query, 1.0), (key, 0.5)))
     scale = b.op("Neg", b.op("Exp", b.cast(w.stored(f"{name}.A_log", (net.value_heads,)), "float32")))
     bias = b.cast(w.stored(f"{name}.dt_bias", (net.value_heads,)), "float32")
     gates = (w.dtype, ("batch", "span", net.value_heads))
     decay, update = b.custom("LinearAttentionGate", decay, bias, scale, update, domain=LIBRARY, outputs=[gates, gates])
+    if net.update_scale != 1.0:
+        update = b.op("Mul", update, b.constant(net.update_scale, w.dtype))
     return Recurrence(query, key, value, decay, update, net.state)
 
 

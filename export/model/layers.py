@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.activation import GatedActivation
+from tandemrt.export.model.activation import GatedActivation, activate
 from tandemrt.export.model.attention import Attention, AttentionWeights, Cache
 from tandemrt.export.model.layer_inputs import with_own_input
 from tandemrt.export.model.linear import Linear
@@ -20,6 +20,7 @@ from tandemrt.export.model.lowerings import LoweringStrategies
 from tandemrt.export.model.norm import normed as norm_by
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.recurrent import Recurrent
+from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import UNIFORM, Experts, SharedExpert
 from tandemrt.export.read.spec import ModelSpec
 
@@ -57,7 +58,7 @@ def decoder_layers(
         hidden.name = f"hidden.{layer}"
         streams.append(hidden)
         with b.scope(f"layers.{layer}/attention"):
-            normed = norm_if_present(b, hidden, w, spec, name, spec.norms.before_attention)
+            normed = norm_if_present(b, hidden, w, spec, name, spec.norms_of(layer).before_attention)
         hidden, present = decoder_layer(
             b, hidden, normed, w, spec, {**graph_inputs, **graph_outputs}, strategies, attend, layer, name, recur
         )
@@ -105,34 +106,62 @@ def decoder_layer(
     by their names in the contract. With ``strategies.select_rows_early`` the stream after the last layer has only the
     rows that get logits.
     """
+    norms = spec.norms_of(layer)
     with b.scope(f"layers.{layer}/attention"):
+        parts: list[tuple[ir.Value, Linear, float]] = []
+        present: dict[str, ir.Value] = {}
         if recur is not None and spec.recurrent_of(layer) is not None:
             module = f"{name}.{recur.net.module}"
-            mixed, present = recur(b, normed, w, module, layer, graph_inputs)
-            out = Linear.stored(f"{module}.out_proj", spec.hidden, bias=recur.net.bias)
-        else:
-            source = spec.cache_of(layer)
-            names = (f"key.{source}", f"value.{source}")
-            kind = "past" if source == layer else "present"
-            cached = Cache(*(graph_inputs[f"{kind}_{each}"] for each in names))
-            mixed, cache = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
-            present = dict(zip((f"present_{each}" for each in names), (cache.key, cache.value), strict=True))
+            mixed, held = recur(b, normed, w, module, layer, graph_inputs)
+            parts.append((mixed, Linear.stored(f"{module}.out_proj", spec.hidden, bias=recur.net.bias), 1.0))
+            present |= held
+        if spec.has_attention(layer):
+            mixed, held = _attention(b, normed, w, spec, graph_inputs, attend, layer, name)
             out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
-        if strategies.select_rows_early and layer == spec.layers - 1:  # only rows that get logits from here on
-            stream, mixed = (strategies.select_rows(b, value, graph_inputs["score_rows"]) for value in (stream, mixed))
-        update = norm_if_present(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
-        stream = _added(b, stream, update, spec, w.dtype)
+            parts.append((mixed, out, spec.scales.attention_output))
+            present |= held
+        updates = []
+        for mixed, out, factor in parts:
+            if strategies.select_rows_early and layer == spec.layers - 1:  # only rows that get logits from here on
+                mixed = strategies.select_rows(b, mixed, graph_inputs["score_rows"])
+            updates.append(scaled_by(b, out(b, mixed, w), factor, w.dtype))
+        if strategies.select_rows_early and layer == spec.layers - 1:
+            stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
+        update = updates[0] if len(updates) == 1 else b.op("Add", *updates)
+        stream = _added(b, stream, norm_if_present(b, update, w, spec, name, norms.after_attention), spec, w.dtype)
+    if not spec.has_mlp(layer):
+        return stream, present
     with b.scope(f"layers.{layer}/mlp"):
         stream.name = f"residual.{layer}"
-        normed = norm_if_present(b, stream, w, spec, name, spec.norms.before_mlp)
+        normed = norm_if_present(b, stream, w, spec, name, norms.before_mlp)
         experts = spec.experts_of(layer)
         if experts is None:
             width = spec.intermediate_of(layer)
             update = _mlp(b, normed, w, spec, layer, f"{name}.mlp", width, strategies.activation)
         else:
             update = _experts(b, stream, normed, w, spec, experts, strategies, layer, name)
-        stream = _added(b, stream, norm_if_present(b, update, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
+        stream = _added(b, stream, norm_if_present(b, update, w, spec, name, norms.after_mlp), spec, w.dtype)
     return stream, present
+
+
+def _attention(
+    b: GraphBuilder,
+    normed: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    graph_inputs: Mapping[str, ir.Value],
+    attend: Attention,
+    layer: int,
+    name: str,
+) -> tuple[ir.Value, dict[str, ir.Value]]:
+    """Return the output of attention before its last matmul, and the updated caches by their names in the contract."""
+    source = spec.cache_of(layer)
+    names = (f"key.{source}", f"value.{source}")
+    kind = "past" if source == layer else "present"
+    cached = Cache(*(graph_inputs[f"{kind}_{each}"] for each in names))
+    normed = scaled_by(b, normed, spec.scales.attention_input, w.dtype)
+    mixed, cache = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
+    return mixed, dict(zip((f"present_{each}" for each in names), (cache.key, cache.value), strict=True))
 
 
 def norm_if_present(
@@ -144,11 +173,6 @@ def norm_if_present(
 
 def _added(b: GraphBuilder, hidden: ir.Value, x: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
     return b.op("Add", hidden, scaled_by(b, x, spec.scales.residual, dtype))
-
-
-def scaled_by(b: GraphBuilder, x: ir.Value, factor: float, dtype: str) -> ir.Value:
-    """Return ``x`` times a constant; ``x`` itself if the constant is 1."""
-    return x if factor == 1.0 else b.op("Mul", x, b.constant(factor, dtype))
 
 
 def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeights:
@@ -233,4 +257,8 @@ def _mlp(
     """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
     gate, up = (Linear.stored(f"{name}.{kind}_proj", width, bias=spec.mlp_bias) for kind in ("gate", "up"))
     down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.mlp_bias)
+    if spec.scales.mlp_gate != 1.0 or spec.scales.mlp_output != 1.0:
+        scaled = scaled_by(b, gate(b, x, w), spec.scales.mlp_gate, w.dtype)
+        update = down(b, activate(b, scaled, up(b, x, w), spec.activation), w)
+        return scaled_by(b, update, spec.scales.mlp_output, w.dtype)
     return down(b, activation(b, x, w, gate if spec.gated else None, up, kind=spec.activation, layer=layer), w)

@@ -8,6 +8,7 @@ from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import normed
 from tandemrt.export.model.recent_tokens import cut_tokens
 from tandemrt.export.model.recurrence import Held, Recurrence, RecurrentCall, convolved, for_each_head, silu
+from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.recurrent_layers import Mamba2
 
 
@@ -25,9 +26,8 @@ def mamba2(
     """
     assert held.state is not None
     projection = Linear.stored(f"{name}.in_proj", net.mixed + net.width, bias=net.bias)
-    gate, mixed = b.ops(
-        "Split", call.matmul(b, x, w, projection), b.constant([net.mixed, net.width]), outputs=2, axis=2
-    )
+    projected = _by_part(b, call.matmul(b, scaled_by(b, x, net.scales[0], w.dtype), w, projection), net, w.dtype)
+    gate, mixed = b.ops("Split", projected, b.constant([net.mixed, net.width]), outputs=2, axis=2)
     ordered, earlier = call.earlier(b, held.recent, w.dtype)
     span, value = _span(b, mixed, earlier, w, name, net)
     out, state = call.run(b, span, held.state, w.dtype)
@@ -35,7 +35,7 @@ def mamba2(
     direct = b.op("Mul", skipped, b.op("Unsqueeze", w(f"{name}.D", (net.heads,)), b.constant([1])))
     out = b.op("Add", out, b.op("Reshape", direct, b.constant([0, 0, net.mixed])))
     gated = _gated(b, out, gate, w, name, net, call.spec.norm_eps)
-    return gated, Held(call.tokens.store(b, ordered, mixed), state)
+    return scaled_by(b, gated, net.scales[2], w.dtype), Held(call.tokens.store(b, ordered, mixed), state)
 
 
 def _span(
@@ -46,7 +46,9 @@ def _span(
     span = b.op("Concat", cut_tokens(b, earlier, start=lead), mixed, axis=1)
     vkq, step = b.ops("Split", span, b.constant([net.channels, net.heads]), outputs=2, axis=2)
     first = b.op("Slice", earlier, b.constant([0, 0]), b.constant([net.kernel - 1, net.channels]), b.constant([1, 2]))
-    vkq = convolved(b, vkq, first, w, f"{name}.conv1d", kernel=net.kernel, bias=net.conv_bias, activation="silu")
+    vkq = convolved(
+        b, vkq, first, w, [f"{name}.conv1d"], [net.channels], kernel=net.kernel, bias=net.conv_bias, activation="silu"
+    )
     value, key, query = b.ops("Split", vkq, b.constant([net.mixed, keys, keys]), outputs=3, axis=2)
     ones = b.constant([1.0] * net.heads, "float32")
     bias = b.cast(w.stored(f"{name}.dt_bias", (net.heads,)), "float32")
@@ -61,6 +63,14 @@ def _span(
     )
     stepped = b.op("Reshape", stepped, b.constant([0, 0, net.mixed]))
     return Recurrence(query, key, stepped, b.op("Mul", step, scale), None, net.state), value
+
+
+def _by_part(b: GraphBuilder, projected: ir.Value, net: Mamba2, dtype: str) -> ir.Value:
+    """Multiply gate, values, keys, queries and step size by a constant each."""
+    keys = net.groups * net.state_dim
+    sizes = (net.mixed, net.mixed, keys, keys, net.heads)
+    each = [scale for scale, size in zip(net.scales[1], sizes, strict=True) for _ in range(size)]
+    return projected if set(each) == {1.0} else b.op("Mul", projected, b.constant(each, dtype))
 
 
 def _by_head(b: GraphBuilder, x: ir.Value, net: Mamba2) -> ir.Value:

@@ -3,7 +3,7 @@
 onnxruntime's operators process tokens one after the other, so a token has the same bits in any call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,22 +125,24 @@ def convolved(
     x: ir.Value,
     before: ir.Value,
     w: Weights,
-    name: str,
+    names: Sequence[str],
+    widths: Sequence[int],
     *,
     kernel: int,
     bias: bool = False,
     activation: Literal["silu", "none"] = "none",
 ) -> ir.Value:
-    """Return the causal convolution of each channel of ``x`` [batch, tokens, channels] by the weight of ``name``.
+    """Return the causal convolution of each channel of ``x`` [batch, tokens, channels].
 
-    ``before`` [batch, kernel - 1, channels] are the tokens before.
+    The weights are called ``names``, for ``widths`` channels each. ``before`` [batch, kernel - 1, channels] are the
+    tokens before.
     """
-    channels = width_of(x)
+    channels = sum(widths)
     out, _ = b.custom(
         "CausalConvWithState",
         x,
-        w(f"{name}.weight", (channels, 1, kernel)),
-        w(f"{name}.bias", (channels,)) if bias else None,
+        w.stacked([f"{name}.weight" for name in names], widths, (1, kernel)),
+        w.stacked([f"{name}.bias" for name in names], widths) if bias else None,
         before,
         domain=LIBRARY,
         outputs=[(w.dtype, ("batch", "span", channels)), (w.dtype, ("batch", kernel - 1, channels))],

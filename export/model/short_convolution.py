@@ -19,5 +19,5 @@ def short_convolution(
     mixed = b.op("Mul", before, values)
     ordered, earlier = call.earlier(b, held.recent, w.dtype)
     lead = cut_tokens(b, earlier, start=b.constant([1 - net.kernel]))
-    out = convolved(b, mixed, lead, w, f"{name}.conv1d", kernel=net.kernel, bias=net.bias)
+    out = convolved(b, mixed, lead, w, [f"{name}.conv1d"], [net.channels], kernel=net.kernel, bias=net.bias)
     return b.op("Mul", after, out), Held(call.tokens.store(b, ordered, mixed))

@@ -7,6 +7,7 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer import ClampedSwiglu, ExpertNorms, Experts, Router, SharedExpert
+from tandemrt.export.read.recurrent import nemotron_layers
 
 _LEAST = 1e-20  # of the sum of chosen sigmoids
 
@@ -109,6 +110,25 @@ def granite_hybrid_experts(fields: Fields, layers: int) -> Experts | None:
         fields.skip("num_experts_per_tok", "intermediate_size")
         return None
     return granite_experts(fields, layers)
+
+
+def nemotron_experts(fields: Fields, layers: int) -> Experts | None:  # noqa: ARG001
+    """Nemotron-H: the blocks that are called E, or moe: DeepSeek-V3's router, and a shared expert of its own width."""
+    where = tuple(mlp == "moe" for _, mlp in nemotron_layers(fields))
+    fields.only("moe_latent_size", None)
+    fields.only("n_shared_experts", 1)
+    count, width = fields.integer("n_routed_experts", 8), fields.integer("moe_shared_expert_intermediate_size", 7688)
+    router = Router(
+        "sigmoid", True, *_groups(fields, count), least_sum=_LEAST, scale=fields.number("routed_scaling_factor", 1.0)
+    )
+    experts = _experts(
+        count,
+        fields.integer("num_experts_per_tok", 2),
+        fields.integer("moe_intermediate_size", 7688),
+        fields.flag("norm_topk_prob", True),
+        where,
+    )
+    return replace(experts, router=router, shared=SharedExpert(width)) if any(where) else None
 
 
 def lfm2_experts(fields: Fields, layers: int) -> Experts:

@@ -9,7 +9,7 @@ from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import Latent, not_latent
 from tandemrt.export.read.layer import Activation, Experts, Heads, NormNames, QKNorm, Scales, Variants
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, Windows, all_rotary, no_window
-from tandemrt.export.read.recurrent import not_recurrent
+from tandemrt.export.read.recurrent import not_recurrent, numbers
 from tandemrt.export.read.recurrent_layers import RecurrentLayers
 from tandemrt.export.read.rope import RopeRules
 from tandemrt.export.read.variants import uniform_layers
@@ -82,6 +82,15 @@ def one_bias(fields: Fields) -> Biases:
     return Biases(*[fields.flag("use_bias", False)] * 3)
 
 
+def hidden_layers(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", most=10_000)
+
+
+def all_mlps(fields: Fields) -> tuple[bool, ...]:  # noqa: ARG001
+    """Every layer has an MLP or experts."""
+    return ()
+
+
 def intermediate_size(fields: Fields) -> int:
     return fields.integer("intermediate_size")
 
@@ -111,6 +120,20 @@ def granite_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noq
         embedding=fields.number_or_absent("embedding_multiplier", 1.0),
         residual=fields.number_or_absent("residual_multiplier", 1.0),
         logits=fields.number_or_absent("logits_scaling", 1.0),
+    )
+
+
+def falcon_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    """Falcon-H1: a constant factor at every matmul."""
+    gate, output = numbers(fields, "mlp_multipliers", 2)
+    return Scales(
+        attention=head_dim**-0.5 * fields.number("key_multiplier", 1.0),
+        embedding=fields.number("embedding_multiplier", 1.0),
+        logits=1 / fields.number("lm_head_multiplier", 1.0),
+        attention_input=fields.number("attention_in_multiplier", 1.0),
+        attention_output=fields.number("attention_out_multiplier", 1.0),
+        mlp_gate=gate,
+        mlp_output=output,
     )
 
 
@@ -145,8 +168,11 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     no_effect_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     unused_fields: tuple[str, ...] = ()
+    layers: Callable[[Fields], int] = hidden_layers
+    mlp_layers: Callable[[Fields], tuple[bool, ...]] = all_mlps
     intermediate: Callable[[Fields], int] = intermediate_size
     norms: NormNames = PRE_NORMS
+    recurrent_norms: NormNames | None = None
     norm_eps_field: str = "rms_norm_eps"
     norm_offset: bool = False
     qk_norm: QKNorm | None = None

@@ -161,7 +161,8 @@ class Scales:
 
     ``attention`` multiplies attention scores, ``embedding`` the looked-up embeddings, and ``residual`` the values that
     attention and MLP add to the residual stream. ``logits`` divides the logits. A softcap c replaces x by
-    c * tanh(x / c) before masking; 0: no softcap.
+    c * tanh(x / c) before masking; 0: no softcap. ``attention_input`` and ``attention_output`` multiply the input and
+    the output of attention, ``mlp_gate`` the gate of an MLP before its activation, and ``mlp_output`` the MLP's output.
     """
 
     attention: float
@@ -170,3 +171,7 @@ class Scales:
     logits: float = 1.0
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
+    attention_input: float = 1.0
+    attention_output: float = 1.0
+    mlp_gate: float = 1.0
+    mlp_output: float = 1.0

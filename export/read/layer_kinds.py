@@ -176,6 +176,14 @@ def configured_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bo
     return (fields.get("position_embedding_type", "nope") == "rope",) * layers
 
 
+def rotary_if_configured(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
+    """OLMo Hybrid: all layers rotate if there are rope_parameters, or the fields of older configs."""
+    names = ("rope_parameters", "rope_scaling", "rope_theta")
+    given = fields.get("rope_parameters")
+    rotates = any(fields.data.get(name) is not None for name in names)
+    return (rotates and not (isinstance(given, dict) and given.get("rope_theta", 1) is None),) * layers
+
+
 def sliding_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:
     """EXAONE 4: only sliding layers rotate; all layers rotate if there is no sliding window."""
     return (True,) * layers if fields.get("sliding_window") is None else windows[1]

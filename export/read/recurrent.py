@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
@@ -12,6 +13,18 @@ _MAMBA_FIELDS = (
     *("mamba_n_heads", "mamba_expand", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
     *("mamba_conv_bias", "mamba_proj_bias", "time_step_limit"),
 )
+_NEMOTRON_BLOCKS = {
+    "M": "mamba",
+    "*": "attention",
+    "E": "moe",
+    "-": "mlp",
+    "linear_attention": "mamba",
+    "mamba": "mamba",
+    "full_attention": "attention",
+    "attention": "attention",
+    "moe": "moe",
+    "mlp": "mlp",
+}
 _INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it
 
 
@@ -23,19 +36,33 @@ def delta_net(fields: Fields, layers: int) -> DeltaNet:
     """Qwen3.5: a gated delta net in the layers that ``layer_types`` calls linear_attention."""
     kinds = hybrid_layers(fields, layers)
     key_heads, value_heads = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
-    if value_heads % key_heads:
-        raise BadCheckpoint(
-            "config.json: linear_num_value_heads should be a multiple of linear_num_key_heads, got "
-            f"{value_heads}, {key_heads}"
-        )
     kernel = _kernel(fields, "linear_conv_kernel_dim", 4)
     key_dim, value_dim = (fields.integer(f"linear_{kind}_head_dim", 128, most=65_536) for kind in ("key", "value"))
-    return DeltaNet(kinds, key_heads, value_heads, key_dim, value_dim, kernel)
+    return _shared_evenly(DeltaNet(kinds, key_heads, value_heads, key_dim, value_dim, kernel))
 
 
 def joined_delta_net(fields: Fields, layers: int) -> DeltaNet:
     """Qwen3-Next: as Qwen3.5, with projections that are joined by key head."""
-    return replace(delta_net(fields, layers), by_key_head=True)
+    return replace(delta_net(fields, layers), projections="by key head")
+
+
+def olmo_delta_net(fields: Fields, layers: int) -> DeltaNet:
+    """OLMo Hybrid: queries, keys and values have a weight each; the rate of the delta rule may be doubled."""
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    key_heads, value_heads = (fields.integer(f"linear_num_{kind}_heads", heads) for kind in ("key", "value"))
+    key_dim = fields.integer("linear_key_head_dim", int(0.75 * hidden / key_heads), most=65_536)
+    net = DeltaNet(
+        hybrid_layers(fields, layers),
+        key_heads,
+        value_heads,
+        key_dim,
+        fields.integer("linear_value_head_dim", 2 * key_dim, most=65_536),
+        _kernel(fields, "linear_conv_kernel_dim", 4),
+        projections="separate",
+        update_scale=2.0 if fields.flag("linear_allow_neg_eigval", True) else 1.0,
+        norm_eps=1e-5,  # whatever the epsilon of other norms is
+    )
+    return _shared_evenly(net)
 
 
 def short_convolution(fields: Fields, layers: int) -> ShortConvolution | None:
@@ -62,6 +89,108 @@ def bamba_mamba2(fields: Fields, layers: int) -> Mamba2 | None:
         raise BadCheckpoint(f"config.json: attn_layer_indices should be a list of layers, it is {quoted(given)}")
     fields.skip("layers_block_type", "layer_types")  # transformers derives them from attn_layer_indices
     return _mamba2(fields, tuple(at not in given for at in range(layers)))
+
+
+def falcon_mamba2(fields: Fields, layers: int) -> Mamba2:
+    """Falcon-H1: Mamba-2 and attention in every layer, with a constant factor at every matmul."""
+    fields.skip("mamba_expand")  # mamba_d_ssm is the width
+    heads, bias = fields.integer("mamba_n_heads", 128), fields.flag("mamba_proj_bias", False)
+    width = fields.integer("mamba_d_ssm", 1024)
+    fields.only("mamba_d_head", width // heads, "auto")
+    fields.only("projectors_bias", bias)
+    norm: Literal["after the gate", "before the gate"] = (
+        "before the gate" if fields.flag("mamba_norm_before_gate", True) else "after the gate"
+    )
+    gate, value, key, query, step = numbers(fields, "ssm_multipliers", 5)
+    net = Mamba2(
+        (True,) * layers,
+        heads,
+        width // heads,
+        fields.integer("mamba_n_groups", 1),
+        fields.integer("mamba_d_state", 256),
+        _kernel(fields, "mamba_d_conv", 4),
+        fields.flag("mamba_conv_bias", True),
+        bias,
+        norm if fields.flag("mamba_rms_norm", False) else None,
+        with_attention=True,
+        scales=(
+            fields.number("ssm_in_multiplier", 1.0),
+            (gate, value, key, query, step),
+            fields.number("ssm_out_multiplier", 1.0),
+        ),
+    )
+    return _checked(fields, net)
+
+
+def nemotron_mamba2(fields: Fields, layers: int) -> Mamba2 | None:  # noqa: ARG001
+    """Nemotron-H: the blocks that are called M, or linear_attention."""
+    kinds = tuple(mixer == "mamba" for mixer, _ in nemotron_layers(fields))
+    fields.only("mamba_hidden_act", "silu")
+    fields.only("mamba_proj_bias", False)
+    fields.skip("expand")  # the heads have the width
+    net = Mamba2(
+        kinds,
+        fields.integer("mamba_num_heads", 128),
+        fields.integer("mamba_head_dim", 64),
+        fields.integer("n_groups", 8),
+        fields.integer("ssm_state_size", 128),
+        _kernel(fields, "conv_kernel", 4),
+        fields.flag("use_conv_bias", True),
+        fields.flag("use_bias", False),
+    )
+    return _checked(fields, net) if any(kinds) else None
+
+
+def nemotron_layers(fields: Fields) -> tuple[tuple[str, str | None], ...]:
+    """Return for each layer its mixer, mamba or attention, and what follows it: moe, mlp or None.
+
+    A block of Nemotron-H has one part. A layer is a mixer, and the MLP or the experts after it if there are any.
+    """
+    blocks = fields.get("layers_block_type", fields.get("hybrid_override_pattern"))
+    fields.skip("hybrid_override_pattern")
+    kinds = [_NEMOTRON_BLOCKS.get(each) for each in blocks] if isinstance(blocks, list | str) else [None]
+    found: list[tuple[str, str | None]] = []
+    for kind in kinds:
+        if kind in ("mamba", "attention"):
+            found.append((kind, None))
+        elif kind is not None and found and found[-1][1] is None:
+            found[-1] = found[-1][0], kind
+        else:
+            raise BadCheckpoint(
+                "config.json: hybrid_override_pattern should name mixers, M or *, each perhaps with an MLP, - or E, "
+                f"after it, it is {quoted(blocks)}"
+            )
+    if fields.get("num_hidden_layers", len(kinds)) != len(kinds):
+        raise BadCheckpoint(
+            f"config.json: num_hidden_layers should be the number of blocks, {len(kinds)}, it is "
+            f"{quoted(fields.get('num_hidden_layers'))}"
+        )
+    return tuple(found)
+
+
+def nemotron_count(fields: Fields) -> int:
+    return len(nemotron_layers(fields))
+
+
+def nemotron_mlps(fields: Fields) -> tuple[bool, ...]:
+    return tuple(mlp is not None for _, mlp in nemotron_layers(fields))
+
+
+def numbers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
+    """Return a field of ``count`` numbers, which are 1 if it is absent."""
+    given = fields.get(name, [1.0] * count)
+    if not isinstance(given, list) or len(given) != count or not all(type(x) in (int, float) for x in given):
+        raise BadCheckpoint(f"config.json: {name} should be {count} numbers, it is {quoted(given)}")
+    return tuple(map(float, given))
+
+
+def _shared_evenly(net: DeltaNet) -> DeltaNet:
+    if net.value_heads % net.key_heads:
+        raise BadCheckpoint(
+            "config.json: linear_num_value_heads should be a multiple of linear_num_key_heads, got "
+            f"{net.value_heads}, {net.key_heads}"
+        )
+    return net
 
 
 def _mamba2(fields: Fields, kinds: tuple[bool, ...]) -> Mamba2 | None:

@@ -17,6 +17,7 @@ class ShortConvolution:
 
     module: ClassVar[str] = "conv"
     state: ClassVar[tuple[int, ...]] = ()
+    with_attention: ClassVar[bool] = False
 
     layers: tuple[bool, ...]
     kernel: int
@@ -39,12 +40,15 @@ class DeltaNet:
     """Layers with a gated delta net in place of attention; see ``gated_delta_net`` in docs/operators.md.
 
     ``layers``: for each layer, whether it has one. ``kernel``: the tokens that the convolution reads, its own included.
-    Each key head serves the same number of consecutive value heads. ``by_key_head``: two weights project the input, and
-    their outputs are ordered by key head (Qwen3-Next); else there are four, one per kind of output.
+    Each key head serves the same number of consecutive value heads. ``projections``: four weights project the input,
+    one per kind of output; or two, whose outputs are ordered by key head (Qwen3-Next); or queries, keys and values have
+    a weight each (OLMo Hybrid). ``update_scale`` multiplies the rate of the delta rule. ``norm_eps``: of the norm of
+    the output; None: that of the model.
     """
 
     module: ClassVar[str] = "linear_attn"
     bias: ClassVar[bool] = False
+    with_attention: ClassVar[bool] = False
 
     layers: tuple[bool, ...]
     key_heads: int
@@ -52,7 +56,9 @@ class DeltaNet:
     key_dim: int
     value_dim: int
     kernel: int
-    by_key_head: bool = False
+    projections: Literal["by kind", "by key head", "separate"] = "by kind"
+    update_scale: float = 1.0
+    norm_eps: float | None = None
 
     @property
     def channels(self) -> int:
@@ -82,7 +88,9 @@ class Mamba2:
     ``layers``: for each layer, whether it has one. ``kernel``: the tokens that the convolution reads, its own included.
     Keys and queries (B and C in the paper) have ``state_dim`` values in each of ``groups``; a group serves the same
     number of consecutive heads. ``bias``: of both matmuls. ``norm``: the place of the norm of the output, whose groups
-    are those of the keys; None: there is no norm.
+    are those of the keys; None: there is no norm. ``with_attention``: the layer also has attention, which reads the
+    same input, and their outputs are added (Falcon-H1). ``scales`` multiply the input, the outputs of the first matmul
+    (gate, values, keys, queries, step size), and the output.
     """
 
     module: ClassVar[str] = "mamba"
@@ -96,6 +104,8 @@ class Mamba2:
     conv_bias: bool
     bias: bool = False
     norm: Literal["after the gate", "before the gate"] | None = "after the gate"
+    with_attention: bool = False
+    scales: tuple[float, tuple[float, float, float, float, float], float] = (1.0, (1.0,) * 5, 1.0)
 
     @property
     def mixed(self) -> int:

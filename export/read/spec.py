@@ -39,8 +39,9 @@ class ModelSpec:
     down(activation(up(x))). ``sinks``: each attention head has one additional logit, equal for every token, that enters
     the softmax and has no value. With ``latent`` attention ``head_dim`` is the width of a cached key, which all heads
     share: ``kv_heads`` is 1. ``gated_attention``: the attention output is multiplied by sigmoid of a second half of
-    each query head. ``recurrent``: layers with a recurrent state in place of attention. ``variants``: how layers differ
-    from these sizes.
+    each query head. ``recurrent``: layers with a recurrent state in place of attention, or in addition to it.
+    ``variants``: how layers differ from these sizes. ``mlp_layers``: for each layer, whether it has an MLP or experts;
+    (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``.
     """
 
     family: str
@@ -74,6 +75,8 @@ class ModelSpec:
     recurrent: RecurrentLayers | None = None
     latent: Latent | None = None
     variants: Variants = UNIFORM
+    mlp_layers: tuple[bool, ...] = ()
+    recurrent_norms: NormNames | None = None
 
     @classmethod
     def from_hf(
@@ -102,7 +105,7 @@ class ModelSpec:
             )
         if head_dim % 2:
             raise BadCheckpoint(f"config.json: head_dim should be even for rotary embedding, it is {head_dim}")
-        max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers", most=10_000)
+        max_length, layers = fields.integer("max_position_embeddings"), family.layers(fields)
         bias = family.biases(fields)
         windows = family.windows(fields, layers)
         experts = family.experts(fields, layers)
@@ -141,6 +144,8 @@ class ModelSpec:
             recurrent=family.recurrent(fields, layers),
             latent=latent,
             variants=variants,
+            mlp_layers=family.mlp_layers(fields),
+            recurrent_norms=family.recurrent_norms,
         )
         fields.finish(ignored)
         return spec
@@ -163,7 +168,7 @@ class ModelSpec:
     def caching_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values of their own."""
         return tuple(
-            layer for layer in range(self.layers) if self.recurrent_of(layer) is None and self.cache_of(layer) == layer
+            layer for layer in range(self.layers) if self.has_attention(layer) and self.cache_of(layer) == layer
         )
 
     def intermediate_of(self, layer: int) -> int:
@@ -177,6 +182,19 @@ class ModelSpec:
     def recurrent_of(self, layer: int) -> RecurrentLayers | None:
         """Return the recurrent net of a layer; None if it has attention."""
         return self.recurrent if self.recurrent is not None and self.recurrent.layers[layer] else None
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer has attention."""
+        net = self.recurrent_of(layer)
+        return net is None or net.with_attention
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP or experts."""
+        return not self.mlp_layers or self.mlp_layers[layer]
+
+    def norms_of(self, layer: int) -> NormNames:
+        """Return the norms of a layer."""
+        return self.norms if self.recurrent_norms is None or self.recurrent_of(layer) is None else self.recurrent_norms
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation rule of a layer; None if it does not rotate queries and keys."""

@@ -46,7 +46,28 @@ _BAMBA = (
     (re.compile(r"^model\.final_layernorm\."), "model.norm."),
     (re.compile(r"\.feed_forward\."), ".mlp."),
 )
-_OF_FAMILY = {"lfm2": _LFM, "lfm2_moe": _LFM, "bamba": _BAMBA}
+_OLMO = (
+    (re.compile(r"\.attention_layer_norm\."), ".input_layernorm."),
+    (re.compile(r"\.feedforward_layer_norm\."), ".post_attention_layernorm."),
+    (re.compile(r"\.linear_attn\.o_proj\."), ".linear_attn.out_proj."),
+    (re.compile(r"\.linear_attn\.o_norm\."), ".linear_attn.norm."),
+    (re.compile(r"\.linear_attn\.g_proj\."), ".linear_attn.in_proj_z."),
+    (re.compile(r"\.linear_attn\.([ab])_proj\."), r".linear_attn.in_proj_\1."),
+)
+_NEMOTRON = (
+    (re.compile(r"^backbone\."), "model."),
+    (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
+    (re.compile(r"^model\.norm_f\."), "model.norm."),
+)
+_OF_FAMILY = {
+    "lfm2": _LFM,
+    "lfm2_moe": _LFM,
+    "bamba": _BAMBA,
+    "falcon_h1": _BAMBA,
+    "olmo_hybrid": _OLMO,
+    "nemotron_h": _NEMOTRON,
+}
+_BLOCK = re.compile(r"^model\.layers\.(\d+)\.(norm|mixer)\.")
 _DENSE_GRANITE = (  # Granite 4 without experts: the shared MLP is the only one
     (re.compile(r"(\.layers\.\d+)\.shared_mlp\.input_linear\."), r"\1.mlp.gate_up_proj."),
     (re.compile(r"(\.layers\.\d+)\.shared_mlp\.output_linear\."), r"\1.mlp.down_proj."),
@@ -66,7 +87,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     """
     tensors: dict[str, StoredTensor] = {}
     images = vision_language(checkpoint.config) is not None
-    further = mtp_prefixes(checkpoint.config, spec.layers) + (("mtp.",) if spec.recurrent is not None else ())
+    further = ("mtp.",) if spec.recurrent is not None else mtp_prefixes(checkpoint.config, spec.layers)
     transposed = stores_transposed_experts(checkpoint, spec)
     unread = tuple(
         f"model.layers.{layer}.self_attn.{part}"
@@ -99,7 +120,23 @@ def _common(name: str, spec: ModelSpec) -> str:
         own = (*own, *_IN_ADDITION)
     for pattern, common in (*own, *_COMMON):
         name = pattern.sub(common, name)
+    if spec.family == "nemotron_h" and (block := _BLOCK.match(name)) is not None:
+        name = f"{_of_block(int(block[1]), block[2], spec)}.{name[block.end() :]}"
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
+
+
+def _of_block(block: int, part: str, spec: ModelSpec) -> str:
+    """Return the module of a ``part``, norm or mixer, of a block of Nemotron-H: a mixer, or an MLP after it."""
+    begin = 0
+    for layer in range(spec.layers):
+        name, mlp = f"model.layers.{layer}", spec.has_mlp(layer)
+        if block == begin:
+            mixer = "mamba" if spec.recurrent_of(layer) else "self_attn"
+            return f"{name}.input_layernorm" if part == "norm" else f"{name}.{mixer}"
+        if mlp and block == begin + 1:
+            return f"{name}.post_attention_layernorm" if part == "norm" else f"{name}.mlp"
+        begin += 2 if mlp else 1
+    return f"model.layers.block {block}.{part}"  # there is no such block, which is an unknown tensor
 
 
 def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -> Iterator[tuple[str, StoredTensor]]:

@@ -7,7 +7,8 @@ _LLAMA4 = "its attention is in chunks, and the weight of an expert multiplies th
 _PHIMOE = "its norms subtract the mean, and its router chooses experts one after the other"
 _SPARSE = "an index chooses which blocks of keys a token sees"
 _PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
-_RECURRENT = "some of its layers are recurrent, of a kind or in an order that is not implemented"
+_KIMI_LINEAR = "its recurrent layers decay per key channel (Kimi delta attention)"
+_LFM3 = "its attention has a gate per head, and sliding windows next to short convolutions"
 
 UNSUPPORTED = {
     "Kimi_K25ForConditionalGeneration": _KIMI,
@@ -15,8 +16,8 @@ UNSUPPORTED = {
     "KimiVLForConditionalGeneration": _KIMI,
     "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
-    "NemotronHForCausalLM": _RECURRENT,
-    "KimiLinearForCausalLM": _RECURRENT,
+    "KimiLinearForCausalLM": _KIMI_LINEAR,
+    "Lfm3ForCausalLM": _LFM3,
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,
     "Llama4ForConditionalGeneration": _LLAMA4,

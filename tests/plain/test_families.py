@@ -17,7 +17,7 @@ _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48
 _YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # Copied from public repositories, long lists shortened; those with VL or 4.1V, SmolLM3's, those of LFM2, Granite
-# 4 and Bamba, and parts of Phi-4-mini's and OLMo-3's from memory.
+# 4, Bamba, Falcon-H1, Nemotron-H and OLMo Hybrid, and parts of Phi-4-mini's and OLMo-3's from memory.
 # Each comes with a check of its spec.
 PUBLISHED = {
     "granite-3.3-8b-instruct": (
@@ -240,6 +240,62 @@ PUBLISHED = {
         lambda spec: (spec.recurrent.state, spec.recurrent.layers.count(False), spec.rope.rotated)
         == ((128, 128, 64), 3, 64),
     ),
+    "Falcon-H1-1.5B-Instruct": (
+        """{"architectures": ["FalconH1ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375, "attn_layer_indices": null,
+        "bos_token_id": 1, "embedding_multiplier": 5.656854249492381, "eos_token_id": 11, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 4096,
+        "key_multiplier": 0.390625, "lm_head_multiplier": 0.01953125, "mamba_chunk_size": 256,
+        "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_ssm": 3072, "mamba_d_state": 256,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_norm_before_gate": false,
+        "mamba_proj_bias": false, "mamba_rms_norm": false, "mamba_use_mlp": true, "max_position_embeddings": 131072,
+        "mlp_bias": false, "mlp_expansion_factor": 8, "mlp_multipliers": [0.8838834764831844, 0.5859375],
+        "model_type": "falcon_h1", "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2,
+        "num_logits_to_keep": 1, "pad_token_id": 0, "projectors_bias": false, "rms_norm_eps": 1e-05,
+        "rope_scaling": null, "rope_theta": 100000000000.0, "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+        "ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "use_cache": true, "vocab_size": 65537}""",
+        lambda spec: (spec.recurrent.state, spec.recurrent.norm, spec.recurrent.scales[0], len(spec.caching_layers))
+        == ((48, 256, 64), None, 1.25, 24) and round(spec.scales.logits, 3) == 51.2,
+    ),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B": (
+        """{"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2, "expand": 2, "head_dim": 128,
+        "hidden_dropout": 0.0, "hidden_size": 2688, "hybrid_override_pattern": "MEMEM*EM-", "initializer_range": 0.02,
+        "intermediate_size": 1856, "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu",
+        "mamba_num_heads": 64, "mamba_proj_bias": false, "mamba_ssm_cache_dtype": "float32",
+        "max_position_embeddings": 262144, "mlp_bias": false, "mlp_hidden_act": "relu2", "model_type": "nemotron_h",
+        "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 32,
+        "num_experts_per_tok": 6, "num_hidden_layers": 9, "num_key_value_heads": 2, "num_logits_to_keep": 1,
+        "pad_token_id": 0, "rescale_prenorm_residual": true, "residual_in_fp32": false,
+        "routed_scaling_factor": 2.5, "sliding_window": null, "ssm_state_size": 128, "tie_word_embeddings": false,
+        "time_step_floor": 0.0001, "time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
+        "topk_group": 1, "torch_dtype": "bfloat16", "use_bias": false, "use_cache": true, "use_conv_bias": true,
+        "use_mamba_kernels": true, "vocab_size": 131072}""",
+        lambda spec: (spec.recurrent.layers, spec.mlp_layers, spec.experts.layers, spec.experts.shared.intermediate)
+        == (
+            (True, True, True, False, True),
+            (True, True, False, True, True),
+            (True, True, False, True, False),
+            3712,
+        ),
+    ),
+    "Olmo-Hybrid-7B": (
+        """{"architectures": ["OlmoHybridForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 3840, "initializer_range": 0.02,
+        "intermediate_size": 11008, "layer_types": ["linear_attention", "linear_attention", "linear_attention",
+        "full_attention"], "linear_a_log_max": 16.0, "linear_a_log_min": 0.0, "linear_allow_neg_eigval": true,
+        "linear_conv_kernel_dim": 4, "linear_dt_init_floor": 0.0001, "linear_dt_max": 0.1, "linear_dt_min": 0.001,
+        "linear_key_head_dim": 96, "linear_num_key_heads": 30, "linear_num_value_heads": 30,
+        "linear_value_head_dim": 192, "max_position_embeddings": 65536, "model_type": "olmo_hybrid",
+        "num_attention_heads": 30, "num_hidden_layers": 4, "num_key_value_heads": 30, "pad_token_id": 100277,
+        "rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": null, "rope_type": "default"},
+        "tie_word_embeddings": false, "use_cache": true, "vocab_size": 100352}""",
+        lambda spec: (spec.recurrent.state, spec.recurrent.update_scale, any(spec.rotary_layers))
+        == ((30, 96, 192), 2.0, False) and spec.norms_of(0) != spec.norms_of(3),
+    ),
     "Mistral-Small-3.1-24B": (
         """{"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
         "model_type": "mistral3", "multimodal_projector_bias": false, "projector_hidden_act": "gelu",
@@ -434,6 +490,7 @@ REQUIRED = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 4},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "bamba": {"mamba_n_heads": 8},
+    "nemotron_h": {"layers_block_type": ["linear_attention"] * 8},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
@@ -538,6 +595,11 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("granite-4.0-h-tiny", {"mamba_n_groups": 5}, "should be a multiple of their groups, got 48, 5"),
         ("granite-4.0-h-tiny", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ("Bamba-9B-v2", {"attn_layer_indices": 9}, "attn_layer_indices should be a list of layers"),
+        ("Falcon-H1-1.5B-Instruct", {"ssm_multipliers": [1.0]}, "ssm_multipliers should be 5 numbers"),
+        ("Falcon-H1-1.5B-Instruct", {"mamba_d_head": 32}, "mamba_d_head is 32"),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"hybrid_override_pattern": "ME-"}, "should name mixers, M or"),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"num_hidden_layers": 8}, "should be the number of blocks, 9, it is 8"),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"moe_latent_size": 1024}, "moe_latent_size is 1024"),
         ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not support the field\(s\) 'attention_bias'"),
     ],
 )

@@ -86,6 +86,25 @@ _MAMBA: dict[str, Any] = {
     "mamba_chunk_size": 8,
 }
 
+_FALCON: dict[str, Any] = {
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.7,
+    "key_multiplier": 0.4,
+    "embedding_multiplier": 5.6,
+    "lm_head_multiplier": 0.2,
+    "mlp_multipliers": [0.8, 0.3],
+    "ssm_in_multiplier": 1.2,
+    "ssm_multipliers": [0.35, 0.25, 0.17, 0.5, 0.35],
+    "ssm_out_multiplier": 0.6,
+    "mamba_chunk_size": 8,
+    "rope_parameters": _THETA,
+}
+
 
 def _longrope(pairs: int) -> dict[str, Any]:
     return {
@@ -351,5 +370,30 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         position_embedding_type="rope",
     ),
     "bamba": _of("bamba", hidden_size=128, **_MAMBA | {"mamba_n_heads": 16}, attn_layer_indices=[1]),
+    "falcon_h1": _of("falcon_h1", **_SQUARE | _FALCON),
+    "falcon_h1 with norms": _of("falcon_h1", **_SQUARE | _FALCON | {"mamba_rms_norm": True}),
+    "nemotron_h": _of(
+        "nemotron_h",
+        **_HEADS | _EXPERTS | _GROUPS | {"n_shared_experts": 1},
+        layers_block_type=[*("linear_attention", "moe", "linear_attention", "full_attention"), "mlp"],
+        num_hidden_layers=5,
+        moe_shared_expert_intermediate_size=32,
+        mamba_num_heads=8,
+        mamba_head_dim=12,
+        n_groups=2,
+        ssm_state_size=24,
+        chunk_size=8,
+    ),
+    "olmo_hybrid": _of(
+        "olmo_hybrid",
+        **_SQUARE,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_hidden_layers=3,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=16,
+        rope_parameters=_THETA,
+    ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }
