@@ -32,6 +32,9 @@ class LLGuidanceMatcher:
 
     ``accept`` decides by the precomputed rows if there are any. The llguidance matcher consumes these tokens later, in
     ``_feed``.
+
+    An llguidance matcher keeps its last row, and keeps it in a rollback: after another text of the same length it may
+    return that row (seen in 1.9.1). So a draft window is read by a copy, and ``rollback`` computes the row anew.
     """
 
     def __init__(
@@ -72,9 +75,9 @@ class LLGuidanceMatcher:
         if len(self._rows) <= len(ours):
             self._rows = np.empty((len(ours) + 1, self._rows.shape[1]), np.int32)
         rows = self._rows[: len(ours) + 1]
-        self._matcher.unsafe_compute_mask_ptr_with_draft_token(rows.ctypes.data, rows[0].nbytes, ours)
-        if self._matcher.is_error():
-            self._replace_matcher()
+        ahead = self._matcher.deep_copy()
+        ahead.unsafe_compute_mask_ptr_with_draft_token(rows.ctypes.data, rows[0].nbytes, ours)
+        if ahead.is_error():
             rows = rows[:0]
         known = 1  # rows after a rejected token are not written
         while known < len(rows) and bitmask.allows(rows[known - 1], ours[known - 1]):
@@ -120,6 +123,8 @@ class LLGuidanceMatcher:
         if self._fed > len(self._text):
             self._matcher.rollback(self._fed - len(self._text))
             self._fed = len(self._text)
+            row = np.empty(self._rows.shape[1], np.int32)
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)  # replaces the row of the old text
         if len(self._text) < self._precomputed.begin:
             self._precomputed = _PrecomputedRows(0, [], self._rows[:0])
         if len(self._text) < self._fast_forward[0]:

@@ -152,6 +152,24 @@ def test_the_rows_of_a_draft_window_are_computed_in_one_call(monkeypatch):
     assert ord("[") in row_of(grammar)
 
 
+PAIRS = {"type": "array", "items": {"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "maxItems": 2}}
+
+
+@pytest.mark.parametrize("taken_back", ["rollback", "precompute_rows"])
+def test_the_row_of_another_text_of_the_same_length_is_not_kept(taken_back):
+    grammar, fresh = (compiled("json", json.dumps(PAIRS), any_whitespace=True).matcher() for _ in range(2))
+    accept_text(grammar, "[[1")
+    if taken_back == "rollback":
+        accept_text(grammar, "] ")
+        row_of(grammar)
+        grammar.rollback(2)
+    else:
+        grammar.precompute_rows(byte_tokens("] "))
+    row = row_of(accept_text(grammar, ", "))
+    assert row == row_of(accept_text(fresh, "[[1, "))
+    assert ord("2") in row
+
+
 @engines
 def test_a_terminated_grammar_accepts_no_token_and_can_be_rolled_back(engine):
     grammar = accept_text(start(engine, CHOICE), "ab")
