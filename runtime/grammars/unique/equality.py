@@ -1,11 +1,14 @@
 """Equality of JSON values as JSON Schema defines it, and whether the beginning of a text can still become a value."""
 
-from decimal import Decimal
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 _MOST_EXPONENT = 308  # of a double
 _MOST_DIGITS = 400  # of an integer that is compared exactly; a longer one is no double
+_COMPARED_DIGITS = 40  # of a beginning; a double has at most 17
 
 
 def number(text: str) -> int | float:
@@ -33,9 +36,13 @@ def may_become(text: str, value: Any) -> bool:
         return True
     if not value or text.startswith("-") != (value < 0):
         return False
-    if abs(value) == float("inf"):
-        return len(digits) > _MOST_EXPONENT
-    return (_digits(value) + "0" * len(digits))[: len(digits)] == digits
+    double = abs(_double(value))
+    if not math.isfinite(double):  # NaN: the value is no number yet
+        return not math.isnan(double) and len(digits) > _MOST_EXPONENT
+    least, most, wraps = _rounding_to(double)
+    first = digits[:_COMPARED_DIGITS]
+    from_least, to_most = least[: len(first)] <= first, first <= most[: len(first)]
+    return from_least or to_most if wraps else from_least and to_most
 
 
 def may_stay(text: str, value: Any) -> bool:
@@ -47,10 +54,22 @@ def may_stay(text: str, value: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _digits(value: int | float) -> str:
-    """Return the digits of a number other than 0, from the first to the last one that is not 0."""
-    found = Decimal(repr(value)).as_tuple().digits
-    return "".join(map(str, found)).strip("0")
+def _rounding_to(double: float) -> tuple[str, str, bool]:
+    """Return the digits of the least and of the greatest number that rounds to a positive double, without their scale.
+
+    The third value says whether the greatest has one digit more before its point: it begins with 1, the least with 9.
+    """
+    exact, half = Fraction(double), Fraction(math.ulp(double)) / 2
+    below = (exact + Fraction(math.nextafter(double, 0.0))) / 2
+    least, most = (
+        Context(prec=_COMPARED_DIGITS, rounding=rounding).divide(Decimal(bound.numerator), Decimal(bound.denominator))
+        for bound, rounding in ((below, ROUND_FLOOR), (exact + half, ROUND_CEILING))
+    )
+    return _padded_digits(least), _padded_digits(most), least.adjusted() != most.adjusted()
+
+
+def _padded_digits(value: Decimal) -> str:
+    return "".join(map(str, value.as_tuple().digits)).ljust(_COMPARED_DIGITS, "0")
 
 
 def _double(value: int | float) -> float:
