@@ -41,6 +41,7 @@ class UniqueItemsMatcher:
         self._reader = reader
         self._index = index
         self._states = list(states)  # before the first token, and after each
+        self._row: np.ndarray | None = None  # the row of the next token, if it is known
 
     @property
     def stop_ids(self) -> Set[int]:
@@ -53,6 +54,7 @@ class UniqueItemsMatcher:
         for token, after in self._restrict(self._states[-1], row):
             if _may_be_stuck(after) and not self._goes_on_after(token, after, ahead):
                 bitmask.forbid(row, token)
+        self._row = row.copy()
 
     def precompute_rows(self, tokens: Sequence[int]) -> None:
         """See Grammar.precompute_rows."""
@@ -62,24 +64,40 @@ class UniqueItemsMatcher:
         """See Grammar.accept."""
         if not self._inner.accept(token):
             return False
-        if token in self.stop_ids:
-            return True
-        state = self._states[-1]
-        after = self._reader.read(state, self._index.tokens[token])
-        if after is None or (after is not state and _may_be_stuck(after) and not self._goes_on(after, _Lookahead())):
-            self._inner.rollback(1)
-            return False
-        self._states.append(after)
+        if token not in self.stop_ids:
+            state = self._states[-1]
+            after = self._reader.read(state, self._index.tokens[token])
+            if after is None:
+                self._inner.rollback(1)
+                return False
+            if after is not state and _may_be_stuck(after):
+                self._inner.rollback(1)
+                if not self._is_in_row(token):
+                    return False
+                self._inner.accept(token)
+            self._states.append(after)
+        self._row = None
         return True
+
+    def _is_in_row(self, token: int) -> bool:
+        """Return whether the row of the next token allows one. A lookahead for one token may see farther than a row."""
+        if self._row is None:
+            self.fill_row(np.empty(mask_words(len(self._index.tokens)), np.int32))
+        assert self._row is not None
+        return bitmask.allows(self._row, token)
 
     def rollback(self, count: int) -> None:
         """See Grammar.rollback."""
         texts = count - (count > 0 and self.is_terminated())
         self._inner.rollback(count)
         del self._states[len(self._states) - texts :]
+        if count:
+            self._row = None
 
     def fork(self) -> "UniqueItemsMatcher":
-        return UniqueItemsMatcher(self._inner.fork(), self._reader, self._index, self._states)
+        copied = UniqueItemsMatcher(self._inner.fork(), self._reader, self._index, self._states)
+        copied._row = self._row
+        return copied
 
     def is_terminated(self) -> bool:
         return self._inner.is_terminated()
