@@ -1,9 +1,10 @@
-"""Bundles that many tests share, built once per test process."""
+"""Bundles that many tests share, built once per test process, and how hypothesis draws."""
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Set before torch is imported: its threads spin while they wait, and the tests use all cores themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +14,11 @@ from tandemrt.export.bundle.build import build
 from tests.makers import tiny_checkpoint, write_recipe
 
 ROOT = Path(__file__).parents[1]
+
+# No deadlines: how long an example takes says how busy the machine is.
+settings.register_profile("random", deadline=None)
+settings.register_profile("reproducible", deadline=None, derandomize=True)
+settings.load_profile("reproducible")  # pytest --hypothesis-profile random overrides it
 
 
 @pytest.fixture(scope="session")

@@ -188,7 +188,8 @@ class _Writer:
         written = [self._shape(shape, depth) for shape in self._shapes[all_of]]
         unlike: list[Any] = []
         for one in written:
-            if one not in unlike:
+            without = {keyword: value for keyword, value in one.items() if keyword != "uniqueItems"}
+            if one not in unlike and (len(without) == len(one) or without not in written):
                 unlike.append(one)
         return unlike[0] if len(unlike) == 1 else {"anyOf": unlike}
 
