@@ -3,7 +3,6 @@
 from dataclasses import dataclass, fields
 from typing import get_args
 
-from tandemrt.engines.recipe.models import Dtype
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
 
@@ -22,7 +21,11 @@ class BuildOptions:
     draft: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in get_args(Dtype):
+        if self.dtype is None:
+            return
+        from tandemrt.engines.recipe.models import Dtype  # takes long to import, and a bundle has no choices
+
+        if self.dtype not in get_args(Dtype):
             raise BadRequest(f"dtype: must be one of {', '.join(get_args(Dtype))}, received {quoted(self.dtype)}")
 
     def given(self) -> dict[str, int | str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from tandemrt.engines.bundle.manifest import FILE_NAME
 from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
-from tandemrt.engines.options.model_name import require_model
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 
 
@@ -22,6 +21,8 @@ def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES) -> Path
         if given := options.given():
             raise BadRequest(f"{', '.join(given)}: {quoted(str(model))} is built already; build it anew to change")
         return Path(model)
+    from tandemrt.engines.options.model_name import require_model  # takes long to import, and no bundle needs it
+
     require_model(str(model))
     try:
         from tandemrt.export.cli.on_demand import bundle_of

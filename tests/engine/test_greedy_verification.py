@@ -72,7 +72,7 @@ def test_a_batch_gets_the_tokens_of_the_definition(
     bound = {**given_tensors, **sampling, **made}
     tensors = {b.name: bound[b.name].astype(b.dtype) for b in (*graph.contract.inputs, *graph.contract.outputs)}
     tensors = {name: torch.tensor(array) for name, array in tensors.items()}
-    call: Any = GreedyVerification(graph).bind(tensors)
+    call: Any = GreedyVerification(graph.contract, graph.device, lambda: graph).bind(tensors)
     call._graph = counted = CountedCall(call._graph)
     call.run()
 

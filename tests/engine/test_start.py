@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SLOW = ("torch", "transformers", "xgrammar", "jsonschema", "rich", "asyncio")
+SLOW = ("torch", "transformers", "xgrammar", "jsonschema", "rich", "asyncio", "tandemrt.engines.recipe.models")
 
 
 def test_a_bundle_on_a_cpu_gives_text_without_the_packages_that_are_slow_to_import(ngram_bundle: Path) -> None:

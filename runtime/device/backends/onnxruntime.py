@@ -39,17 +39,19 @@ class OnnxRuntimeEngine:
         device: "str | torch.device" = "cpu",
         threads: int | None = None,
         spinning: bool = False,
+        content: bytes | None = None,
     ) -> "OnnxRuntimeEngine":
         """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
 
-        ``spinning``: threads spin between the nodes of a run; see SPINNING.
+        ``spinning``: threads spin between the nodes of a run; see SPINNING. ``content``: the bytes of the file, read
+        before.
 
         Raises BackendUnavailable if onnxruntime has no provider for the device or cannot load it, and BadBundle if
         the file cannot be loaded or its bindings differ from ``contract``.
         """
         device = torch.device(device)
         entries = SPINNING if spinning and device.type == "cpu" else {}
-        session = open_session(path, _providers(device), threads=threads, entries=entries)
+        session = open_session(path, _providers(device), threads=threads, entries=entries, content=content)
         found = Contract(bindings(session.get_inputs()), bindings(session.get_outputs()), contract.aliases)
         differences = contract.differences(found)
         if differences:

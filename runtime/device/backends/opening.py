@@ -76,18 +76,14 @@ def _open(
         return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 
-    engine = OnnxRuntimeEngine.open(
-        bundle.path(name),
-        bundle.contract(name),
-        device=device,
-        threads=threads,
-        spinning=name not in WEIGHTLESS_ENGINES,
-    )
-    if name.startswith("verify") and device.type == "cpu" and engine.contract["logits"].dtype == "float32":
+    contract = bundle.contract(name)
+    open_graph = partial(OnnxRuntimeEngine.open, bundle.path(name), contract, device=device, threads=threads)
+    if name.startswith("verify") and device.type == "cpu" and contract["logits"].dtype == "float32":
         from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
 
-        return GreedyVerification(engine)
-    return engine
+        # Read now: another build may replace the folder of the bundle later.
+        return GreedyVerification(contract, device, partial(open_graph, content=bundle.path(name).read_bytes()))
+    return open_graph(spinning=name not in WEIGHTLESS_ENGINES)
 
 
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:

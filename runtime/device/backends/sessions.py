@@ -35,11 +35,13 @@ def open_session(
     entries: Mapping[str, str] | None = None,
     threads: int | None = None,
     optimized: bool = True,
+    content: bytes | None = None,
     initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
 ) -> "onnxruntime.InferenceSession":
     """Open ``path`` on the first of ``providers``, with the session config ``entries`` and at most ``threads`` threads.
 
     ``optimized``: let onnxruntime optimize the graph first; not worth the time for a graph that runs once.
+    ``content``: the bytes of the file, which is not read then.
     ``initializers`` replace the graph's own by name; the caller keeps them alive as long as the session.
     Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would use another provider.
     """
@@ -50,8 +52,8 @@ def open_session(
         options.add_initializer(name, value)
     try:
         if providers[0] == CPU:
-            load_into(options, Path(path))
-        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+            load_into(options, Path(path) if content is None else content)
+        session = onnxruntime.InferenceSession(content or str(path), options, providers=list(providers))
     except Exception as error:  # onnxruntime's exceptions share no public base class
         raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error
     require_provider(session, providers[0][0])
