@@ -14,7 +14,9 @@ from tools.mutate.report import report_sampled
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # only those that the lab's options need start fast
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,_hypothesis_pytestplugin")
     (tmp_path / "adding.py").write_text("def add(a, b):\n    return a + b\n")
     (tmp_path / "test_sum.py").write_text("from adding import add\n\ndef test_sum():\n    assert add(2, 2) == 4\n")
     (tmp_path / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
