@@ -1,13 +1,17 @@
 """Where a bundle is opened: what is no such place, or no place for it, is refused before anything is loaded."""
 
 import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tandemrt import LLM, SamplingParams
+from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import FILE_NAME, Delimiter, EngineName, Manifest
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadRequest
 
@@ -136,3 +140,25 @@ def test_a_bundle_opens_with_the_threads_that_the_system_gives(
     assert left < refused
     with llm:
         assert len(llm.generate("ab", SamplingParams(max_tokens=3, ignore_eos=True)).token_ids) == 3
+
+
+def test_an_engine_whose_threads_the_system_refuses_is_no_bad_bundle(tiny_bundle: Path) -> None:
+    script = """
+import os, resource, sys
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.runtime.device.backends.sessions import CPU, open_session
+if os.getuid() == 0:  # has no limit
+    os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+open_session(sys.argv[1], [CPU], threads=1)
+try:
+    open_session(sys.argv[1], [CPU], threads=2)
+except BackendUnavailable as error:
+    print(error)
+"""
+    with TemporaryDirectory() as folder:  # pytest's folders are their owner's alone
+        Path(folder).chmod(0o755)
+        engine = shutil.copy(Bundle.open(tiny_bundle).path("verify"), folder)
+        done = subprocess.run([sys.executable, "-c", script, engine], capture_output=True, text=True, check=True)
+    assert "onnxruntime could not start its threads" in done.stdout
+    assert "use fewer (threads) or raise the limit (ulimit -u)" in done.stdout

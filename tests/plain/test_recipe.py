@@ -295,6 +295,11 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_support_is_rejected(tmp
             "dtype must be float16 or bfloat16 when backend.name is 'tensorrt-rtx'",
         ),
         ('[backend]\nname = "tensorrt"', "dtype must be float16 or bfloat16 when backend.name is 'tensorrt'"),
+        ('dtype = "int8"\ndequantize = true', "target.dequantize needs target.dtype float32, float16 or bfloat16"),
+        (
+            '[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "int4"\ndequantize = true',
+            "draft.dequantize needs draft.dtype float32, float16 or bfloat16",
+        ),
         (
             'dtype = "bfloat16"\n[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["7.5", "8.6"]',
             "dtype must be float16 for compute capability 7.5, which has no bfloat16; got 'bfloat16'. Choose",

@@ -334,6 +334,10 @@ def test_a_property_has_only_its_own_schema_where_other_names_have_another(schem
             "patternProperties": {"^b": True},
             "allOf": [{"properties": {"b": True}, "additionalProperties": {"const": 1}}],
         },
+        {
+            "patternProperties": {"^a": True, "^b": True},
+            "allOf": [{"properties": {"c": True, "b": True}, "additionalProperties": {"const": 1}}],
+        },
         {"properties": {"b": True}, "propertyNames": {"pattern": "^b"}, "additionalProperties": {"const": 1}},
         {"properties": {"b": True}, "propertyNames": {"maxLength": 2}, "additionalProperties": {"const": 1}},
     ],

@@ -59,6 +59,19 @@ def test_the_tensors_that_an_engine_advances_are_those_of_the_first_slots() -> N
     assert state.newest.tolist() == [[3, 3], [3, 3], [0, 0]]
 
 
+def test_parameters_are_uploaded_once() -> None:
+    state = SlotState(SLOTS, torch.device("cpu"))
+    state.set_params(0, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
+    state.flush_params()
+    state.view("temperature", SLOTS).fill_(4.0)
+    state.set_params(2, SlotParams(2.0, 3, 0.5, 0.75, 1, 1, 0.0))
+    state.flush_params()
+    assert state.view("temperature", SLOTS).tolist() == [4.0, 4.0, 2.0]
+    state.view("temperature", SLOTS).fill_(5.0)
+    state.flush_params()
+    assert state.view("temperature", SLOTS).tolist() == [5.0, 5.0, 5.0]
+
+
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
     state = SlotState(SLOTS, torch.device("cpu"))

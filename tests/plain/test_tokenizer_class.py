@@ -106,6 +106,25 @@ def test_a_text_that_transformers_splits_differently_is_reported(
     assert what_transformers_does(tmp_path, config, said) == opened_by
 
 
+@pytest.mark.parametrize(
+    ("rules", "config", "named"),
+    [
+        ("gpt2", kind("llama"), "GPT2Tokenizer"),
+        ("gpt2", kind("llama"), "GPTNeoXTokenizer"),
+        ("qwen", kind("qwen2"), "Qwen2Tokenizer"),
+    ],
+)
+def test_a_file_that_takes_whole_words_before_merges_is_reported(
+    tmp_path: Path, rules: str, config: Json, named: str
+) -> None:
+    write(tmp_path, rules, config, by(named))
+    stored = json.loads((tmp_path / "tokenizer.json").read_text())
+    stored["model"]["ignore_merges"] = True
+    stored["model"]["vocab"]["caf\u00c3\u00a9"] = len(stored["model"]["vocab"]) + 4  # "cafe" with an accent, in bytes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    assert what_transformers_does(tmp_path, config, by(named)) == named
+
+
 def test_a_pattern_fixed_by_transformers_is_reported(tmp_path: Path) -> None:
     config, said = (
         kind("mistral3", transformers_version="4.57.1"),

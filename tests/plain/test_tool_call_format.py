@@ -251,6 +251,15 @@ def test_an_argument_that_cannot_be_enforced_outside_json_is_rejected(parameters
     HERMES.structural_tag(parameters, parallel=True)
 
 
+def test_the_types_of_an_argument_are_read_through_16_choices() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(16):
+        schema = {"anyOf": [schema]}
+    assert accepts(format_of("qwen coder"), CODER.format("1"), one(schema))
+    with pytest.raises(BadRequest, match="a reference to itself"):
+        format_of("qwen coder").structural_tag(one({"anyOf": [schema]}), parallel=True)
+
+
 @pytest.mark.parametrize("name", ["qwen coder", "glm", "minimax"])
 def test_a_function_without_arguments_is_called_without_any(name: str) -> None:
     form, parameters = format_of(name), {"f": {"type": "object", "additionalProperties": True}}

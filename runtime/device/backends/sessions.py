@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.dtypes import from_onnxruntime
-from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle
+from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, clipped
 from tandemrt.plugins.onnxruntime.custom_operators import load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.tensors import torch
@@ -43,7 +43,8 @@ def open_session(
     ``optimized``: let onnxruntime optimize the graph first; not worth the time for a graph that runs once.
     ``content``: the bytes of the file, which is not read then.
     ``initializers`` replace the graph's own by name; the caller keeps them alive as long as the session.
-    Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would use another provider.
+    Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would use another provider or the
+    operating system refuses its threads.
     """
     options = session_options(threads=threads, entries=entries)
     if not optimized:
@@ -55,6 +56,11 @@ def open_session(
             load_into(options, Path(path) if content is None else content)
         session = onnxruntime.InferenceSession(content or str(path), options, providers=list(providers))
     except Exception as error:  # onnxruntime's exceptions share no public base class
+        if "pthread_create failed" in str(error):
+            raise BackendUnavailable(
+                f"{path}: onnxruntime could not start its threads: {clipped(error)}; use fewer (threads) or raise the "
+                "limit (ulimit -u)"
+            ) from error
         raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error
     require_provider(session, providers[0][0])
     return session
