@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tools.memory import resident_mb
+from tools.memory import resident_mb, trim_memory
 
 GROWTH_MB = 48.0  # allowed growth: memory allocators of a long run spread
 
@@ -58,6 +58,7 @@ class SoakResult:
 
     def measure(self) -> None:
         """Record memory and threads now."""
+        trim_memory()  # opening and closing bundles leaves free memory in the arenas of many threads
         self.memory_mb.append(resident_mb())
         self.threads.append(threading.active_count())
 
