@@ -17,6 +17,7 @@ from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 from tandemrt.export.bundle.default_reasoning import reasoning_lines
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 
@@ -167,7 +168,7 @@ def _draft_lines(draft: str | None) -> list[str]:
 
 
 def _reasoning_lines(folder: Path) -> list[str]:
-    tokenizer = read_tokenizer(folder)
+    tokenizer = read_tokenizer(tokenizer_folder(folder))
 
     def has_token(text: str) -> bool:
         return tokenizer.token_to_id(text) is not None

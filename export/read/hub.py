@@ -11,10 +11,11 @@ from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe, clipped, quoted
 from tandemrt.export.read.checkpoint import read_index
+from tandemrt.export.read.converted_tokenizer import original_file
 from tandemrt.export.read.file_formats import other_format
 
 WEIGHTS = "model*.safetensors"
-FILES = ["*.json", "*.jinja", "merges.txt", WEIGHTS]
+FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", WEIGHTS]
 MODEL_FILES = frozenset({"config.json", "tokenizer.json"})
 HEAD_FILES = frozenset({"config.json"})
 OTHERS = ["*/*.json", "*/*.txt", "*/*.safetensors"]  # the same model in other formats: original/, onnx/
@@ -97,7 +98,8 @@ def _is_complete(folder: Path, needed: Set[str]) -> bool:
     """Whether a cache folder has all files of a checkpoint: other programs may have fetched only some of them."""
     index = folder / "model.safetensors.index.json"
     shards = set(read_index(index).values()) if index.is_file() else {"model.safetensors"}
-    return all((folder / name).is_file() for name in needed | shards)
+    converted = {"tokenizer.json"} if original_file(folder) is not None else set()
+    return all((folder / name).is_file() for name in (needed - converted) | shards)
 
 
 def _bar(progress: Progress | None) -> Any:

@@ -10,6 +10,7 @@ from tandemrt.engines.bundle.manifest import ReasoningDelimiters
 from tandemrt.engines.recipe.recipe import Reasoning
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, clipped, quoted
+from tandemrt.export.read.converted_tokenizer import conversion_notes, tokenizer_folder
 from tandemrt.export.read.delimiters import DelimiterEncoder
 from tandemrt.export.read.tokenizer_class import split_notes
 
@@ -33,28 +34,30 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class CheckpointTokenizer:
-    """The tokenizer of a checkpoint folder. ``size``: the largest id of a token, plus 1."""
+    """A checkpoint's tokenizer. ``folder`` has its tokenizer.json; ``size``: the largest id of a token, plus 1."""
 
+    checkpoint: Path
     folder: Path
     tokenizer: Any
     size: int
 
     @classmethod
-    def open(cls, folder: Path) -> "CheckpointTokenizer":
+    def open(cls, checkpoint: Path) -> "CheckpointTokenizer":
         """Read the tokenizer in the same way as the runtime. Raises BadCheckpoint if it is missing or damaged."""
+        folder = tokenizer_folder(checkpoint)
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            advice = "save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-            raise BadCheckpoint(f"checkpoint must hold tokenizer.json; {path} is missing; {advice}")
         try:
             tokenizer = read_tokenizer(folder).backend
         except Exception as error:  # the library raises bare Exception
             raise BadCheckpoint(f"{path} must be a tokenizer: {clipped(error)}; download it again") from error
-        return cls(folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+        return cls(
+            checkpoint, folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        )
 
     def notes(self, config: Mapping[str, Any]) -> list[str]:
         """Return notes on texts that transformers would split differently; ``config`` is the checkpoint's."""
-        return split_notes(self.tokenizer, self.folder, config, self._json("tokenizer_config.json"))
+        converted = conversion_notes(self.checkpoint)
+        return converted + split_notes(self.tokenizer, self.folder, config, self._json("tokenizer_config.json"))
 
     def files(self) -> list[Path]:
         """Return the files to copy, chat templates included."""

@@ -1,0 +1,144 @@
+"""Tokenizers without tokenizer.json: converted once, with the ids of the library that wrote them."""
+
+import base64
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import tiktoken
+
+from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.read import converted_tokenizer
+from tandemrt.export.read.tokenizer import CheckpointTokenizer
+from tandemrt.export.read.tokenizer_class import TEXTS
+
+LINES = [
+    "the quick brown fox jumps over the lazy dog",
+    "hello world, how are you?",
+    "12 boxes; é ü 漢字 x = [1, 2]",
+] * 20
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
+SPECIAL = ["<unk>", "<s>", "</s>", "[INST]"]
+
+
+def sentencepiece_folder(folder: Path, rule: str = "identity") -> sentencepiece.SentencePieceProcessor:
+    folder.mkdir()
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        vocab_size=400,
+        hard_vocab_limit=False,
+        model_type="bpe",
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name=rule,
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    (folder / "tokenizer_config.json").write_text(json.dumps(LLAMA | {"chat_template": "{{ messages[0].content }}"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def tekken_folder(folder: Path) -> tiktoken.Encoding:
+    folder.mkdir()
+    ranks = [bytes([byte]) for byte in range(256)] + [
+        b"th",
+        b" th",
+        b"the",
+        b" the",
+        b"llo",
+        b" w",
+        b"or",
+        "漢".encode(),
+    ]
+    vocabulary = [{"rank": at, "token_bytes": base64.b64encode(each).decode()} for at, each in enumerate(ranks)]
+    config = {"pattern": WORDS, "default_vocab_size": len(ranks) + 4, "default_num_special_tokens": 4, "version": "v7"}
+    special = [{"rank": at, "token_str": each, "is_control": True} for at, each in enumerate(SPECIAL)]
+    data = {"config": config, "vocab": vocabulary, "special_tokens": special}
+    (folder / "tekken.json").write_text(json.dumps(data))
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral", "eos_token_id": 2}))
+    return tiktoken.Encoding(
+        "test", pat_str=WORDS, mergeable_ranks={each: at for at, each in enumerate(ranks)}, special_tokens={}
+    )
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_sentencepiece_model_keeps_its_ids(tmp_path: Path) -> None:
+    original = sentencepiece_folder(tmp_path / "model")
+    found = CheckpointTokenizer.open(tmp_path / "model")
+    for text in (*LINES[:3], *TEXTS):
+        assert found.tokenizer.encode(text, add_special_tokens=False).ids == original.encode(text)
+    assert found.size == original.vocab_size()
+    assert found.stop_ids({"eos_token_id": 2}) == (2,)
+    assert read_tokenizer(found.folder).chat_templates == {"default": "{{ messages[0].content }}"}
+    assert {path.name for path in found.files()} >= {"tokenizer.json", "tokenizer_config.json", "config.json"}
+    assert "sentencepiece splits" in found.notes({"model_type": "llama"})[0]
+    written = (found.folder / "tokenizer.json").stat().st_mtime_ns
+    assert CheckpointTokenizer.open(tmp_path / "model").folder == found.folder
+    assert (found.folder / "tokenizer.json").stat().st_mtime_ns == written
+
+
+def test_a_tekken_file_keeps_its_ids_after_the_special_tokens(tmp_path: Path) -> None:
+    original = tekken_folder(tmp_path / "model")
+    found = CheckpointTokenizer.open(tmp_path / "model")
+    for text in (*LINES[:3], *TEXTS):
+        assert found.tokenizer.encode(text, add_special_tokens=False).ids == [
+            4 + each for each in original.encode(text)
+        ]
+    assert [found.tokenizer.token_to_id(each) for each in SPECIAL] == [0, 1, 2, 3]
+    assert found.stop_ids({"eos_token_id": 2}) == (2,)
+    assert found.notes({})[0].endswith("tiktoken splits 15 texts alike")
+
+
+def test_a_conversion_that_splits_texts_differently_is_reported(tmp_path: Path) -> None:
+    sentencepiece_folder(tmp_path / "model", "nmt_nfkc")  # Llama's class has no such rule
+    [note, *_] = CheckpointTokenizer.open(tmp_path / "model").notes({})
+    assert "tokenizer.model was converted" in note
+    assert "it splits 'Hello  world\\n\\nfoo' into" in note
+
+
+def test_a_missing_library_is_named_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentencepiece_folder(tmp_path / "model")
+    there = importlib.util.find_spec
+
+    def without(name: str, *more: Any) -> Any:
+        return None if name == "sentencepiece" else there(name, *more)
+
+    monkeypatch.setattr(converted_tokenizer.importlib.util, "find_spec", without)
+    with pytest.raises(BadCheckpoint, match=r"sentencepiece is not installed: pip install 'tandemrt\[tokenizers\]'"):
+        CheckpointTokenizer.open(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("tokenizer.model", b"no model", "must be a tokenizer that transformers converts"),
+        ("tekken.json", b"{}", "must be a tokenizer that transformers converts"),
+        ("tiktoken.model", b"IQ== 0\n", "tiktoken.model, which only the repository's own code can read"),
+        ("qwen.tiktoken", b"IQ== 0\n", "qwen.tiktoken, which only the repository's own code can read"),
+        ("vocab.txt", b"a\n", "tokenizer.json is missing; save it with transformers"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_converted_is_rejected(
+    tmp_path: Path, cache: Path, name: str, data: bytes, message: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / name).write_bytes(data)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(BadCheckpoint, match=message):
+        CheckpointTokenizer.open(tmp_path / "model")
+    assert list(cache.rglob("tokenizer.json")) == []
