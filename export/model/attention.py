@@ -9,7 +9,7 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.rotary import Tables, arange, layer_tables, query_scales
 from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
@@ -159,12 +159,12 @@ class LinearCacheAttention:
         """Queries or keys [batch, query, count * head_dim] as [batch, count, query, head_dim], normed and rotated."""
         how = self.spec.qk_norm
         if norm is not None and how is not None and how.over_all_heads:
-            flat, norm = rms_norm(b, flat, w, norm, self.spec), None
+            flat, norm = stored_norm(b, flat, w, norm, self.spec), None
         split = self._split(b, flat, count)
         if norm is not None and how is not None and how.after_rotary:
-            return rms_norm(b, self._rotated(b, split, attention.rope), w, norm, self.spec)
+            return stored_norm(b, self._rotated(b, split, attention.rope), w, norm, self.spec)
         if norm is not None:
-            split = rms_norm(b, split, w, norm, self.spec)
+            split = stored_norm(b, split, w, norm, self.spec)
         return self._rotated(b, split, attention.rope)
 
     def _split(self, b: GraphBuilder, flat: ir.Value, count: int) -> ir.Value:
@@ -199,8 +199,7 @@ def rotation(rope: Rope, head_dim: int) -> dict[str, Any]:
 def _shared(
     b: GraphBuilder, spec: ModelSpec, capacity: int, dtype: str
 ) -> tuple[Mapping[Rope, Tables], ir.Value | None]:
-    query_scale = query_scales(b, spec.rope, capacity, dtype) if spec.rope.query_scale_beta else None
-    return layer_tables(b, spec, capacity, dtype), query_scale
+    return layer_tables(b, spec, capacity, dtype), query_scales(b, spec, capacity, dtype)
 
 
 def _positions(b: GraphBuilder, graph_inputs: Mapping[str, ir.Value]) -> ir.Value:

@@ -13,7 +13,7 @@ from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import Attention, AttentionWeights, Cache, rotation
 from tandemrt.export.model.linear import merge_linears
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.rotary import Tables, rotary_tables
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
@@ -45,7 +45,7 @@ class NormAndRotary:
     ) -> ir.Value:
         """Return ``x`` [batch, heads, query, head_dim] normed and rotated."""
         if norm is not None:
-            x = rms_norm(b, x, w, norm, self.spec)
+            x = stored_norm(b, x, w, norm, self.spec)
         if rope is None:
             return x
         return b.op("RotaryEmbedding", x, *self.tables[rope], self.positions, **rotation(rope, self.spec.head_dim))

@@ -89,7 +89,7 @@ def build_decoder(
                 "Slice", graph_outputs["features"], b.constant([0]), query, b.constant([1])
             )
     with b.scope("head"):
-        head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab)
+        head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab, bias=spec.head_bias)
         logits = head(b, picked, w)
         if padded:
             logits = cut(b, logits, rows, score_rows)

@@ -19,7 +19,7 @@ from tandemrt.export.model.layers import attention_weights, decoder_layer
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.model.markov import markov_tensors
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.paged_block_draft import PagedBlockAttention
 from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -42,7 +42,7 @@ def build_context(
     b = GraphBuilder("context")
     w = Weights(checkpoint, b, dtype, scaled_matmuls=strategies.scaled_matmuls)
     graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
-    state = rms_norm(b, Linear.stored("fc", layer.hidden)(b, graph_inputs["features"], w), w, "hidden_norm", layer)
+    state = stored_norm(b, Linear.stored("fc", layer.hidden)(b, graph_inputs["features"], w), w, "hidden_norm", layer)
     with b.scope("place"):
         attend = LOWERINGS[lowering].of(b, layer, graph_inputs, block=spec.block_size, capacity=capacity, dtype=dtype)
     graph_outputs: dict[str, ir.Value] = {}
@@ -83,7 +83,7 @@ def build_dflash(
     graph_outputs: dict[str, ir.Value] = {}
     for at in range(layer.layers):
         with b.scope(f"layers.{at}/attention"):
-            normed = rms_norm(b, stream, w, f"layers.{at}.input_layernorm", layer)
+            normed = stored_norm(b, stream, w, f"layers.{at}.input_layernorm", layer)
         stream, present = decoder_layer(
             b, stream, normed, w, layer, graph_inputs, strategies, attend, at, f"layers.{at}"
         )
@@ -91,7 +91,7 @@ def build_dflash(
     with b.scope("head"):
         if not strategies.select_rows_early:
             stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
-        last = rms_norm(b, stream, w, "norm", layer)
+        last = stored_norm(b, stream, w, "norm", layer)
         graph_outputs |= {"row_states": last, "logits": draft_logits(b, last, w, spec, checkpoint)}
     for binding in names.outputs:
         b.output(binding, graph_outputs[binding.name])

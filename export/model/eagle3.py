@@ -16,7 +16,7 @@ from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import decoder_layer
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
@@ -62,18 +62,18 @@ def build_eagle3(
         name = prefix if at == 0 else f"layers.{at}"
         with b.scope(f"layers.{at}/attention"):
             if at == 0:
-                state = rms_norm(b, stream, w, f"{name}.hidden_norm", layer)
-                word = rms_norm(b, embedded, w, f"{name}.input_layernorm", layer)
+                state = stored_norm(b, stream, w, f"{name}.hidden_norm", layer)
+                word = stored_norm(b, embedded, w, f"{name}.input_layernorm", layer)
                 normed = b.op("Concat", word, state, axis=-1)
                 stream = state if spec.norm_residual else stream
             else:
-                normed = rms_norm(b, stream, w, f"{name}.input_layernorm", layer)
+                normed = stored_norm(b, stream, w, f"{name}.input_layernorm", layer)
         stream, present = decoder_layer(b, stream, normed, w, layer, graph_inputs, strategies, attend, at, name)
         graph_outputs |= present
     with b.scope("head"):
         if not strategies.select_rows_early:
             stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
-        normed = rms_norm(b, stream, w, "norm", layer)
+        normed = stored_norm(b, stream, w, "norm", layer)
         if spec.mask_token is None:
             graph_outputs["next_states"] = normed if spec.norm_fed_back else stream
         graph_outputs["logits"] = draft_logits(b, normed, w, spec, checkpoint)
@@ -87,11 +87,11 @@ def build_eagle3(
 def _fused(b: GraphBuilder, features: ir.Value, w: Weights, spec: Eagle3Spec) -> ir.Value:
     """The fused features [tokens, hidden] of ``features`` [tokens, features]."""
     if spec.norm_features:
-        features = rms_norm(b, features, w, "input_norm", spec.layer)
+        features = stored_norm(b, features, w, "input_norm", spec.layer)
     if spec.norm_each_feature:
         count = len(spec.features)
         parts = b.ops("Split", features, b.constant([spec.target_hidden] * count), outputs=count, axis=1)
-        normed = [rms_norm(b, part, w, f"fc_norm.{at}", spec.layer) for at, part in enumerate(parts)]
+        normed = [stored_norm(b, part, w, f"fc_norm.{at}", spec.layer) for at, part in enumerate(parts)]
         features = b.op("Concat", *normed, axis=1)
     return Linear.stored("fc", spec.layer.hidden)(b, features, w)
 

@@ -107,6 +107,9 @@ def expert_branches(
 def _routed(b: GraphBuilder, logits: ir.Value, w: Weights, experts: Experts, name: str) -> ir.Value:
     """Return the routing weights, float32[..., experts]; 0 for experts that a token does not select."""
     router, logits = experts.router, b.cast(logits, "float32")
+    if router.scoring == "sparsemixer":
+        weights, indices = _one_after_another(b, logits, experts)
+        return b.op("ScatterElements", b.op("Mul", logits, b.constant(0, "float32")), indices, weights, axis=-1)
     scores = b.op("Softmax", logits, axis=-1) if router.scoring == "softmax" else b.op("Sigmoid", logits)
     ranked = scores
     if router.correction:
@@ -134,6 +137,21 @@ def _routed(b: GraphBuilder, logits: ir.Value, w: Weights, experts: Experts, nam
         return placed
     factors = w.stored(f"{name}.gate.per_expert_scale", (experts.count,))
     return b.op("Mul", placed, b.cast(factors, "float32"))
+
+
+def _one_after_another(b: GraphBuilder, logits: ir.Value, experts: Experts) -> tuple[ir.Value, ir.Value]:
+    """Return the weights and the indices of the experts that sparsemixer chooses, both [..., per_token]."""
+    nothing, chosen, left = b.constant(-np.inf, "float32"), [], logits
+    for _ in range(experts.per_token):
+        best, index = b.ops("TopK", left, b.constant([1]), outputs=2, axis=-1)
+        distance = b.op("Div", b.op("Sub", best, logits), b.op("Max", b.op("Abs", logits), best))
+        far = b.op("Greater", distance, b.constant(2 * experts.router.jitter, "float32"))
+        near = b.op("Softmax", b.op("Where", far, nothing, left), axis=-1)
+        chosen.append((b.op("GatherElements", near, index, axis=-1), index))
+        gone = b.op("Add", b.op("Mul", best, b.constant(0, "float32")), nothing)
+        left = b.op("ScatterElements", left, index, gone, axis=-1)
+    weights, indices = (b.op("Concat", *each, axis=-1) for each in zip(*chosen, strict=True))
+    return weights, indices
 
 
 def _of_best_groups(b: GraphBuilder, ranked: ir.Value, experts: Experts) -> ir.Value:
@@ -172,10 +190,14 @@ def _added(
     def run() -> tuple[ir.Value]:
         mine = b.op("Gather", routing_weights, index, axis=0)
         tokens = b.op("Squeeze", b.op("NonZero", mine), b.constant([0]))
-        rows = b.op("Unsqueeze", b.op("Gather", flat, tokens), b.constant([0]))  # matmuls take [batch, query, inner]
+        weights = b.op("Gather", b.op("Unsqueeze", mine, b.constant([1])), tokens)
+        rows = b.op("Gather", flat, tokens)
+        if experts.weighted_input:
+            rows = b.op("Mul", rows, weights)
+        rows = b.op("Unsqueeze", rows, b.constant([0]))  # matmuls take [batch, query, inner]
         outputs = b.op("Squeeze", down(b, _activated(b, rows, w, spec, experts, stem), w), b.constant([0]))
         places = b.op("Unsqueeze", tokens, b.constant([1]))
-        weighted = b.op("Mul", outputs, b.op("Gather", b.op("Unsqueeze", mine, b.constant([1])), tokens))
+        weighted = outputs if experts.weighted_input else b.op("Mul", outputs, weights)
         return (b.op("ScatterND", total, places, weighted, reduction="add"),)
 
     [result] = b.branch(b.op("Gather", chosen, index), run, lambda: (b.op("Identity", total),))

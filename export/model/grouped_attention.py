@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, Cache, gated_output, query_and_gate, rotation
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import normed as norm_by
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.rotary import Tables, layer_tables, query_scales
 from tandemrt.export.model.row_padding import cut, is_padded, pad_as
+from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
@@ -90,7 +91,7 @@ class GroupedAttention:
         )
         total_sequence_length = b.op("Add", b.op("ReduceMax", seqlens_k, keepdims=1), b.constant([1], "int32"))
         tables = layer_tables(b, spec, capacity, dtype)
-        query_scale = query_scales(b, spec.rope, capacity, dtype) if spec.rope.query_scale_beta else None
+        query_scale = query_scales(b, spec, capacity, dtype)
         return cls(
             spec,
             index,
@@ -106,7 +107,8 @@ class GroupedAttention:
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, Cache]:
-        gate, latent = None, self.spec.latent
+        gate, latent, variants = None, self.spec.latent, self.spec.variants
+        scales_query = (attention.rope is None) == (self.spec.scales.query_beta != 0)
         if attention.reads_earlier:
             return self._over_cache(b, x, w, attention, past), past
         if latent is not None:
@@ -118,6 +120,10 @@ class GroupedAttention:
         elif attention.values_are_keys:
             query, key = attention.query(b, x, w), attention.key(b, x, w)
             qkv = b.op("Concat", query, key, key, axis=2)
+        elif variants.value_dim:
+            value = scaled_by(b, attention.value(b, x, w), variants.value_scale, w.dtype)
+            value = self._padded_values(b, value, attention.heads)
+            qkv = b.op("Concat", attention.query(b, x, w), attention.key(b, x, w), value, axis=2)
         else:
             qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
         if is_padded(x):
@@ -126,7 +132,7 @@ class GroupedAttention:
             qkv, attention = self._rotated_and_joined(b, qkv, attention), replace(attention, rope=None)
         if attention.norms is not None:
             qkv = self._normed(b, qkv, w, attention)
-        if self.query_scale is not None:
+        if self.query_scale is not None and scales_query:
             query, key, value = self._parts(b, qkv, attention.heads)
             scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.window.positions))
             qkv = b.op("Concat", scaled, key, value, axis=2)
@@ -139,6 +145,8 @@ class GroupedAttention:
             mixed = pad_as(b, mixed, self.tokens, x)
         if latent is not None:
             mixed = latent_outputs(b, mixed, w, self.spec, latent, attention.name)
+        if variants.value_dim:
+            mixed = self._cut_values(b, mixed, attention.heads, x)
         return gated_output(b, mixed, gate), Cache(key, value)
 
     def _over_cache(
@@ -170,18 +178,27 @@ class GroupedAttention:
         )
         if self.spec.variants.value_norm:
             split = b.op("Reshape", value, b.constant([0, 0, heads.kv, heads.dim]))
-            split = norm_by(b, split, b.constant([1.0] * heads.dim, w.dtype), w.dtype, self.spec.norm_eps)
-            value = b.op("Reshape", split, b.constant([0, 0, heads.kv * heads.dim]))
+            value = b.op(
+                "Reshape", self._norm_without_weight(b, split, w.dtype), b.constant([0, 0, heads.kv * heads.dim])
+            )
         return b.op("Concat", query, key, value, axis=2)
 
     def _normed_heads(
         self, b: GraphBuilder, flat: ir.Value, w: Weights, norm: str, count: int, head_dim: int
     ) -> ir.Value:
         """Norm ``flat`` [batch, query, count * head_dim], per head or over all heads."""
-        if self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
-            return rms_norm(b, flat, w, norm, self.spec)
+        how = self.spec.qk_norm
+        if how is not None and how.over_all_heads:
+            return stored_norm(b, flat, w, norm, self.spec)
         split = b.op("Reshape", flat, b.constant([0, 0, count, head_dim]))
-        return b.op("Reshape", rms_norm(b, split, w, norm, self.spec), b.constant([0, 0, count * head_dim]))
+        if how is not None and not how.stored:
+            split = self._norm_without_weight(b, split, w.dtype)
+        else:
+            split = stored_norm(b, split, w, norm, self.spec)
+        return b.op("Reshape", split, b.constant([0, 0, count * head_dim]))
+
+    def _norm_without_weight(self, b: GraphBuilder, x: ir.Value, dtype: str) -> ir.Value:
+        return norm_by(b, x, b.constant([1.0] * width_of(x), dtype), dtype, self.spec.norm_eps)
 
     def _rotated(self, b: GraphBuilder, flat: ir.Value, count: int, rope: Rope | None, head_dim: int) -> ir.Value:
         """Rotate ``flat`` [batch, query, count * head_dim] for the positions of the call."""
@@ -286,6 +303,22 @@ class GroupedAttention:
             softcap=self.spec.scales.attention_softcap,
             local_window_size=attention.sliding_window or -1,
         )
+
+    def _padded_values(self, b: GraphBuilder, flat: ir.Value, heads: Heads) -> ir.Value:
+        """Return values [batch, query, heads.kv * value_dim] with zeros after them, as the cache holds them."""
+        size = self.spec.variants.value_dim
+        split = b.op("Reshape", flat, b.constant([0, 0, heads.kv, size]))
+        split = b.op("Pad", split, b.constant([0, 0, 0, 0, 0, 0, 0, heads.dim - size]))
+        return b.op("Reshape", split, b.constant([0, 0, heads.kv * heads.dim]))
+
+    def _cut_values(self, b: GraphBuilder, mixed: ir.Value, heads: Heads, x: ir.Value) -> ir.Value:
+        """Return ``mixed`` [batch, query, heads.query * heads.dim] without the zeros after values."""
+        size = self.spec.variants.value_dim
+        split = b.op("Reshape", mixed, b.constant([0, 0, heads.query, heads.dim]))
+        split = b.op("Slice", split, b.constant([0]), b.constant([size]), b.constant([3]))
+        values = b.op("Reshape", split, b.constant([0, 0, heads.query * size]))
+        values.shape = ir.Shape([*dims_of(x)[:2], heads.query * size])  # a Reshape loses the name of padded tokens
+        return values
 
     def _parts(self, b: GraphBuilder, qkv: ir.Value, heads: Heads) -> tuple[ir.Value, ...]:
         keys = heads.kv * heads.dim

@@ -6,7 +6,7 @@ from tandemrt.export.graph.builder import GraphBuilder, width_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import activate
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.read.spec import ModelSpec
 
 
@@ -27,7 +27,7 @@ def layer_inputs(
     made = Linear.stored("model.per_layer_model_projection", width)(b, hidden, w)
     made = b.op("Mul", made, b.constant(spec.hidden**-0.5, w.dtype))
     made = b.op("Reshape", made, b.constant([0, 0, spec.layers, inputs.width]))
-    made = rms_norm(b, made, w, "model.per_layer_projection_norm", spec)
+    made = stored_norm(b, made, w, "model.per_layer_projection_norm", spec)
     made = b.op("Reshape", made, b.constant([0, 0, width]))
     made.shape = stored.shape  # a Reshape loses the name of padded tokens
     both = b.op("Mul", b.op("Add", made, stored), b.constant(2**-0.5, w.dtype))
@@ -43,7 +43,7 @@ def with_own_input(
         update = Linear.stored(f"{name}.per_layer_projection", spec.hidden)(
             b, activate(b, gate, own, spec.activation), w
         )
-        stream = b.op("Add", stream, rms_norm(b, update, w, f"{name}.post_per_layer_input_norm", spec))
+        stream = b.op("Add", stream, stored_norm(b, update, w, f"{name}.post_per_layer_input_norm", spec))
     if not spec.variants.scaled:
         return stream
     return b.op("Mul", stream, w(f"{name}.layer_scalar", (1,)))

@@ -18,7 +18,7 @@ from tandemrt.export.model.layer_inputs import with_own_input
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import LoweringStrategies
 from tandemrt.export.model.norm import normed as norm_by
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.recurrent import Recurrent
 from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import UNIFORM, Experts, SharedExpert
@@ -71,12 +71,12 @@ def decoder_layers(
                 hidden = with_own_input(b, hidden, own, w, spec, name)
     with b.scope("head"):
         if spec.layers in features:
-            streams.append(rms_norm(b, hidden, w, "model.norm", spec))
+            streams.append(stored_norm(b, hidden, w, "model.norm", spec))
             normed = strategies.select_rows(b, streams[-1], rows)
         else:
             if not strategies.select_rows_early:  # norm only the rows that get logits
                 hidden = strategies.select_rows(b, hidden, rows)
-            normed = rms_norm(b, hidden, w, "model.norm", spec)
+            normed = stored_norm(b, hidden, w, "model.norm", spec)
     if features:  # after all norms: a stream that is read before its norm cannot be fused with it
         with b.scope("features"):
             wanted = [streams[layer] for layer in features]
@@ -168,7 +168,7 @@ def norm_if_present(
     b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: str, name: str | None
 ) -> ir.Value:
     """Return ``x`` normed by the layer's norm ``name``; ``x`` itself if the layer has no norm here."""
-    return x if name is None else rms_norm(b, x, w, f"{layer}.{name}", spec)
+    return x if name is None else stored_norm(b, x, w, f"{layer}.{name}", spec)
 
 
 def _added(b: GraphBuilder, hidden: ir.Value, x: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
@@ -177,10 +177,14 @@ def _added(b: GraphBuilder, hidden: ir.Value, x: ir.Value, spec: ModelSpec, dtyp
 
 def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeights:
     """Return the attention weights of a layer, whose tensors are called ``name``."""
-    heads = spec.heads_of(layer)
-    counts = {"q": heads.query * (2 if spec.gated_attention else 1), "k": heads.kv, "v": heads.kv}
+    heads, norm, rope = spec.heads_of(layer), spec.qk_norm, spec.rope_of(layer)
+    widths = {
+        "q": heads.query * heads.dim * (2 if spec.gated_attention else 1),
+        "k": heads.kv * heads.dim,
+        "v": heads.kv * (spec.variants.value_dim or heads.dim),
+    }
     query, key, value = (
-        Linear.stored(f"{name}.{kind}_proj", count * heads.dim, bias=spec.qkv_bias) for kind, count in counts.items()
+        Linear.stored(f"{name}.{kind}_proj", width, bias=spec.qkv_bias) for kind, width in widths.items()
     )
     return AttentionWeights(
         name=name,
@@ -189,10 +193,12 @@ def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeight
         query=query,
         key=key,
         value=value,
-        norms=(f"{name}.{spec.qk_norm.query}", f"{name}.{spec.qk_norm.key}") if spec.qk_norm else None,
-        rope=spec.rope_of(layer),
+        norms=(f"{name}.{norm.query}", f"{name}.{norm.key}")
+        if norm and not (norm.only_rotated and rope is None)
+        else None,
+        rope=rope,
         sliding_window=spec.window_of(layer),
-        sinks=f"{name}.sinks" if spec.sinks else None,
+        sinks=f"{name}.sinks" if spec.sinks_of(layer) else None,
         reads_earlier=spec.cache_of(layer) != layer,
         values_are_keys=spec.variants.values_are_keys and spec.window_of(layer) is None,
     )
@@ -213,7 +219,7 @@ def _experts(
     norms, mlp, routed = experts.norms, f"{name}.mlp", None
     x = normed
     if norms is not None:
-        x = rms_norm(b, stream, w, f"{name}.{norms.before}", spec)
+        x = stored_norm(b, stream, w, f"{name}.{norms.before}", spec)
         root = b.constant(spec.hidden**-0.5, w.dtype)
         weight = b.op("Mul", w(f"{mlp}.gate.scale", (spec.hidden,)), root)
         routed = norm_by(b, stream, weight, w.dtype, spec.norm_eps)
@@ -222,8 +228,8 @@ def _experts(
         return update
     shared = _shared_expert(b, normed, w, spec, layer, mlp, experts.shared, strategies.activation)
     if norms is not None:
-        update = rms_norm(b, update, w, f"{name}.{norms.after}", spec)
-        shared = rms_norm(b, shared, w, f"{name}.{norms.after_shared}", spec)
+        update = stored_norm(b, update, w, f"{name}.{norms.after}", spec)
+        shared = stored_norm(b, shared, w, f"{name}.{norms.after_shared}", spec)
     return b.op("Add", update, shared)
 
 

@@ -20,7 +20,7 @@ from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import decoder_layer, norm_if_present
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
-from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.mtp import MTP_MODULES, MtpSpec, layer_prefix
 
@@ -32,7 +32,7 @@ def build_state_norm(spec: MtpSpec, checkpoint: Checkpoint, *, dtype: str) -> ir
     names = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
     b = GraphBuilder("fuse")
     features = b.input(names["features"])
-    b.output(names["states"], rms_norm(b, features, Weights(checkpoint, b, dtype), _STATE_NORM, spec.layer))
+    b.output(names["states"], stored_norm(b, features, Weights(checkpoint, b, dtype), _STATE_NORM, spec.layer))
     return b.model()
 
 
@@ -56,7 +56,7 @@ def build_mtp(
     with b.scope("embedding"):
         table = w.stored(EMBEDDING, (layer.vocab, layer.hidden))
         embedded = b.cast(b.op("Gather", table, graph_inputs["token_ids"]), dtype)
-        pair = [rms_norm(b, embedded, w, f"{own}token_layernorm", layer), graph_inputs["states"]]
+        pair = [stored_norm(b, embedded, w, f"{own}token_layernorm", layer), graph_inputs["states"]]
         both = b.op("Concat", *(pair if spec.embedding_first else pair[::-1]), axis=-1)
         stream = Linear.stored(f"{own}input_proj", layer.hidden)(b, both, w)
     name = f"{own}layers.0"
@@ -65,9 +65,9 @@ def build_mtp(
     with b.scope("head"):
         if spec.depth == 1 and not strategies.select_rows_early:
             stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
-        last = rms_norm(b, stream, w, f"{own}final_layernorm", layer)
+        last = stored_norm(b, stream, w, f"{own}final_layernorm", layer)
         reader = layer_prefix(min(at + 1, spec.depth - 1))
-        graph_outputs["next_states"] = rms_norm(b, last, w, f"{reader}{_STATE_NORM}", layer)
+        graph_outputs["next_states"] = stored_norm(b, last, w, f"{reader}{_STATE_NORM}", layer)
         scored = last if spec.depth == 1 else strategies.select_rows(b, last, graph_inputs["score_rows"])
         graph_outputs["logits"] = draft_logits(b, scored, w, spec, checkpoint)
     for binding in names.outputs:

@@ -1,4 +1,4 @@
-"""RMS norms of a decoder."""
+"""Norms of a decoder."""
 
 import onnx_ir as ir
 
@@ -7,8 +7,14 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.read.spec import ModelSpec
 
 
-def rms_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: ModelSpec) -> ir.Value:
-    """Return the root-mean-square norm over the last dimension, computed in float32 (Zhang and Sennrich, 2019)."""
+def stored_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: ModelSpec) -> ir.Value:
+    """Return the norm called ``name`` over the last dimension, computed in float32.
+
+    It is a root-mean-square norm (Zhang and Sennrich, 2019), or one that subtracts the mean and adds a bias.
+    """
+    if spec.layer_norm:
+        weight, bias = (w(f"{name}.{kind}", (width_of(x),)) for kind in ("weight", "bias"))
+        return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps, stash_type=1)
     return normed(b, x, norm_weight(b, w, name, width_of(x), spec), w.dtype, spec.norm_eps)
 
 

@@ -16,7 +16,7 @@ from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, Cache
 from tandemrt.export.model.linear import merge_linears
-from tandemrt.export.model.norm import norm_weight, rms_norm
+from tandemrt.export.model.norm import norm_weight, stored_norm
 from tandemrt.export.model.rotary import Tables, head_order, whole_head_tables
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
@@ -83,7 +83,7 @@ class PagedAttention:
         keys = self.spec.kv_heads * self.spec.head_dim
         sizes = [self.spec.heads * self.spec.head_dim, keys, keys]
         *parts, value = b.ops("Split", qkv, b.constant(sizes), outputs=3, axis=1)
-        normed = [rms_norm(b, part, w, name, self.spec) for part, name in zip(parts, names, strict=True)]
+        normed = [stored_norm(b, part, w, name, self.spec) for part, name in zip(parts, names, strict=True)]
         return b.op("Concat", *normed, value, axis=1)
 
     def _norm_weight(self, b: GraphBuilder, w: Weights, name: str, rope: Rope | None) -> ir.Value:

@@ -51,14 +51,21 @@ def head_order(rope: Rope | None, head_dim: int) -> list[int]:
     return firsts + unrotated[:middle] + seconds + unrotated[middle:]
 
 
-def query_scales(b: GraphBuilder, rope: Rope, positions: int, dtype: str) -> ir.Value:
-    """Return the factors of queries at every position below ``positions``, [positions, 1] in ``dtype``.
+def query_scales(b: GraphBuilder, spec: ModelSpec, positions: int, dtype: str) -> ir.Value | None:
+    """Return the factors of queries at every position below ``positions``, [positions, 1] in ``dtype``; None: all 1.
 
+    They are those of the rotation rule (Ministral 3), or of layers without one (Llama 4), which count from 1.
     A table gives the same bits for any number of tokens; a vectorized logarithm may round differently than a scalar.
     """
-    turns = b.cast(b.op("Div", arange(b, positions), b.constant(rope.query_scale_period)), "float32")
+    unrotated = spec.scales.query_beta != 0
+    beta = spec.scales.query_beta or spec.rope.query_scale_beta
+    if not beta:
+        return None
+    period = spec.scales.query_period if unrotated else spec.rope.query_scale_period
+    counted = b.op("Add", arange(b, positions), b.constant(1)) if unrotated else arange(b, positions)
+    turns = b.cast(b.op("Div", counted, b.constant(period)), "float32")
     grown = b.op("Log", b.op("Add", turns, b.constant(1, "float32")))
-    table = b.op("Add", b.op("Mul", grown, b.constant(rope.query_scale_beta, "float32")), b.constant(1, "float32"))
+    table = b.op("Add", b.op("Mul", grown, b.constant(beta, "float32")), b.constant(1, "float32"))
     return b.cast(b.op("Unsqueeze", table, b.constant([1])), dtype)
 
 

@@ -49,15 +49,21 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
     if experts is None:
         return None
     sizes = f"{experts.per_token} of {experts.count} experts of {experts.intermediate} values for {spec.hidden}"
-    if experts.biased or experts.gate_up != "separate" or experts.clamped or spec.activation != "silu":
+    if (
+        experts.biased
+        or experts.gate_up != "separate"
+        or experts.clamped
+        or experts.weighted_input
+        or spec.activation != "silu"
+    ):
         return (
-            f"{spec.family} has experts with biases, bounds or joined gate and up weights, which run on a CPU alone; "
-            "choose onnxruntime-cpu"
+            f"{spec.family} has experts with biases, bounds, weighted inputs or joined gate and up weights, which "
+            "run on a CPU alone; choose onnxruntime-cpu"
         )
     if not experts.normalized and experts.router != Router(scale=experts.router.scale):
         return (
-            f"{spec.family} has a router with a correction or groups whose weights are not normalized, which runs on a "
-            "CPU alone; choose onnxruntime-cpu"
+            f"{spec.family} has a sparsemixer, or a router with a correction or groups whose weights are not "
+            "normalized, which runs on a CPU alone; choose onnxruntime-cpu"
         )
     if (
         spec.hidden % HIDDEN_MULTIPLE

@@ -72,6 +72,55 @@ def gemma4_experts(fields: Fields, layers: int) -> Experts | None:
     return replace(experts, norms=norms, shared=SharedExpert(fields.integer("intermediate_size"), "shared_expert"))
 
 
+def phimoe_experts(fields: Fields, layers: int) -> Experts:
+    """Phi-3.5-MoE: as Mixtral, with sparsemixer as router."""
+    experts = mixtral_experts(fields, layers)
+    if experts.per_token != 2:
+        raise BadCheckpoint(f"config.json: num_experts_per_tok should be 2 for sparsemixer, it is {experts.per_token}")
+    fields.skip("input_jitter_noise")  # training only
+    router = Router("sparsemixer", jitter=fields.number("router_jitter_noise", 0.01))
+    return replace(experts, router=router, normalized=False)
+
+
+def llama4_experts(fields: Fields, layers: int) -> Experts | None:
+    """Llama 4: a sigmoid of each logit multiplies the input of its expert; a shared expert in every such layer."""
+    step = fields.integer("interleave_moe_layer_step", 1)
+    listed = fields.get("moe_layers", list(range(step - 1, layers, step)))
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise BadCheckpoint(f"config.json: moe_layers should be a list of layers, it is {quoted(listed)}")
+    count, chosen = fields.integer("num_local_experts", 16), fields.integer("num_experts_per_tok", 1)
+    width = fields.integer("intermediate_size", 8192)
+    sparse = tuple(layer in listed for layer in range(layers))
+    return replace(
+        _experts(count, chosen, width, False, sparse),
+        gate_up="halves",
+        router=Router("sigmoid"),
+        shared=SharedExpert(width, "shared_expert"),
+        weighted_input=True,
+    )
+
+
+def mimo_v2_experts(fields: Fields, layers: int) -> Experts:
+    """MiMo V2: DeepSeek's router; ``mlp_layer_types``, else ``moe_layer_freq``, names the layers with experts."""
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    fields.only("n_shared_experts", None, 0)
+    dense = fields.get("moe_layer_freq", [0, *[1] * (layers - 1)])
+    kinds = fields.get("mlp_layer_types")
+    if kinds is None and (
+        not isinstance(dense, list) or len(dense) != layers or not set(map(str, dense)) <= {"0", "1"}
+    ):
+        raise BadCheckpoint(
+            f"config.json: moe_layer_freq should be 0 or 1 for each of {layers} layers, it is {quoted(dense)}"
+        )
+    sparse = tuple(map(bool, dense)) if kinds is None else _sparse_layers(fields, layers)
+    number = fields.integer("n_routed_experts", 256)
+    scale = 1.0 if fields.get("routed_scaling_factor") is None else fields.number("routed_scaling_factor")
+    router = Router("sigmoid", True, *_groups(fields, number), least_sum=_LEAST, scale=scale)
+    width, normalized = fields.integer("moe_intermediate_size", 2048), fields.flag("norm_topk_prob", True)
+    return replace(_experts(number, fields.integer("num_experts_per_tok", 8), width, normalized, sparse), router=router)
+
+
 def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
     """gpt-oss: experts in every layer, with biases, interleaved gate and up, and a clamped SwiGLU."""
     chosen = fields.integer("num_experts_per_tok", 4)

@@ -9,18 +9,21 @@ from typing import Any
 
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
+from tandemrt.export.read.chunks import attention_chunk
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.latent import latent, latent_scales
 from tandemrt.export.read.layer import Activation, NormNames, QKNorm
 from tandemrt.export.read.layer_kinds import (
     all_layers_window,
     alternating_windows,
+    chunked_as_full,
     configured_rotary,
     configured_window,
     ending_in_full,
     hybrid_window,
     listed_full_attention,
     listed_rotary,
+    mimo_v2_windows,
     no_rotary,
     rotary_if_configured,
     sliding_rotary,
@@ -39,7 +42,7 @@ from tandemrt.export.read.recurrent import (
     short_convolution,
 )
 from tandemrt.export.read.rope import RopeRules
-from tandemrt.export.read.variants import gemma4_layers, gemma4_scales
+from tandemrt.export.read.variants import gemma4_layers, gemma4_scales, mimo_v2_layers
 
 _NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _NORMS_AROUND = NormNames(
@@ -447,6 +450,50 @@ _ROWS = (
         rope=RopeRules(default=_GPT_OSS_ROPE),
         unused_fields=(*_ROUTER, "initial_context_length"),  # given by rope_scaling too
         experts=experts.gpt_oss_experts,
+    ),
+    Family(
+        "phimoe",
+        ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
+        layer_norm=True,
+        biases=of.phimoe_biases,
+        windows=uniform_window,
+        rope=RopeRules(default={"rope_theta": 1_000_000.0}),
+        unused_fields=(
+            *("output_router_logits", "router_aux_loss_coef", "hidden_dropout"),
+            "original_max_position_embeddings",  # read by longrope
+        ),
+        experts=experts.phimoe_experts,
+    ),
+    Family(
+        "llama4_text",
+        ("Llama4ForCausalLM",),
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "use_qk_norm": True},
+        qk_norm=QKNorm(after_rotary=True, stored=False, only_rotated=True),
+        qk_norm_flag="use_qk_norm",
+        biases=of.attention_biases,
+        windows=chunked_as_full,
+        longest=attention_chunk,
+        rotary=listed_rotary,
+        rope=RopeRules(default={"rope_theta": 500_000.0}, interleaved=True),
+        scales=of.llama4_scales,
+        no_effect_values={"for_llm_compressor": (False,)},
+        unused_fields=_ROUTER,
+        experts=experts.llama4_experts,
+        intermediate=of.llama4_intermediate_size,
+    ),
+    Family(
+        "mimo_v2_flash",
+        ("MiMoV2FlashForCausalLM",),
+        defaults={"head_dim": 192, "num_key_value_heads": 4, "sliding_window": 129},
+        sinks=True,
+        biases=of.qkv_biases_if_configured,
+        windows=mimo_v2_windows,
+        rope=RopeRules(default={"rope_theta": 5_000_000.0}, partial=0.334, local_theta=("swa_rope_theta", 10_000.0)),
+        variants=mimo_v2_layers,
+        norm_eps_field="layernorm_epsilon",
+        no_effect_values={"hybrid_block_size": (None,), "attention_projection_layout": ("split",)},
+        unused_fields=(*_DEEPSEEK, "attention_chunk_size"),
+        experts=experts.mimo_v2_experts,
     ),
     Family(
         "qwen2_moe",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tandemrt.export.read.chunks import dual_chunk
 from tandemrt.export.read.experts import no_experts
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import Latent, not_latent
@@ -24,6 +25,7 @@ class Biases(NamedTuple):
     qkv: bool = False
     out: bool = False
     mlp: bool = False
+    head: bool = False
 
 
 def no_bias(fields: Fields) -> Biases:
@@ -78,6 +80,12 @@ def latent_biases(fields: Fields) -> Biases:
     return Biases(out=fields.flag("attention_bias", False))
 
 
+def phimoe_biases(fields: Fields) -> Biases:
+    """Read ``attention_bias`` and ``lm_head_bias``."""
+    attention = fields.flag("attention_bias", False)
+    return Biases(attention, attention, head=fields.flag("lm_head_bias", False))
+
+
 def one_bias(fields: Fields) -> Biases:
     return Biases(*[fields.flag("use_bias", False)] * 3)
 
@@ -93,6 +101,11 @@ def all_mlps(fields: Fields) -> tuple[bool, ...]:  # noqa: ARG001
 
 def intermediate_size(fields: Fields) -> int:
     return fields.integer("intermediate_size")
+
+
+def llama4_intermediate_size(fields: Fields) -> int:
+    """Llama 4: the width of layers without experts."""
+    return fields.integer("intermediate_size_mlp", 16_384)
 
 
 def adjusted_intermediate_size(fields: Fields) -> int:
@@ -137,6 +150,14 @@ def falcon_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa
     )
 
 
+def llama4_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    """Llama 4 scales queries of layers without rotary embedding by their position."""
+    fields.only("attn_temperature_tuning", True, False, 4)  # 4 was written for true
+    beta, period = fields.number("attn_scale", 0.1), fields.integer("floor_scale", 8192)
+    tuned = bool(fields.get("attn_temperature_tuning", True))
+    return Scales(head_dim**-0.5, query_beta=beta if tuned else 0.0, query_period=period if tuned else 1)
+
+
 def gemma_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     caps = [fields.get(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")]
     attention, logits = (
@@ -159,8 +180,8 @@ class Family:
     ``defaults``: values of fields that a config may omit. ``no_effect_values``: the values of a field that do not
     change the graph; others are rejected. ``unused_fields``: fields that never change the graph. ``activations``: the
     accepted values of ``activation_field``. ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a
-    gate. ``sinks``, ``gated_attention``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no
-    flag.
+    gate. ``longest``: the longest text that the graph reads as the model does. ``layer_norm``, ``sinks``,
+    ``gated_attention``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
     """
 
     name: str
@@ -190,5 +211,7 @@ class Family:
     gated_attention: bool = False
     recurrent: Callable[[Fields, int], RecurrentLayers | None] = not_recurrent
     latent: Callable[[Fields], Latent | None] = not_latent
+    layer_norm: bool = False
+    longest: Callable[[Fields], int] = dual_chunk
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()

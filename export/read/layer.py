@@ -35,7 +35,9 @@ class Variants:
     window have no weights for values, their values are the keys before their norm. ``value_norm``: values are normed
     without a weight. ``sharing``: the number of last layers without keys and values; each reads the cache of the last
     earlier layer of its kind, sliding or not, and its MLP has width ``sharing_intermediate``. ``scaled``: one stored
-    factor multiplies the residual stream after each layer.
+    factor multiplies the residual stream after each layer. ``value_dim``: a head of values has fewer values than one of
+    keys, which are cached with zeros after them; 0: as many. ``value_scale`` multiplies them. ``sliding_sinks``: of the
+    layers only those with a sliding window have attention sinks.
     """
 
     heads: tuple[Heads, ...] | None = None
@@ -45,6 +47,9 @@ class Variants:
     sharing_intermediate: int = 0
     inputs: LayerInputs | None = None
     scaled: bool = False
+    value_dim: int = 0
+    value_scale: float = 1.0
+    sliding_sinks: bool = False
 
 
 UNIFORM = Variants()
@@ -68,13 +73,16 @@ class QKNorm:
     """The checkpoint's names of the RMS norms of queries and keys.
 
     ``over_all_heads``: the norm covers all heads together, else each head separately. ``after_rotary``: the norm comes
-    after the rotary embedding, else before it.
+    after the rotary embedding, else before it. ``stored``: the norms have weights. ``only_rotated``: layers without
+    rotary embedding have no norms.
     """
 
     query: str = "q_norm"
     key: str = "k_norm"
     over_all_heads: bool = False
     after_rotary: bool = False
+    stored: bool = True
+    only_rotated: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,14 +97,15 @@ class ClampedSwiglu:
 class Router:
     """How a router scores experts.
 
-    ``scoring``: the function from logits to scores. ``correction``: one stored value per expert is added to the scores
-    for the choice, but not to the weights. Experts form ``groups`` of equal size, and only experts of the best
-    ``chosen_groups`` groups are chosen; the score of a group is the sum of its ``best_of_group`` best scores.
-    Normalized weights are divided by their sum plus ``added_sum``, but by no less than ``least_sum``. ``scale``
-    multiplies the weights.
+    ``scoring``: the function from logits to scores; "sparsemixer" chooses one expert after the other, each weighted by
+    a softmax of the logits that are near enough to its own, by ``jitter`` (Phi-3.5-MoE). ``correction``: one stored
+    value per expert is added to the scores for the choice, but not to the weights. Experts form ``groups`` of equal
+    size, and only experts of the best ``chosen_groups`` groups are chosen; the score of a group is the sum of its
+    ``best_of_group`` best scores. Normalized weights are divided by their sum plus ``added_sum``, but by no less
+    than ``least_sum``. ``scale`` multiplies the weights.
     """
 
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     correction: bool = False
     groups: int = 1
     chosen_groups: int = 1
@@ -104,6 +113,7 @@ class Router:
     least_sum: float = 0.0
     added_sum: float = 0.0
     scale: float = 1.0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,7 @@ class Experts:
     router scales them. ``layers``: for each layer, whether it has experts. ``biased``: router and experts add biases.
     ``gate_up``: "separate" matmuls, or one matmul whose outputs are "interleaved" or two "halves", where one tensor
     stores all experts. ``clamped`` replaces the activation. ``norms``: None: the experts read what the MLP would read.
+    ``weighted_input``: the weight of an expert multiplies its input, not its output.
     """
 
     count: int
@@ -153,6 +164,7 @@ class Experts:
     router: Router = Router()
     shared: SharedExpert | None = None
     norms: ExpertNorms | None = None
+    weighted_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,8 @@ class Scales:
     attention and MLP add to the residual stream. ``logits`` divides the logits. A softcap c replaces x by
     c * tanh(x / c) before masking; 0: no softcap. ``attention_input`` and ``attention_output`` multiply the input and
     the output of attention, ``mlp_gate`` the gate of an MLP before its activation, and ``mlp_output`` the MLP's output.
+    Queries at position p of layers without rotary embedding are multiplied by
+    1 + ``query_beta`` * log(1 + (p + 1) // ``query_period``).
     """
 
     attention: float
@@ -175,3 +189,5 @@ class Scales:
     attention_output: float = 1.0
     mlp_gate: float = 1.0
     mlp_output: float = 1.0
+    query_beta: float = 0.0
+    query_period: int = 1

@@ -8,6 +8,7 @@ from tandemrt.export.read.fields import Fields
 
 Windows = tuple[int | None, tuple[bool, ...]]  # the size of the sliding window, and for each layer whether it has one
 WindowReader = Callable[[Fields, int], Windows]
+_OF_CHUNKS = {"chunked_attention", "full_attention"}
 
 
 def no_window(fields: Fields, layers: int) -> Windows:
@@ -89,6 +90,34 @@ def ending_in_full(read: WindowReader) -> WindowReader:
     return ending
 
 
+def chunked_as_full(fields: Fields, layers: int) -> Windows:
+    """Llama 4: layers see one chunk, or everything; the same for a text of one chunk (export/read/chunks.py)."""
+    kinds = fields.get("layer_types", ["full_attention"] * layers)
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= _OF_CHUNKS:
+        raise BadCheckpoint(
+            f"config.json: layer_types should name {' or '.join(sorted(_OF_CHUNKS))} for each of {layers} layers, it "
+            f"is {quoted(kinds)}"
+        )
+    return None, (False,) * layers
+
+
+def mimo_v2_windows(fields: Fields, layers: int) -> Windows:
+    """MiMo V2: ``layer_types``, else ``hybrid_layer_pattern`` with 1 for a sliding window, else all but every sixth.
+
+    ``sliding_window_size`` does not count the token itself.
+    """
+    kinds = layer_types(fields, layers)
+    pattern = fields.get("hybrid_layer_pattern", [int(at > 0 and (at + 1) % 6 != 0) for at in range(layers)])
+    if not isinstance(pattern, list) or len(pattern) < layers or any(x not in (0, 1) for x in pattern):
+        raise BadCheckpoint(
+            f"config.json: hybrid_layer_pattern should hold 0 or 1 for each of {layers} layers, it is {quoted(pattern)}"
+        )
+    window = fields.integer("sliding_window", 129)
+    if fields.get("sliding_window_size") is not None:
+        window = fields.integer("sliding_window_size") + 1
+    return window, tuple(kinds or map(bool, pattern[:layers]))
+
+
 def hybrid_window(fields: Fields, layers: int) -> Windows:
     """Return no sliding window for a hybrid model, whose layer_types ``hybrid_layers`` reads."""
     fields.only("sliding_window", None)
@@ -158,7 +187,7 @@ def all_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...
 def listed_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
     """SmolLM3: ``no_rope_layers``, with 1 for layers that rotate; by default all but the last of each interval."""
     interval = fields.integer("no_rope_layer_interval", 4)
-    given = fields.get("no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)])
+    given = fields.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
     if not isinstance(given, list) or len(given) < layers or any(x not in (0, 1) for x in given):
         raise BadCheckpoint(
             f"config.json: no_rope_layers should hold 0 or 1 for each of {layers} layers, it is {quoted(given)}"

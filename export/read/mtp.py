@@ -16,6 +16,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.draft_heads import SPECULATORS_FIELDS, DraftHeadSpec, mismatch, read_layers
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.layer import UNIFORM
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.kv_cache import is_cache_scale
 from tandemrt.export.read.quantization.scheme import Scheme
@@ -91,15 +92,16 @@ class MtpSpec(DraftHeadSpec):
                     f"config.json: {LAYER_COUNT} should be the number of MTP layers, it is "
                     f"{quoted(config.get(LAYER_COUNT))}; choose a checkpoint that has one, or another draft"
                 )
-        mixed = layer.experts is not None and not all(layer.experts.layers)
-        if mixed or layer.latent is not None or layer.local_rope is not None or not all(layer.rotary_layers):
+        sparse = () if layer.experts is None else layer.experts.layers
+        mixed = sorted(sparse) != list(sparse)  # an MTP layer has experts if only the first layers have none
+        if mixed or layer.variants != UNIFORM or layer.local_rope is not None or not all(layer.rotary_layers):
             raise BadCheckpoint(
                 f"{checkpoint.folder}: the layers of {layer.family} differ from one another, and the kind of its MTP "
                 "layer is not defined; choose another draft"
             )
         if any(layer.sliding_layers):  # undefined for this layer; within the window both kinds are equal
             max_context = layer.sliding_window
-        experts = None if layer.experts is None else replace(layer.experts, layers=(True,))
+        experts = replace(layer.experts, layers=(True,)) if layer.experts is not None and sparse[-1] else None
         published = 1 if alone or layer.recurrent is not None else config[LAYER_COUNT]
         depth = min(published, num_draft_tokens, len(DRAFT_LAYERS))
         forms = _forms(layer, depth, alone=alone)

@@ -71,4 +71,5 @@ def longrope(
     factor = fields.number("factor", max_length / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     chosen = torch.tensor(lists[length > original], dtype=torch.float32)
-    return 1.0 / (chosen * waves), fields.number("attention_factor", default)
+    magnitudes = [fields.number(name, default) for name in ("short_mscale", "long_mscale")]  # Phi-3.5-MoE
+    return 1.0 / (chosen * waves), fields.number("attention_factor", magnitudes[length > original])

@@ -41,7 +41,8 @@ class ModelSpec:
     share: ``kv_heads`` is 1. ``gated_attention``: the attention output is multiplied by sigmoid of a second half of
     each query head. ``recurrent``: layers with a recurrent state in place of attention, or in addition to it.
     ``variants``: how layers differ from these sizes. ``mlp_layers``: for each layer, whether it has an MLP or experts;
-    (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``.
+    (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``. ``layer_norm``: norms subtract
+    the mean and have biases. ``head_bias``: lm_head has a bias.
     """
 
     family: str
@@ -77,6 +78,8 @@ class ModelSpec:
     variants: Variants = UNIFORM
     mlp_layers: tuple[bool, ...] = ()
     recurrent_norms: NormNames | None = None
+    layer_norm: bool = False
+    head_bias: bool = False
 
     @classmethod
     def from_hf(
@@ -121,8 +124,8 @@ class ModelSpec:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=fields.integer("vocab_size"),
-            max_length=min(max(max_length, rope.extended_length), _one_chunk(fields)),
-            norm_eps=fields.number(family.norm_eps_field),
+            max_length=min(max(max_length, rope.extended_length), family.longest(fields)),
+            norm_eps=fields.number(family.norm_eps_field if family.norm_eps_field in fields.data else "rms_norm_eps"),
             rope=rope,
             local_rope=local_rope,
             rotary_layers=family.rotary(fields, layers, windows),
@@ -146,6 +149,8 @@ class ModelSpec:
             variants=variants,
             mlp_layers=family.mlp_layers(fields),
             recurrent_norms=family.recurrent_norms,
+            layer_norm=family.layer_norm,
+            head_bias=bias.head,
         )
         fields.finish(ignored)
         return spec
@@ -196,6 +201,10 @@ class ModelSpec:
         """Return the norms of a layer."""
         return self.norms if self.recurrent_norms is None or self.recurrent_of(layer) is None else self.recurrent_norms
 
+    def sinks_of(self, layer: int) -> bool:
+        """Return whether a layer has attention sinks."""
+        return self.sinks and (not self.variants.sliding_sinks or self.sliding_layers[layer])
+
     def rope_of(self, layer: int) -> Rope | None:
         """Return the rotation rule of a layer; None if it does not rotate queries and keys."""
         rope = self.local_rope if self.local_rope is not None and self.sliding_layers[layer] else self.rope
@@ -239,20 +248,6 @@ class ModelSpec:
             recurrent=recurrent,
             history=0 if net is None else uncommitted + net.kernel - 1,
         )
-
-
-def _one_chunk(fields: Fields) -> int:
-    """Return the longest text for which dual-chunk attention equals ordinary attention (Qwen2.5-1M)."""
-    if (chunked := fields.get("dual_chunk_attention_config")) is None:
-        return 2**31 - 1
-    if not isinstance(chunked, dict):
-        raise BadCheckpoint(f"config.json: dual_chunk_attention_config should be an object, it is {quoted(chunked)}")
-    inner = Fields(chunked, "config.json, dual_chunk_attention_config")
-    sizes = [inner.integer(name) for name in ("chunk_size", "local_size", "original_max_position_embeddings")]
-    inner.finish()
-    if sizes[0] <= sizes[1]:
-        raise BadCheckpoint(f"{inner.where}: chunk_size should be above local_size, {sizes[1]}, it is {sizes[0]}")
-    return min(sizes[0] - sizes[1], sizes[2])
 
 
 def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]:

@@ -13,6 +13,8 @@ from tandemrt.export.read.vision_language import text_tensor, vision_language
 
 # Names of families for the router, its correction, experts and shared experts: pattern -> the common name.
 _COMMON = (
+    (re.compile(r"(\.layers\.\d+)\.feed_forward\."), r"\1.mlp."),  # Llama 4
+    (re.compile(r"\.self_attn\.attention_sink_bias"), ".self_attn.sinks"),  # MiMo V2
     (re.compile(r"\.block_sparse_moe\."), ".mlp."),  # Mixtral, MiniMax, Granite
     (re.compile(r"(\.layers\.\d+)\.shared_mlp\."), r"\1.mlp.shared_mlp."),  # Granite
     (re.compile(r"\.shared_mlp\.input_linear\."), ".shared_mlp.gate_up_proj."),
@@ -88,6 +90,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     images = vision_language(checkpoint.config) is not None
     further = ("mtp.",) if spec.recurrent is not None else mtp_prefixes(checkpoint.config, spec.layers)
+    further += ("model.mtp.",)  # MiMo V2, whose config does not count them
     transposed = stores_transposed_experts(checkpoint, spec)
     unread = tuple(
         f"model.layers.{layer}.self_attn.{part}"

@@ -3,8 +3,6 @@
 _LATENT = "its keys and values are stored as one latent vector per token"
 _KIMI = "its text part is DeepSeek-V3, but the tensors of the vision model around it are not read"
 _GEMMA = "it has several residual streams, and activations that keep the largest values alone"
-_LLAMA4 = "its attention is in chunks, and the weight of an expert multiplies the expert's input"
-_PHIMOE = "its norms subtract the mean, and its router chooses experts one after the other"
 _SPARSE = "an index chooses which blocks of keys a token sees"
 _PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
 _KIMI_LINEAR = "its recurrent layers decay per key channel (Kimi delta attention)"
@@ -20,12 +18,7 @@ UNSUPPORTED = {
     "Lfm3ForCausalLM": _LFM3,
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,
-    "Llama4ForConditionalGeneration": _LLAMA4,
-    "Llama4ForCausalLM": _LLAMA4,
-    "MiMoV2FlashForCausalLM": "its keys and values have different sizes, and its values are scaled",
     "Step3p7ForConditionalGeneration": "its activations are clamped layer by layer, and its attention has output gates",
-    "PhiMoEForCausalLM": _PHIMOE,
-    "PhimoeForCausalLM": _PHIMOE,
     "MiniMaxM3SparseForConditionalGeneration": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,
     "LongcatFlashForCausalLM": f"{_LATENT}, twice in a layer, and some of its experts return their input",

@@ -1,4 +1,4 @@
-"""Read the properties by which layers of one model differ in shape: Gemma 4."""
+"""Read the properties by which layers of one model differ in shape: Gemma 4, MiMo V2."""
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
@@ -32,6 +32,28 @@ def gemma4_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
         sharing_intermediate=fields.integer("intermediate_size") * (2 if double else 1),
         inputs=_inputs(fields),
         scaled=True,
+    )
+
+
+def mimo_v2_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
+    """MiMo V2: twice the KV heads in sliding layers, which have sinks, and values smaller than keys."""
+    kv, size = fields.integer("swa_num_key_value_heads", 2 * heads.kv), fields.integer("v_head_dim", 128)
+    if kv != 2 * heads.kv or size > heads.dim:
+        raise BadCheckpoint(
+            f"config.json: swa_num_key_value_heads should be {2 * heads.kv}, twice num_key_value_heads, and v_head_dim "
+            f"at most head_dim, {heads.dim}, they are {kv} and {size}"
+        )
+    for name, same in (
+        *(("swa_head_dim", heads.dim), ("swa_v_head_dim", size), ("swa_num_attention_heads", heads.query)),
+        *(("add_full_attention_sink_bias", False), ("add_swa_attention_sink_bias", True)),
+    ):
+        fields.only(name, same)
+    scale = 1.0 if fields.data.get("attention_value_scale", 0.707) is None else None
+    return Variants(
+        heads=tuple(Heads(heads.query, kv, heads.dim) if slides else heads for slides in windows[1]),
+        value_dim=size,
+        value_scale=fields.number("attention_value_scale", 0.707) if scale is None else scale,
+        sliding_sinks=True,
     )
 
 

@@ -32,6 +32,7 @@ VISION_LANGUAGE = {
     "Glm46VForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}),
     "Glm4vForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}, flat="glm4v"),
     "InternVLForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}),
+    "Llama4ForConditionalGeneration": TextPart({"llama4_text": "Llama4ForCausalLM"}),
     "Mistral3ForConditionalGeneration": TextPart(
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
     ),

@@ -216,6 +216,13 @@ WITH_IMAGES: dict[str, Callable[[], PreTrainedConfig]] = {
         audio_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
         **dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id"), VOCAB),
     ),
+    "llama4": lambda: AutoConfig.for_model(
+        "llama4",
+        text_config=FAMILIES["llama4"]().to_dict(),
+        vision_config=SQUARE | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        image_token_index=VOCAB,
+        tie_word_embeddings=False,
+    ),
     "gemma3": lambda: Gemma3Config(text_config=FAMILIES["gemma3"](), vision_config=SQUARE, mm_tokens_per_image=4),
     **{
         name: lambda name=name: AutoConfig.for_model(

@@ -56,6 +56,10 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "qwen3_5": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
     "qwen3_next": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 81},
     "qwen3_5_moe": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 98},
+    "phimoe": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 43},  # norms that subtract the mean stay
+    # Three layers; experts are stored as [inputs, outputs].
+    "llama4": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 15},
+    "mimo_v2_flash": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 30},  # values are a matmul of their own
     # Gemma 4: keys that are values are a matmul of their own; five layers with two matmuls for their inputs.
     "gemma4": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 32},
     "gemma4 dense": {"fuse_residual_norms": 2, "fuse_transposed_matmuls": 10},
@@ -90,7 +94,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
-    **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts"), UNSUPPORTED),
+    **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts", "phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
     **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen3_5_moe", "lfm2", "lfm2_moe"), UNSUPPORTED),
     **dict.fromkeys(("granite 4", "granite 4 dense", "bamba", "nemotron_h", "olmo_hybrid"), UNSUPPORTED),
     **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), UNSUPPORTED),

@@ -2,7 +2,7 @@
 
 import json
 
-from tandemrt.export.read.layer import Heads, LayerInputs
+from tandemrt.export.read.layer import Heads, LayerInputs, Router, SharedExpert
 
 _FIVE_OF_SIX = [*["sliding_attention"] * 5, "full_attention"]
 _GEMMA4_TEXT = {
@@ -65,5 +65,69 @@ PUBLISHED = {
         ),
         lambda spec: (spec.experts.count, spec.experts.per_token, spec.experts.intermediate) == (128, 8, 704)
         and spec.experts.shared.intermediate == 2112 and spec.heads_of(5) == Heads(16, 2, 512),
+    ),
+    "Phi-3.5-MoE-instruct": (
+        json.dumps({
+            "architectures": ["PhiMoEForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "auto_map": {
+                "AutoConfig": "configuration_phimoe.PhiMoEConfig",
+                "AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM"},
+            "bos_token_id": 1, "eos_token_id": 32000, "hidden_act": "silu", "hidden_dropout": 0.0,
+            "hidden_size": 4096, "initializer_range": 0.02, "input_jitter_noise": 0.01, "intermediate_size": 6400,
+            "lm_head_bias": True, "max_position_embeddings": 131072, "model_type": "phimoe",
+            "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+            "num_local_experts": 16, "original_max_position_embeddings": 4096, "output_router_logits": False,
+            "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01,
+            "rope_scaling": {"long_factor": [1.5] * 64, "long_mscale": 1.243163121016122, "type": "longrope",
+                             "original_max_position_embeddings": 4096, "short_factor": [1.0] * 64,
+                             "short_mscale": 1.243163121016122},
+            "sliding_window": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.43.3", "use_cache": True, "vocab_size": 32064,
+        }),
+        lambda spec: spec.experts.router == Router("sparsemixer", jitter=0.01) and spec.layer_norm and spec.head_bias
+        and spec.rope.magnitude == 1.243163121016122,
+    ),
+    "Llama-4-Scout-17B-16E-Instruct": (
+        json.dumps({
+            "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "model_type": "llama4",
+            "eoi_token_index": 200081, "image_token_index": 200092, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.51.0.dev0", "vision_config": {},
+            "text_config": {
+                "_attn_implementation_autoset": True, "attention_bias": False, "attention_chunk_size": 8192,
+                "attention_dropout": 0.0, "attn_scale": 0.1, "attn_temperature_tuning": True, "bos_token_id": 200000,
+                "cache_implementation": "static", "eos_token_id": [200001, 200007, 200008], "floor_scale": 8192,
+                "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+                "initializer_range": 0.02, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+                "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "model_type": "llama4_text",
+                "moe_layers": list(range(48)), "no_rope_layers": [1, 1, 1, 0] * 12, "num_attention_heads": 40,
+                "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8, "num_local_experts": 16,
+                "output_router_logits": False, "pad_token_id": 200018, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+                "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                                 "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+                "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "torch_dtype": "bfloat16",
+                "use_cache": True, "use_qk_norm": True, "vocab_size": 202048},
+        }),
+        lambda spec: spec.max_length == 8192 and spec.experts.shared == SharedExpert(8192, "shared_expert")
+        and (spec.rope_of(2).interleaved, spec.rope_of(3)) == (True, None) and spec.scales.query_beta == 0.1,
+    ),
+    "MiMo-V2-Flash": (
+        json.dumps({
+            "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True, "attention_bias": False,
+            "architectures": ["MiMoV2FlashForCausalLM"], "attention_chunk_size": 128, "attention_dropout": 0.0,
+            "attention_value_scale": 0.707, "head_dim": 192, "hidden_act": "silu", "hidden_size": 4096,
+            "auto_map": {"AutoModelForCausalLM": "modeling_mimo_v2_flash.MiMoV2FlashForCausalLM"},
+            "hybrid_block_size": None, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0] * 8, "initializer_range": 0.02,
+            "intermediate_size": 16384, "layernorm_epsilon": 1e-5, "max_position_embeddings": 262144,
+            "model_type": "mimo_v2_flash", "moe_intermediate_size": 2048, "moe_layer_freq": [0, *[1] * 47],
+            "n_group": 1, "n_routed_experts": 256, "n_shared_experts": None, "norm_topk_prob": True,
+            "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+            "partial_rotary_factor": 0.334, "rope_theta": 5000000, "routed_scaling_factor": None,
+            "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_size": 128, "swa_head_dim": 192,
+            "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_rope_theta": 10000,
+            "swa_v_head_dim": 128, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
+            "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 128, "vocab_size": 152576,
+        }),
+        lambda spec: [spec.heads_of(layer).kv for layer in (0, 1)] == [4, 8] and spec.window_of(1) == 129
+        and [spec.rope_of(layer).rotated for layer in (0, 1)] == [64, 64] and spec.experts.layers[:2] == (False, True)
+        and [spec.sinks_of(layer) for layer in (0, 1)] == [False, True] and spec.variants.value_dim == 128,
     ),
 }  # fmt: skip

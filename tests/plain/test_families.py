@@ -561,6 +561,16 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("gemma-4-E2B-it", {"vocab_size_per_layer_input": 99}, "at least vocab_size, 262144, it is 99"),
         ("gemma-4-E2B-it", {"per_layer_config": {"4": {"head_dim": 64}}}, "equal objects for the full layers, 4, 9"),
         ("gemma-4-31B-it", {"num_global_key_value_heads": 5}, "should divide num_attention_heads"),
+        ("Phi-3.5-MoE-instruct", {"num_experts_per_tok": 3}, "should be 2 for sparsemixer, it is 3"),
+        ("MiMo-V2-Flash", {"swa_num_key_value_heads": 4}, "swa_num_key_value_heads should be 8, twice"),
+        ("MiMo-V2-Flash", {"hybrid_layer_pattern": [2]}, "hybrid_layer_pattern should hold 0 or 1 for each of 48"),
+        ("MiMo-V2-Flash", {"moe_layer_freq": 2}, "moe_layer_freq should be 0 or 1 for each of 48 layers, it is 2"),
+        ("Llama-4-Scout-17B-16E-Instruct", {"moe_layers": 3}, "moe_layers should be a list of layers, it is 3"),
+        (
+            "Llama-4-Scout-17B-16E-Instruct",
+            {"layer_types": ["no"]},
+            "layer_types should name chunked_attention or full",
+        ),
         ("GLM-4.6", {"scoring_func": "softmax"}, "scoring_func is 'softmax'.*supported: 'sigmoid'"),
         ("GLM-4.6", {"n_group": 3}, "n_group should divide the number of experts, 160"),
         ("GLM-4.6", {"n_group": 160, "topk_group": 4}, "into groups of at least 2, it is 160"),
@@ -605,7 +615,7 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
 )
 def test_a_value_that_changes_the_graph_is_rejected(name, changes, message):
     config = json.loads(PUBLISHED[name][0])
-    if name.startswith("gemma-4"):
+    if name.startswith(("gemma-4", "Llama-4")):
         changes = {"text_config": config["text_config"] | changes}
     with pytest.raises(BadCheckpoint, match=message):
         ModelSpec.from_hf(config | changes)

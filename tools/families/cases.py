@@ -255,6 +255,43 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
     ),
     "glm4_moe_lite": _of("glm4_moe_lite", **_EXPERTS | _LATENT | _GROUPS, rope_parameters=_THETA),
+    "phimoe": _of(
+        "phimoe",
+        **_SQUARE,
+        attention_bias=True,
+        lm_head_bias=True,
+        num_local_experts=6,
+        router_jitter_noise=0.3,
+        sliding_window=WINDOW,
+        # One list: transformers' class reads the short one for long texts, too; the published code does not.
+        rope_parameters=_longrope(8)
+        | {"long_factor": _longrope(8)["short_factor"]}
+        | {"short_mscale": 1.2, "long_mscale": 1.3},
+    ),
+    "llama4": _of(
+        "llama4_text",
+        **_HEADS | {"num_hidden_layers": 3},
+        intermediate_size_mlp=56,
+        num_local_experts=4,
+        moe_layers=[1, 2],
+        no_rope_layers=[1, 0, 1],
+        attention_chunk_size=128,
+        floor_scale=8,
+        rope_parameters=_LLAMA3,
+    ),
+    "mimo_v2_flash": _of(
+        "mimo_v2_flash",
+        head_dim=48,
+        v_head_dim=32,
+        **_EXPERTS,
+        n_routed_experts=6,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING[::-1],
+        rope_parameters={
+            "full_attention": _THETA | {"partial_rotary_factor": 0.334},
+            "sliding_attention": _THETA | {"rope_theta": 90.0, "partial_rotary_factor": 0.334},
+        },
+    ),
     "qwen2_moe": _of(
         "qwen2_moe",
         **_HEADS | _EXPERTS,
