@@ -7,10 +7,16 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear, merge_linears
 from tandemrt.export.model.norm import normed
 from tandemrt.export.model.recent_tokens import cut_tokens
-from tandemrt.export.model.recurrence import Held, Recurrence, RecurrentCall, convolved, for_each_head, silu
+from tandemrt.export.model.recurrence import (
+    Held,
+    Recurrence,
+    RecurrentCall,
+    convolved,
+    for_each_head,
+    silu,
+    unit_vectors,
+)
 from tandemrt.export.read.recurrent_layers import DeltaNet
-
-_L2_EPSILON = 1e-6  # of the norm of queries and keys; the models' configs do not have it
 
 
 def gated_delta_net(
@@ -82,7 +88,10 @@ def _span(b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name:
     names, widths = [f"{name}.{part}" for part in stored], list(stored.values())
     mixed_qkv = convolved(b, qkv, first, w, names, widths, kernel=net.kernel, activation="silu")
     query, key, value = b.ops("Split", mixed_qkv, b.constant([keys, keys, values]), outputs=3, axis=2)
-    query, key = (_unit(b, each, w.dtype, power, net) for each, power in ((query, 1.0), (key, 0.5)))
+    query, key = (
+        for_each_head(b, unit_vectors(b, each, net.key_heads, w.dtype, power), net.value_heads)
+        for each, power in ((query, 1.0), (key, 0.5))
+    )
     scale = b.op("Neg", b.op("Exp", b.cast(w.stored(f"{name}.A_log", (net.value_heads,)), "float32")))
     bias = b.cast(w.stored(f"{name}.dt_bias", (net.value_heads,)), "float32")
     gates = (w.dtype, ("batch", "span", net.value_heads))
@@ -90,14 +99,3 @@ def _span(b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name:
     if net.update_scale != 1.0:
         update = b.op("Mul", update, b.constant(net.update_scale, w.dtype))
     return Recurrence(query, key, value, decay, update, net.state)
-
-
-def _unit(b: GraphBuilder, x: ir.Value, dtype: str, power: float, net: DeltaNet) -> ir.Value:
-    """Return unit vectors of each key head times key_dim ** (0.5 - ``power``), for every value head.
-
-    x / sqrt(|x|² + epsilon) is an RMS norm with another epsilon, divided by the root of the size.
-    """
-    headed = b.op("Reshape", x, b.constant([0, 0, net.key_heads, net.key_dim]))
-    weight = b.constant([net.key_dim**-power] * net.key_dim, dtype)
-    unit = normed(b, headed, weight, dtype, _L2_EPSILON / net.key_dim)
-    return for_each_head(b, unit, net.value_heads)

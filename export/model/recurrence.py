@@ -12,18 +12,21 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.norm import normed
 from tandemrt.export.model.recent_tokens import RecentTokens, cut_tokens
 from tandemrt.export.model.row_padding import cut, is_padded
 from tandemrt.export.read.recurrent_layers import RecurrentLayers
 from tandemrt.export.read.spec import ModelSpec
+
+_L2_EPSILON = 1e-6  # of the norm of queries and keys; the models' configs do not have it
 
 
 @dataclass(frozen=True)
 class Recurrence:
     """A linear recurrence: queries, keys and values of a span, [batch, span, heads * …].
 
-    ``decay`` is the logarithm by which each head of the state is multiplied. ``update``: the rate of the delta rule;
-    None: S = exp(decay) * S + k ⊗ v. ``state``: the shape of a slot's state.
+    ``decay`` is the logarithm by which each head of the state is multiplied, or each key channel of a head. ``update``:
+    the rate of the delta rule; None: S = exp(decay) * S + k ⊗ v. ``state``: the shape of a slot's state.
     """
 
     query: ir.Value
@@ -158,6 +161,16 @@ def for_each_head(b: GraphBuilder, x: ir.Value, heads: int) -> ir.Value:
     if heads > groups:
         x = b.op("Expand", b.op("Unsqueeze", x, b.constant([3])), b.constant([1, 1, 1, heads // groups, 1]))
     return b.op("Reshape", x, b.constant([0, 0, heads * size]))
+
+
+def unit_vectors(b: GraphBuilder, x: ir.Value, heads: int, dtype: str, power: float) -> ir.Value:
+    """Return unit vectors of each head times size ** (0.5 - ``power``), [batch, tokens, heads, size].
+
+    x / sqrt(|x|² + epsilon) is an RMS norm with another epsilon, divided by the root of the size.
+    """
+    size = width_of(x) // heads
+    headed = b.op("Reshape", x, b.constant([0, 0, heads, size]))
+    return normed(b, headed, b.constant([size**-power] * size, dtype), dtype, _L2_EPSILON / size)
 
 
 def silu(b: GraphBuilder, x: ir.Value) -> ir.Value:

@@ -9,17 +9,19 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.gated_delta_net import gated_delta_net
+from tandemrt.export.model.kimi_delta import kimi_delta
 from tandemrt.export.model.mamba2 import mamba2
 from tandemrt.export.model.recurrence import Held, RecurrentCall
 from tandemrt.export.model.row_padding import is_padded, pad_as
 from tandemrt.export.model.short_convolution import short_convolution
-from tandemrt.export.read.recurrent_layers import DeltaNet, Mamba2, RecurrentLayers, ShortConvolution
+from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, RecurrentLayers, ShortConvolution
 from tandemrt.export.read.spec import ModelSpec
 
 # A function gets the layer's normed input [batch, tokens, hidden], the prefix of its weights, and what the slots hold.
 # It returns [batch, tokens, mixed], the input of the output matmul, and what the slots hold after the call.
 FUNCTIONS: Mapping[type[RecurrentLayers], Callable[..., tuple[ir.Value, Held]]] = {
     DeltaNet: gated_delta_net,
+    KimiDelta: kimi_delta,
     Mamba2: mamba2,
     ShortConvolution: short_convolution,
 }

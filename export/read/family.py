@@ -177,11 +177,12 @@ class Family:
     """A row of the table of families. ``architectures``: their names in configs. ``name``: their model_type.
     ``aliases``: further values of model_type.
 
-    ``defaults``: values of fields that a config may omit. ``no_effect_values``: the values of a field that do not
-    change the graph; others are rejected. ``unused_fields``: fields that never change the graph. ``activations``: the
-    accepted values of ``activation_field``. ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a
-    gate. ``longest``: the longest text that the graph reads as the model does. ``layer_norm``, ``sinks``,
-    ``gated_attention``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
+    ``field_names``: the family's names of fields, with the common name of each. ``defaults``: values of fields that a
+    config may omit. ``no_effect_values``: the values of a field that do not change the graph; others are rejected.
+    ``unused_fields``: fields that never change the graph. ``activations``: the accepted values of ``activation_field``.
+    ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a gate. ``longest``: the longest text that
+    the graph reads as the model does. ``layer_norm``, ``sinks``, ``gated_attention``, ``mlp_layers``,
+    ``recurrent_norms``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
     """
 
     name: str
@@ -215,3 +216,4 @@ class Family:
     longest: Callable[[Fields], int] = dual_chunk
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()
+    field_names: Mapping[str, str] = field(default_factory=dict)

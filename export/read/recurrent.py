@@ -7,7 +7,7 @@ from typing import Literal
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer_kinds import hybrid_layers, named_layers
-from tandemrt.export.read.recurrent_layers import DeltaNet, Mamba2, ShortConvolution
+from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, ShortConvolution
 
 _MAMBA_FIELDS = (
     *("mamba_n_heads", "mamba_expand", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
@@ -63,6 +63,29 @@ def olmo_delta_net(fields: Fields, layers: int) -> DeltaNet:
         norm_eps=1e-5,  # whatever the epsilon of other norms is
     )
     return _shared_evenly(net)
+
+
+def kimi_delta(fields: Fields, layers: int) -> KimiDelta:
+    """Kimi Linear: the layers of ``kda_layers``, counted from 1; as transformers saves it, those of ``layer_types``."""
+    default = ["full_attention" if at and at % 4 == 0 else "linear_attention" for at in range(layers)]
+    names, inner = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), fields
+    if (given := fields.get("linear_attn_config")) is not None:
+        if not isinstance(given, dict):
+            raise BadCheckpoint(f"config.json: linear_attn_config should be an object, it is {quoted(given)}")
+        names, inner = ("num_heads", "head_dim", "short_conv_kernel_size"), Fields(given, "linear_attn_config")
+        of_kinds = [inner.get(name, []) for name in ("kda_layers", "full_attn_layers")]
+        listed = [at for kind in of_kinds if isinstance(kind, list) for at in kind]
+        if any(type(at) is not int for at in listed) or sorted(listed) != list(range(1, layers + 1)):
+            raise BadCheckpoint(
+                "config.json: kda_layers and full_attn_layers should name each layer once, counted from 1, they are "
+                f"{quoted(of_kinds)}"
+            )
+        default = ["linear_attention" if at + 1 in of_kinds[0] else "full_attention" for at in range(layers)]
+    kinds = named_layers(fields, layers, ("linear_attention",), ("full_attention",), default)
+    net = KimiDelta(kinds, inner.integer(names[0], 32), inner.integer(names[1], 128), _kernel(inner, names[2], 4))
+    if inner is not fields:
+        inner.finish()
+    return net
 
 
 def short_convolution(fields: Fields, layers: int) -> ShortConvolution | None:

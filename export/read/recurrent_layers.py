@@ -82,6 +82,45 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class KimiDelta:
+    """Layers with Kimi delta attention (Kimi Linear, 2025): the gated delta rule, with a decay per key channel.
+
+    ``layers``: for each layer, whether it has it. ``kernel``: the tokens that the convolutions read, their own
+    included. Queries, keys and values have ``head_dim`` values in each head. Decay and output gate are matmuls of a
+    vector of ``head_dim`` values.
+    """
+
+    module: ClassVar[str] = "linear_attn"
+    bias: ClassVar[bool] = False
+    with_attention: ClassVar[bool] = False
+
+    layers: tuple[bool, ...]
+    heads: int
+    head_dim: int
+    kernel: int
+
+    @property
+    def mixed(self) -> int:
+        """Outputs of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Values of a token that the convolutions read: queries, keys and values."""
+        return 3 * self.mixed
+
+    @property
+    def width(self) -> int:
+        """Inputs of a token: those of the convolutions, the logits of each decay, and those of each head's update."""
+        return self.channels + self.mixed + self.heads
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """The shape of a slot's state."""
+        return self.heads, self.head_dim, self.head_dim
+
+
+@dataclass(frozen=True)
 class Mamba2:
     """Layers with a Mamba-2 state space model (Dao and Gu, 2024) in place of attention.
 
@@ -128,4 +167,4 @@ class Mamba2:
         return self.heads, self.state_dim, self.head_dim
 
 
-RecurrentLayers = ShortConvolution | DeltaNet | Mamba2
+RecurrentLayers = ShortConvolution | DeltaNet | KimiDelta | Mamba2

@@ -92,7 +92,7 @@ class ModelSpec:
         """
         gate_up = gate_up_of(config)
         config, architecture, family = _identified(config)
-        fields = Fields({**family.defaults, **config}, "config.json")
+        fields = Fields({**family.defaults, **_with_common_names(config, family)}, "config.json")
         fields.skip("quantization_config")  # export/read/quantization/ reads it
         _skip_unused(fields, family, architecture)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
@@ -268,6 +268,18 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
             f"{quoted(named)} with model_type {quoted(kind)}"
         )
     return dict(config), found[0], family
+
+
+def _with_common_names(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    renamed: dict[str, Any] = {}
+    for name, value in config.items():
+        common = family.field_names.get(name, name)
+        if renamed.setdefault(common, value) != value:
+            raise BadCheckpoint(
+                f"config.json: {name} and another name of {common} should be equal, they are {quoted(value)} and "
+                f"{quoted(renamed[common])}"
+            )
+    return renamed
 
 
 def _skip_unused(fields: Fields, family: Family, architecture: str) -> None:

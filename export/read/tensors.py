@@ -8,6 +8,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.mtp import mtp_prefixes
+from tandemrt.export.read.recurrent_layers import KimiDelta
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.vision_language import text_tensor, vision_language
 
@@ -69,6 +70,8 @@ _OF_FAMILY = {
     "olmo_hybrid": _OLMO,
     "nemotron_h": _NEMOTRON,
 }
+_ATTENTION = re.compile(r"^model\.layers\.(\d+)\.self_attn\.")
+_KIMI = {"forget_gate.": "", "o_proj.": "out_proj.", "o_norm.": "norm.", "": ""}
 _BLOCK = re.compile(r"^model\.layers\.(\d+)\.(norm|mixer)\.")
 _DENSE_GRANITE = (  # Granite 4 without experts: the shared MLP is the only one
     (re.compile(r"(\.layers\.\d+)\.shared_mlp\.input_linear\."), r"\1.mlp.gate_up_proj."),
@@ -125,6 +128,10 @@ def _common(name: str, spec: ModelSpec) -> str:
         name = pattern.sub(common, name)
     if spec.family == "nemotron_h" and (block := _BLOCK.match(name)) is not None:
         name = f"{_of_block(int(block[1]), block[2], spec)}.{name[block.end() :]}"
+    attention = _ATTENTION.match(name) if isinstance(spec.recurrent, KimiDelta) else None
+    if attention is not None and spec.recurrent_of(int(attention[1])) is not None:
+        for part, graph_name in _KIMI.items():
+            name = name.replace(f".self_attn.{part}", f".linear_attn.{graph_name}")
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
 

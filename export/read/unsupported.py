@@ -5,7 +5,6 @@ _KIMI = "its text part is DeepSeek-V3, but the tensors of the vision model aroun
 _GEMMA = "it has several residual streams, and activations that keep the largest values alone"
 _SPARSE = "an index chooses which blocks of keys a token sees"
 _PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
-_KIMI_LINEAR = "its recurrent layers decay per key channel (Kimi delta attention)"
 _LFM3 = "its attention has a gate per head, and sliding windows next to short convolutions"
 
 UNSUPPORTED = {
@@ -14,7 +13,6 @@ UNSUPPORTED = {
     "KimiVLForConditionalGeneration": _KIMI,
     "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
-    "KimiLinearForCausalLM": _KIMI_LINEAR,
     "Lfm3ForCausalLM": _LFM3,
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,

@@ -75,6 +75,7 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "falcon_h1 with norms": {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 15},
     # Three layers, one without an MLP; an expert has two matmuls.
     "nemotron_h": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 28},
+    "kimi_linear": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 68},
     "olmo_hybrid": {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 13},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
 }
@@ -96,7 +97,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
     **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts", "phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
     **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen3_5_moe", "lfm2", "lfm2_moe"), UNSUPPORTED),
-    **dict.fromkeys(("granite 4", "granite 4 dense", "bamba", "nemotron_h", "olmo_hybrid"), UNSUPPORTED),
+    **dict.fromkeys(("granite 4", "granite 4 dense", "bamba", "nemotron_h", "olmo_hybrid", "kimi_linear"), UNSUPPORTED),
     **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), UNSUPPORTED),
 }
 ROWS = [

@@ -17,7 +17,8 @@ _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48
 _YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # Copied from public repositories, long lists shortened; those with VL or 4.1V, SmolLM3's, those of LFM2, Granite
-# 4, Bamba, Falcon-H1, Nemotron-H and OLMo Hybrid, and parts of Phi-4-mini's and OLMo-3's from memory.
+# 4, Bamba, Falcon-H1, Nemotron-H, OLMo
+# Hybrid and Kimi Linear, and parts of Phi-4-mini's and OLMo-3's from memory.
 # Each comes with a check of its spec.
 PUBLISHED = {
     "granite-3.3-8b-instruct": (
@@ -296,6 +297,24 @@ PUBLISHED = {
         lambda spec: (spec.recurrent.state, spec.recurrent.update_scale, any(spec.rotary_layers))
         == ((30, 96, 192), 2.0, False) and spec.norms_of(0) != spec.norms_of(3),
     ),
+    "Kimi-Linear-48B-A3B-Instruct": (
+        """{"architectures": ["KimiLinearForCausalLM"], "auto_map": {"AutoModelForCausalLM":
+        "modeling_kimi.KimiLinearForCausalLM"}, "bos_token_id": 163584, "dtype": "bfloat16", "eos_token_id": 163586,
+        "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304,
+        "initializer_range": 0.02, "intermediate_size": 9216, "kv_lora_rank": 512, "linear_attn_config": {
+        "full_attn_layers": [4], "head_dim": 128, "kda_layers": [1, 2, 3, 5], "num_heads": 32,
+        "short_conv_kernel_size": 4}, "mla_use_nope": true, "model_max_length": 1048576, "model_type": "kimi_linear",
+        "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": true,
+        "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1,
+        "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 5, "num_key_value_heads": 32,
+        "num_nextn_predict_layers": 0, "num_shared_experts": 1, "pad_token_id": 163839, "q_lora_rank": null,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": null,
+        "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": false, "topk_group": 1,
+        "topk_method": "noaux_tc", "transformers_version": "4.57.1", "use_cache": true, "use_grouped_topk": true,
+        "v_head_dim": 128, "vocab_size": 163840}""",
+        lambda spec: (spec.recurrent.layers, spec.recurrent.state, spec.latent.cached, any(spec.rotary_layers))
+        == ((True, True, True, False, True), (32, 128, 128), 576, False) and spec.experts.count == 256,
+    ),
     "Mistral-Small-3.1-24B": (
         """{"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
         "model_type": "mistral3", "multimodal_projector_bias": false, "projector_hidden_act": "gelu",
@@ -515,9 +534,10 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         widths = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         assert dataclasses.astuple(spec.latent)[:5] == tuple(getattr(theirs, width) for width in widths)
     assert spec.tied == theirs.tie_word_embeddings
-    rope = theirs.rope_parameters
-    thetas = [rope.get(kind, rope)["rope_theta"] for kind in ("full_attention", "sliding_attention")]
-    assert [spec.rope.theta, (spec.local_rope or spec.rope).theta] == thetas
+    if any(spec.rotary_layers):
+        rope = theirs.rope_parameters
+        thetas = [rope.get(kind, rope)["rope_theta"] for kind in ("full_attention", "sliding_attention")]
+        assert [spec.rope.theta, (spec.local_rope or spec.rope).theta] == thetas
     if family.name == "gemma4_text":
         heads = [theirs.per_layer_config[layer].head_dim for layer in range(8)]
         assert [spec.heads_of(layer).dim for layer in range(8)] == heads
@@ -610,6 +630,8 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"hybrid_override_pattern": "ME-"}, "should name mixers, M or"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"num_hidden_layers": 8}, "should be the number of blocks, 9, it is 8"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"moe_latent_size": 1024}, "moe_latent_size is 1024"),
+        ("Kimi-Linear-48B-A3B-Instruct", {"num_local_experts": 8}, "another name of n_routed_experts should be equal"),
+        ("Kimi-Linear-48B-A3B-Instruct", {"num_hidden_layers": 6}, "should name each layer once, counted from 1"),
         ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not support the field\(s\) 'attention_bias'"),
     ],
 )

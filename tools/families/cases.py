@@ -432,5 +432,17 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         linear_value_head_dim=16,
         rope_parameters=_THETA,
     ),
+    "kimi_linear": _of(
+        "kimi_linear",
+        **_EXPERTS | _LATENT | {"q_lora_rank": None},
+        num_local_experts=8,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        num_hidden_layers=3,
+        linear_num_heads=3,
+        linear_head_dim=16,
+    ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }
