@@ -1,6 +1,6 @@
-"""Read the config of a DFlash checkpoint: the form of ``speculators``, or the flat form of z-lab.
+"""Read the config of a DFlash checkpoint: the form of ``speculators``, or the flat form of z-lab and AngelSlim.
 
-Both forms list layers of the target: ``speculators`` by their inputs, z-lab by their outputs.
+Both forms list layers of the target: ``speculators`` by their inputs, the flat form by their outputs.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,9 +23,11 @@ from tandemrt.export.read.draft_heads import (
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
 
+FLAT = ("DFlashDraftModel", "QwenDFlashDraftModel")
 _OWN = (  # the draft's own fields in a flat config; the others describe the layers
     *("architectures", "auto_map", "dflash_config", "num_target_layers", "target_hidden_size"),
     *("block_size", "mask_token_id", "target_layer_ids"),
+    *("num_anchors", "loss_decay_gamma", "attention_backend"),  # of AngelSlim's training
 )
 
 
@@ -51,7 +53,7 @@ class DFlashSpec(DraftHeadSpec):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "DFlashSpec":
         """Read a config. Raises BadCheckpoint, by name, for unknown fields and values that do not fit ``target``."""
-        return read_block_draft(config, target, kind="dflash", named=("DFlashDraftModel",), ignored=ignored)
+        return read_block_draft(config, target, kind="dflash", named=FLAT, ignored=ignored)
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of this draft, ``capacity`` tokens to a cache row, computing in ``dtype``."""

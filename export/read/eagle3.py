@@ -29,6 +29,7 @@ _SPECFORGE = "LlamaForCausalLMEagle3"  # its layers are Llama's; a model_type on
 _UNREAD = (
     *("target_model_type", "modal_type", "decoder_sparse_step", "output_router_logits", "router_aux_loss_coef"),
     *("image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id"),
+    *("eod_token_id", "image_start_token_id", "image_end_token_id", "image_newline_token_id"),
 )
 # The values of ModelOpt's eagle_config that this exporter implements.
 _MODELOPT: Mapping[str, tuple[Any, ...]] = {

@@ -29,6 +29,14 @@ def test_both_config_forms_give_the_same_spec() -> None:
     assert read(HEAD.config()).features == (2, 4, 5)
 
 
+def test_the_form_of_angelslim_is_z_labs_with_options_of_its_training() -> None:
+    flat = replace(HEAD, flat=True).config()
+    training = {"num_anchors": 512, "loss_decay_gamma": 7.0, "attention_backend": "flex_attention"}
+    assert read(flat | training | {"architectures": ["QwenDFlashDraftModel"], "tie_word_embeddings": True}) == read(
+        flat
+    )
+
+
 def test_sampling_from_the_anchor_drafts_one_more_token() -> None:
     assert read(HEAD.config()).max_draft_tokens == 7
     assert read(HEAD.config() | {"sample_from_anchor": True}).max_draft_tokens == 8
@@ -72,7 +80,10 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["DSparkDraftModel"]}, "architectures should be ['DFlashDraftModel'], it is"),
+        (
+            {"architectures": ["DSparkDraftModel"]},
+            "architectures should be ['DFlashDraftModel'] or ['QwenDFlashDraftModel'], it is",
+        ),
         ({"num_target_layers": 9}, "num_target_layers should be the target's num_hidden_layers, 8, it is 9"),
         (
             {"use_sliding_window": True, "sliding_window": 40},

@@ -133,6 +133,7 @@ def test_flat_configs_with_another_meaning_are_rejected(changes: Any, message: s
         {"model_type": "phi3"},
         {"model_type": "qwen2", "target_model_type": "qwen2_5_vl"},
         {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "modal_type": "VLM", "image_token_id": 7},
+        {"eod_token_id": 3, "image_start_token_id": 4, "image_end_token_id": 5, "image_newline_token_id": 6},
         {"decoder_sparse_step": 1, "output_router_logits": False, "router_aux_loss_coef": 0.001},
     ],
 )
