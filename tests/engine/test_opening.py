@@ -14,6 +14,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import FILE_NAME, Delimiter, EngineName, Manifest
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadRequest
+from tandemrt.runtime.device.backends.sessions import CPU, open_session
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "meta", ""])
@@ -162,3 +163,9 @@ except BackendUnavailable as error:
         done = subprocess.run([sys.executable, "-c", script, engine], capture_output=True, text=True, check=True)
     assert "onnxruntime could not start its threads" in done.stdout
     assert "use fewer (threads) or raise the limit (ulimit -u)" in done.stdout
+
+
+def test_a_file_that_is_no_graph_is_a_bad_bundle(tmp_path: Path) -> None:
+    (tmp_path / "engine.onnx").write_bytes(b"no graph")
+    with pytest.raises(BadBundle, match=r"engine.onnx: onnxruntime cannot load this engine: .*; build the bundle"):
+        open_session(tmp_path / "engine.onnx", [CPU])

@@ -8,6 +8,7 @@ import pytest
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.kv_cache import cache_scales
 from tandemrt.export.read.quantization.scheme import FULL_DIM, Quantization, Scheme
 
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
@@ -194,3 +195,7 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
 def test_unknown_fields_and_values_are_rejected_by_name(said, message):
     with pytest.raises(BadCheckpoint, match=message):
         read(said)
+
+
+def test_a_cache_without_scales_stores_keys_and_values_as_they_are() -> None:
+    assert cache_scales({}, "model.layers.0.self_attn") == (1.0, 1.0)

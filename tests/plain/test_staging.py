@@ -59,6 +59,25 @@ def test_an_interrupted_build_leaves_only_the_old_folder(tmp_path: Path, interru
     assert file_names(tmp_path) == ["bundle"]
 
 
+def test_a_build_that_cannot_take_the_place_of_the_old_folder_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, rename = write_bundle(tmp_path / "bundle"), Path.rename
+
+    def build() -> None:
+        with staged(tmp_path / "bundle") as folder:
+            (folder / "file").write_text("new")
+            monkeypatch.setattr(Path, "rename", lambda path, to: refuse() if path == folder else rename(path, to))
+
+    def refuse() -> Path:
+        raise OSError("no such luck")
+
+    with pytest.raises(OSError, match="no such luck"):
+        build()
+    assert old.problems(verify=True) == []
+    assert file_names(tmp_path) == ["bundle"]
+
+
 def test_a_symbolic_link_keeps_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
