@@ -191,7 +191,8 @@ class Driver:
             self.stuck = True
             return [f"a flood: no answer within {self._patience_s:.0f} s"]
         for attempt, listener in accepted:
-            answer = _answer(listener.items, self.reference.output(attempt.plan))
+            output = listener.output
+            answer = _answer(listener.items, self.reference.output(attempt.plan), output.error if output else None)
             answer = self._with_faults(answer, since)
             found += [f"in a flood, {attempt}: {line}" for line in self._check(attempt, answer)]
         try:
