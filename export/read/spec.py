@@ -6,7 +6,7 @@ from typing import Any
 
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind, Contract, Recurrent
-from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
@@ -262,6 +262,11 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
     family = FAMILIES.get(found[0]) if len(found) == 1 else None
     if family is None and found and found[0] in UNSUPPORTED:
         raise BadCheckpoint(f"config.json: {found[0]} is not exported: {UNSUPPORTED[found[0]]}; choose another model")
+    if family is None and len(found) == 1:
+        raise BadCheckpoint(
+            f"config.json: {clipped(found[0])} is not exported: it is none of the architectures that the exporter "
+            f"reads, {', '.join([*FAMILIES, *VISION_LANGUAGE])}; choose another model"
+        )
     if family is None or kind not in (None, family.name, *family.aliases):
         raise BadCheckpoint(
             f"config.json: architectures should be one of {', '.join([*FAMILIES, *VISION_LANGUAGE])}, it is "

@@ -1,5 +1,7 @@
 """Widely deployed architectures that are not exported, each with the reason (docs/models.md)."""
 
+from collections.abc import Mapping
+
 _LATENT = "its keys and values are stored as one latent vector per token"
 _KIMI = "its text part is DeepSeek-V3, but the tensors of the vision model around it are not read"
 _GEMMA = "it has several residual streams, and activations that keep the largest values alone"
@@ -7,7 +9,45 @@ _SPARSE = "an index chooses which blocks of keys a token sees"
 _PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
 _LFM3 = "its attention has a gate per head, and sliding windows next to short convolutions"
 
-UNSUPPORTED = {
+# By reason: architectures of further published models.
+OTHERS: Mapping[str, tuple[str, ...]] = {
+    "its positions are learned or added to scores (ALiBi), not rotary": (
+        *("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
+        *("OPTForCausalLM", "JAISLMHeadModel"),
+    ),
+    "its queries, keys and values are one tensor under a name that is not read": (
+        *("BaiChuanForCausalLM", "BaichuanForCausalLM", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
+        *("QWenLMHeadModel", "InternLM2ForCausalLM", "InternLM2VEForCausalLM", "BailingMoeForCausalLM"),
+        *("BailingMoeV2ForCausalLM", "TeleChatForCausalLM", "TeleChat2ForCausalLM", "ExaoneForCausalLM"),
+    ),
+    "its norms subtract the mean or have no weights, next to other parts that are not read": (
+        *("StableLmForCausalLM", "StableLMEpochForCausalLM", "Starcoder2ForCausalLM", "NemotronForCausalLM"),
+        *("OrionForCausalLM", "DbrxForCausalLM", "PersimmonForCausalLM", "Jais2ForCausalLM", "OlmoForCausalLM"),
+    ),
+    "attention and MLP read the same input": (
+        *("CohereForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM", "FalconForCausalLM", "RWForCausalLM"),
+        "PhiForCausalLM",
+    ),
+    "it has recurrent layers of another kind, or no attention at all": (
+        *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM"),
+        *("Plamo2ForCausalLM", "MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+    ),
+    "its attention has output gates of another form": ("AfmoeForCausalLM", "Step3p5ForCausalLM"),
+    "its activation has learned parameters": ("ApertusForCausalLM",),
+    "its experts run next to an MLP of their own": ("ArcticForCausalLM", "Grok1ModelForCausalLM"),
+    f"{_LATENT}, with parts that are not read": (
+        *("MiniCPM3ForCausalLM", "MistralLarge3ForCausalLM", "PanguUltraMoEForCausalLM"),
+    ),
+    "it is described by code in the checkpoint, which is not run": (
+        *("AquilaModel", "AquilaForCausalLM", "DeepseekForCausalLM", "Fairseq2LlamaForCausalLM", "GritLM"),
+        *("HCXVisionForCausalLM", "InternLMForCausalLM", "InternLM3ForCausalLM", "LLaMAForCausalLM"),
+        *("MiniCPMForCausalLM", "OuroForCausalLM", "PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
+        *("Plamo3ForCausalLM", "SolarForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
+    ),
+    "it has no row in the table of families": ("GemmaForCausalLM", "GlmForCausalLM"),
+    "it is a drafter that reads its target's keys and values": ("Gemma4AssistantForCausalLM",),
+}
+UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in names} | {
     "Kimi_K25ForConditionalGeneration": _KIMI,
     "KimiK25ForConditionalGeneration": _KIMI,
     "KimiVLForConditionalGeneration": _KIMI,

@@ -11,6 +11,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.unsupported import UNSUPPORTED
+from tests.plain.published_architectures import TEXT
 
 CONFIGS = {
     "LlamaForCausalLM": LlamaConfig,
@@ -138,7 +139,9 @@ def test_an_absent_yarn_factor_is_the_ratio_of_the_lengths():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures should be one of LlamaForCausalLM.*GPT2LMHeadModel"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not exported: its positions are learned"),
+        ({"architectures": ["Unheard"]}, "Unheard is not exported: it is none of .* reads, LlamaForCausalLM"),
+        ({"architectures": ["A", "B"]}, "architectures should be one of LlamaForCausalLM.*'B'"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"model_type": "qwen3"}, "with model_type 'qwen3'"),
         ({"architectures": None, "model_type": "mamba"}, "with model_type 'mamba'"),
@@ -313,6 +316,10 @@ def test_unsupported_architectures_are_rejected_with_the_reason(architecture):
         ModelSpec.from_hf(config(architectures=[architecture], model_type="any"))
     assert architecture not in FAMILIES
     assert architecture in (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def test_no_published_text_model_is_rejected_with_a_general_message():
+    assert not {*TEXT} - {*FAMILIES, *UNSUPPORTED}
 
 
 def test_yarn_extends_the_length_beyond_max_position_embeddings():

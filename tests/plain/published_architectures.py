@@ -1,0 +1,27 @@
+"""Architectures of published text models: the names under which vLLM serves them (2026, its model registry)."""
+
+_NAMES = """
+    AfmoeForCausalLM ApertusForCausalLM AquilaModel AquilaForCausalLM ArceeForCausalLM ArcticForCausalLM
+    BaiChuanForCausalLM BaichuanForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM BambaForCausalLM
+    BloomForCausalLM ChatGLMModel ChatGLMForConditionalGeneration CohereForCausalLM Cohere2ForCausalLM CwmForCausalLM
+    DbrxForCausalLM DeciLMForCausalLM DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM
+    DeepseekV32ForCausalLM Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM ExaoneForCausalLM
+    Exaone4ForCausalLM Fairseq2LlamaForCausalLM FalconForCausalLM FalconMambaForCausalLM FalconH1ForCausalLM
+    FlexOlmoForCausalLM GemmaForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM Gemma3nForCausalLM Gemma4ForCausalLM
+    Qwen3NextForCausalLM GlmForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GptOssForCausalLM GPT2LMHeadModel
+    GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
+    GraniteMoeHybridForCausalLM GraniteMoeSharedForCausalLM GritLM Grok1ModelForCausalLM HunYuanMoEV1ForCausalLM
+    HunYuanDenseV1ForCausalLM HCXVisionForCausalLM InternLMForCausalLM InternLM2ForCausalLM InternLM2VEForCausalLM
+    InternLM3ForCausalLM JAISLMHeadModel Jais2ForCausalLM JambaForCausalLM KimiLinearForCausalLM Lfm2ForCausalLM
+    Lfm2MoeForCausalLM LlamaForCausalLM Llama4ForCausalLM LLaMAForCausalLM LongcatFlashForCausalLM MambaForCausalLM
+    Mamba2ForCausalLM MiniCPMForCausalLM MiniCPM3ForCausalLM MiniMaxForCausalLM MiniMaxText01ForCausalLM
+    MiniMaxM1ForCausalLM MiniMaxM2ForCausalLM MistralForCausalLM MistralLarge3ForCausalLM MixtralForCausalLM
+    MptForCausalLM MPTForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM NemotronForCausalLM NemotronHForCausalLM
+    OlmoForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoeForCausalLM OPTForCausalLM OrionForCausalLM
+    OuroForCausalLM PanguEmbeddedForCausalLM PanguProMoEV2ForCausalLM PanguUltraMoEForCausalLM
+    PersimmonForCausalLM PhiForCausalLM Phi3ForCausalLM PhiMoEForCausalLM Plamo2ForCausalLM Plamo3ForCausalLM
+    QWenLMHeadModel Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM RWForCausalLM
+    SeedOssForCausalLM Step3TextForCausalLM StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
+    SolarForCausalLM TeleChatForCausalLM TeleChat2ForCausalLM TeleFLMForCausalLM XverseForCausalLM Zamba2ForCausalLM
+"""
+TEXT = frozenset(_NAMES.split())
