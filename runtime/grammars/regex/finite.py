@@ -12,6 +12,8 @@ _WRITTEN = re.compile(r"\\x(?=\{)")
 
 def few_texts(written: str, most: int) -> set[str] | None:
     """Return the texts that an expression of ``patterns`` matches, or None if these may be more than ``most``."""
+    if "*" in written or "+" in written:  # characters of a text are escaped
+        return None
     try:
         return _of_branches(parser.read(_WRITTEN.sub(r"\\u", written.replace("(?s:.)", "[^]"))), most)
     except UnsupportedPattern:  # Unicode properties

@@ -6,6 +6,7 @@ The rewritten expressions (syntax.py) use none of these.
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from tandemrt.engines.text.common_prefix import common_prefix_length
 from tandemrt.runtime.grammars.regex.parser import MAX_GROUP_DEPTH, read
@@ -16,13 +17,15 @@ from tandemrt.runtime.grammars.regex.syntax import (
     Item,
     UnsupportedPattern,
     character,
+    inverted,
     sequence,
 )
 
 MAX_BRANCHES = 256  # after anchors inside groups are resolved
 ANYTHING = "(?s:.)*"
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # an escape, a class, or any other character
-_WRITTEN = re.compile(r"\\x\{([0-9A-F]+)\}")
+_CODE = re.compile(r"\\x\{([0-9A-F]+)\}")  # of a character, as syntax.py writes it
+_CLASS = re.compile(r"\[[^\[\]]+\]")
 
 
 def search_expression(pattern: str) -> str:
@@ -74,7 +77,27 @@ def matches(written: str, text: str) -> bool:
     """Return whether a whole text matches an expression that this module wrote. Raises UnsupportedPattern."""
     if "--\\x00]" in written:
         raise UnsupportedPattern("a Unicode class together with names")
-    return re.fullmatch(_WRITTEN.sub(lambda code: f"\\U{int(code[1], 16):08x}", written), text) is not None
+    return _in_python(written).fullmatch(text) is not None
+
+
+@lru_cache(maxsize=1024)
+def _in_python(written: str) -> re.Pattern[str]:
+    return re.compile(_CODE.sub(_python_code, _CLASS.sub(_shorter_class, written)))
+
+
+def _shorter_class(found: re.Match[str]) -> str:
+    """Write a class by what it excludes if that is less: Python compiles every character of a class."""
+    [[item]] = read(found[0].replace("\\x{", "\\u{")).branches
+    assert isinstance(item.atom, Characters)
+    ranges = item.atom.covered()
+    others = inverted(ranges)
+    if not others or sum(high - low for low, high in ranges) <= sum(high - low for low, high in others):
+        return found[0]
+    return "[^" + "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in others) + "]"
+
+
+def _python_code(found: re.Match[str]) -> str:
+    return f"\\U{int(found[1], 16):08x}"
 
 
 def _balanced(pattern: str, begin: int) -> Iterator[re.Match[str]]:

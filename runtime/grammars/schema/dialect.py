@@ -3,7 +3,7 @@
 import difflib
 import re
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jsonschema
@@ -100,8 +100,25 @@ def _reject(error: jsonschema.ValidationError | None, place: str) -> None:
         raise BadRequest(f"structured_outputs.json: not a JSON schema at {at}: {clipped(error.message)}{hint}")
 
 
-def validator_of(dialect: str) -> type[jsonschema.protocols.Validator]:
-    return _DIALECTS[dialect]
+def validator_of(dialect: str, *, newer: bool = False) -> type[jsonschema.protocols.Validator]:
+    """Return the validator of a dialect. ``newer``: draft-04 with the keywords of newer drafts that it lacks."""
+    return _draft4_with_newer_keywords() if newer and dialect == "draft-04" else _DIALECTS[dialect]
+
+
+@cache
+def _draft4_with_newer_keywords() -> type[jsonschema.protocols.Validator]:
+    newest = jsonschema.Draft202012Validator.VALIDATORS
+    names = ("const", "propertyNames", "dependentRequired", "dependentSchemas", "if")
+    more = {name: newest[name] for name in names}
+    for name in ("exclusiveMinimum", "exclusiveMaximum"):  # a boolean belongs to minimum or maximum
+        more[name] = partial(_number_alone, newest[name])
+    extend: Any = jsonschema.validators.extend
+    extended: type[jsonschema.protocols.Validator] = extend(jsonschema.Draft4Validator, more)
+    return extended
+
+
+def _number_alone(check: Any, validator: Any, bound: Any, value: Any, schema: Any) -> Any:
+    return () if isinstance(bound, bool) else check(validator, bound, value, schema)
 
 
 def keywords(schema: dict[str, Any], dialect: str) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Document:
         self._bases: dict[str, str] = {}
         self._resources: dict[str, tuple[str, Schema]] = {}
         self._anchors: dict[tuple[str, str], list[tuple[str, Schema]]] = {}
-        self._validators: dict[str, jsonschema.protocols.Validator] = {}
+        self._validators: dict[tuple[str, bool], jsonschema.protocols.Validator] = {}
         self._keywords: dict[str, dict[str, Any]] = {}
         self._dynamic: dict[str, int] = {}  # how often each dynamic anchor occurs
         self._resources[""] = ("#", root)
@@ -171,17 +171,14 @@ class Document:
             raise UnsupportedSchema(
                 node.place, f"a pattern is not tried on a given text of more than {MAX_PATTERN_TEXT} characters"
             )
-        if self.dialect == "draft-04" and "!" in node.source_name:  # derived, with keywords of newer drafts
-            raise UnsupportedSchema(
-                node.place, "literal values with a condition are not supported in draft-04; use a later one"
-            )
-        if node.base not in self._validators:
+        derived = "!" in node.source_name  # with keywords of newer drafts
+        if (node.base, derived) not in self._validators:
             _, resource = self._resources[node.base]
             # An empty registry keeps references to other documents from being fetched.
-            validator = validator_of(self.dialect)(resource, registry=referencing.Registry())
-            self._validators[node.base] = validator
+            validator = validator_of(self.dialect, newer=derived)(resource, registry=referencing.Registry())
+            self._validators[node.base, derived] = validator
         try:
-            return bool(self._validators[node.base].evolve(schema=node.schema).is_valid(value))
+            return bool(self._validators[node.base, derived].evolve(schema=node.schema).is_valid(value))
         except (referencing.exceptions.Unresolvable, RecursionError):
             raise UnsupportedSchema(node.place, "its values cannot be checked; simplify its references") from None
         except re.error as error:  # a pattern that Python does not read, such as a group named as in JavaScript

@@ -11,12 +11,13 @@ from tandemrt.runtime.grammars.schema.disjoint import Disjoint
 from tandemrt.runtime.grammars.schema.document import Document, Node, UnsupportedSchema
 from tandemrt.runtime.grammars.schema.intersection import Intersection, excludes_only
 from tandemrt.runtime.grammars.schema.lowering import plain
-from tandemrt.runtime.grammars.schema.negation import negated
+from tandemrt.runtime.grammars.schema.negation import SCHEMAS_OF_NAMES, negated
 from tandemrt.runtime.grammars.schema.shapes import AllOf, Literals, Ref, Shape, String
 
 MAX_SHAPES = 512  # per place
 MAX_STEPS = 20_000  # per schema
 COMPLEMENT_STEPS = 50  # minimum cost of a complement of patterns, in steps
+NAME_STEPS = 3  # of each name in each alternative of a negation
 QUICK_STEPS = 1000  # about 10 ms; larger schemas are converted in a worker process
 
 # Keywords that ``loose`` drops: the finished text is validated against the original schema.
@@ -34,9 +35,18 @@ class Expander:
         closed: objects with ``properties`` allow no other names unless ``additionalProperties`` does.
         loose: drop unsupported keywords, because the finished text is validated.
         quick: raise NotQuick after ``QUICK_STEPS``.
+        lowered: return shapes that the engine enforces. Otherwise a shape may fit no value.
     """
 
-    def __init__(self, document: Document, *, closed: bool = True, loose: bool = False, quick: bool = False) -> None:
+    def __init__(
+        self,
+        document: Document,
+        *,
+        closed: bool = True,
+        loose: bool = False,
+        quick: bool = False,
+        lowered: bool = True,
+    ) -> None:
         self.document = document
         self._quick = quick
         self.closed = closed
@@ -45,7 +55,10 @@ class Expander:
         self._alike: dict[AllOf, AllOf] = {}
         self._active: set[AllOf] = set()
         self._steps = 0
-        self._disjoint = Disjoint(self, Expander(document, closed=False, quick=quick) if closed else self)
+        self._lowered = lowered
+        self._disjoint = Disjoint(
+            self, Expander(document, closed=False, quick=quick, lowered=False) if closed else self
+        )
 
     def canonical(self, all_of: AllOf) -> AllOf:
         """Replace each node that is only a $ref by its target, so that equal conjunctions compare equal."""
@@ -103,8 +116,7 @@ class Expander:
                 base = AllOf(*nodes[:index], node.without(*choice), *nodes[index + 1 :])
                 return list(self._options(base, node, choice[0]))
         place = all_of.nodes[0].place if all_of.nodes else "#"
-        shapes = Intersection(self, nodes).shapes()
-        return [shape for found in shapes for shape in plain(found, self, place)]
+        return [shape for found in Intersection(self, nodes).shapes() for shape in self._lower(found, place)]
 
     def _gathered(self, node: Node, above: Option, *, alone: bool = False) -> Iterator[Node]:
         """Yield ``node`` and the nodes that its $ref and allOf lead to, each without these keywords."""
@@ -144,7 +156,10 @@ class Expander:
 
     def _literals(self, nodes: list[Node], values: list[Any], place: str) -> list[Shape]:
         fitting = [value for value in values if all(self._is_valid(node, value) for node in nodes)]
-        return plain(Literals(fitting), self, place) if fitting else []
+        return self._lower(Literals(fitting), place) if fitting else []
+
+    def _lower(self, shape: Shape, place: str) -> list[Shape]:
+        return plain(shape, self, place) if self._lowered else [shape]
 
     def _is_valid(self, node: Node, value: Any) -> bool:
         try:
@@ -175,7 +190,7 @@ class Expander:
         if keyword == "oneOf" and not self.loose:
             options = self._one_of(base, node)
         else:
-            options = [AllOf(*base.nodes, *option) for option in self._ways(node, keyword)]
+            options = [AllOf(*base.nodes, *option) for option in self._ways(base, node, keyword)]
         for option in options:
             alone = self.canonical(option)
             if len(alone.nodes) == 1 and keyword in ("anyOf", "oneOf"):
@@ -183,14 +198,14 @@ class Expander:
             else:
                 yield from self.shapes(option)
 
-    def _ways(self, node: Node, keyword: str) -> list[Option]:
+    def _ways(self, base: AllOf, node: Node, keyword: str) -> list[Option]:
         value = self.document.keywords(node)[keyword]
         if keyword in ("anyOf", "oneOf"):
             return [(self.document.child(node, child, keyword, index),) for index, child in enumerate(value)]
         if keyword == "not":
-            return [(way,) for way in self._negated(self.document.child(node, value, "not"))]
+            return [(way,) for way in self._negated(self.document.child(node, value, "not"), base.nodes)]
         if keyword == "if":
-            return self._conditional(node)
+            return self._conditional(base, node)
         return self._dependent(node, keyword, value)
 
     def _dependent(self, node: Node, keyword: str, value: dict[str, Any]) -> list[Option]:
@@ -212,21 +227,56 @@ class Expander:
             present += (self.document.child(node, value[name], key, name),)
         return [(absent, *left), (*present, *left)]
 
-    def _conditional(self, node: Node) -> list[Option]:
+    def _conditional(self, base: AllOf, node: Node) -> list[Option]:
         found = self.document.keywords(node)
         condition = self.document.child(node, found["if"], "if").as_condition()
         then, otherwise = (
             (self.document.child(node, found[key], key),) if key in found else () for key in ("then", "else")
         )
-        return [(condition, *then), *((way, *otherwise) for way in self._negated(condition))]
+        nodes = (*base.nodes, *otherwise)
+        return [(condition, *then), *((way, *otherwise) for way in self._negated(condition, nodes))]
 
-    def _negated(self, node: Node) -> list[Node]:
+    def _negated(self, node: Node, others: Option) -> list[Node]:
+        """Return ``negated`` for values that are also valid for ``others``."""
         if self.document.has_several_bases:
             raise UnsupportedSchema(
                 node.place, "negation is not supported in a schema with several bases ($id); leave them out"
             )
         self._check(node)
-        return negated(self.document, node)
+        names = self._described_names(others) if self.closed and self._is_about_names(node) else []
+        ways = negated(self.document, node, names)
+        self._spend(NAME_STEPS * len(names) * len(ways), node.place)
+        return ways
+
+    def _is_about_names(self, node: Node) -> bool:
+        found = self.document.keywords(self._followed(node))
+        return any(keyword in found for keyword in SCHEMAS_OF_NAMES)
+
+    def _described_names(self, nodes: Option) -> list[str]:
+        """Return the names of an object that fits ``nodes``, or an empty list if others are possible."""
+        described = list(self._in_place(nodes, set()))
+        closing = any(
+            not node.condition
+            and not found.get("additionalProperties", False)
+            and (found.get("properties") or "additionalProperties" in found)
+            for node, found in described
+        )
+        names = [name for _, found in described for name in (*found.get("properties", ()), *found.get("required", ()))]
+        return list(dict.fromkeys(names)) if closing else []
+
+    def _in_place(self, nodes: Option, seen: set[Node]) -> Iterator[tuple[Node, dict[str, Any]]]:
+        """Yield ``nodes`` and the schemas that may apply in place with them, with their keywords."""
+        for node in nodes:
+            if node in seen:
+                continue
+            seen.add(node)
+            found = self.document.keywords(node)
+            yield node, found
+            children = [self.document.resolve(node, found["$ref"])] if "$ref" in found else []
+            for keyword in ("allOf", "anyOf", "oneOf"):
+                for index, child in enumerate(found.get(keyword, ())):
+                    children.append(self.document.child(node, child, keyword, index))
+            yield from self._in_place(tuple(children), seen)
 
     def _one_of(self, base: AllOf, node: Node) -> list[AllOf]:
         """Return one conjunction per branch, such that no value fits two of them."""
@@ -242,7 +292,7 @@ class Expander:
                 if other == index or self._disjoint.are_disjoint(option, AllOf(*base.nodes, rival)):
                     continue
                 try:
-                    self._negated(rival)
+                    self._negated(rival, option.nodes)
                 except UnsupportedSchema as reason:
                     rule = f"branches {index} and {other} may both hold ({reason}); use anyOf, or a const each"
                     raise UnsupportedSchema(f"{node.place}/oneOf", rule) from None

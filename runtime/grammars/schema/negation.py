@@ -1,8 +1,11 @@
 """Negate a schema: one alternative for each keyword that a value may violate."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import combinations
 from typing import Any
 
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.document import Document, Node, UnsupportedSchema
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -20,22 +23,29 @@ _NEGATED_BOUNDS = {
     "maxProperties": ("object", "minProperties", 1),
 }
 
+SCHEMAS_OF_NAMES = ("additionalProperties", "patternProperties", "propertyNames")
+_MOST_BRANCHES = 4  # of a oneOf, whose pairs are alternatives
 
-def negated(document: Document, node: Node) -> list[Node]:
+
+def negated(document: Document, node: Node, names: Collection[str]) -> list[Node]:
     """Return alternatives; a value is valid for at least one of them if and only if it is invalid for ``node``.
 
-    Raises UnsupportedSchema for a keyword without a supported negation.
+    ``names``: all that an object may have; empty: unknown.
+
+    Raises UnsupportedSchema for a keyword without a supported negation, such as one of names if these are unknown.
     """
     if isinstance(node.schema, bool):
         return [] if node.schema else [node.derived({}, "any")]
     ways: list[Node] = []
     for keyword, value in document.keywords(node).items():
-        for index, way in enumerate(_ways(document, node, keyword, value)):
+        for index, way in enumerate(_ways(document, node, keyword, value, names)):
             ways.append(way if isinstance(way, Node) else node.derived(way, f"not {keyword} {index}"))
     return ways
 
 
-def _ways(document: Document, node: Node, keyword: str, value: Any) -> Iterator[dict[str, Any] | Node]:
+def _ways(
+    document: Document, node: Node, keyword: str, value: Any, names: Collection[str]
+) -> Iterator[dict[str, Any] | Node]:
     if keyword in _NEGATED_BOUNDS:
         kind, complement, more = _NEGATED_BOUNDS[keyword]
         if value + more >= 0 or kind == "number":
@@ -54,7 +64,7 @@ def _ways(document: Document, node: Node, keyword: str, value: Any) -> Iterator[
     elif keyword == "anyOf":
         yield {"allOf": [{"not": branch} for branch in value]}
     elif keyword == "$ref":
-        yield from negated(document, document.resolve(node, value))
+        yield from negated(document, document.resolve(node, value), names)
     elif keyword == "type":
         kinds = [value] if isinstance(value, str) else value
         others = [kind for kind in TYPES if kind not in kinds and (kind != "number" or "integer" not in kinds)]
@@ -62,7 +72,46 @@ def _ways(document: Document, node: Node, keyword: str, value: Any) -> Iterator[
             yield {"type": others}
         if "integer" in kinds and "number" not in kinds:
             yield {"type": "number", "not": {"type": "integer"}}
-    else:
+    elif keyword == "oneOf" and len(value) <= _MOST_BRANCHES:
+        yield {"allOf": [{"not": branch} for branch in value]}
+        yield from ({"allOf": [*pair]} for pair in combinations(value, 2))
+    elif keyword == "if":
+        found = document.keywords(node)
+        yield {"allOf": [value, {"not": found.get("then", True)}]}
+        yield {"allOf": [{"not": value}, {"not": found.get("else", True)}]}
+    elif keyword == "dependentSchemas":
+        yield from ({"type": "object", "required": [name], "not": child} for name, child in value.items())
+    elif keyword == "dependentRequired":
+        for name, needs in value.items():
+            yield from ({"type": "object", "required": [name], "properties": {need: False}} for need in needs)
+    elif keyword in SCHEMAS_OF_NAMES and names:
+        yield from _of_names(document, node, keyword, value, names)
+    elif keyword not in ("then", "else") and value is not True and value != {}:
         raise UnsupportedSchema(
             f"{node.place}/{keyword}", "its negation is not supported; say what is allowed instead of what is not"
         )
+
+
+def _of_names(
+    document: Document, node: Node, keyword: str, value: Any, names: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield objects with one of ``names`` that violates the keyword."""
+    found = document.keywords(node)
+    for name in names:
+        if keyword == "propertyNames":
+            if not document.is_valid(document.child(node, value, keyword), name):
+                yield {"type": "object", "required": [name]}
+            continue
+        matching = [pattern for pattern in found.get("patternProperties", {}) if _matches(node, pattern, name)]
+        if keyword == "patternProperties":
+            for pattern in matching:
+                yield {"type": "object", "required": [name], "properties": {name: {"not": value[pattern]}}}
+        elif name not in found.get("properties", {}) and not matching:
+            yield {"type": "object", "required": [name], "properties": {name: {"not": value}}}
+
+
+def _matches(node: Node, pattern: str, name: str) -> bool:
+    try:
+        return patterns.matches(patterns.search_expression(pattern), name)
+    except UnsupportedPattern as error:
+        raise UnsupportedSchema(f"{node.place}/patternProperties", f"{error} is not supported") from None
