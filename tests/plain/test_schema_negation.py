@@ -48,6 +48,12 @@ def test_a_negated_keyword_of_names_is_rejected_where_any_name_is_possible() -> 
         grammar_of({"type": "object", "not": {"additionalProperties": STRING}})
 
 
+@pytest.mark.parametrize("keyword", ["contains", "uniqueItems"])
+def test_a_negated_keyword_that_true_does_not_make_void_is_rejected(keyword: str) -> None:
+    with pytest.raises(BadRequest, match=keyword):
+        grammar_of({"type": "array", "not": {keyword: True}})
+
+
 def test_literals_of_draft_04_obey_a_negated_bound() -> None:
     """The negation is written with keywords that draft-04 does not have."""
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", "enum": [1, 5, "x"], "not": {"maximum": 3}}

@@ -24,6 +24,7 @@ _NEGATED_BOUNDS = {
 }
 
 SCHEMAS_OF_NAMES = ("additionalProperties", "patternProperties", "propertyNames")
+_ANY_IF_TRUE = (*SCHEMAS_OF_NAMES, "items")  # keywords that True or {} makes valid for every value
 _MOST_BRANCHES = 4  # of a oneOf, whose pairs are alternatives
 
 
@@ -86,7 +87,7 @@ def _ways(
             yield from ({"type": "object", "required": [name], "properties": {need: False}} for need in needs)
     elif keyword in SCHEMAS_OF_NAMES and names:
         yield from _of_names(document, node, keyword, value, names)
-    elif keyword not in ("then", "else") and value is not True and value != {}:
+    elif keyword not in ("then", "else") and not (keyword in _ANY_IF_TRUE and value in (True, {})):
         raise UnsupportedSchema(
             f"{node.place}/{keyword}", "its negation is not supported; say what is allowed instead of what is not"
         )
