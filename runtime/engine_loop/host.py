@@ -116,9 +116,8 @@ class VerifyInputWriter:
             draft = draft[: draft.index(-1)]
         overrule = running.request.rule is Rule.REJECTION and not this.only_fast_forward
         with nullcontext() if running.grammar_time is None else running.grammar_time.step():
-            filled = running.constraint.fill_rows(
-                draft, self._masks, first, limit=most if this.may_fast_forward else 0, override=overrule
-            )
+            limit = most if running.slot in this.may_fast_forward else 0
+            filled = running.constraint.fill_rows(draft, self._masks, first, limit=limit, override=overrule)
         if running.grammar_time is not None:
             running.grammar_time.last_fill_s = running.grammar_time.last_step_s
         return draft, filled

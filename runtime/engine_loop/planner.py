@@ -128,11 +128,12 @@ def plan_round(
         return Round(rows, 0, 0, filters=False, rules=frozenset())
     requested = [running.request for running in rows.values()]
     # The last round may not be committed, so a text may be one window longer than the host knows.
-    may_fast_forward = any(
-        running.request.num_draft_tokens
+    may_fast_forward = frozenset(
+        slot
+        for slot, running in rows.items()
+        if running.request.num_draft_tokens
         and (draft_windows.fast_forward or running.request.scores_prompt)
         and running.constraint.may_fast_forward(draft_windows.largest + 1)
-        for running in rows.values()
     )
     batch = bucket(max(rows) + 1, slots)
     rules = frozenset(request.rule for request in requested)

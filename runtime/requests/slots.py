@@ -187,8 +187,8 @@ class Round:
         num_proposed: tokens per row that the drafter proposes; fast-forward tokens may be more.
         prompts: prompt tokens in the packed calls of target and draft; none over a linear cache.
         mask_drafts: whether grammars mask the drafts, after the host has committed the last round.
-        may_fast_forward: whether a constraint may allow a single continuation in any row. Its tokens are drafted
-            without a model, after the host has committed the last round.
+        may_fast_forward: slots whose constraint may allow a single continuation, as far as the host knew when the round
+            was planned. Its tokens are drafted without a model, after the host has committed the last round.
         fast_forward: those tokens by slot, as soon as they are computed.
         undrafted: slots whose prefill ends in this round, too late for the drafter. Their drafts depend on stale cache
             contents and are not verified; under the rejection rule the text would depend on them.
@@ -204,7 +204,7 @@ class Round:
     num_proposed: int = 0
     prompts: Packed = NO_PROMPTS
     mask_drafts: bool = False
-    may_fast_forward: bool = False
+    may_fast_forward: frozenset[int] = frozenset()
     fast_forward: Mapping[int, Sequence[int]] = field(default_factory=dict)
     undrafted: frozenset[int] = frozenset()
     only_fast_forward: bool = False
@@ -223,7 +223,7 @@ class Round:
     @property
     def drafts_after_commit(self) -> bool:
         """Whether the drafts need the commit of the last round."""
-        return self.may_fast_forward or (self.mask_drafts and self.window > 0)
+        return bool(self.may_fast_forward) or (self.mask_drafts and self.window > 0)
 
     @property
     def window_tokens(self) -> int:
@@ -241,12 +241,17 @@ class Round:
         return min(self.num_proposed, self.max_drafted(running))
 
     def with_fast_forward(self) -> "Round":
-        """Return the round with its fast-forward tokens.
+        """Return the round with its fast-forward tokens, for ``may_fast_forward`` alone.
+
+        Other slots get none, so that drafts, and a text under the rejection rule, do not depend on neighbours.
 
         The drafter is skipped where they fill what it would draft. The window shrinks to what is needed, unless the
         round has prompts, whose positions in the packed calls follow from it.
         """
-        tokens = {slot: running.fast_forward_tokens(self.max_drafted(running)) for slot, running in self.rows.items()}
+        tokens = {
+            slot: running.fast_forward_tokens(self.max_drafted(running)) if slot in self.may_fast_forward else []
+            for slot, running in self.rows.items()
+        }
         only = all(
             len(tokens[slot]) >= min(self.num_proposed, self.max_drafted(each)) for slot, each in self.rows.items()
         )

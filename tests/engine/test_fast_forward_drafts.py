@@ -148,3 +148,16 @@ def test_a_draft_that_a_row_allows_is_a_fast_forward_token_under_the_rejection_r
     drafted = [each for each in written[:-1] if each.tokens]  # the last window goes past the end of the text
     assert drafted
     assert all(each.fast_forward == [*range(len(each.tokens))] for each in drafted) == all_fast_forward
+
+
+def test_a_text_under_the_rejection_rule_does_not_depend_on_fast_forward_tokens_of_others(ngram_bundle: Path) -> None:
+    """Where a reasoning block ends unforeseen, a request drafts no fast-forward tokens, whatever others draft."""
+    drafting = SamplingParams(**ANSWERS, temperature=1.0, seed=1)
+    with LLM(ngram_bundle, threads=1, fast_forward_drafts=True) as llm:
+        [end] = llm.tokenize("</think>", add_special_tokens=False)
+        for seed in range(8):
+            params = SamplingParams(**ANSWERS, temperature=1.0, seed=seed, rule="rejection", logit_bias={end: 4.0})
+            alone = llm.generate("why <think>", params)
+            [_, together] = llm.generate(["json</think>", "why <think>"], [drafting, params])
+            assert output_of(together) == output_of(alone)
+        assert llm.metrics.fast_forward_drafts > 0

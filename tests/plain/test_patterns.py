@@ -271,7 +271,8 @@ def test_ipv4_parts_are_bytes_without_leading_zeros(begun):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["", "[ab]", "a|b{2,3}|aa", "(?:a?b?){1,2}", "(a|(b|))(?:){2}", "a{0,5}", "a{5}b?", r"é\.?", "[^b]", "a*"]
+    "pattern",
+    ["", "[ab]", "a|b{2,3}|aa", "(?:a?b?){1,2}", "(a|(b|))(?:){2}", "a{0,5}", "a{5}b?", r"é\.?", "[^b]", "a*"],
 )
 def test_the_texts_of_an_expression_are_listed_if_they_are_few(pattern):
     texts = {"".join(letters) for length in range(7) for letters in itertools.product("ab.é", repeat=length)}
