@@ -121,11 +121,12 @@ def decoder_layer(
             parts.append((mixed, out, spec.scales.attention_output))
             present |= held
         updates = []
+        selects_rows = strategies.select_rows_early and layer == spec.layers - 1
         for mixed, out, factor in parts:
-            if strategies.select_rows_early and layer == spec.layers - 1:  # only rows that get logits from here on
+            if selects_rows:  # only rows that get logits from here on
                 mixed = strategies.select_rows(b, mixed, graph_inputs["score_rows"])
             updates.append(scaled_by(b, out(b, mixed, w), factor, w.dtype))
-        if strategies.select_rows_early and layer == spec.layers - 1:
+        if selects_rows:
             stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
         update = updates[0] if len(updates) == 1 else b.op("Add", *updates)
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, norms.after_attention), spec, w.dtype)

@@ -22,7 +22,7 @@ def test_the_text_of_a_mutant_occurs_exactly_once_and_is_changed(mutant: Mutant)
 def test_the_tests_of_a_mutant_exist(mutant: Mutant) -> None:
     assert mutant.tests
     for test in mutant.tests:
-        file, _, name = test.partition("::")
+        file, _, name = test.partition("[")[0].partition("::")
         assert f"def {name}" in (ROOT / file).read_text()
 
 
