@@ -70,8 +70,10 @@ def main(
 
 
 def _in_child(folder: Path, lowering: Lowering, capacity: int) -> Any:
-    # A fresh interpreter, so that memory of this process does not count.
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    # Memory of this process does not count. The server of the children imports once for all of them.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tools.bench_export"])
+    with context.Pool(1) as pool:
         return pool.apply(measure, (folder, lowering, capacity))
 
 

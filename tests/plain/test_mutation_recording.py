@@ -85,7 +85,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (tree / "pytest.ini").write_text("[pytest]\n")
     environment = {**os.environ, FOLDER: str(parts), "PYTHONPATH": os.pathsep.join([str(ROOT), str(tree / "engines")])}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT / "src")
-    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:randomly", "-p", "tools.mutate.recorder"]
+    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:randomly", "-p", "no:langsmith_plugin", "-p", "tools.mutate.recorder"]
     done = subprocess.run(
         [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
