@@ -82,10 +82,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (tree / "engines").mkdir()
     (tree / "engines" / "a.py").write_text(CODE)
     (tree / "test_a.py").write_text(TESTS)
-    (tree / "pytest.ini").write_text("[pytest]\n")
+    (tree / "pytest.ini").write_text("[pytest]\naddopts = -p no:langsmith_plugin\n")
     environment = {**os.environ, FOLDER: str(parts), "PYTHONPATH": os.pathsep.join([str(ROOT), str(tree / "engines")])}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT / "src")
-    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:randomly", "-p", "no:langsmith_plugin", "-p", "tools.mutate.recorder"]
+    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:randomly", "-p", "tools.mutate.recorder"]
     done = subprocess.run(
         [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
