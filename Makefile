@@ -48,7 +48,7 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 	@$(SERVE)/python -m tools.serve $(MODELS)
 
 test: check ## run everything that CI runs: lint, types, all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 # two cores are not busy with two: some tests wait
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve test-clients
 	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \

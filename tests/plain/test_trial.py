@@ -1,5 +1,6 @@
 """Trial runs find grammars that are too ambiguous before the engine loop runs them, and a budget limits their time."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -117,6 +118,14 @@ def test_time_between_steps_counts_for_the_next_step(spent: list[float]) -> None
         spent[0] += 0.15
     with pytest.raises(BadRequest, match=r"is 0\.14 s beyond its share"):
         take_step(limit, spent, 0.0)
+
+
+def test_a_collection_of_all_garbage_is_not_the_grammars_time(spent: list[float]) -> None:
+    limit = GrammarTimeLimit(0.1)
+    with limit.step(), limit.shared_work():
+        gc.collect()
+        spent[0] += 0.5
+    take_step(limit, spent, STEP_ALLOWANCE_S)
 
 
 def test_an_exception_of_a_step_is_not_replaced(spent: list[float]) -> None:
