@@ -2,10 +2,10 @@
 
 import gc
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 # Set before torch is imported: its threads spin while they wait, and the tests use all cores themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,10 +16,13 @@ from tests.makers import tiny_checkpoint, write_recipe
 
 ROOT = Path(__file__).parents[1]
 
-# No deadlines: how long an example takes says how busy the machine is.
-settings.register_profile("random", deadline=None)
-settings.register_profile("reproducible", deadline=None, derandomize=True)
-settings.load_profile("reproducible")  # pytest --hypothesis-profile random overrides it
+if find_spec("hypothesis"):  # the environment of a server's tests has none
+    from hypothesis import settings
+
+    # No deadlines: how long an example takes says how busy the machine is.
+    settings.register_profile("random", deadline=None)
+    settings.register_profile("reproducible", deadline=None, derandomize=True)
+    settings.load_profile("reproducible")  # pytest --hypothesis-profile random overrides it
 
 
 def pytest_collection_finish() -> None:
