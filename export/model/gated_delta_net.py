@@ -6,7 +6,6 @@ from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear, merge_linears
 from tandemrt.export.model.norm import normed
-from tandemrt.export.model.recent_tokens import cut_tokens
 from tandemrt.export.model.recurrence import (
     Held,
     Recurrence,
@@ -26,7 +25,7 @@ def gated_delta_net(
     assert held.state is not None
     mixed, gate = _projected(b, x, w, name, net, call)
     ordered, earlier = call.earlier(b, held.recent, w.dtype)
-    span = _span(b, mixed, earlier, w, name, net)
+    span = _span(b, mixed, earlier, w, name, net, call)
     out, state = call.run(b, span, held.state, w.dtype)
     headed = b.op("Reshape", out, b.constant([0, 0, net.value_heads, net.value_dim]))
     scaled = normed(b, headed, w(f"{name}.norm.weight", (net.value_dim,)), w.dtype, net.norm_eps or call.spec.norm_eps)
@@ -73,20 +72,20 @@ def _by_kind(b: GraphBuilder, x: ir.Value, heads: int, widths: list[int]) -> tup
     )
 
 
-def _span(b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str, net: DeltaNet) -> Recurrence:
+def _span(
+    b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str, net: DeltaNet, call: RecurrentCall
+) -> Recurrence:
     """Return the recurrence; ``earlier`` are the tokens before the ``mixed`` ones of the call."""
-    lead = b.constant([net.kernel - 1])
     keys, values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
-    span = b.op("Concat", cut_tokens(b, earlier, start=lead), mixed, axis=1)
+    span, lead = call.span(b, earlier, mixed, net)
     qkv, decay, update = b.ops(
         "Split", span, b.constant([net.channels, net.value_heads, net.value_heads]), outputs=3, axis=2
     )
-    first = b.op("Slice", earlier, b.constant([0, 0]), b.constant([net.kernel - 1, net.channels]), b.constant([1, 2]))
     stored = {"conv1d": net.channels}
     if net.projections == "separate":
         stored = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": values}
     names, widths = [f"{name}.{part}" for part in stored], list(stored.values())
-    mixed_qkv = convolved(b, qkv, first, w, names, widths, kernel=net.kernel, activation="silu")
+    mixed_qkv = convolved(b, qkv, lead, w, names, widths, kernel=net.kernel, activation="silu")
     query, key, value = b.ops("Split", mixed_qkv, b.constant([keys, keys, values]), outputs=3, axis=2)
     query, key = (
         for_each_head(b, unit_vectors(b, each, net.key_heads, w.dtype, power), net.value_heads)

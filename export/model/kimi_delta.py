@@ -6,7 +6,6 @@ from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear, merge_linears
 from tandemrt.export.model.norm import normed
-from tandemrt.export.model.recent_tokens import cut_tokens
 from tandemrt.export.model.recurrence import Held, Recurrence, RecurrentCall, convolved, unit_vectors
 from tandemrt.export.read.recurrent_layers import KimiDelta
 
@@ -28,21 +27,22 @@ def kimi_delta(
     )
     mixed = b.op("Concat", qkv, decay, update, axis=2)
     ordered, earlier = call.earlier(b, held.recent, w.dtype)
-    out, state = call.run(b, _span(b, mixed, earlier, w, name, net), held.state, w.dtype)
+    out, state = call.run(b, _span(b, mixed, earlier, w, name, net, call), held.state, w.dtype)
     headed = b.op("Reshape", out, b.constant([0, 0, net.heads, size]))
     scaled = normed(b, headed, w(f"{name}.norm.weight", (size,)), w.dtype, call.spec.norm_eps)
     gated = b.op("Mul", b.op("Reshape", scaled, b.constant([0, 0, net.mixed])), b.op("Sigmoid", gate))
     return gated, Held(call.tokens.store(b, ordered, mixed), state)
 
 
-def _span(b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str, net: KimiDelta) -> Recurrence:
+def _span(
+    b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str, net: KimiDelta, call: RecurrentCall
+) -> Recurrence:
     """Return the recurrence; ``earlier`` are the tokens before the ``mixed`` ones of the call."""
-    span = b.op("Concat", cut_tokens(b, earlier, start=b.constant([net.kernel - 1])), mixed, axis=1)
+    span, lead = call.span(b, earlier, mixed, net)
     widths = [net.channels, net.mixed, net.heads]
     qkv, decay, update = b.ops("Split", span, b.constant(widths), outputs=3, axis=2)
-    first = b.op("Slice", earlier, b.constant([0, 0]), b.constant([net.kernel - 1, net.channels]), b.constant([1, 2]))
     names = [f"{name}.{part}_conv1d" for part in "qkv"]
-    qkv = convolved(b, qkv, first, w, names, [net.mixed] * 3, kernel=net.kernel, activation="silu")
+    qkv = convolved(b, qkv, lead, w, names, [net.mixed] * 3, kernel=net.kernel, activation="silu")
     query, key, value = b.ops("Split", qkv, b.constant([net.mixed] * 3), outputs=3, axis=2)
     query, key = (
         b.op("Reshape", unit_vectors(b, each, net.heads, w.dtype, power), b.constant([0, 0, net.mixed]))

@@ -29,7 +29,7 @@ def mamba2(
     projected = _by_part(b, call.matmul(b, scaled_by(b, x, net.scales[0], w.dtype), w, projection), net, w.dtype)
     gate, mixed = b.ops("Split", projected, b.constant([net.mixed, net.width]), outputs=2, axis=2)
     ordered, earlier = call.earlier(b, held.recent, w.dtype)
-    span, value = _span(b, mixed, earlier, w, name, net)
+    span, value = _span(b, mixed, earlier, w, name, net, call)
     out, state = call.run(b, span, held.state, w.dtype)
     skipped = _by_head(b, cut_tokens(b, value, start=call.tokens.replayed), net)
     direct = b.op("Mul", skipped, b.op("Unsqueeze", w(f"{name}.D", (net.heads,)), b.constant([1])))
@@ -39,15 +39,14 @@ def mamba2(
 
 
 def _span(
-    b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str, net: Mamba2
+    b: GraphBuilder, mixed: ir.Value, earlier: ir.Value, w: Weights, name: str, net: Mamba2, call: RecurrentCall
 ) -> tuple[Recurrence, ir.Value]:
     """Return the recurrence, and the values after the convolution; ``earlier`` are the tokens before ``mixed``."""
-    keys, lead = net.groups * net.state_dim, b.constant([net.kernel - 1])
-    span = b.op("Concat", cut_tokens(b, earlier, start=lead), mixed, axis=1)
+    keys = net.groups * net.state_dim
+    span, lead = call.span(b, earlier, mixed, net)
     vkq, step = b.ops("Split", span, b.constant([net.channels, net.heads]), outputs=2, axis=2)
-    first = b.op("Slice", earlier, b.constant([0, 0]), b.constant([net.kernel - 1, net.channels]), b.constant([1, 2]))
     vkq = convolved(
-        b, vkq, first, w, [f"{name}.conv1d"], [net.channels], kernel=net.kernel, bias=net.conv_bias, activation="silu"
+        b, vkq, lead, w, [f"{name}.conv1d"], [net.channels], kernel=net.kernel, bias=net.conv_bias, activation="silu"
     )
     value, key, query = b.ops("Split", vkq, b.constant([net.mixed, keys, keys]), outputs=3, axis=2)
     ones = b.constant([1.0] * net.heads, "float32")

@@ -15,7 +15,7 @@ from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import normed
 from tandemrt.export.model.recent_tokens import RecentTokens, cut_tokens
 from tandemrt.export.model.row_padding import cut, is_padded
-from tandemrt.export.read.recurrent_layers import RecurrentLayers
+from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, RecurrentLayers
 from tandemrt.export.read.spec import ModelSpec
 
 _L2_EPSILON = 1e-6  # of the norm of queries and keys; the models' configs do not have it
@@ -112,6 +112,17 @@ class RecurrentCall:
         """
         ordered = self.tokens.read(b, recent)
         return ordered, self.tokens.zero_absent(b, ordered, dtype)
+
+    def span(
+        self, b: GraphBuilder, earlier: ir.Value, mixed: ir.Value, net: DeltaNet | KimiDelta | Mamba2
+    ) -> tuple[ir.Value, ir.Value]:
+        """Return the replayed tokens and ``mixed``, those of the call, and the convolved channels of the tokens before.
+
+        ``earlier``: see the method of this name.
+        """
+        before = net.kernel - 1
+        lead = b.op("Slice", earlier, b.constant([0, 0]), b.constant([before, net.channels]), b.constant([1, 2]))
+        return b.op("Concat", cut_tokens(b, earlier, start=b.constant([before])), mixed, axis=1), lead
 
     def run(self, b: GraphBuilder, span: Recurrence, state: ir.Value, dtype: str) -> tuple[ir.Value, ir.Value]:
         """Append a recurrence over a span; return the outputs of the call's tokens and the committed state."""

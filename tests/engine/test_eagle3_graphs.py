@@ -96,6 +96,16 @@ class Exported:
         self._head.bind({**given, "score_rows": scored, **made, **self.caches}).run()
         return made["logits"][0], made.get("next_states", made["logits"])[0]
 
+    def hold(self, text: torch.Tensor, features: torch.Tensor, states: torch.Tensor, logits: torch.Tensor) -> None:
+        """Feed 20 pairs in three calls, and compare with the ``states`` and ``logits`` of the definition."""
+        ready, begin = self.fuse(features), 0
+        for count in (9, 1, 10):
+            end = begin + count
+            found, fed_back = self(text[begin:end], ready[begin:end], begin, *range(count))
+            torch.testing.assert_close(found, logits[begin:end], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(fed_back, self.fuse(states[begin:end]), atol=1e-4, rtol=1e-4)
+            begin = end
+
 
 @pytest.mark.parametrize("name", HEADS)
 def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, name: str) -> None:
