@@ -4,9 +4,8 @@ from collections.abc import Collection, Iterator
 from itertools import combinations
 from typing import Any
 
-from tandemrt.runtime.grammars.regex import patterns
-from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.document import Document, Node, UnsupportedSchema
+from tandemrt.runtime.grammars.schema.object_intersection import matches_name
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
@@ -103,16 +102,9 @@ def _of_names(
             if not document.is_valid(document.child(node, value, keyword), name):
                 yield {"type": "object", "required": [name]}
             continue
-        matching = [pattern for pattern in found.get("patternProperties", {}) if _matches(node, pattern, name)]
+        matching = [pattern for pattern in found.get("patternProperties", {}) if matches_name(pattern, name, node)]
         if keyword == "patternProperties":
             for pattern in matching:
                 yield {"type": "object", "required": [name], "properties": {name: {"not": value[pattern]}}}
         elif name not in found.get("properties", {}) and not matching:
             yield {"type": "object", "required": [name], "properties": {name: {"not": value}}}
-
-
-def _matches(node: Node, pattern: str, name: str) -> bool:
-    try:
-        return patterns.matches(patterns.search_expression(pattern), name)
-    except UnsupportedPattern as error:
-        raise UnsupportedSchema(f"{node.place}/patternProperties", f"{error} is not supported") from None

@@ -103,7 +103,7 @@ class ObjectIntersection:
             if name in found.get("properties", {}):
                 own.append(self._document.child(node, found["properties"][name], "properties", name))
             for pattern, child in found.get("patternProperties", {}).items():
-                if _matches(_read(pattern, node), name, node):
+                if matches_name(pattern, name, node):
                     own.append(self._document.child(node, child, "patternProperties", pattern))
             if not own and "additionalProperties" in found:
                 own.append(self._document.child(node, found["additionalProperties"], "additionalProperties"))
@@ -180,7 +180,9 @@ def _read(pattern: str, node: Node) -> str:
         ) from None
 
 
-def _matches(written: str, name: str, node: Node) -> bool:
+def matches_name(pattern: str, name: str, node: Node) -> bool:
+    """Return whether a pattern of ``node`` matches the name of a property. Raises UnsupportedSchema."""
+    written = _read(pattern, node)
     try:
         return patterns.matches(written, name)
     except UnsupportedPattern as error:
