@@ -67,22 +67,22 @@ class UniqueItemsMatcher:
         if token not in self.stop_ids:
             state = self._states[-1]
             after = self._reader.read(state, self._index.tokens[token])
-            if after is None:
+            if after is None or (after is not state and _may_be_stuck(after) and not self._was_in_row(token)):
                 self._inner.rollback(1)
                 return False
-            if after is not state and _may_be_stuck(after):
-                self._inner.rollback(1)
-                if not self._is_in_row(token):
-                    return False
-                self._inner.accept(token)
             self._states.append(after)
         self._row = None
         return True
 
-    def _is_in_row(self, token: int) -> bool:
-        """Return whether the row of the next token allows one. A lookahead for one token may see farther than a row."""
+    def _was_in_row(self, token: int) -> bool:
+        """Return whether the row before ``token``, which the other matcher has read, allows it.
+
+        A lookahead for this token alone may see farther than the row.
+        """
         if self._row is None:
+            self._inner.rollback(1)
             self.fill_row(np.empty(mask_words(len(self._index.tokens)), np.int32))
+            self._inner.accept(token)
         assert self._row is not None
         return bitmask.allows(self._row, token)
 
