@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import Binding
+from tandemrt.engines.contract.dtypes import BYTES
 
 VERIFY = contract.verify(vocab=100, dtype="float32", draft_probs=False)
 
@@ -13,6 +15,10 @@ VERIFY = contract.verify(vocab=100, dtype="float32", draft_probs=False)
 @pytest.mark.parametrize(("vocab", "words"), [(1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3), (128_256, 4008)])
 def test_a_mask_row_has_the_fewest_words_with_a_bit_per_token(vocab: int, words: int) -> None:
     assert contract.mask_words(vocab) == words
+
+
+def test_every_dtype_has_the_size_that_torch_gives_it() -> None:
+    assert {name: getattr(torch, name).itemsize for name in BYTES} == BYTES
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (63, 1), (64, 1), (65, 2), (128, 2)])

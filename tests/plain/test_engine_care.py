@@ -106,8 +106,11 @@ def test_llguidance_loses_a_declared_name_with_a_quote_next_to_a_pattern():
     """Our schema reader therefore rejects this combination."""
     schema = {"type": "object", "properties": {'"': INTEGER}, "patternProperties": {"^.$": STRING}}
     assert not accepts(alone({**schema, "additionalProperties": False}), '{"\\"": 1}')
-    with pytest.raises(BadRequest, match="a property with a quote, backslash or control character"):
-        enforceable(schema)
+    for name in ('"', "\\", "\x00", "\x1f", "\x7f"):
+        with pytest.raises(BadRequest, match="a property with a quote, backslash or control character"):
+            enforceable({**schema, "properties": {f"a{name}": INTEGER}})
+    for name in " ~\x80'":
+        assert enforceable({**schema, "properties": {f"a{name}": INTEGER}})
 
 
 def test_many_optional_properties_make_llguidance_end_a_text_early():

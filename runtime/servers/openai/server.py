@@ -140,7 +140,7 @@ class Server(uvicorn.Server):
         await self._wait_idle(FLUSH_S)
         await self.lifespan.shutdown()
         if self._spans is not None:
-            await asyncio.to_thread(self._spans.close)
+            self._spans.close()  # not in a thread, which could be refused: no request is left to delay
         log.info("shut down after %d requests", self.server_state.total_requests)
 
     async def _wait_idle(self, seconds: float | None, *, until_forced: bool = False) -> None:
