@@ -53,6 +53,11 @@ def test_h_prints_the_help(command: list[str]) -> None:
     assert short.output == long.output
 
 
+def test_a_group_of_commands_without_a_command_prints_its_help() -> None:
+    alone, asked = (CliRunner().invoke(app, ["export", *option]).output for option in ([], ["--help"]))
+    assert alone.strip() == asked.strip() != ""
+
+
 def test_version_prints_the_version() -> None:
     found = CliRunner().invoke(app, ["--version"])
     assert (found.exit_code, found.output) == (0, f"tandemrt {__version__}\n")

@@ -4,6 +4,7 @@ import pytest
 
 from tandemrt.runtime.metrics.histogram import Histogram
 from tandemrt.runtime.metrics.metrics import DEVICE_PHASES, Metrics
+from tandemrt.runtime.metrics.names import histograms
 
 
 def observed(*values: float) -> Histogram:
@@ -19,6 +20,11 @@ def observed(*values: float) -> Histogram:
 def test_a_value_on_a_bound_counts_below_it(value: float, counts: list[int]) -> None:
     histogram = observed(value)
     assert (histogram.counts, histogram.sum, histogram.count) == (counts, value, 1)
+
+
+def test_the_bounds_of_every_histogram_increase() -> None:
+    for name, histogram in histograms(Metrics()):
+        assert list(histogram.buckets) == sorted(set(histogram.buckets)), name
 
 
 def test_a_repeated_value_is_counted_and_reported_each_time() -> None:
