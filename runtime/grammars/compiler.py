@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, InternalError, clipped
 from tandemrt.runtime.grammars.grammar import Grammar
+from tandemrt.runtime.grammars.schema.examples import SEARCH_ENDED, with_examples
 from tandemrt.runtime.grammars.schema.looser import looser
 
 if TYPE_CHECKING:
@@ -54,9 +56,7 @@ class GrammarCompiler:
                 case "grammar":
                     return self._xgrammar_compiler().compile(source)
                 case "structural_tag":
-                    from tandemrt.runtime.grammars.structural_tag import read
-
-                    return self._llguidance_compiler().compile_tags(read({"format": json.loads(source)}))
+                    return self._compile_tags(json.loads(source))
                 case _:
                     raise InternalError(f"kind: must be json, regex, grammar or structural_tag, got {kind!r}")
         except ValueError as error:
@@ -64,11 +64,28 @@ class GrammarCompiler:
 
     def _compile_json(self, schema: dict[str, Any] | bool, any_whitespace: bool, loose: bool) -> CompiledGrammar:
         compiler = self._llguidance_compiler()
-        if loose and isinstance(schema, dict):
-            for each in (schema, *looser(schema)):
-                with suppress(ValueError):
-                    return compiler.compile_json(each, any_whitespace=any_whitespace)
-        return compiler.compile_json(schema, any_whitespace=any_whitespace)
+        try:
+            return compiler.compile_json(schema, any_whitespace=any_whitespace)
+        except ValueError as error:
+            if not isinstance(schema, dict):
+                raise
+            failure = error
+        others = [with_examples(schema)] if SEARCH_ENDED in str(failure) else []
+        for other in chain(others, looser(schema) if loose else ()):
+            with suppress(ValueError):
+                return compiler.compile_json(other, any_whitespace=any_whitespace)
+        raise failure
+
+    def _compile_tags(self, part: Any) -> CompiledGrammar:
+        from tandemrt.runtime.grammars.structural_tag import read, with_schemas
+
+        compiler = self._llguidance_compiler()
+        try:
+            return compiler.compile_tags(read({"format": part}))
+        except ValueError as failure:
+            if SEARCH_ENDED not in str(failure):
+                raise
+        return compiler.compile_tags(read({"format": with_schemas(part, with_examples)}))
 
     def _llguidance_compiler(self) -> "LLGuidanceCompiler":
         from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler

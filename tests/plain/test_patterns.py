@@ -9,17 +9,22 @@ import random
 import re
 import urllib.parse
 import uuid
+from contextlib import closing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text.formats import PATTERNS
+from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.finite import few_texts
+from tandemrt.runtime.grammars.regex.shortest import shortest_text
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
-from tests.plain.constraints import STOP, byte_tokens, compiled
+from tests.plain.constraints import STOP, VOCABULARY, byte_tokens, compiled, compiled_by
 from tests.plain.drawing import accepts, grammar_of, write
+from tests.waiting import PATIENCE_S
 
 # Patterns and formats.
 
@@ -281,3 +286,62 @@ def test_the_texts_of_an_expression_are_listed_if_they_are_few(pattern):
     for most in (0, len(matched) - 1, len(matched), 99):
         found = few_texts(patterns.search_expression(f"^(?:{pattern})$"), most)
         assert found == (matched if most >= len(matched) and not endless else None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    found=st.lists(expressions, min_size=1, max_size=3),
+    least=st.integers(0, 4),
+    more=st.one_of(st.none(), st.integers(0, 2)),
+)
+def test_a_shortest_text_of_several_expressions_is_found(found, least, more):
+    most = None if more is None else least + more
+    text = shortest_text([patterns.search_expression(f"^(?:{each})$") for each in found], least, most)
+    letters = 'ab0"\\\né'
+    fitting = (
+        len(one)
+        for length in range(least, min(4, 4 if most is None else most) + 1)
+        for one in itertools.product(letters, repeat=length)
+        if all(re.fullmatch(each, "".join(one), re.ASCII) for each in found)
+    )
+    shortest = next(fitting, None)
+    assert text is not None or shortest is None
+    if text is not None:
+        assert all(re.fullmatch(each, text, re.ASCII) for each in found)
+        assert (len(text) if len(text) <= 4 else None) == shortest
+        assert least <= len(text) <= (len(text) if most is None else most)
+
+
+def test_no_text_is_searched_without_a_limit():
+    assert shortest_text(["(?:a{61})*", "(?:a{53}){1,}"], 1, None) is None  # 3,233 characters
+    assert shortest_text([patterns.search_expression(r"^\p{L}$")], 0, None) is None
+    assert shortest_text(["a*"], 300, None) == "a" * 300
+    assert shortest_text(["[\\x{D000}-\\x{D7FF}]", "(?s:.)"], 0, 1) == "\ud000"
+
+
+# As zod 4 writes z.email() in a JSON schema.
+ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+
+
+@pytest.mark.parametrize("whole", [ZOD_EMAIL, r"^[a-z]+@([a-z]+\.)+[a-z]{2,}$"])
+@pytest.mark.parametrize("limits", [{"maxLength": 254}, {"minLength": 12, "maxLength": 3000}])
+def test_a_pattern_with_a_long_limit_matches_the_same_strings_as_python(whole, limits):
+    letters = {"type": "string", "pattern": whole} | limits
+    tag = {"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": letters}, "end": ">"}
+    tags = StructuredOutputs(structural_tag={"type": "structural_tag", "format": tag})
+    with closing(GrammarLibrary(VOCABULARY, [STOP])) as library:
+        found = [compiled_by(library, each).result(PATIENCE_S) for each in (StructuredOutputs(json=letters), tags)]
+    for text in (
+        "a@b.cd",
+        "a.b@c.de",
+        "a..b@c.de",
+        ".a@c.de",
+        "a'b@c.d.ef",
+        "a@b.c",
+        "aaaaaa@bbb.cd",
+        "a" * 250 + "@b.c",
+    ):
+        for longer in (text, text + "d" * 8, text[0] * 2980 + text):
+            valid = limits.get("minLength", 0) <= len(longer) <= limits["maxLength"] and re.search(whole, longer)
+            assert accepts(found[0], f'"{longer}"') == bool(valid)
+            assert accepts(found[1], f'<"{longer}">') == bool(valid)

@@ -1,13 +1,11 @@
 """List the texts of an expression that matches only a few."""
 
-import re
 from collections.abc import Iterable
 
-from tandemrt.runtime.grammars.regex import parser
+from tandemrt.runtime.grammars.regex import parser, patterns
 from tandemrt.runtime.grammars.regex.syntax import Anchor, Characters, Group, Item, UnsupportedPattern
 
 _MAX_LENGTH = 256  # of a listed text
-_WRITTEN = re.compile(r"\\x(?=\{)")
 
 
 def few_texts(written: str, most: int) -> set[str] | None:
@@ -15,7 +13,7 @@ def few_texts(written: str, most: int) -> set[str] | None:
     if "*" in written or "+" in written:  # characters of a text are escaped
         return None
     try:
-        return _of_branches(parser.read(_WRITTEN.sub(r"\\u", written.replace("(?s:.)", "[^]"))), most)
+        return _of_branches(parser.read(patterns.as_pattern(written)), most)
     except UnsupportedPattern:  # Unicode properties
         return None
 

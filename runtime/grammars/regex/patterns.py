@@ -25,6 +25,7 @@ MAX_BRANCHES = 256  # after anchors inside groups are resolved
 ANYTHING = "(?s:.)*"
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # an escape, a class, or any other character
 _CODE = re.compile(r"\\x\{([0-9A-F]+)\}")  # of a character, as syntax.py writes it
+_WRITTEN_CODE = re.compile(r"\\x(?=\{)")
 _CLASS = re.compile(r"\[[^\[\]]+\]")
 
 
@@ -62,6 +63,11 @@ def split_lookaheads(pattern: str) -> tuple[str, list[str], list[str]]:
 def fullmatch_expression(pattern: str) -> str:
     """Return an expression for the texts that ``pattern`` matches completely. Raises UnsupportedPattern."""
     return _either([sequence(items) for _, _, items in unanchored(pattern)])
+
+
+def as_pattern(written: str) -> str:
+    """Return an expression that this module wrote as a pattern of ECMA-262."""
+    return _WRITTEN_CODE.sub(r"\\u", written.replace("(?s:.)", "[^]"))
 
 
 def other_than(words: list[str]) -> str:
