@@ -8,10 +8,13 @@ import llguidance
 
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars.llguidance_matcher import SILENT, LLGuidanceGrammar
-from tandemrt.runtime.grammars.structural_tag import Format
+from tandemrt.runtime.grammars.structural_tag import Format, read, with_schemas
 from tandemrt.runtime.grammars.tag_grammar import TagGrammar
 from tandemrt.runtime.grammars.unique.matcher import UniqueItemsGrammar
-from tandemrt.runtime.grammars.unique.places import without_unique_items
+from tandemrt.runtime.grammars.unique.places import Places, without_unique_items
+from tandemrt.runtime.grammars.unique.reader import Reader
+from tandemrt.runtime.grammars.unique.tags import TagReader
+from tandemrt.runtime.grammars.unique.token_index import TokenIndex, token_index
 
 # no_forcing: rows allow every token whose text fits, not only the tokenizer's canonical tokens.
 _HEADER = '%llguidance {"no_forcing": true}\n'
@@ -34,14 +37,25 @@ class LLGuidanceCompiler:
         bare = without_unique_items(schema)
         rule = _json_rule(bare, whitespace=_ANY_WHITESPACE if any_whitespace else None)
         grammar = self._compile(f"start: {rule}")
-        return grammar if bare == schema else UniqueItemsGrammar(grammar, self._vocabulary, schema)
+        return grammar if bare == schema else UniqueItemsGrammar(grammar, Reader(Places(schema)), self._index)
 
     def compile_regex(self, expression: str) -> LLGuidanceGrammar:
         """Compile an expression from ``patterns.fullmatch_expression``. Raises ValueError."""
         return self._compile(f"start: /(?:{expression})/")
 
-    def compile_tags(self, part: Format) -> LLGuidanceGrammar:
+    def compile_tags(self, part: Format) -> LLGuidanceGrammar | UniqueItemsGrammar:
         """Compile a structural tag whose schemas come from ``schema.emit``. Raises ValueError."""
+        plain, unique = with_schemas(part, lambda schema: schema), with_schemas(part, without_unique_items)
+        if plain == unique:
+            return self._compile_tags(part)
+        reader = TagReader(part, self._vocabulary.control, self._index)
+        return UniqueItemsGrammar(self._compile_tags(read({"format": unique})), reader, self._index)
+
+    @property
+    def _index(self) -> TokenIndex:
+        return token_index(self._vocabulary)
+
+    def _compile_tags(self, part: Format) -> LLGuidanceGrammar:
         grammar = TagGrammar(self._vocabulary.control, _json_rule)
         rules = grammar.write(part)
         for lexeme in grammar.lexemes:

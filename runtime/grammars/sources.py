@@ -87,15 +87,16 @@ def _tags(given: dict[str, Any] | str, in_worker: InWorker | None) -> str:
     found = structural_tag.read(schema_of(given, kind="structural_tag"))
 
     def converted(schema: Any) -> Any:
-        written = json.loads(_converted(json.dumps(schema), False, True, in_worker)[0])
-        if without_unique_items(written) != written:
-            raise BadRequest(
-                "structured_outputs.structural_tag: uniqueItems is only supported for items of a short enum in a tag, "
-                f"received {quoted(schema)}; list the items in an enum, or leave it out"
-            )
-        return written
+        return json.loads(_converted(json.dumps(schema), False, True, in_worker)[0])
 
-    return json.dumps(structural_tag.with_schemas(found, converted))
+    written = structural_tag.with_schemas(found, converted)
+    notation = next((style for style in structural_tag.styles(found) if style != "json"), None)
+    if notation and structural_tag.with_schemas(written, without_unique_items) != written:
+        raise BadRequest(
+            "structured_outputs.structural_tag: uniqueItems of unlisted values is only supported in JSON, received a "
+            f"part in the notation {notation}; list the items in an enum, or leave it out"
+        )
+    return json.dumps(written)
 
 
 def enforceable_json(schema: str, loose: bool, closed: bool, quick: bool = False) -> tuple[str, str]:

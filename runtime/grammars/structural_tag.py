@@ -182,6 +182,19 @@ def with_schemas(part: Any, change: Callable[[Any], Any]) -> Any:
     return {name: with_schemas(value, change) for name, value in part.items()}
 
 
+def styles(part: Any) -> Iterator[Style]:
+    """Yield the notation of each JSON schema in a format."""
+    if isinstance(part, Part):
+        part = part.model_dump()
+    if isinstance(part, list | tuple):
+        for each in part:
+            yield from styles(each)
+    elif isinstance(part, dict):
+        if part.get("type") == "json_schema":
+            yield part["style"]
+        yield from styles([value for name, value in part.items() if name != "json_schema"])
+
+
 def _from_structures(given: dict[str, Any]) -> dict[str, Any]:
     structures = given["structures"]
     if not isinstance(structures, list | tuple) or not all(isinstance(each, dict) for each in structures):

@@ -93,7 +93,7 @@ class TagGrammar:
             others = [each for each in part.triggers if each != trigger]
             head = f"{_first([trigger])}{_and_without([*others, *part.excludes])}"
             tagged.append(f"{self.named('HEAD', head)} {body}")
-            control, *rest = self._split(trigger)
+            control, *rest = split_controls(trigger, self._control)
             if isinstance(control, int):
                 tagged.append(f"{free}? {_token(control)} {self._with_tokens(rest)} {body}")
             elif rest:
@@ -116,7 +116,7 @@ class TagGrammar:
         closed = f"/({expression[1:-1]}){one}/ & ~/{_ANY}*{one}{_ANY}+/{_and_without(excludes)}"
         ways = [self.named("TEXT", closed)]
         for end in ends:
-            before, tokens = self._split_at_token(end)
+            before, tokens = split_at_token(end, self._control)
             if tokens:
                 text = f"/({expression[1:-1]}){patterns.literal(before)}/{_and_without([*excludes, *ends])}"
                 ways.append(f"{self.named('TEXT', text)} {self._with_tokens(tokens)}")
@@ -127,26 +127,12 @@ class TagGrammar:
 
     def text(self, text: str) -> str:
         """Return an expression for ``text``, as text or with its control tokens."""
-        parts = self._split(text)
+        parts = split_controls(text, self._control)
         plain = _quoted(text)
         return plain if all(isinstance(part, str) for part in parts) else _either([plain, self._with_tokens(parts)])
 
     def _with_tokens(self, parts: Iterable[str | int]) -> str:
         return " ".join(_quoted(part) if isinstance(part, str) else _token(part) for part in parts)
-
-    def _split(self, text: str) -> list[str | int]:
-        """Split ``text`` into the ids of control tokens and the texts between them."""
-        found = [(text.find(name), -len(name), token) for name, token in self._control.items() if name in text]
-        if not found:
-            return [text]
-        at, length, token = min(found)
-        before, after = text[:at], text[at - length :]
-        return [*([before] if before else []), token, *(self._split(after) if after else [])]
-
-    def _split_at_token(self, text: str) -> tuple[str, list[str | int]]:
-        """Split ``text`` into the text before its first control token, and that token with what follows."""
-        first, *others = self._split(text)
-        return ("", [first, *others]) if isinstance(first, int) else (first, others)
 
     def named(self, kind: str, expression: str) -> str:
         """Add a definition, and return its new name: a lexeme if ``kind`` is in capitals, else a rule."""
@@ -159,6 +145,22 @@ class TagGrammar:
     def define(self, name: str, expression: str) -> None:
         """Replace the expression of a definition."""
         self._definitions[name] = expression
+
+
+def split_controls(text: str, control: Mapping[str, int]) -> list[str | int]:
+    """Split ``text`` into the ids of control tokens and the texts between them. ``control``: ids by name."""
+    found = [(text.find(name), -len(name), token) for name, token in control.items() if name in text]
+    if not found:
+        return [text]
+    at, length, token = min(found)
+    before, after = text[:at], text[at - length :]
+    return [*([before] if before else []), token, *(split_controls(after, control) if after else [])]
+
+
+def split_at_token(text: str, control: Mapping[str, int]) -> tuple[str, list[str | int]]:
+    """Split ``text`` into the text before its first control token, and that token with what follows."""
+    first, *others = split_controls(text, control)
+    return ("", [first, *others]) if isinstance(first, int) else (first, others)
 
 
 def _first(words: Sequence[str]) -> str:

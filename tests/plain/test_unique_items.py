@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import jsonschema
 import numpy as np
@@ -94,9 +95,15 @@ def draw_token(chance, tokens):
 @example(schema=SETS_OF_SETS, spaced=True, seed=24526145)  # where looking ahead for a whole row ends at its limit
 @given(schema=SCHEMAS, spaced=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_random_texts_are_valid_and_rows_equal_those_of_a_replay(schema, spaced, seed):
-    chance, grammar = random.Random(seed), compiled(schema, spaced)
+    written = walk(compiled(schema, spaced), random.Random(seed), 30)
+    if written is not None:
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(written)), written
+
+
+def walk(grammar, chance, length):
+    """Write a random text of at most ``length`` tokens, with rollbacks, forks and drafts. Returns it if it ended."""
     matcher, text, ended = grammar.matcher(), list[int](), False
-    while not ended and len(text) < 30:
+    while not ended and len(text) < length:
         row = row_of(matcher)
         if chance.random() < 0.3:
             replay = grammar.matcher()
@@ -128,9 +135,7 @@ def test_random_texts_are_valid_and_rows_equal_those_of_a_replay(schema, spaced,
         assert matcher.accept(token)
         ended = token == STOP
         text += [] if ended else [token]
-    if ended:
-        written = b"".join(VOCABULARY.tokens[token] for token in text)
-        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(written)), written
+    return b"".join(VOCABULARY.tokens[token] or b"@" for token in text) if ended else None
 
 
 @pytest.mark.parametrize(
@@ -233,13 +238,96 @@ def test_a_beginning_of_a_number_may_become_the_number(real, whole, length):
         assert may_become(text[:length], value) or text[:length] == "-"
 
 
-def test_a_structural_tag_rejects_unique_items_of_unlisted_values():
-    def tags(item):
+CALL = STOP - 1  # a control token, spelled "@"
+TAG_VOCABULARY = Vocabulary(
+    (*VOCABULARY.tokens[:CALL], b"", b""), frozenset([CALL, STOP]), STOP + 1, control={"@": CALL}
+)
+
+
+def json_part(schema, **options):
+    return {"type": "json_schema", "json_schema": schema, **options}
+
+
+def compiled_tags(form):
+    source, _ = read(StructuredOutputs(structural_tag={"type": "structural_tag", "format": form}))
+    return GrammarCompiler(TAG_VOCABULARY, [STOP]).compile(source.kind, source.text)
+
+
+def tag_formats(part):
+    tag = {"type": "tag", "begin": "@[", "content": part, "end": ["]", ";@"]}
+    number = {"type": "tag", "begin": "n", "content": json_part({"type": "number"}), "end": "@"}
+    return {
+        "triggered": {"type": "triggered_tags", "triggers": ["@", "n"], "tags": [tag, number], "at_least_one": True},
+        "separated": {"type": "tags_with_separator", "tags": [tag, number], "separator": ", ", "at_least_one": True},
+        "optional": {
+            "type": "sequence",
+            "elements": [
+                {"type": "optional", "content": {**tag, "end": "]"}},
+                {"type": "const_string", "value": "1,"},
+                part,
+            ],
+        },
+        "either": {"type": "or", "elements": [number, tag]},
+        "after text": {
+            "type": "sequence",
+            "elements": [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "@1"}, part],
+        },
+    }
+
+
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    kind=st.sampled_from(list(tag_formats({}))),
+    item=st.sampled_from(ITEMS),
+    spaced=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_random_texts_of_tags_have_unique_items_and_rows_equal_those_of_a_replay(kind, item, spaced, seed):
+    schema = {"type": "array", "items": item, "uniqueItems": True, "minItems": 1, "maxItems": 4}
+    form = tag_formats(json_part(schema, flexible_whitespace=spaced))[kind]
+    written = walk(compiled_tags(form), random.Random(seed), 24)
+    for part in re.finditer(rb"(?:@\[|@1|1,)(?=\[)", written or b""):
+        value, _ = json.JSONDecoder().raw_decode(written[part.end() :].decode())
+        assert jsonschema.Draft202012Validator(schema).is_valid(value), written
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("triggered", "1,1 @[[1, 2]]; n1.5@x", "x@[[1]]n7@@[[1, 1]]"),
+        ("separated", "@[[1, 2]], n1@, @[[2, 1]]", "n1@, @[[2, 2]]"),
+        ("optional", "@[[1]]1,[1, 2]", "1,[1, 1]"),
+        ("optional", "1,[1]", "@[[1, 1]]1,[1]"),
+        ("either", "@[[1, 2];@", "@[[1, 1];@"),
+        ("after text", "[1, 1]@1[1, 2]", "a@1[1, 1]"),
+    ],
+)
+def test_items_of_a_json_part_of_a_tag_are_unique(kind, good, bad):
+    item = {"type": "integer"}
+    grammar = compiled_tags(tag_formats(json_part({"type": "array", "items": item, "uniqueItems": True}))[kind])
+    for text, valid in ((good, True), (bad, False)):
+        for spelled in ({}, {ord("@"): CALL}):
+            matcher = grammar.matcher()
+            assert (
+                all(matcher.accept(spelled.get(byte, byte)) for byte in text.encode()) and matcher.accept(STOP)
+            ) == valid
+
+
+def test_a_structural_tag_rejects_unique_items_of_unlisted_values_in_another_notation():
+    def tags(item, style="json"):
         schema = {"type": "array", "items": item, "uniqueItems": True}
-        tag = {"begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}
+        tag = {"begin": "<a>", "content": json_part(schema, style=style), "end": "</a>"}
         form = {"type": "triggered_tags", "triggers": ["<a>"], "tags": [tag]}
         return StructuredOutputs(structural_tag={"type": "structural_tag", "format": form})
 
-    assert read(tags({"enum": [1, 2]}))
-    with pytest.raises(BadRequest, match="uniqueItems is only supported for items of a short enum in a tag"):
-        read(tags({"type": "string"}))
+    assert read(tags({"enum": [1, 2]}, "python"))
+    assert read(tags({"type": "string"}))
+    with pytest.raises(BadRequest, match="only supported in JSON, received a part in the notation python"):
+        read(tags({"type": "string"}, "python"))
+
+
+def test_a_json_part_with_unique_items_must_begin_after_a_text_that_decides_it():
+    part = json_part({"type": "array", "uniqueItems": True})
+    tag = {"type": "tag", "begin": "@", "content": json_part({"type": "string"}), "end": "@"}
+    with pytest.raises(BadRequest, match="uniqueItems: the text before a JSON part must decide that it begins"):
+        compiled_tags({"type": "sequence", "elements": [{"type": "optional", "content": tag}, part]})

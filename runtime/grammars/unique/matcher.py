@@ -5,12 +5,11 @@ from collections.abc import Iterable, Sequence, Set
 import numpy as np
 
 from tandemrt.engines.contract.contract import mask_words
-from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceGrammar
 from tandemrt.runtime.grammars.unique.equality import may_stay
-from tandemrt.runtime.grammars.unique.places import Freedom, Places
+from tandemrt.runtime.grammars.unique.places import Freedom
 from tandemrt.runtime.grammars.unique.reader import (
     AFTER,
     COLON,
@@ -18,11 +17,11 @@ from tandemrt.runtime.grammars.unique.reader import (
     NUMBER,
     STRING,
     VALUE,
-    Reader,
     State,
+    TextReader,
     expected,
 )  # fmt: skip
-from tandemrt.runtime.grammars.unique.token_index import Sorted, TokenIndex, allowed, first_allowed, forbid, token_index
+from tandemrt.runtime.grammars.unique.token_index import Crossing, Sorted, TokenIndex, allowed, first_allowed, forbid
 
 _BETWEEN = frozenset({VALUE, AFTER, NAME_START, COLON})  # modes in which white space changes nothing
 MOST_ROWS_AHEAD = 200  # for one row; beyond them a text is taken to have a continuation
@@ -36,7 +35,7 @@ class UniqueItemsMatcher:
     that an item, or an object in it, would repeat is rejected, too.
     """
 
-    def __init__(self, inner: Grammar, reader: Reader, index: TokenIndex, states: Sequence[State]) -> None:
+    def __init__(self, inner: Grammar, reader: TextReader, index: TokenIndex, states: Sequence[State]) -> None:
         self._inner = inner
         self._reader = reader
         self._index = index
@@ -66,13 +65,17 @@ class UniqueItemsMatcher:
             return False
         if token not in self.stop_ids:
             state = self._states[-1]
-            after = self._reader.read(state, self._index.tokens[token])
+            after = self._after(state, token)
             if after is None or (after is not state and _may_be_stuck(after) and not self._was_in_row(token)):
                 self._inner.rollback(1)
                 return False
             self._states.append(after)
         self._row = None
         return True
+
+    def _after(self, state: State, token: int) -> State | None:
+        text = self._index.tokens[token]
+        return self._reader.read(state, text) if text else self._reader.control(state, token)
 
     def _was_in_row(self, token: int) -> bool:
         """Return whether the row before ``token``, which the other matcher has read, allows it.
@@ -110,13 +113,13 @@ class UniqueItemsMatcher:
         """Forbid the tokens that repeat an item, and return the allowed ones after which an item may be repeated."""
         level, index = state.level, self._index
         kept = level is not None and level.kept
-        found = [index.crossing if kept else index.opening]
+        found = [_within(index.crossing, state) if kept else self._reader.opening(state, index)]
         if level is not None and level.freedom == Freedom.UNKNOWN:
-            found.append(index.comma)
+            found.append(_within(index.comma, state))
         unfinished: list[tuple[int, State]] = []
         for tokens in found:
-            for token in allowed(tokens.in_string if state.in_string else tokens.elsewhere, row):
-                after = self._reader.read(state, index.tokens[token])
+            for token in allowed(tokens, row):
+                after = self._after(state, token)
                 if after is None:
                     bitmask.forbid(row, token)
                 elif after.may_repeat:
@@ -203,7 +206,7 @@ class UniqueItemsMatcher:
                 return True
             if tokens[token].isspace():
                 continue
-            after = self._reader.read(state, tokens[token])
+            after = self._after(state, token)
             if after is not None and not after.may_repeat:
                 return True
         return False
@@ -228,14 +231,15 @@ class UniqueItemsGrammar:
     """A compiled grammar of a schema with ``uniqueItems``. Requests and threads may share it.
 
     Args:
-        inner: the grammar of the schema without the keyword.
-        schema: the schema with it, from schema/emit.py.
+        inner: the grammar of the schema, or of the structural tag, without the keyword.
+        reader: reads a text of it with the keyword.
+        index: the tokens of the vocabulary.
     """
 
-    def __init__(self, inner: LLGuidanceGrammar, vocabulary: Vocabulary, schema: object) -> None:
+    def __init__(self, inner: LLGuidanceGrammar, reader: TextReader, index: TokenIndex) -> None:
         self._inner = inner
-        self._reader = Reader(Places(schema))
-        self._index = token_index(vocabulary)
+        self._reader = reader
+        self._index = index
 
     @property
     def size_bytes(self) -> int:
@@ -245,6 +249,10 @@ class UniqueItemsGrammar:
     def matcher(self, stop_ids: Iterable[int] | None = None) -> UniqueItemsMatcher:
         """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
         return UniqueItemsMatcher(self._inner.matcher(stop_ids), self._reader, self._index, [self._reader.start])
+
+
+def _within(tokens: Crossing, state: State) -> np.ndarray:
+    return tokens.in_string if state.in_string else tokens.elsewhere
 
 
 def _may_be_stuck(state: State) -> bool:
@@ -264,4 +272,4 @@ def _key(state: State) -> object:
     level = state.level
     place = None if level is None else (level.depth, level.size, level.name, tuple(key for key, _ in level.rivals))
     text = state.text.lower().partition("e")[0] if state.mode == NUMBER else state.text  # exponents have no end
-    return state.mode, place, text, state.pending, tuple(key for key, _ in state.rivals)
+    return state.part, state.mode, place, text, state.pending, tuple(key for key, _ in state.rivals)

@@ -1,20 +1,25 @@
 """Read a JSON text byte by byte, and find items of arrays that equal earlier items."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tandemrt.runtime.grammars.unique.equality import may_become, number, same_number
 from tandemrt.runtime.grammars.unique.places import Freedom, Place, Places
+from tandemrt.runtime.grammars.unique.token_index import TokenIndex
 
 # An earlier value that a value may still equal, and the number of the array and item that it is from.
 Rival = tuple[int, Any]
 
-VALUE, STRING, NUMBER, WORD, AFTER, NAME_START, NAME, COLON = range(8)
+VALUE, STRING, NUMBER, WORD, AFTER, NAME_START, NAME, COLON, OUTSIDE = range(9)  # OUTSIDE: not in a JSON text
 
-_SPACE, _NUMBER, _WORDS = b" \t\n\r", b"+-.0123456789Ee", {"true": True, "false": False, "null": None}
+NUMBER_BYTES = b"+-.0123456789Ee"
+_SPACE, _WORDS = b" \t\n\r", {"true": True, "false": False, "null": None}
 _QUOTE, _BACKSLASH, _HIGH_SURROGATES = 0x22, 0x5C, range(0xD800, 0xDC00)
-_EXPECTED = {NUMBER: _NUMBER + b",]}", WORD: b"truefalsn", AFTER: b",]}", NAME_START: b'"}', COLON: b":"}
+_EXPECTED = {NUMBER: NUMBER_BYTES + b",]}", WORD: b"truefalsn", AFTER: b",]}", NAME_START: b'"}', COLON: b":"}
 _PER_LEVEL = 1 << 32  # more than the items of an array
 
 
@@ -55,6 +60,7 @@ class State(NamedTuple):
     pending: bytes = b""  # bytes of a string that do not make a character yet
     places: tuple[Place, ...] = ()  # alternatives for the value that comes next
     rivals: tuple[Rival, ...] = ()  # of the value that is being read
+    part: Any = None  # of a structural tag (tags.py)
 
     @property
     def in_string(self) -> bool:
@@ -79,12 +85,18 @@ class State(NamedTuple):
         return bool(self.level and self.level.unique and self.level.values)
 
 
-class Reader:
-    """Steps from state to state. The bytes must be those of a JSON text of the schema."""
+class TextReader(ABC):
+    """Steps from state to state of a text that a grammar has checked.
 
-    def __init__(self, places: Places) -> None:
-        self._names_repeat = places.names_repeat
-        self.start = State(VALUE, places=places.root)
+    Attributes:
+        start: the state before the first byte.
+    """
+
+    start: State
+
+    @abstractmethod
+    def step(self, state: State, byte: int) -> State | None:
+        """Return ``read(state, bytes([byte]))``."""
 
     def read(self, state: State, text: bytes) -> State | None:
         """Return the state after ``text``; None if an item, or a name in an item, equals an earlier one."""
@@ -95,13 +107,28 @@ class Reader:
             state = found
         return state
 
+    def control(self, state: State, _token: int) -> State:
+        """Return the state after a control token, which has no text."""
+        return state
+
+    def opening(self, state: State, index: TokenIndex) -> np.ndarray:
+        """Return the tokens that may open a unique array and repeat an item of it."""
+        return index.opening.in_string if state.in_string else index.opening.elsewhere
+
+
+class Reader(TextReader):
+    """Reads a JSON text of a schema."""
+
+    def __init__(self, places: Places) -> None:
+        self._names_repeat = places.names_repeat
+        self.start = State(VALUE, places=places.root)
+
     def step(self, state: State, byte: int) -> State | None:
-        """Return ``read(state, bytes([byte]))``."""
         mode = state.mode
         if mode in (STRING, NAME):
             return self._character(state, byte)
         if mode == NUMBER:
-            if byte in _NUMBER:
+            if byte in NUMBER_BYTES:
                 return state._replace(text=state.text + chr(byte))
             value = number(state.text)
             ended = _ended(state.level, value, [each for each in state.rivals if same_number(value, each[1])])
