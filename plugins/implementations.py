@@ -3,7 +3,8 @@
 ``reference`` is the definition in numpy, ``function`` the ONNX function in standard operators, ``cuda`` the launcher of
 CUDA kernels, ``tensorrt`` the ahead-of-time plugin. On a CPU the function runs in an onnxruntime session, so every
 operator has a CPU implementation without further code. An operator with a C kernel (plugins/onnxruntime/) has it in
-place of the function where a C compiler is installed.
+place of the function where a C compiler is installed. ``ranks`` is the launcher of an operator that several processes
+run together on CPUs; one process runs the function.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class OperatorImplementations:
     function: str
     cuda: str | None = None
     tensorrt: str | None = None
+    ranks: str | None = None
 
 
 IMPLEMENTATIONS = {
@@ -61,6 +63,16 @@ IMPLEMENTATIONS = {
     ),
     "swiglu": OperatorImplementations("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "linear": OperatorImplementations("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),
+    "all_reduce": OperatorImplementations(
+        "reference.collectives:all_reduce",
+        "functions.collectives:all_reduce_bodies",
+        ranks="operators.shared_ranks:launch_all_reduce",
+    ),
+    "all_gather": OperatorImplementations(
+        "reference.collectives:all_gather",
+        "functions.collectives:all_gather_bodies",
+        ranks="operators.shared_ranks:launch_all_gather",
+    ),
     "experts": OperatorImplementations(
         "reference.experts:experts", "functions.experts:bodies", "kernels.experts:launch"
     ),
@@ -105,6 +117,9 @@ def launcher(operator: str, context: Context) -> Launcher:
     kernels, is too old for the operator.
     """
     if context.device.type == "cpu":
+        if context.ranks is not None and (row := IMPLEMENTATIONS[operator]).ranks is not None:
+            found_ranks: Launcher = _load(row.ranks)
+            return found_ranks
         from tandemrt.plugins.onnxruntime import function_call
 
         return partial(function_call.launch, operator, function(operator))

@@ -15,7 +15,7 @@ from tandemrt.engines.contract.contract import Contract, blocks_of
 from tandemrt.engines.contract.decoder import Decoder
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.limits import MAX_DELIMITERS, DelimiterText, VocabSize
-from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.contract.operators import COLLECTIVES, SCHEMAS
 from tandemrt.engines.validation.errors import BadBundle, clipped, quoted
 from tandemrt.engines.validation.records import Record, RelativePath, explain, reject
 
@@ -175,6 +175,7 @@ class Manifest(Record):
         vocab: width of the logits.
         valid_tokens: one past the tokenizer's largest token id; ids from here up to ``vocab`` are padding.
         specs: model specs as JSON.
+        ranks: the target's decoders on ranks 1 and up of a tensor-parallel bundle; rank 0 runs ``engines["target"]``.
         kernels: compiled kernels among ``files``, each with its target: ``sm_90`` (a cubin) or ``compute_80`` (PTX).
         files: every other file of the bundle.
     """
@@ -189,6 +190,7 @@ class Manifest(Record):
     draft: DraftEntry
     specs: dict[str, dict[str, Any]]
     engines: dict[EngineName, Engine]
+    ranks: tuple[Engine, ...] = ()
     kernels: Annotated[dict[RelativePath, KernelTarget], Field(default_factory=dict)]
     files: dict[RelativePath, File]
     provenance: Provenance
@@ -250,10 +252,12 @@ class Manifest(Record):
         if set(self.engines) != needed:
             names = ", ".join(sorted(needed))
             raise reject(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")
-        for name, engine in self.engines.items():
+        each_rank = {f"ranks.{index}": engine for index, engine in enumerate(self.ranks)}
+        for name, engine in ({f"engines.{name}": engine for name, engine in self.engines.items()} | each_rank).items():
             if missing := [file for file in engine.files if file not in self.files]:
                 key = "file" if engine.decoder is None else "decoder"
-                raise reject(f"engines.{name}.{key} must be among files; got {quoted(missing[0])}")
+                raise reject(f"{name}.{key} must be among files; got {quoted(missing[0])}")
+        self._require_ranks_fit()
         compiled = {PurePosixPath(file).name.partition(".")[0] for file in self.kernels}
         operators = {o.name for engine in self.engines.values() if engine.decoder for o in engine.decoder.operators}
         needed_kernels = {kernels for name in operators if (kernels := SCHEMAS[name].kernels) is not None}
@@ -275,6 +279,14 @@ class Manifest(Record):
             rule = f"stop_ids and ids of reasoning must be below valid_tokens {quoted(self.valid_tokens)}"
             raise reject(f"{rule}; got {quoted(max(ids))}")
         return self
+
+    def _require_ranks_fit(self) -> None:
+        for index, decoder in enumerate([self.engines["target"].decoder, *(engine.decoder for engine in self.ranks)]):
+            joins = decoder is not None and any(step.name in COLLECTIVES for step in decoder.operators)
+            if joins != bool(self.ranks):
+                found = "has such operators" if joins else "has none"
+                rule = "must have operators that all ranks run together exactly if ranks lists further ranks"
+                raise reject(f"the target's decoder on rank {index} {rule}; it {found}. Build the bundle again")
 
     def _require_draft_fits(self) -> None:
         draft, drafted = self.draft, self.limits.num_draft_tokens

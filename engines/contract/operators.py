@@ -199,6 +199,21 @@ SCHEMAS = {
             kernels="linear",
             batch_invariant=True,
         ),
+        Schema(  # the sum of x over all ranks, added in their order, so that all ranks have the same bits
+            "all_reduce",
+            inputs=(Binding("x", T, ("tokens", "width")),),
+            outputs=(Binding("sum", T, ("tokens", "width")),),
+            kernels=None,
+            batch_invariant=True,
+        ),
+        Schema(  # columns of all ranks; those of rank r begin at column min(r * part, width - part)
+            "all_gather",
+            inputs=(Binding("x", T, ("batch", "rows", "part")),),
+            outputs=(Binding("gathered", T, ("batch", "rows", "width")),),
+            attributes={"width": "int"},
+            kernels=None,
+            batch_invariant=True,
+        ),
         Schema(  # inputs of any rank; a weight is the concatenation of the experts' weights
             "experts",
             inputs=(
@@ -295,6 +310,8 @@ SCHEMAS = {
         ),
     )
 }
+
+COLLECTIVES = ("all_reduce", "all_gather")  # operators that all ranks of a tensor-parallel target run together
 
 # Each engine without weights is one operator. Verification also applies token_bitmask first.
 WEIGHTLESS_ENGINES = {

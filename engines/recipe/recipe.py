@@ -69,6 +69,7 @@ class OnnxRuntimeCuda(Section):
             for families and head sizes that *paged* rejects; it is slow because CUDA graphs cannot capture it.
         batch_invariant: the target computes the same bits for a token whatever else is in the call, so speculation
             changes no text (docs/invariance.md). None: where the target supports it.
+        tensor_parallel: ranks that the target is split over, each with its part of the weights and of the KV cache.
         compute_capabilities: targets of the compiled kernels. The driver translates those of the lowest one for newer
             GPUs.
     """
@@ -76,6 +77,7 @@ class OnnxRuntimeCuda(Section):
     name: Literal["onnxruntime-cuda"]
     cache: CacheKind = "paged"
     batch_invariant: bool | None = None
+    tensor_parallel: Literal[1, 2, 4, 8] = 1
     compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
         COMPUTE_CAPABILITIES
     )
@@ -220,6 +222,11 @@ class Recipe(Section):
         return self.cache == "linear" or self.target.dtype not in ("bfloat16", "float16")
 
     @property
+    def ranks(self) -> int:
+        """Processes that the target is split over."""
+        return self.backend.tensor_parallel if isinstance(self.backend, OnnxRuntimeCuda) else 1
+
+    @property
     def prefill_chunk(self) -> int:
         """Prompt tokens per round: the recipe's, else the backend's default.
 
@@ -269,6 +276,16 @@ class Recipe(Section):
             raise reject(
                 "backend.batch_invariant needs backend.cache 'paged' and target.dtype 'bfloat16' or 'float16': other "
                 f"matmuls are not invariant; got {self.cache!r} and {self.target.dtype!r}. Drop it or change those"
+            )
+        if self.ranks > 1 and self.cache == "linear":
+            raise reject(
+                "backend.tensor_parallel needs backend.cache 'paged', whose decoders run in steps; got 'linear'. Drop "
+                "tensor_parallel or choose 'paged'"
+            )
+        if self.ranks > 1 and self.target.dtype in BITS:
+            raise reject(
+                "backend.tensor_parallel needs target.dtype float32, float16 or bfloat16, because quantized weights "
+                f"are not split yet; got {self.target.dtype!r}. Drop tensor_parallel or choose another dtype"
             )
         quantized = BITS.keys() & {self.target.dtype, self.draft_dtype}
         unsupported = sorted(quantized - {"int4"} if self.cache == "paged" else quantized)

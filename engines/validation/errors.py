@@ -54,6 +54,10 @@ class ProcessLost(TandemError):
     """Another program killed a worker process of the request; send the request again."""
 
 
+class RankFailed(TandemError):
+    """A rank of a tensor-parallel target ended, failed or does not answer; open the bundle again."""
+
+
 class Closed(TandemError):
     """A runtime was used after it was closed; open the bundle again."""
 

@@ -33,7 +33,7 @@ from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.gguf import with_unpacked_gguf
-from tandemrt.export.bundle.graphs import graphs
+from tandemrt.export.bundle.graphs import further_ranks, graphs
 from tandemrt.export.bundle.kernels import compile_into, kernels_for
 from tandemrt.export.bundle.models import Model, Models, mask_token
 from tandemrt.export.bundle.opening import open_models
@@ -41,10 +41,12 @@ from tandemrt.export.bundle.provenance import collect
 from tandemrt.export.bundle.shared_weights import with_shared_weights
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
 from tandemrt.export.quantize.per_channel import write_per_channel
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import resolve_checkpoints
+from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -118,6 +120,9 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             np.save(folder / TARGET_IDS, ids)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
+        if recipe.ranks > 1:
+            with clock.step(f"Split the target over {recipe.ranks} ranks"):
+                models = (_split(models[0], recipe.ranks, folder, compiling.progress), *models[1:])
         engines: dict[EngineName, Engine] = {}
         rewrites: dict[EngineName, Mapping[str, int]] = {}
         for graph in graphs(recipe, models):
@@ -126,6 +131,10 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
                 compiled = compile_graph(graph, recipe, folder, compiling)
             engines[graph.name], rewrites[graph.name] = compiled.engine, compiled.rewrites
             notes += compiled.notes
+        ranks: list[Engine] = []
+        for rank, graph in enumerate(further_ranks(recipe, models[0]), 1):
+            with clock.step(f"Build, cut and check the target of rank {rank}"):
+                ranks.append(compile_graph(graph, recipe, folder, compiling).engine)
         engines = with_shared_weights(engines, models)
         kernels: dict[str, str] = {}
         for file in kernels_for(recipe, models, engines["target"]):
@@ -144,6 +153,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             draft=_draft(recipe, models),
             specs={model.role: model.spec_json() for model in models},
             engines=engines,
+            ranks=tuple(ranks),
             kernels=kernels,
             files=files,
             provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
@@ -241,6 +251,12 @@ def _quantize(
         return (target,), tuple(notes)
     draft = packed(models[1]) if isinstance(models[1], Model) else models[1]
     return (target, draft), tuple(notes)
+
+
+def _split(target: Model, ranks: int, folder: Path, progress: Callable[[str, int, int], None] | None) -> Model:
+    """Write what the ranks do not read from the checkpoint itself. Raises BadRecipe if the target cannot be split."""
+    checkpoint = with_graph_names(target.checkpoint, target.spec)
+    return replace(target, shards=write_shards(checkpoint, folder / target.role, ranks, progress))
 
 
 def _require_tokenizer(folder: Path, target: Model) -> None:

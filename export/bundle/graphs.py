@@ -17,15 +17,17 @@ from tandemrt.export.graph.graph import Graph
 from tandemrt.export.graph.lowering import Lowering, lowering_of, supported_lowering
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.weightless import build_adjust, build_propose, build_verify
+from tandemrt.export.read.shard import Shard
 
 
 def graphs(recipe: Recipe, models: Models) -> list[Graph]:
     """Return every graph of the bundle: decoders, adjust, verify, and propose if a model drafts."""
     target, drafts, lowering = models[0], models[1:], lowering_of(recipe)
     width = target.spec.vocab  # a draft model's logits are padded or cut to the target's width
-    features = [draft.spec.features for draft in drafts if isinstance(draft, DraftHead)]
+    features = next((draft.spec.features for draft in drafts if isinstance(draft, DraftHead)), ())
+    shard = target.shards[0] if target.shards else None
     return [
-        _decoder(target, recipe, lowering, width, *features),
+        _decoder(target, recipe, lowering, width, features=features, shard=shard),
         *(graph for draft in drafts for graph in _draft(draft, recipe, lowering, width)),
         _weightless("adjust", target, contract.adjust, build_adjust, width),
         _weightless("verify", target, contract.verify, build_verify, width, draft_probs=False),
@@ -34,15 +36,30 @@ def graphs(recipe: Recipe, models: Models) -> list[Graph]:
     ]
 
 
-def _decoder(model: Model, recipe: Recipe, lowering: Lowering, width: int, features: tuple[int, ...] = ()) -> Graph:
+def _decoder(
+    model: Model,
+    recipe: Recipe,
+    lowering: Lowering,
+    width: int,
+    *,
+    features: tuple[int, ...] = (),
+    shard: Shard | None = None,
+) -> Graph:
     spec = model.spec
     sizes: dict[str, Any] = {"dtype": model.compute, "kv_dtype": model.kv_dtype}
     sizes |= {"capacity": recipe.capacity, "width": width}
     sizes["uncommitted"] = most_query(recipe.draft.kind, recipe.draft.num_draft_tokens)
-    bindings = spec.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
+    held = spec if shard is None else shard.spec(spec)
+    bindings = held.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
     lowering = supported_lowering(lowering, spec)
-    make = partial(build_decoder, spec, model.checkpoint, **sizes, lowering=lowering, features=features)
-    return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make, lowering)
+    make = partial(build_decoder, spec, model.checkpoint, **sizes, lowering=lowering, features=features, shard=shard)
+    return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make, lowering, shard)
+
+
+def further_ranks(recipe: Recipe, target: Model) -> list[Graph]:
+    """Return the target's graphs of ranks 1 and up. Only rank 0 passes features to a draft."""
+    lowering, width = lowering_of(recipe), target.spec.vocab
+    return [_decoder(target, recipe, lowering, width, shard=shard) for shard in target.shards[1:]]
 
 
 def _draft(draft: Draft, recipe: Recipe, lowering: Lowering, width: int) -> list[Graph]:

@@ -16,6 +16,7 @@ from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
+from tandemrt.export.read.shard import Shard
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.onnxruntime.custom_operators import library
@@ -29,7 +30,7 @@ class Model:
     or rewritten by the build (``packed``). ``compute`` is the compute dtype, ``dtype`` the recipe's, and ``kv_dtype``
     the dtype of its cache. ``by_operators``: the project's operators multiply quantized weights; they support float8
     weights with a scale per output, but no group scales. ``dequantize``: the recipe asks to write quantized weights as
-    unquantized ones.
+    unquantized ones. ``shards``: the parts of the ranks of a tensor-parallel target; none: one process runs the model.
     """
 
     role: EngineName
@@ -42,6 +43,7 @@ class Model:
     kv_dtype: str
     by_operators: bool = False
     dequantize: bool = False
+    shards: tuple[Shard, ...] = ()
 
     @property
     def tiles(self) -> str | None:

@@ -15,6 +15,8 @@ from tandemrt.export.graph.lowering import lowering_of, supported_lowering
 from tandemrt.export.model.scaled_matmul import unsupported as unsupported_quantization
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.quantization.scheme import Quantization
+from tandemrt.export.read.shard import require_splittable
+from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.plugins.operators.constants import HEAD_DIMS
 
 _FLOAT8_FROM = ".".join(map(str, FLOAT8_FROM))  # in the notation of recipes
@@ -44,6 +46,9 @@ def open_models(recipe: Recipe) -> Models:
 def _open(role: EngineName, recipe: Recipe) -> Model:
     model = Model.open(role, recipe)
     _require_support(model, recipe)
+    if recipe.ranks > 1 and role == "target":
+        names = with_graph_names(model.checkpoint, model.spec)
+        require_splittable(model.spec, names, recipe.ranks, quantized=model.quantization is not None)
     if model.kv_dtype == FLOAT8:
         _require_float8(f"{role}.kv_dtype float8_e4m3", recipe)
         if recipe.batch_invariant and role == "target":

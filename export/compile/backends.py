@@ -22,6 +22,7 @@ from tandemrt.export.graph.graph import Graph
 from tandemrt.export.passes.batch_invariance import NotBatchInvariant
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
+from tandemrt.export.passes.over_ranks import join_ranks
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, SUBGRAPH_ONLY
 from tandemrt.plugins.operators.constants import DOMAIN
 
@@ -94,13 +95,15 @@ class _Lowered:
 
 def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
     """Build a graph and run its passes. The target becomes batch-invariant if the recipe requires or allows it."""
+    shard = graph.shard
+    first = () if shard is None else (join_ranks(shard.rank, shard.ranks, shard.is_split_by_inputs),)
     model = graph.make()
     notes: tuple[str, ...] = ()
     if graph.name == "target" and recipe.batch_invariant is not False:  # a draft's rounding does not change the text
         try:
             if not recipe.batch_invariant and any(node.op_type in _FASTER_OTHERWISE for node in model.graph):
                 raise NotBatchInvariant("few rows of float8 matmuls are faster without backend.batch_invariant = true")
-            return _Lowered(model, BATCH_INVARIANT(model), batch_invariant=True)
+            return _Lowered(model, BATCH_INVARIANT.after(*first)(model), batch_invariant=True)
         except NotBatchInvariant as error:
             if recipe.batch_invariant:
                 raise
@@ -110,7 +113,7 @@ def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
         pipeline = SUBGRAPH_ONLY if is_cut(graph, recipe) else Pipeline()
     else:
         pipeline = PIPELINES[graph.lowering]
-    return _Lowered(model, pipeline(model), notes=notes)
+    return _Lowered(model, pipeline.after(*first)(model), notes=notes)
 
 
 def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -> Engine:
@@ -133,7 +136,10 @@ def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> 
     if not any(node.domain == DOMAIN for node in model.graph):
         return _one_subgraph(model, graph, recipe.backend.name, folder)
     folder_in_bundle = str(PurePosixPath(graph.file).parent)
-    subgraphs, decoder = cut(model, folder_in_bundle, "" if graph.name in DECODERS else f"{graph.name}.")
+    prefix = "" if graph.name in DECODERS else f"{graph.name}."
+    if graph.shard is not None and graph.shard.rank:
+        prefix = f"rank{graph.shard.rank}."
+    subgraphs, decoder = cut(model, folder_in_bundle, prefix)
     for file, subgraph in subgraphs.items():
         save_model(subgraph, folder / file)
     for each in decoder.subgraphs:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.read.shard import Shard
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Graph:
         contract: names, dtypes and shapes of its inputs and outputs.
         make: builds the graph, before any pass.
         lowering: lowering of its decoder layers, which selects the passes; None: it has no decoder layers.
+        shard: the part of one rank of a tensor-parallel target; None: one process runs the graph.
     """
 
     name: EngineName
@@ -29,3 +31,4 @@ class Graph:
     contract: Contract
     make: Callable[[], ir.Model]
     lowering: Lowering | None = None
+    shard: Shard | None = None

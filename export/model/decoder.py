@@ -21,6 +21,7 @@ from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.shard import Shard
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 
@@ -39,6 +40,7 @@ def build_decoder(
     weights_dir: str = "",
     features: Sequence[int] = (),
     uncommitted: int = 2,
+    shard: Shard | None = None,
 ) -> ir.Model:
     """Build the graph whose bindings are ``contract.decoder``.
 
@@ -50,19 +52,23 @@ def build_decoder(
     the cache, None the compute dtype; only a paged cache holds float8_e4m3fn. ``width`` is the width of the logits,
     None the model's own. ``weights_dir`` is the future folder of the checkpoint's safetensors, relative to the graph
     file. ``features`` are the layers whose input hidden states the graph also outputs, for draft heads that read them.
-    ``uncommitted``: see ModelSpec.contract.
+    ``uncommitted``: see ModelSpec.contract. ``shard``: build the part of one rank; a pass joins the parts
+    (export/passes/over_ranks.py).
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen, and for a model that the lowering
     does not support (export/model/support.py). Raises BadRecipe for an unknown dtype or lowering.
     """
     _check(spec, dtype, capacity, lowering)
+    checkpoint = with_graph_names(checkpoint, spec)
+    if shard is not None:
+        checkpoint, spec = shard.checkpoint(checkpoint, spec), shard.spec(spec)
     strategies = STRATEGIES[lowering]
     cache: CacheKind = "paged" if lowering == "paged" else "linear"
     wide = len(features) * spec.hidden
     sizes: dict[str, Any] = {"capacity": capacity, "dtype": dtype, "cache": cache, "kv_dtype": kv_dtype}
     names = spec.contract(**sizes, width=width, features=wide, uncommitted=uncommitted)
     b = GraphBuilder("decoder")
-    w = Weights(with_graph_names(checkpoint, spec), b, dtype, weights_dir, scaled_matmuls=strategies.scaled_matmuls)
+    w = Weights(checkpoint, b, dtype, weights_dir, scaled_matmuls=strategies.scaled_matmuls)
     graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
 
     token_ids, score_rows = graph_inputs["token_ids"], graph_inputs["score_rows"]

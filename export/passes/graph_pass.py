@@ -61,6 +61,10 @@ class Pipeline:
 
     passes: tuple[GraphPass, ...] = ()
 
+    def after(self, *first: GraphPass) -> "Pipeline":
+        """Return the pipeline with the passes ``first`` at its beginning."""
+        return Pipeline((*first, *self.passes))
+
     def __call__(self, model: ir.Model) -> dict[str, int]:
         """Run every pass on ``model`` in place and return the number of rewrites by pass."""
         return {each.name: each(model) for each in self.passes}

@@ -10,6 +10,8 @@ from tandemrt.plugins.tensors import torch
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from tandemrt.plugins.operators.shared_ranks import SharedRanks
+
 Made = TypeVar("Made")
 
 
@@ -33,7 +35,8 @@ class Context:
 
     ``kernels`` is the folder of compiled kernels, required on a GPU. ``threads`` limits the threads of a CPU (None: one
     per core). ``sizes`` are those of the largest call, by symbol, for calls that depend on them. ``batch_invariant``:
-    a token's result does not depend on the other tokens of the call.
+    a token's result does not depend on the other tokens of the call. ``ranks``: the processes that run this engine
+    together (shared_ranks.py); None: one process.
     """
 
     device: torch.device
@@ -41,6 +44,7 @@ class Context:
     threads: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     batch_invariant: bool = False
+    ranks: "SharedRanks | None" = None
     _cached: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def get_or_create(self, key: Hashable, make: Callable[[], Made]) -> Made:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError
+from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, RankFailed
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.requests.running import QueuedRequest
@@ -145,12 +145,15 @@ def _short_switch_interval() -> Iterator[None]:
 
 
 def advance(loop: EngineLoop) -> None:
-    """Run one step. An error ends the requests in slots with it; it is raised if there are none."""
+    """Run one step. An error ends the requests in slots with it; it is raised if there are none.
+
+    RankFailed is always raised, because no later step could run.
+    """
     try:
         loop.step()
     except BaseException as error:
         log.exception("a round failed; its requests end with an error")
-        if not loop.fail(error):
+        if not loop.fail(error) or isinstance(error, RankFailed):
             raise
 
 

@@ -39,6 +39,12 @@ def join(thread: threading.Thread, deadline: float | None = None) -> None:
             time.sleep(0.005)
 
 
+def run_first() -> None:
+    """Stop and join the threads before everything that was registered to run at exit until now."""
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
 def _at_exit() -> None:
     """Stop and join all threads. An interrupt must not get through, or the remaining threads would not be joined."""
     deadline = time.perf_counter() + SHUTDOWN_S

@@ -173,6 +173,18 @@ def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case(given, {"per_token": chosen, "normalized": normalized})
 
 
+def _parts_of_one_rank(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(10)
+    for shape in ((1, 8), (3, 5, 40)):
+        yield Case({"x": rng.normal(size=shape).astype(kind)})
+
+
+def _columns_of_one_rank(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(11)
+    for shape in ((1, 1, 8), (3, 5, 33)):
+        yield Case({"x": rng.normal(size=shape).astype(kind)}, {"width": shape[-1]})
+
+
 def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(4)
     for shape in ((1, 1, 80), (3, 5, 64), (2, 20480)):
@@ -271,6 +283,8 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "float8_window_attention": _attention_in_float8,
     "swiglu": _gates,
     "linear": _rows_and_weights,
+    "all_reduce": _parts_of_one_rank,
+    "all_gather": _columns_of_one_rank,
     "experts": _mixtures,
     "quantize_tokens": _unrounded,
     "scaled_matmul": _matmuls,

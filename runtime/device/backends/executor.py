@@ -10,20 +10,22 @@ from math import prod
 from weakref import WeakValueDictionary
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.bundle.manifest import Engine
 from tandemrt.engines.contract.calls import Sizes, largest_calls
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step, Subgraph
+from tandemrt.engines.contract.operators import COLLECTIVES
 from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Call, Context
+from tandemrt.plugins.operators.shared_ranks import SharedRanks
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.device.backends.base import check_tensors
 from tandemrt.runtime.device.backends.buffer_plan import bytes_of, plan_buffers
 from tandemrt.runtime.device.backends.constants import read_constants
-from tandemrt.runtime.device.backends.shared_weights import SharedWeights
+from tandemrt.runtime.device.backends.shared_weights import Initializers
 from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph, open_subgraph
 
 _CONCURRENT_LOADS = 4  # subgraphs that load at a time: each holds its weights in host memory meanwhile
@@ -45,6 +47,8 @@ class Executor:
 
         Raises BackendUnavailable if an operator has no kernels for the device.
         """
+        if (context.ranks is not None) != any(step.name in COLLECTIVES for step in decoder.operators):
+            raise InternalError("a decoder with operators that ranks run together needs ranks, and only such a one")
         self.contract = contract
         self.device = context.device
         self.capturable = self.device.type == "cuda"
@@ -62,11 +66,18 @@ class Executor:
 
     @classmethod
     def open(
-        cls, bundle: Bundle, name: EngineName, device: torch.device, threads: int | None, weights: SharedWeights
+        cls,
+        bundle: Bundle,
+        entry: Engine,
+        device: torch.device,
+        threads: int | None,
+        shared: Initializers,
+        ranks: SharedRanks | None = None,
     ) -> "Executor":
-        """Open the decoder of engine ``name``. Raises as OnnxRuntimeEngine.open does."""
-        entry = bundle.engine(name)
-        shared = weights.of(entry)
+        """Open the decoder of engine ``entry`` of ``bundle``, with its ``shared`` weights.
+
+        ``ranks``: the processes that run the decoder together. Raises as OnnxRuntimeEngine.open does.
+        """
         decoder, contract = entry.decoder, entry.contract
         assert decoder is not None
         # The current stream of this thread; the loading threads have another one.
@@ -82,9 +93,8 @@ class Executor:
         constants = read_constants(bundle.folder / decoder.constants.file, device) if decoder.constants else {}
         limits = bundle.limits
         sizes = {"query": limits.prefill_chunk, "batch": limits.batch, "window+1": limits.num_draft_tokens + 1}
-        context = Context(device, bundle.kernels_dir, threads, sizes, entry.batch_invariant)
-        largest = largest_calls(bundle.draft.kind, limits.batch, limits.num_draft_tokens, limits.prefill_chunk)
-        return cls(decoder, contract, subgraphs, constants, context, largest)
+        context = Context(device, bundle.kernels_dir, threads, sizes, entry.batch_invariant, ranks)
+        return cls(decoder, contract, subgraphs, constants, context, calls_of(bundle))
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
         """See Engine.bind. Raises InternalError for a call that is too large for the intermediate buffers."""
@@ -118,6 +128,12 @@ class Executor:
             dtype = getattr(torch, value.dtype)
             found[name] = viewed(memory, dtype)[: prod(shape)].view(shape)
         return found
+
+
+def calls_of(bundle: Bundle) -> tuple[Sizes, ...]:
+    """The largest calls of a decoder of ``bundle``, as sizes by symbol."""
+    limits = bundle.limits
+    return largest_calls(bundle.draft.kind, limits.batch, limits.num_draft_tokens, limits.prefill_chunk)
 
 
 class Steps:

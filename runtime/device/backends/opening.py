@@ -69,7 +69,12 @@ def _open(
         from tandemrt.runtime.device.backends.executor import Executor
 
         assert weights is not None
-        return Executor.open(bundle, name, device, threads, weights)
+        entry = bundle.engine(name)
+        if name == "target" and bundle.manifest.ranks:
+            from tandemrt.runtime.device.backends.ranks import RankedEngine
+
+            return RankedEngine.open(bundle, device, threads, weights.of(entry))
+        return Executor.open(bundle, entry, device, threads, weights.of(entry))
     if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
         from tandemrt.runtime.device.backends.kernels import KernelEngine
 

@@ -33,7 +33,7 @@ class Process:
     """
 
     def __init__(self, memory_bytes: int) -> None:
-        command = [_interpreter(), "-c", _PROGRAM, str(memory_bytes), *sys.path]
+        command = [interpreter(), "-c", _PROGRAM, str(memory_bytes), *sys.path]
         with ExitStack() as undo:
             try:
                 self._pipe, child_end = socket.socketpair()
@@ -102,7 +102,7 @@ class Process:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _interpreter() -> str:
+def interpreter() -> str:
     """The path of a Python of this version. ``sys.executable`` may be a program that embeds Python (Triton's stub)."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     candidates = [Path(prefix) / "bin" / name for prefix in (sys.exec_prefix, sys.base_exec_prefix)]

@@ -1,0 +1,114 @@
+"""Join what the ranks of a tensor-parallel target compute: sums of partial matmuls, and columns of the logits."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from tandemrt.export.graph.builder import dims_of
+from tandemrt.export.passes.graph_pass import GraphPass, nodes_in_order, values_typed
+from tandemrt.plugins.operators.constants import DOMAIN
+
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight")
+
+
+def join_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) -> GraphPass:
+    """Return the pass for ``rank`` of ``ranks``. It runs before all others, on a graph of that rank's shard.
+
+    Every matmul by a matrix whose name is ``split_by_inputs`` gets an ``all_reduce`` of its result; a bias follows the
+    sum. The matmul of the head gets a range of the rows of its weight, and an ``all_gather`` of the logits.
+    """
+
+    def rewrite(model: ir.Model) -> int:
+        matmuls = list(_stored_matmuls(model.graph))
+        partial = [each for each in matmuls if split_by_inputs(str(each.weight.name))]
+        heads = [each for each in matmuls if each.weight.name in _HEADS]
+        for each in partial:
+            summed = _after(model.graph, each.matmul, "all_reduce", {})
+            summed.shape = each.matmul.outputs[0].shape
+        for each in heads:
+            _split_head(model.graph, each, rank, ranks)
+        return len(partial) + len(heads)
+
+    return GraphPass("join_ranks", rewrite, (nodes_in_order, values_typed), (nodes_in_order, values_typed))
+
+
+@dataclass(frozen=True)
+class _StoredMatmul:
+    """A matmul by the transpose of a stored ``weight``; ``cast``: its conversion to the compute dtype, if any."""
+
+    matmul: ir.Node
+    transpose: ir.Node
+    cast: ir.Node | None
+    weight: ir.Value
+
+
+def _stored_matmuls(graph: ir.Graph) -> Iterator[_StoredMatmul]:
+    for node in graph:
+        transpose = node.inputs[1].producer() if node.op_type == "MatMul" and node.inputs[1] is not None else None
+        if transpose is None or transpose.op_type != "Transpose" or (source := transpose.inputs[0]) is None:
+            continue
+        cast = source.producer()
+        weight = source if cast is None else cast.inputs[0]
+        if weight is not None and isinstance(weight.const_value, ir.ExternalTensor):
+            yield _StoredMatmul(node, transpose, cast, weight)
+
+
+def _split_head(graph: ir.Graph, head: _StoredMatmul, rank: int, ranks: int) -> None:
+    """Multiply by the rows of ``rank``. All ranks have equally many, so the last ones may repeat some."""
+    vocab = int(dims_of(head.weight)[0])
+    count = -(-vocab // ranks)
+    weight = _rows(head.weight, min(rank * count, vocab - count), count)
+    graph.register_initializer(weight)
+    nodes: list[ir.Node] = []
+    for node in (head.cast, head.transpose):
+        if node is not None:
+            nodes.append(_copy(node, nodes[-1].outputs[0] if nodes else weight))
+    graph.insert_before(head.matmul, nodes)
+    head.matmul.replace_input_with(1, nodes[-1].outputs[0])
+    if not head.transpose.outputs[0].uses():
+        graph.remove(head.transpose, safe=True)
+    logits = head.matmul.outputs[0]
+    gathered = _after(graph, head.matmul, "all_gather", {"width": vocab})
+    gathered.shape = logits.shape
+    logits.shape = ir.Shape([*dims_of(logits)[:-1], count])
+
+
+def _rows(weight: ir.Value, begin: int, count: int) -> ir.Value:
+    """Return the weight of ``count`` rows of ``weight`` from ``begin`` on, in the same file."""
+    stored = weight.const_value
+    assert isinstance(stored, ir.ExternalTensor)
+    rows, *shape = dims_of(weight)
+    each, name = stored.nbytes // int(rows), f"{weight.name}.rows"
+    offset = (stored.offset or 0) + begin * each
+    part = ir.ExternalTensor(
+        stored.location, offset, count * each, stored.dtype, shape=ir.Shape([count, *shape]), name=name
+    )
+    return ir.Value(name=name, const_value=part, shape=part.shape, type=ir.TensorType(part.dtype))
+
+
+def _copy(node: ir.Node, x: ir.Value) -> ir.Node:
+    """Return a Cast or a Transpose of ``x`` like ``node``."""
+    copied = ir.Node("", node.op_type, [x], node.attributes.values(), name=f"{node.name}/rows")
+    result, dims = copied.outputs[0], dims_of(x)
+    result.name, result.type = copied.name, node.outputs[0].type
+    result.shape = ir.Shape(dims[::-1] if node.op_type == "Transpose" else dims)
+    return copied
+
+
+def _after(graph: ir.Graph, node: ir.Node, operator: str, attributes: dict[str, int]) -> ir.Value:
+    """Insert ``operator`` after ``node``, for all readers of its output; return its result, without a shape."""
+    (value,) = node.outputs
+    readers = list(value.uses())
+    joined = ir.node(operator, [value], attributes, domain=DOMAIN, name=f"{node.name}/{operator}")
+    result = joined.outputs[0]
+    result.name, result.type = f"{value.name}/{operator}", value.type
+    graph.insert_after(node, joined)
+    for use in readers:
+        use.node.replace_input_with(use.idx, result)
+    if value.is_graph_output():  # the result has the output's name from now on
+        at = graph.outputs.index(value)
+        result.name, value.name = value.name, f"{value.name}/part"
+        graph.outputs[at] = result
+    graph.opset_imports.setdefault(DOMAIN, 1)
+    return result

@@ -1,0 +1,215 @@
+"""Processes of the ranks of a tensor-parallel target: start, watch and end them, and the memory that they share.
+
+Rank 0 is the process that starts the others. A rank ends when rank 0 closes it, and when rank 0's process ends, however
+it does. If a rank ends by itself, or does not answer, rank 0 ends all of them.
+"""
+
+import atexit
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import connection, spawn
+from typing import Any
+
+import numpy as np
+
+from tandemrt.engines.validation.errors import RankFailed, named
+from tandemrt.runtime.workers import shutdown
+from tandemrt.runtime.workers.sandbox.process import interpreter
+from tandemrt.runtime.workers.threads import start
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 300.0  # how long rank 0 waits for another rank in one step; the first step of a size may compile kernels
+_CLOSE_S = 5.0  # how long a rank may take to end by itself
+_OPENED = ""  # the report of a rank that is ready; other reports are errors
+
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one rank shares with the others.
+
+    Attributes:
+        parts: memory in which ranks exchange parts of tensors.
+        arrived: ``arrived[a][b]`` is a semaphore that counts the parts of rank a for rank b.
+        commands: memory in which rank 0 writes what to run next.
+        commanded: a semaphore that counts the commands.
+        reports: the end of a pipe to rank 0.
+    """
+
+    rank: int
+    parts: Any
+    arrived: Sequence[Sequence[Any]]
+    commands: Any
+    commanded: Any
+    reports: Any
+
+    def opened(self) -> None:
+        """Report that this rank is ready."""
+        self.reports.send(_OPENED)
+
+    def next_command(self) -> np.ndarray:
+        """Wait for rank 0's next command and return the memory that holds it."""
+        self.commanded.acquire()
+        return np.frombuffer(self.commands, np.uint8)
+
+
+class RankProcesses:
+    """The processes of ranks 1 and up, of ``count`` ranks. Each runs ``serve(link, *arguments)``, both picklable.
+
+    ``part_bytes`` and ``command_bytes``: sizes of the shared memories. Raises RankFailed if a process cannot start.
+    """
+
+    def __init__(
+        self, count: int, serve: Callable[..., None], arguments: tuple[Any, ...], part_bytes: int, command_bytes: int
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.parts = context.RawArray("B", part_bytes)
+        self.commands = context.RawArray("B", command_bytes)
+        self.arrived = [[context.Semaphore(0) for _ in range(count)] for _ in range(count)]
+        self._commanded = [context.Semaphore(0) for _ in range(count)]
+        self._failure: str | None = None
+        self._opened = [threading.Event() for _ in range(count)]
+        self._closing = threading.Event()
+        self._ending = threading.Lock()
+        self._owner = os.getpid()
+        self._processes: list[Any] = []
+        self._reports: list[Any] = []
+        atexit.register(self.close)
+        shutdown.run_first()
+        try:
+            for rank in range(1, count):
+                reports, end = context.Pipe(duplex=False)
+                self._reports.append(reports)
+                link = Link(rank, self.parts, self.arrived, self.commands, self._commanded[rank], end)
+                process = context.Process(
+                    target=_run, args=(link, serve, arguments), name=f"tandemrt-rank-{rank}", daemon=True
+                )
+                with _without_main(), end:
+                    process.start()
+                self._processes.append(process)
+            start(threading.Thread(target=self._watch, name="tandemrt-ranks", daemon=True), "ranks")
+        except OSError as error:
+            self.close()
+            raise RankFailed(f"tensor_parallel: a process for a rank could not start: {error}") from error
+
+    def wait_until_opened(self) -> None:
+        """Wait until all ranks are ready. Raises RankFailed, with the reason of the rank."""
+        for rank in range(1, len(self._opened)):
+            while not self._opened[rank].wait(0.1):
+                self.require()
+        self.require()
+
+    def command(self) -> None:
+        """Let every rank run what ``commands`` holds."""
+        for semaphore in self._commanded[1:]:
+            semaphore.release()
+
+    def require(self, other: int = 0, waited: float = 0.0) -> None:
+        """Raise RankFailed if a rank has failed. ``waited``: seconds for which rank 0 has waited for rank ``other``."""
+        if waited > ANSWER_S:
+            self.fail(f"rank {other} has not answered for {waited:.0f} s")
+        if self._failure is not None:
+            raise RankFailed(f"tensor_parallel: {self._failure}; open the bundle again")
+
+    def fail(self, reason: str) -> None:
+        """End all ranks for ``reason``; ``require`` raises from then on."""
+        with self._ending:
+            if self._closing.is_set():
+                return
+            self._end(0.0)
+            self._failure = reason
+        log.error("tensor_parallel: %s; all ranks end", reason)
+
+    def close(self) -> None:
+        """End all ranks and wait for them. Safe to call twice, and in a forked child, which has no ranks."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._owner:
+            return
+        with self._ending:
+            if self._closing.is_set():
+                return
+            self._failure = "the ranks were closed"
+            np.frombuffer(self.commands, np.uint8)[:] = 0  # all zeros: end
+            self.command()
+            self._end(_CLOSE_S)
+
+    def _end(self, patience_s: float) -> None:
+        self._closing.set()
+        for process in self._processes:
+            process.join(patience_s)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+    def _watch(self) -> None:
+        """Receive reports, and notice ranks that end."""
+        ranks = dict(enumerate(zip(self._processes, self._reports, strict=True), 1))
+        while not self._closing.is_set():
+            waiting = {each: rank for rank, pair in ranks.items() for each in (pair[0].sentinel, pair[1])}
+            ready = connection.wait(list(waiting), timeout=1.0)
+            for rank in sorted({waiting[each] for each in ready}):
+                process, reports = ranks[rank]
+                if (report := _received(reports)) == _OPENED:
+                    self._opened[rank].set()
+                elif not self._closing.is_set():
+                    process.join(_CLOSE_S if report is None else 0)
+                    self.fail(f"rank {rank} failed: {report}" if report else f"rank {rank} {_end_of(process)}")
+                    return
+
+
+def _received(reports: Any) -> str | None:
+    try:
+        return str(reports.recv()) if reports.poll() else None
+    except (EOFError, OSError):
+        return None
+
+
+def _end_of(process: Any) -> str:
+    code = process.exitcode
+    if code is None:
+        return "closed its connection"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _run(link: Link, serve: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """The main function of a rank's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is rank 0's, which then ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        serve(link, *arguments)
+    except BaseException as error:
+        log.critical("rank %d failed", link.rank, exc_info=True)
+        link.reports.send(named(error))
+        os._exit(1)  # other threads may be in native code
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start a process that does not import the caller's main module, which may have no guard, with any interpreter."""
+    with _starting:
+        main, executable = sys.modules["__main__"], spawn.get_executable()
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        spawn.set_executable(interpreter())
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            spawn.set_executable(executable)

@@ -1,0 +1,198 @@
+"""A target over two ranks, which are two processes on a CPU, serves requests as one process does."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+from tandemrt import LLM, RequestOutput, SamplingParams
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, TandemError
+from tandemrt.export.bundle.build import build
+from tandemrt.export.quantize.columns import write_shards
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.layer import QKNorm
+from tandemrt.export.read.shard import require_splittable
+from tandemrt.export.read.spec import ModelSpec
+from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.waiting import eventually
+
+PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
+PROMPTS = ["the and the", '{"a":', "hello world " * 4, "x"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A vocabulary that two ranks cannot split evenly."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {
+        "target": tiny_checkpoint(folder / "target", vocab=321, seed=1, head_dim=32),
+        "draft": tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32),
+    }
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    recipe = write_recipe(
+        folder / "two.toml",
+        **checkpoints,
+        window=4,
+        backend=f"{PAGED}\ntensor_parallel = 2",
+        prefill_chunk=64,
+        length=192,
+    )
+    return build(Recipe.load(recipe), folder / "two").folder
+
+
+@pytest.fixture(scope="module")
+def llm(bundle: Path) -> Iterator[LLM]:
+    with LLM(bundle, device="cpu", threads=1) as opened:
+        yield opened
+
+
+def texts(outputs: list[RequestOutput]) -> list[Any]:
+    return [(output.token_ids, output.finish_reason) for output in outputs]
+
+
+def sampled(**more: Any) -> list[SamplingParams]:
+    return [SamplingParams(seed=seed, temperature=0.8, max_tokens=24, **more) for seed in range(len(PROMPTS))]
+
+
+def test_logits_of_two_ranks_are_those_of_transformers(llm: LLM, checkpoints: dict[str, Path]) -> None:
+    prompt = list(range(40, 80))
+    params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
+    found = llm.generate(prompt, params)
+    model = AutoModelForCausalLM.from_pretrained(checkpoints["target"])
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1], -1)
+    assert found.logprobs is not None
+    for token, logprob in found.logprobs[0].top:
+        assert abs(logprob - float(expected[token])) < 1e-4
+
+
+def test_speculation_changes_no_text_on_two_ranks(llm: LLM) -> None:
+    drafted = llm.generate(PROMPTS, sampled())
+    alone = [llm.generate(p, s) for p, s in zip(PROMPTS, sampled(num_draft_tokens=0), strict=True)]
+    assert texts(drafted) == texts(alone)
+    assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > 0
+    assert all(not output.speculation.num_draft_tokens for output in alone)
+
+
+def test_grammars_budgets_prefix_hits_and_cancellations_run_over_two_ranks(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    structured = SamplingParams(seed=3, max_tokens=60, structured_outputs={"json": schema})
+    shared = "one beginning of all prompts that fills a block of sixty-four tokens, and then some"
+    first = llm.generate(shared + "<think>", structured.model_copy(update={"thinking_token_budget": 4}))
+    assert first.forced_ends == 1
+    assert json.loads(first.text)["a"] in ("x", "y")
+    again = llm.generate([shared + " 1", shared + " 2"], sampled()[:2])
+    assert all(output.num_cached_tokens == 64 for output in again)
+    done: list[Any] = []
+    request = llm.submit("never ends", SamplingParams(max_tokens=80, ignore_eos=True), lambda item: done.append(item))
+    llm.cancel(request)
+    assert eventually(lambda: bool(done) and done[-1].output is not None)
+    assert done[-1].output.finish_reason == "cancelled"
+    assert texts(llm.generate(PROMPTS, sampled())) == texts(llm.generate(PROMPTS, sampled()))
+
+
+def test_a_rank_that_dies_ends_every_request_and_is_named(bundle: Path) -> None:
+    with LLM(bundle, device="cpu", threads=1) as llm:
+        process = llm.loop.target.engines["target"]._processes._processes[0]  # type: ignore[attr-defined]
+        items: list[Any] = []
+        params = SamplingParams(max_tokens=80, ignore_eos=True)
+        requests = [llm.submit(prompt, params, items.append) for prompt in PROMPTS]
+        assert eventually(lambda: len(items) > 3)
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: sum(item.output is not None for item in items) == len(requests))
+        ended = [item.output for item in items if item.output is not None]
+        assert {output.finish_reason for output in ended} == {"error"}
+        assert all("tensor_parallel: rank 1 was ended by SIGKILL" in str(output.error) for output in ended)
+        assert eventually(lambda: llm.closed)
+        with pytest.raises(TandemError, match="rank 1 was ended by SIGKILL"):
+            llm.generate(PROMPTS[0])
+
+
+@pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 4), (2, 2), (4, 2), (8, 1)])
+def test_shards_are_ranges_of_heads_and_together_the_whole(tmp_path: Path, ranks: int, kv_heads: int) -> None:
+    rng = np.random.default_rng(0)
+    spec = replace(ModelSpec.from_hf(CONFIG), heads=8, kv_heads=kv_heads, head_dim=2, intermediate=16)
+    shapes = {"self_attn.q_proj": (16, 8), "self_attn.k_proj": (2 * kv_heads, 8), "self_attn.o_proj": (8, 16)}
+    shapes |= {"mlp.up_proj": (16, 8), "mlp.down_proj": (8, 16)}
+    whole = {f"model.layers.0.{name}.weight": rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+    (tmp_path / "config.json").write_text("{}")
+    save_file(whole, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    parts = [
+        {name: shard.checkpoint(checkpoint, spec).read(name, tensor.shape, ("float32",)) for name, tensor in of.items()}
+        for shard in write_shards(checkpoint, tmp_path, ranks)
+        for of in [shard.checkpoint(checkpoint, spec).tensors]
+    ]
+    for name, axis in ((name, int("o_proj" in name or "down_proj" in name)) for name in whole):
+        pieces = [part[name] for part in parts]
+        if "k_proj" in name and kv_heads < ranks:  # the KV head that the query heads of a rank read
+            pieces = pieces[:: ranks // kv_heads]
+            assert all((part[name] == pieces[rank * kv_heads // ranks]).all() for rank, part in enumerate(parts))
+        np.testing.assert_array_equal(np.concatenate(pieces, axis), whole[name])
+
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "quantized", "why"),
+    [
+        ({}, True, "its weights are quantized"),
+        ({"heads": 6, "kv_heads": 3}, False, "its 6 attention heads are no multiple of 4"),
+        ({"heads": 12, "kv_heads": 3}, False, "its 3 KV heads are neither a multiple nor a divisor of 4"),
+        ({"intermediate": 18}, False, "the width of its MLP, 18, is no multiple of 4"),
+        ({"qk_norm": QKNorm(over_all_heads=True)}, False, "norms queries and keys over all heads"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_rejected_by_name(change: dict[str, Any], quantized: bool, why: str) -> None:
+    checkpoint = Checkpoint(Path("models/x"), {}, {}, ())
+    with pytest.raises(BadRecipe, match=f"backend.tensor_parallel = 4 cannot split .*models/x: .*{why}"):
+        require_splittable(replace(ModelSpec.from_hf(CONFIG), **change), checkpoint, 4, quantized=quantized)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "why"),
+    [
+        ("float32", 'name = "onnxruntime-cpu"\ntensor_parallel = 2', "unknown key 'tensor_parallel'"),
+        ("bfloat16", 'name = "tensorrt"\ntensor_parallel = 2', "unknown key 'tensor_parallel'"),
+        ("float32", f'{PAGED}\ncache = "linear"\ntensor_parallel = 2', "tensor_parallel needs backend.cache 'paged'"),
+        ("int4", f"{PAGED}\ntensor_parallel = 2", "tensor_parallel needs target.dtype float32, float16 or bfloat16"),
+        ("float32", f"{PAGED}\ntensor_parallel = 3", "tensor_parallel: must be 1, 2, 4 or 8; got 3"),
+    ],
+)
+def test_a_recipe_that_cannot_be_split_is_rejected_by_name(tmp_path: Path, dtype: str, backend: str, why: str) -> None:
+    recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype, backend=backend)
+    with pytest.raises(BadRecipe, match=why):
+        Recipe.load(recipe)
+
+
+def test_a_hybrid_over_ranks_is_rejected_by_name(tmp_path: Path) -> None:
+    recipe = write_recipe(
+        tmp_path / "r.toml", target=tiny_hybrid(tmp_path / "hybrid"), backend=f"{PAGED}\ntensor_parallel = 2"
+    )
+    with pytest.raises(BadCheckpoint, match="recurrent layers, which run on a CPU alone"):
+        build(Recipe.load(recipe), tmp_path / "out")

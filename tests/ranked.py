@@ -1,0 +1,31 @@
+"""What ranks run in tests; their processes import this module, so it imports little."""
+
+import os
+import signal
+
+import numpy as np
+
+from tandemrt.plugins.operators.shared_ranks import SharedRanks
+from tandemrt.plugins.operators.shared_ranks import shared_bytes as shared_bytes
+from tandemrt.runtime.workers.ranks import Link
+from tandemrt.runtime.workers.ranks import RankProcesses as RankProcesses
+
+PART = 64  # bytes
+
+
+def add_what_is_commanded(link: Link) -> None:
+    """Add the commanded number and the rank's own to all ranks' numbers. 13 raises, 14 ends, 15 stops the process."""
+    shared = SharedRanks(link.rank, link.parts, link.arrived)
+    link.opened()
+    while number := int(link.next_command()[0]):
+        if number == 13:
+            raise ValueError("thirteen")
+        if number == 14:
+            os._exit(3)
+        if number == 15:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        shared.exchange(np.array([number + link.rank]))
+
+
+def fail_to_open(link: Link) -> None:
+    raise ValueError(f"no weights for rank {link.rank}")
