@@ -5,8 +5,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any, Generic, TypeVar
+from weakref import ref
 
 from tandemrt.engines.validation.errors import Closed, InternalError, QueueFull
 from tandemrt.runtime.workers.clients import UNNAMED, Client, Levels, ServiceOrder
@@ -118,7 +120,7 @@ class FairExecutor:
                 )
             self._shares.add(client, task)
             error = self._start_worker()
-        task.future.add_done_callback(lambda future: self._remove(task) if future.cancelled() else None)
+        task.future.add_done_callback(partial(self._remove_if_cancelled, ref(task)))
         # Without the lock, because callbacks of futures take other locks.
         if error is not None and task.future.set_running_or_notify_cancel():
             task.future.set_exception(error)
@@ -134,9 +136,11 @@ class FairExecutor:
                 task.future.set_exception(_closed())
         self._pool.shutdown(wait=wait)
 
-    def _remove(self, task: "_Task") -> None:
-        with self._lock:
-            self._shares.remove(task)
+    def _remove_if_cancelled(self, task: "ref[_Task]", future: "Future[Any]") -> None:
+        # A future keeps its callbacks: with the task itself, each refused prompt would wait for a garbage collection.
+        if future.cancelled() and (waiting := task()) is not None:
+            with self._lock:
+                self._shares.remove(waiting)
 
     def _start_worker(self) -> InternalError | None:
         """Start a worker for the next task. Return the error of a task that no worker will take.
@@ -163,7 +167,7 @@ class FairExecutor:
         """The main function of a worker: run tasks until none may start."""
         if worker.refused:  # the pool keeps what it has no thread for, and runs it later
             return
-        task: _Task | None = worker.first
+        task, worker.first = worker.first, None
         while task is not None:
             try:
                 task.run()
@@ -191,6 +195,7 @@ class _Task:
             result = self.function(*self.arguments)
         except BaseException as error:
             self.future.set_exception(error)
+            del self  # else the future's traceback keeps the future, and with it the arguments
         else:
             self.future.set_result(result)
 
@@ -199,7 +204,7 @@ class _Task:
 class _Worker:
     """``refused``: whether the pool had no thread for it."""
 
-    first: _Task
+    first: _Task | None
     refused: bool = False
 
 

@@ -1,5 +1,6 @@
 """Invalid requests are refused with the name of the field, in OpenAI's form, without an effect on others."""
 
+import gc
 import json
 import threading
 import urllib.error
@@ -13,6 +14,7 @@ import pytest
 
 from tandemrt import SamplingParams, StreamOutput
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
 from tests.openai.conftest import serving
@@ -293,3 +295,14 @@ def test_refused_requests_do_not_affect_others(served: Served) -> None:
     deltas = [chunk["choices"][0]["delta"] for chunk in events(stream.getresponse())]
     stream.close()
     assert "".join(delta.get("content", "") for delta in deltas) == alone["content"]
+
+
+def test_the_prompt_of_a_refused_request_is_freed_without_a_full_garbage_collection(served: Served) -> None:
+    chat = {**CHAT, "messages": [{"role": "user", "content": "y"}] * 2000 + [{"role": "user", "content": "y" * 40_000}]}
+    gc.collect()
+    gc.disable()
+    try:
+        refused(served, "/v1/chat/completions", chat)
+        assert eventually(lambda: not any(isinstance(each, Chat) for each in gc.get_objects()))
+    finally:
+        gc.enable()

@@ -10,6 +10,7 @@ size of the grammar caches. The exit code is 1 if a limit is exceeded. Figures o
 """
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from tools.attack.frontends import Frontend, HttpFrontend, http_frontend, python
 from tools.attack.measure import AttackResult, Gaps, measure_alone, measure_attack
 from tools.attack.process import file_attacks, process_attacks
 from tools.attack.requests import requests
-from tools.memory import resident_mb
+from tools.memory import resident_mb, trim_memory
 
 MAX_P99_MS = 250.0
 MAX_P99_RATIO = 3.0
@@ -81,6 +82,8 @@ def run(frontend: Frontend, only: str, clients: int, limit_s: float, console: Co
         answered = "never" if result.answered_s is None else f"{result.answered_s:.1f}"
         growth = f"{result.growth_mb:+.0f}"
         table.add_row(name, *_cells(result.gaps), answered, growth, result.answer.replace("\n", " ")[:SHOWN])
+    if frontend.pid == os.getpid():
+        trim_memory()  # opening and closing bundles leaves free memory in the arenas of many threads
     end_mb = resident_mb(frontend.pid)
     exceeded = _exceeded(alone, results)
     if end_mb > MAX_MEMORY_RATIO * start_mb + CACHES_MB:
@@ -121,8 +124,8 @@ def _exceeded(alone: Gaps, results: list[AttackResult]) -> list[str]:
             lines.append(f"{result.name}: the victim's p99 must be at most {most_ms:.0f} ms, got {result.gaps.p99:.0f}")
         if result.answered_s is None:
             lines.append(f"{result.name}: an attacker got no answer")
-        elif result.answer.startswith("refused") and result.answered_s > MAX_REFUSAL_S:
-            lines.append(f"{result.name}: refused after {result.answered_s:.1f} s")
+        if result.refused_s > MAX_REFUSAL_S:
+            lines.append(f"{result.name}: refused after {result.refused_s:.1f} s")
     return lines
 
 

@@ -21,6 +21,7 @@ from tools.clients.http import Body, post, post_lines
 from tools.clients.listener import Listener
 from tools.clients.openai import openai_server
 
+REFUSED = "refused: "
 VICTIM: dict[str, Any] = {"prompt": "x", "ignore_eos": True, "max_tokens": 300, "seed": 1}
 
 
@@ -125,4 +126,4 @@ def copied(bundle: Path) -> Iterator[Path]:
 
 
 def refused(message: str) -> str:
-    return f"refused: {message}"
+    return f"{REFUSED}{message}"

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tools.attack.frontends import Frontend
+from tools.attack.frontends import REFUSED, Frontend
 from tools.memory import resident_mb
 
 AFTER_ATTACK_S = 0.2  # between the end of an attack and the reading of memory
@@ -30,6 +30,7 @@ class AttackResult:
     Attributes:
         gaps: of the victim's streams during the attack.
         answered_s: seconds that the slowest attacker waited for its answer; None if one still waits, or has failed.
+        refused_s: the same of refused attackers; 0 if none was refused.
         answer: the end of one attacker's request.
         growth_mb: growth of resident memory.
     """
@@ -37,6 +38,7 @@ class AttackResult:
     name: str
     gaps: Gaps
     answered_s: float | None
+    refused_s: float
     answer: str
     growth_mb: float
 
@@ -74,6 +76,7 @@ def measure_attack(
         name,
         _percentiles(gaps),
         None if stuck or len(answers) < clients else max(waited for waited, _ in answers),
+        max((waited for waited, answer in answers if answer.startswith(REFUSED)), default=0.0),
         answers[0][1] if answers else "no answer",
         resident_mb(frontend.pid) - before,
     )

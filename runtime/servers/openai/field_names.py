@@ -46,4 +46,6 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except BadRequest as error:
+        if renamed(str(error), names) == str(error):
+            raise
         raise with_client_names(error, names) from error

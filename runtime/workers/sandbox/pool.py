@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.workers import shutdown
@@ -72,7 +72,7 @@ class ProcessPool:
                 self._start(what)
             self._shares.add(client, work)
             self._changed.notify()
-        work.future.add_done_callback(lambda future: self._remove(work) if future.cancelled() else None)
+        work.future.add_done_callback(partial(self._remove_if_cancelled, ref(work)))
         return work.future
 
     def run(
@@ -94,7 +94,10 @@ class ProcessPool:
             if not future.done():
                 future.cancel()
                 raise BadRequest(f"{what} did not end before the request's time ran out (timeout_s); try later")
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            del future  # else a traceback keeps the future, which keeps the error of the traceback
 
     def close(self) -> None:
         """Kill the processes; unfinished futures fail with Closed. May be called twice, and from any thread."""
@@ -108,9 +111,11 @@ class ProcessPool:
         for work in stranded:
             work.fail(Closed("this runtime was closed; open the bundle again"))
 
-    def _remove(self, work: "_Work") -> None:
-        with self._changed:
-            self._shares.remove(work)
+    def _remove_if_cancelled(self, work: "ref[_Work]", future: "Future[Any]") -> None:
+        # A future keeps its callbacks, hence the reference: the arguments of a task may be large.
+        if future.cancelled() and (waiting := work()) is not None:
+            with self._changed:
+                self._shares.remove(waiting)
 
     def _start(self, what: str) -> None:
         """Start a thread and its process. Raises InternalError if there is no thread at all."""
@@ -168,7 +173,8 @@ class ProcessPool:
                 error = BadRequest(f"{work.what} took longer than {limit_s:g} s; simplify it")
             if self._closed:
                 error = Closed("this runtime was closed; open the bundle again")
-            finish = partial(work.future.set_exception, error)
+            # Without its traceback, whose frames keep the task.
+            finish = partial(work.future.set_exception, error.with_traceback(None))
         else:
             finish = partial(work.future.set_result, result)
         try:
