@@ -11,6 +11,7 @@ from rich.console import Console
 from tools.mutate.lab import Lab, Verdict
 from tools.mutate.mutants import Mutant
 from tools.mutate.report import report_sampled
+from tools.mutate.results import Results
 
 
 @pytest.fixture
@@ -103,3 +104,13 @@ def test_the_share_of_a_sample_leaves_out_what_no_test_runs() -> None:
 def test_tests_that_cannot_run_are_no_verdict(lab: Lab) -> None:
     with pytest.raises(RuntimeError, match="less: its tests must run"):
         lab.judge(replace(MUTANT, tests=("test_nowhere.py",)))
+
+
+def test_a_continued_run_judges_what_was_not_found(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    bugs = [replace(MUTANT, becomes=f"a - {number} * b") for number in range(4)]
+    for bug, verdict in zip(bugs, (Verdict.SEEN, Verdict.HANGS, Verdict.UNSEEN, Verdict.UNCOVERED), strict=True):
+        Results(file).add(bug, verdict)
+    again = [*bugs, replace(MUTANT, name="elsewhere")]
+    assert [Results(file).found(bug) for bug in again] == [Verdict.SEEN, Verdict.HANGS, None, None, None]
+    assert Results(None).found(bugs[0]) is None

@@ -31,6 +31,7 @@ from tools.mutate.mutants import ROOT, Mutant, read_mutants
 from tools.mutate.recording import CACHE, TESTS, NoRecording, Recording
 from tools.mutate.recording import record as record_tests
 from tools.mutate.report import described, report_listed, report_sampled, table
+from tools.mutate.results import Results
 from tools.mutate.sampling import FOLDERS
 from tools.mutate.sampling import sample as draw_sample
 
@@ -55,7 +56,7 @@ def listed(
         console.print(table([(mutant, mutant.harmless) for mutant in mutants], "harmless because"))
         return
     served = serve_python if serve_python.is_file() else None
-    if not report_listed(console, mutants, _judged(mutants, jobs, served, lambda lab, mutant: lab.judge(mutant))):
+    if not report_listed(console, mutants, _judged(mutants, jobs, served, Lab.judge, Results(None))):
         raise typer.Exit(1)
 
 
@@ -78,6 +79,9 @@ def sample(
     jobs: Jobs = 1,
     names: Annotated[bool, typer.Option("--list", help="Name the mutants and run nothing.")] = False,
     bar: Annotated[float, typer.Option(help="The exit code is 1 if a smaller share is found.")] = 0.9,
+    results: Annotated[
+        Path | None, typer.Option(help="A file of verdicts; the bugs that it says are found are not judged again.")
+    ] = None,
 ) -> None:
     """Plant a sample of the bugs that operators make, and print the share that the tests find, by folder."""
     try:
@@ -90,7 +94,8 @@ def sample(
         for mutant in mutants:
             console.print(escape(described(mutant)))
         return
-    if report_sampled(console, mutants, _judged(mutants, jobs, None, Lab.judge_with_sound_tests)) < bar:
+    verdicts = _judged(mutants, jobs, None, Lab.judge_with_sound_tests, Results(results))
+    if report_sampled(console, mutants, verdicts) < bar:
         raise typer.Exit(1)
 
 
@@ -103,11 +108,18 @@ def _selected(mutants: Sequence[Mutant], only: Sequence[str] | None) -> list[Mut
 
 
 def _judged(
-    mutants: Sequence[Mutant], jobs: int, served: Path | None, judge: Callable[[Lab, Mutant], Verdict]
+    mutants: Sequence[Mutant],
+    jobs: int,
+    served: Path | None,
+    judge: Callable[[Lab, Mutant], Verdict],
+    results: Results,
 ) -> dict[str, Verdict]:
-    """Judge ``mutants`` in ``jobs`` copies of the tree; print each verdict when it is known."""
-    verdicts: dict[str, Verdict] = {}
-    waiting = iter(mutants)
+    """Judge ``mutants`` in ``jobs`` copies of the tree; print each verdict when it is known, and add it to ``results``.
+
+    Mutants that ``results`` says are found are not judged again.
+    """
+    verdicts = {mutant.name: verdict for mutant in mutants if (verdict := results.found(mutant)) is not None}
+    waiting = iter([mutant for mutant in mutants if mutant.name not in verdicts])
 
     def work(_: int) -> None:
         with copied_tree() as tree:
@@ -115,6 +127,7 @@ def _judged(
             for mutant in waiting:
                 start = time.perf_counter()
                 verdict = verdicts[mutant.name] = judge(lab, mutant)
+                results.add(mutant, verdict)
                 console.print(f"{verdict:<26}{escape(mutant.name)}  ({time.perf_counter() - start:.0f} s)")
 
     with ThreadPoolExecutor(jobs) as pool:
