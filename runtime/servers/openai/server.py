@@ -108,9 +108,11 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets)
+            for listener in sockets or []:
+                listener.listen(self.config.backlog)  # uvloop, which uvicorn uses if it is installed, hides the error
         except OSError as error:  # another server bound the port at the same time and listens first
             raise unavailable(self._settings, error) from error
+        await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
