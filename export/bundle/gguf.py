@@ -11,6 +11,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.user_cache import cache_folder
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
+from tandemrt.export.quantize.gguf.split import only_model, parts_of
 from tandemrt.export.quantize.writer import Progress
 
 _FORMAT = 1  # of the written folders; another number writes them again
@@ -27,20 +28,19 @@ def with_unpacked_gguf(recipe: Recipe, begin: Callable[[str], None] | None, prog
 
 
 def gguf_file(checkpoint: Path) -> Path | None:
-    """Return the GGUF file that ``checkpoint`` is, or the only one in a folder without config.json; else None."""
+    """Return the GGUF file that ``checkpoint`` is, or the only model in a folder without config.json; else None."""
     with suppress(OSError, ValueError):  # the path is too long or has a zero byte
         if checkpoint.is_file() and checkpoint.suffix == ".gguf":
             return checkpoint
         if checkpoint.is_dir() and not (checkpoint / "config.json").exists():
-            found = list(checkpoint.glob("*.gguf"))
-            return found[0] if len(found) == 1 else None
+            return only_model(list(checkpoint.glob("*.gguf")))
     return None
 
 
 def unpacked_gguf(file: Path, begin: Callable[[str], None] | None, progress: Progress | None) -> Path:
     """Return the checkpoint folder of a GGUF file; write it unless an earlier build did. Raises BadCheckpoint."""
-    stat = file.stat()
-    named = json.dumps([_FORMAT, str(file.resolve()), stat.st_size, stat.st_mtime_ns])
+    parts = [(str(part.resolve()), part.stat()) for part in parts_of(file)]
+    named = json.dumps([_FORMAT, *([path, stat.st_size, stat.st_mtime_ns] for path, stat in parts)])
     folder = cache_folder() / "gguf" / f"{file.stem}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder

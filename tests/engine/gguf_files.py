@@ -18,13 +18,16 @@ ARCHITECTURES = {
 }
 
 
-def write_gguf(checkpoint: Path, file: Path, name: str, kind: str = "F32", **keys: Any) -> dict[str, np.ndarray]:
+def write_gguf(
+    checkpoint: Path, file: Path, name: str, kind: str = "F32", *, most_tensors: int = 0, **keys: Any
+) -> dict[str, np.ndarray]:
     """Write ``checkpoint`` as llama.cpp's converter does; matrices in layers in ``kind``.
 
-    ``keys`` are further keys of the metadata. Returns the float32 values of the tensors under the checkpoint's names.
+    A model of more than ``most_tensors`` is split into several files. ``keys`` are further keys of the metadata.
+    Returns the float32 values of the tensors under the checkpoint's names.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, name)
+    writer = gguf.GGUFWriter(file, name, split_max_tensors=most_tensors)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])

@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from tandemrt import LLM, SamplingParams
@@ -132,8 +133,14 @@ def test_quantized_weights_have_the_values_of_their_type(tmp_path: Path, kind: s
         np.testing.assert_array_equal(stored, expected)
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
-def test_k_quants_are_dequantized_as_the_package_gguf_does(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"),
+        *("IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"),
+    ],
+)
+def test_a_type_without_a_matmul_is_dequantized_as_the_package_gguf_does(tmp_path: Path, kind: str) -> None:
     found = gguf.GGMLQuantizationType[kind]
     values, nbytes = gguf.GGML_QUANT_SIZES[found]
     blocks = np.random.default_rng(3).integers(
@@ -152,6 +159,36 @@ def test_k_quants_are_dequantized_as_the_package_gguf_does(tmp_path: Path, kind:
     checkpoint = converted(tmp_path / "model.gguf", tmp_path / "found")
     stored = read_values(checkpoint.tensors["model.layers.0.mlp.up_proj.weight"])
     np.testing.assert_array_equal(stored, gguf.quants.dequantize(blocks, found))
+
+
+def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
+    original = tiny_checkpoint(tmp_path / "hf")
+    write_gguf(original, tmp_path / "whole.gguf", "qwen3", "Q4_0")
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    write_gguf(original, parts / "model.gguf", "qwen3", "Q4_0", most_tensors=9)
+    files = sorted(parts.glob("*.gguf"))
+    assert [file.name for file in files][::2] == ["model-00001-of-00003.gguf", "model-00003-of-00003.gguf"]
+    folder = unpacked_gguf(gguf_file(parts) or parts, None, None)
+    whole = unpacked_gguf(tmp_path / "whole.gguf", None, None)
+    for name in ("config.json", "tokenizer.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    found, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    assert read_gguf(files[1])[0] == read_gguf(tmp_path / "whole.gguf")[0]
+
+    write_gguf(original, parts / "other.gguf", "qwen3")
+    assert gguf_file(parts) is None
+    files[1].unlink()
+    with pytest.raises(BadCheckpoint, match=r"it is one of 3 parts, model-00002-of-00003.gguf should be next to it"):
+        unpacked_gguf(files[0], None, None)
+    files[1].write_bytes(files[0].read_bytes())
+    with pytest.raises(BadCheckpoint, match="its parts should hold"):
+        read_gguf(files[0])
 
 
 def test_packed_weights_are_multiplied_as_4_bits(tmp_path: Path) -> None:

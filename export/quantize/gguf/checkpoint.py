@@ -13,9 +13,14 @@ import numpy as np
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
 from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily
 from tandemrt.export.quantize.gguf.packed import PACKED, can_pack, pack, quantization_config
+from tandemrt.export.quantize.gguf.split import parts_of
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
 
-_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+# Types that the package gguf dequantizes.
+_TYPES = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_M"),
+    *("IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"),
+)
 _UNCHANGED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types that a checkpoint holds as they are
 
 
@@ -33,7 +38,7 @@ def write_gguf_checkpoint(file: Path, folder: Path, progress: Progress | None = 
         config, entries = read_gguf(file)
         write_safetensors(scratch / "model.safetensors", entries, progress=progress)
         (scratch / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        _write_tokenizer(file, scratch)
+        _write_tokenizer(parts_of(file)[0], scratch)
         scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -41,15 +46,7 @@ def write_gguf_checkpoint(file: Path, folder: Path, progress: Progress | None = 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
     """Return the config of a GGUF file and its tensors. Raises as ``write_gguf_checkpoint`` does."""
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError as error:
-        raise BackendUnavailable("a GGUF file needs the package gguf: pip install 'tandemrt[gguf]'") from error
-    try:
-        reader = GGUFReader(file)
-        metadata = {name: found.contents() for name, found in reader.fields.items()}
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-        raise BadCheckpoint(f"{file}: should be a GGUF file: {clipped(error)}; download it again") from error
+    metadata, tensors = _read_parts(file)
     name = str(metadata.get("general.architecture"))
     family = GGUF_FAMILIES.get(name)
     if family is None:
@@ -57,7 +54,6 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
             f"{file}: general.architecture should be one of {', '.join(GGUF_FAMILIES)}, it is {quoted(name)}; take the "
             "original checkpoint"
         )
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
     tokens = metadata.get("tokenizer.ggml.tokens") or ()
     try:
         config = family.config(metadata, name, tied="output.weight" not in tensors, vocab=len(tokens))
@@ -79,6 +75,29 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
         modules = {entry.name.rpartition(".")[0] for entry in entries}
         config["quantization_config"] = quantization_config(bits, sorted(modules))
     return config, entries
+
+
+def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata of a model and its tensors by name. The first part of a split model holds the metadata."""
+    try:
+        from gguf import GGUFReader
+    except ModuleNotFoundError as error:
+        raise BackendUnavailable("a GGUF file needs the package gguf: pip install 'tandemrt[gguf]'") from error
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for part in parts_of(file):
+        try:
+            reader = GGUFReader(part)
+            metadata = {name: found.contents() for name, found in reader.fields.items()} | metadata
+        except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+            raise BadCheckpoint(f"{part}: should be a GGUF file: {clipped(error)}; download it again") from error
+        tensors |= {tensor.name: tensor for tensor in reader.tensors}
+    if len(tensors) != metadata.get("split.tensors.count", len(tensors)):
+        raise BadCheckpoint(
+            f"{file}: its parts should hold {metadata['split.tensors.count']} tensors, they hold {len(tensors)}; "
+            "download them again"
+        )
+    return metadata, tensors
 
 
 def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""Find the parts of a model that is split into several GGUF files: NAME-00001-of-00003.gguf and so on."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from tandemrt.engines.validation.errors import BadCheckpoint, clipped
+
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def parts_of(file: Path) -> list[Path]:
+    """Return the files of the model that ``file`` is, or is a part of. Raises BadCheckpoint if one is absent."""
+    found = _PART.fullmatch(file.name)
+    if found is None:
+        return [file]
+    count = int(found["count"])
+    parts = [file.with_name(f"{found['name']}-{number:05}-of-{found['count']}.gguf") for number in range(1, count + 1)]
+    if absent := [part.name for part in parts if not part.is_file()]:
+        raise BadCheckpoint(f"{file}: it is one of {count} parts, {clipped(', '.join(absent))} should be next to it")
+    return parts
+
+
+def only_model(files: Collection[Path]) -> Path | None:
+    """Return the only file, or the first part if all ``files`` are parts of one model; else None."""
+    first = min(files, default=None)
+    if first is None or len(files) == 1:
+        return first
+    same = _PART.fullmatch(first.name)
+    names = {(found["name"], found["count"]) if (found := _PART.fullmatch(file.name)) else None for file in files}
+    return first if same is not None and len(names) == 1 else None
