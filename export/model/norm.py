@@ -13,8 +13,12 @@ def stored_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: Model
     It is a root-mean-square norm (Zhang and Sennrich, 2019), or one that subtracts the mean and adds a bias.
     """
     if spec.layer_norm:
-        weight, bias = (w(f"{name}.{kind}", (width_of(x),)) for kind in ("weight", "bias"))
-        return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps, stash_type=1)
+        weight, bias = norm_weight(b, w, name, width_of(x), spec), w(f"{name}.bias", (width_of(x),))
+        if weight.dtype == x.dtype:
+            return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps, stash_type=1)
+        wide = [b.cast(each, "float32") for each in (x, bias)]
+        found = b.op("LayerNormalization", wide[0], weight, wide[1], axis=-1, epsilon=spec.norm_eps, stash_type=1)
+        return b.cast(found, w.dtype)
     return normed(b, x, norm_weight(b, w, name, width_of(x), spec), w.dtype, spec.norm_eps)
 
 

@@ -23,8 +23,10 @@ from tandemrt.export.read.layer_kinds import (
     hybrid_window,
     listed_full_attention,
     listed_rotary,
+    listed_window,
     mimo_v2_windows,
     no_rotary,
+    rotary_by_theta,
     rotary_if_configured,
     sliding_rotary,
     uniform_window,
@@ -49,6 +51,7 @@ _NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforwa
 _NORMS_AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
+_NORMS_OF_OUTPUTS = NormNames("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
 _GLM_NORMS = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _GELU: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh"}
 _CWM_ROPE = {
@@ -125,6 +128,7 @@ _GEMMA: dict[str, Any] = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
+_OF_GEMMA = ("head_dim", "rms_norm_eps", "tie_word_embeddings")  # defaults of Gemma 1, too
 
 _ROWS = (
     Family("llama", ("LlamaForCausalLM",), biases=of.named_biases, no_effect_values={"pretraining_tp": (1,)}),
@@ -144,6 +148,7 @@ _ROWS = (
         biases=of.attention_biases,
         windows=configured_window,
     ),
+    Family("ministral", ("MinistralForCausalLM",), defaults={"sliding_window": 4096}, windows=listed_window),
     Family(
         "ministral3",
         ("Ministral3ForCausalLM",),
@@ -159,6 +164,81 @@ _ROWS = (
         unused_fields=_TRAINING,
     ),
     Family("granite", ("GraniteForCausalLM",), biases=of.named_biases, scales=of.granite_scales),
+    Family(
+        "granite_swa",
+        ("GraniteSWAForCausalLM",),
+        defaults={"num_key_value_heads": 4, "sliding_window": 128, "tie_word_embeddings": True},
+        sinks=True,
+        biases=of.named_biases,
+        windows=alternating_windows(4, full=0),
+        rotary=rotary_by_theta,
+        scales=of.granite_scales,
+    ),
+    Family(
+        "hyperclovax",
+        ("HyperCLOVAXForCausalLM",),
+        norms=_NORMS_OF_OUTPUTS,
+        biases=of.named_biases,
+        scales=of.hyperclovax_scales,
+        no_effect_values={"use_post_norm": (True,)},
+        unused_fields=_TRAINING,
+    ),
+    Family(
+        "stablelm",
+        ("StableLmForCausalLM",),
+        layer_norm=True,
+        norm_eps_field="layer_norm_eps",
+        biases=of.use_qkv_bias,
+        rope=RopeRules(partial=0.25),
+        no_effect_values={"qk_layernorm": (False,), "use_parallel_residual": (False,)},
+        unused_fields=("hidden_dropout",),
+    ),
+    Family(
+        "starcoder2",
+        ("Starcoder2ForCausalLM",),
+        defaults={"tie_word_embeddings": True, "use_bias": True},
+        layer_norm=True,
+        norm_eps_field="norm_epsilon",
+        biases=of.one_bias,
+        windows=uniform_window,
+        activations=_GELU,
+        gated=False,
+        no_effect_values={
+            "activation_function": ("gelu_pytorch_tanh",),
+            "mlp_type": ("default",),
+            "norm_type": ("layer_norm",),
+        },
+        unused_fields=(*_TRAINING, "embedding_dropout", "layer_norm_epsilon"),  # norm_epsilon is read
+    ),
+    Family(
+        "nemotron",
+        ("NemotronForCausalLM",),
+        layer_norm=True,
+        norm_offset=True,
+        norm_eps_field="norm_eps",
+        biases=of.named_biases,
+        rope=RopeRules(partial=0.5),
+        activations={"relu2": "relu2"},
+        gated=False,
+        unused_fields=("hidden_dropout", "kv_channels", "rope_percent"),  # head_dim and partial_rotary_factor are read
+    ),
+    Family(
+        "jais2",
+        ("Jais2ForCausalLM",),
+        defaults={"attention_bias": True, "mlp_bias": True},
+        layer_norm=True,
+        norm_eps_field="layer_norm_eps",
+        biases=of.named_biases,
+        activations={"relu2": "relu2"},
+        gated=False,
+    ),
+    Family(
+        "helium",
+        ("HeliumForCausalLM",),
+        defaults={"head_dim": 128, "rms_norm_eps": 1e-8},
+        biases=of.qkv_and_mlp_biases,
+        rope=RopeRules(default={"rope_theta": 100_000.0}, interleaved=True),
+    ),
     Family(
         "phi3",
         ("Phi3ForCausalLM",),
@@ -208,6 +288,32 @@ _ROWS = (
         biases=of.attention_biases,
         windows=alternating_windows(4),
         rope=RopeRules(default={"rope_theta": 500_000.0}, local_theta=("rope_theta", 500_000.0)),
+    ),
+    Family(
+        "gemma",
+        ("GemmaForCausalLM",),
+        defaults={"hidden_act": "gelu_pytorch_tanh"} | {name: _GEMMA[name] for name in _OF_GEMMA},
+        norm_offset=True,
+        biases=of.attention_biases,
+        scales=of.embedding_scale,
+        activations={**_GELU, "gelu": "gelu_tanh"},  # as transformers reads it
+        no_effect_values={
+            "hidden_activation": (None, "gelu_pytorch_tanh"),
+            "use_bidirectional_attention": (False,),
+        },
+    ),
+    Family(
+        "vaultgemma",
+        ("VaultGemmaForCausalLM",),
+        defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        norms=NormNames(before_mlp="pre_feedforward_layernorm"),
+        norm_offset=True,
+        biases=of.attention_biases,
+        windows=alternating_windows(2),
+        scales=of.gemma_scales,
+        activations=_GELU,
+        activation_field="hidden_activation",
+        no_effect_values={"use_bidirectional_attention": (False,)},
     ),
     Family(
         "gemma2",
@@ -262,6 +368,13 @@ _ROWS = (
         activations=_GELU,
         activation_field="hidden_activation",
         no_effect_values={"use_bidirectional_attention": ("vision",)},  # images attend in both directions
+    ),
+    Family(
+        "glm",
+        ("GlmForCausalLM",),
+        defaults={"head_dim": 128, "rms_norm_eps": 1.5625e-07},
+        biases=of.glm_biases,
+        rope=RopeRules(partial=0.5, interleaved=True),
     ),
     Family(
         "glm4",
@@ -706,6 +819,17 @@ _ROWS = (
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=_DEEPSEEK,
         experts=experts.deepseek_experts(),
+    ),
+    Family(
+        "youtu",
+        ("YoutuForCausalLM",),
+        defaults={"q_lora_rank": 1536, "tie_word_embeddings": True},
+        latent=latent,
+        scales=latent_scales,
+        biases=of.latent_biases,
+        rope=RopeRules(interleaved=True),
+        no_effect_values={"rope_interleave": (True,)},
+        unused_fields=("embedding_initializer_range",),
     ),
     Family(
         "glm4_moe_lite",

@@ -1,7 +1,7 @@
 """A model family: the properties that its name implies, and readers of its config fields."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tandemrt.export.read.chunks import dual_chunk
@@ -69,6 +69,14 @@ def qkv_biases_if_configured(fields: Fields) -> Biases:
     return Biases(qkv=fields.flag("attention_bias", False))
 
 
+def use_qkv_bias(fields: Fields) -> Biases:
+    return Biases(qkv=fields.flag("use_qkv_bias", False))
+
+
+def qkv_and_mlp_biases(fields: Fields) -> Biases:
+    return Biases(qkv=fields.flag("attention_bias", False), mlp=fields.flag("mlp_bias", False))
+
+
 def configured_qkv_bias(fields: Fields) -> Biases:
     fields.only("attention_bias", False)
     return Biases(qkv=fields.flag("qkv_bias", True))
@@ -134,6 +142,18 @@ def granite_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noq
         residual=fields.number_or_absent("residual_multiplier", 1.0),
         logits=fields.number_or_absent("logits_scaling", 1.0),
     )
+
+
+def hyperclovax_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:
+    """The multipliers of Granite, but for logits; without one of attention the common scale."""
+    common = fields.get("attention_multiplier") is None
+    scales = granite_scales(fields, head_dim, hidden)
+    return replace(scales, attention=head_dim**-0.5 if common else scales.attention, logits=1 / scales.logits)
+
+
+def embedding_scale(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    """Gemma 1: embeddings are scaled."""
+    return Scales(attention=head_dim**-0.5, embedding=hidden**0.5)
 
 
 def falcon_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001

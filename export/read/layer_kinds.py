@@ -37,6 +37,14 @@ def uniform_window(fields: Fields, layers: int) -> Windows:
     return window, (window is not None,) * layers
 
 
+def listed_window(fields: Fields, layers: int) -> Windows:
+    """Ministral: ``layer_types``, else all layers have the sliding window; none if ``sliding_window`` is null."""
+    kinds = layer_types(fields, layers)
+    if kinds is None:
+        return uniform_window(fields, layers)
+    return _window_of(fields, kinds), tuple(kinds)
+
+
 def configured_window(fields: Fields, layers: int) -> Windows:
     """Qwen2 and Qwen3: ``layer_types``, else layers from ``max_window_layers`` on if ``use_sliding_window`` is set."""
     kinds = layer_types(fields, layers)
@@ -193,6 +201,20 @@ def listed_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, 
             f"config.json: no_rope_layers should hold 0 or 1 for each of {layers} layers, it is {quoted(given)}"
         )
     return tuple(bool(x) for x in given[:layers])
+
+
+def rotary_by_theta(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
+    """Granite with sliding windows: ``layer_rope_theta``, with 0 for layers that do not rotate."""
+    found = fields.get("layer_rope_theta")
+    if found is None:
+        return (True,) * layers
+    theta = fields.data.get("rope_theta", (fields.data.get("rope_parameters") or {}).get("rope_theta", 10_000.0))
+    if not isinstance(found, list) or len(found) != layers or not all(each in (0, theta) for each in found):
+        raise BadCheckpoint(
+            f"config.json: layer_rope_theta should be a list with rope_theta, {quoted(theta)}, or 0 for each layer, it "
+            f"is {quoted(found)}; other frequencies per layer are not supported"
+        )
+    return tuple(each != 0 for each in found)
 
 
 def no_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001

@@ -62,7 +62,12 @@ _NEMOTRON = (
     (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
     (re.compile(r"^model\.norm_f\."), "model.norm."),
 )
+_STARCODER = (
+    (re.compile(r"\.mlp\.c_fc\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
+)
 _OF_FAMILY = {
+    "starcoder2": _STARCODER,
     "lfm2": _LFM,
     "lfm2_moe": _LFM,
     "bamba": _BAMBA,

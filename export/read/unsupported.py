@@ -21,8 +21,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("BailingMoeV2ForCausalLM", "TeleChatForCausalLM", "TeleChat2ForCausalLM", "ExaoneForCausalLM"),
     ),
     "its norms subtract the mean or have no weights, next to other parts that are not read": (
-        *("StableLmForCausalLM", "StableLMEpochForCausalLM", "Starcoder2ForCausalLM", "NemotronForCausalLM"),
-        *("OrionForCausalLM", "DbrxForCausalLM", "PersimmonForCausalLM", "Jais2ForCausalLM", "OlmoForCausalLM"),
+        *("StableLMEpochForCausalLM", "OrionForCausalLM", "DbrxForCausalLM", "PersimmonForCausalLM", "OlmoForCausalLM"),
     ),
     "attention and MLP read the same input": (
         *("CohereForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM", "FalconForCausalLM", "RWForCausalLM"),
@@ -44,7 +43,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MiniCPMForCausalLM", "OuroForCausalLM", "PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
         *("Plamo3ForCausalLM", "SolarForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
     ),
-    "it has no row in the table of families": ("GemmaForCausalLM", "GlmForCausalLM"),
     "it is a drafter that reads its target's keys and values": ("Gemma4AssistantForCausalLM",),
 }
 UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in names} | {

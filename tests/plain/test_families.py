@@ -17,10 +17,58 @@ _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48
 _YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # Copied from public repositories, long lists shortened; those with VL or 4.1V, SmolLM3's, those of LFM2, Granite
-# 4, Bamba, Falcon-H1, Nemotron-H, OLMo
-# Hybrid and Kimi Linear, and parts of Phi-4-mini's and OLMo-3's from memory.
+# 4, Bamba, Falcon-H1, Nemotron-H, OLMo Hybrid, Kimi Linear, Gemma 1, GLM-4-9B, StarCoder2, StableLM 2 and
+# Nemotron-Mini, and parts of Phi-4-mini's and OLMo-3's from memory.
 # Each comes with a check of its spec.
 PUBLISHED = {
+    "gemma-2b-it": (
+        """{"architectures": ["GemmaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 2,
+        "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": null, "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 16384, "max_position_embeddings": 8192, "model_type": "gemma",
+        "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+        "transformers_version": "4.38.0.dev0", "use_cache": true, "vocab_size": 256000}""",
+        lambda spec: spec.activation == "gelu_tanh" and spec.tied and spec.scales.embedding == 2048**0.5,
+    ),
+    "glm-4-9b-chat-hf": (
+        """{"architectures": ["GlmForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+        "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 131072, "model_type": "glm",
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.46.0.dev0", "use_cache": true, "vocab_size": 151552}""",
+        lambda spec: spec.rope.rotated == 64 and spec.rope.interleaved and not spec.norms.after_mlp,
+    ),
+    "starcoder2-3b": (
+        """{"activation_function": "gelu_pytorch_tanh", "architectures": ["Starcoder2ForCausalLM"],
+        "attention_dropout": 0.1, "bos_token_id": 0, "embedding_dropout": 0.1, "eos_token_id": 0,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042,
+        "intermediate_size": 12288, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384,
+        "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-05, "norm_type": "layer_norm",
+        "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2, "residual_dropout": 0.1,
+        "rope_theta": 999999.4420358813, "sliding_window": 4096, "torch_dtype": "bfloat16",
+        "transformers_version": "4.37.0.dev0", "use_bias": true, "use_cache": true, "vocab_size": 49152}""",
+        lambda spec: spec.layer_norm and not spec.gated and spec.tied and spec.sliding_window == 4096,
+    ),
+    "stablelm-2-1_6b-chat": (
+        """{"architectures": ["StableLmForCausalLM"], "bos_token_id": 100257, "eos_token_id": 100257,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 4096, "model_type": "stablelm",
+        "num_attention_heads": 32, "num_hidden_layers": 24, "num_key_value_heads": 32, "partial_rotary_factor": 0.25,
+        "rope_theta": 10000, "tie_word_embeddings": false, "torch_dtype": "float16",
+        "transformers_version": "4.40.2", "use_cache": true, "use_qkv_bias": true, "vocab_size": 100352}""",
+        lambda spec: spec.layer_norm and spec.gated and spec.rope.rotated == 16,
+    ),
+    "Nemotron-Mini-4B-Instruct": (
+        """{"architectures": ["NemotronForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 2, "eos_token_id": 3, "head_dim": 128, "hidden_act": "relu2", "hidden_dropout": 0.0,
+        "hidden_size": 3072, "initializer_range": 0.0134, "intermediate_size": 9216, "kv_channels": 128,
+        "max_position_embeddings": 4096, "mlp_bias": false, "model_type": "nemotron", "norm_eps": 1e-05,
+        "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8, "partial_rotary_factor": 0.5,
+        "rope_percent": 0.5, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.32.0.dev0", "use_cache": true, "vocab_size": 256000}""",
+        lambda spec: spec.layer_norm and spec.norm_offset and not spec.gated and spec.rope.rotated == 64,
+    ),
     "granite-3.3-8b-instruct": (
         """{"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
         "attention_multiplier": 0.0078125, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
@@ -564,6 +612,17 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("gemma-3-1b-it", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("gemma-3-1b-it", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'.*'gelu_pytorch_tanh'"),
         ("Hy-MT2-7B", {"use_qk_norm": False}, "use_qk_norm is False"),
+        ("stablelm-2-1_6b-chat", {"use_parallel_residual": True}, "use_parallel_residual is True"),
+        ("gemma-2b-it", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'.*None, 'gelu_pytorch_tanh'"),
+        (
+            "granite-3.3-8b-instruct",
+            {
+                "architectures": ["GraniteSWAForCausalLM"],
+                "model_type": "granite_swa",
+                "layer_rope_theta": [0, 1e6] * 20,
+            },
+            "layer_rope_theta should be a list with rope_theta, 10000000.0, or 0 for each layer",
+        ),
         ("Hy-MT2-7B", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'.*with alpha"),
         ("Hy-MT2-7B", {"rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 2.0}}, "factor is 2.0"),
         ("SmolLM3-3B", {"use_sliding_window": True}, "use_sliding_window is True"),

@@ -154,6 +154,16 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         layer_types=_ALTERNATING,
         rope_parameters={"full_attention": _YARN, "sliding_attention": _THETA},
     ),
+    "gemma": _of("gemma", **_HEADS, rope_parameters=_THETA),
+    "vaultgemma": _of(
+        "vaultgemma",
+        **_HEADS,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        rope_parameters=_THETA,
+    ),
     "gemma2": _of(
         "gemma2",
         **_HEADS,
@@ -201,6 +211,24 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         top_k_experts=3,
         moe_intermediate_size=24,
     ),
+    "glm": _of("glm", head_dim=32, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
+    "helium": _of("helium", **_HEADS | _SQUARE, rope_parameters=_THETA),
+    "hyperclovax": _of("hyperclovax", **_HEADS | _GRANITE),
+    "granite_swa": _of(
+        "granite_swa",
+        **_HEADS | _GRANITE,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING[::-1],
+        layer_rope_theta=[0, 500.0],
+    ),
+    "ministral": _of("ministral", **_HEADS, sliding_window=WINDOW, layer_types=_ALTERNATING, rope_parameters=_THETA),
+    "stablelm": _of(
+        "stablelm", hidden_size=256, use_qkv_bias=True, rope_parameters=_THETA | {"partial_rotary_factor": 0.25}
+    ),
+    "starcoder2": _of("starcoder2", **_SQUARE, sliding_window=WINDOW, rope_parameters=_THETA),
+    "nemotron": _of("nemotron", head_dim=32, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
+    "jais2": _of("jais2", **_HEADS, rope_parameters=_THETA),
+    "youtu": _of("youtu", **_LATENT, rope_parameters=_THETA),
     "glm4": _of("glm4", head_dim=32, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
     "exaone4": _of("exaone4", **_HEADS, sliding_window=WINDOW, layer_types=_ALTERNATING, rope_parameters=_LLAMA3),
     "exaone4 full": _of(
