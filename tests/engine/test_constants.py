@@ -1,6 +1,7 @@
 """What operators read that depends on no input: from its file where it lies in one, and computed where it does not."""
 
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.backends import constants
 from tandemrt.runtime.device.backends.constants import constants_of, read_constants, stored_parts
 from tandemrt.runtime.device.backends.sessions import CPU, open_session
 
@@ -44,6 +46,20 @@ def test_weights_come_from_their_files_and_the_rest_is_computed(graph: Path) -> 
         np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(tensor))
     np.testing.assert_array_equal(np.asarray(found["joined"]), VALUES[[3, 4, 5, 0, 1]])
     assert np.asarray(found["scalar"]) == VALUES[5, 3]
+
+
+def test_no_session_has_what_a_file_has(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session computes all outputs of its graph, whatever is asked of it: all weights would be copied."""
+    opened: list[list[str]] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        session = open_session(*arguments, **options)
+        opened.append([output.name for output in session.get_outputs()])
+        return session
+
+    monkeypatch.setattr(constants, "open_session", noted)
+    read_constants(graph, torch.device("cpu"))
+    assert opened == [["side_by_side", "computed", "scalar"]]
 
 
 def test_a_truncated_file_is_rejected(graph: Path) -> None:

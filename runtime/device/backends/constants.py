@@ -4,12 +4,14 @@ Weights are copied to the device in chunks, so that the host never holds a compl
 may exceed its memory.
 """
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tandemrt.engines.contract.dtypes import BYTES, from_onnx
 from tandemrt.engines.parallel import map_in_threads
@@ -28,26 +30,34 @@ def read_constants(path: Path, device: "torch.device") -> dict[str, "torch.Tenso
     stored = stored_parts(path)
     tensors = map_in_threads(lambda parts: _read_tensor(parts, device), stored.values(), _READERS)
     read = dict(zip(stored, tensors, strict=True))
-    # Unoptimized, because constant folding would compute and copy the values once more.
-    computed = constants_of(open_session(path, [CPU], optimized=False), without=read)
-    return {name: tensor.to(device) for name, tensor in computed.items()} | read
+    return {name: tensor.to(device) for name, tensor in _computed(path, read).items()} | read
 
 
-def constants_of(
-    session: "onnxruntime.InferenceSession", *, without: "dict[str, torch.Tensor] | None" = None
-) -> dict[str, "torch.Tensor"]:
-    """Compute the outputs of a session without inputs, as host tensors. Names in ``without`` are skipped."""
+def constants_of(session: "onnxruntime.InferenceSession") -> dict[str, "torch.Tensor"]:
+    """Compute the outputs of a session without inputs, as host tensors."""
     binding = session.io_binding()
     tensors = {}
     for b in bindings(session.get_outputs()):
-        if b.name not in (without or ()):
-            tensors[b.name] = torch.empty(b.resolve({}), dtype=getattr(torch, b.dtype))
-            binding.bind_output(b.name, *place(tensors[b.name]))
-    options = onnxruntime.RunOptions()
-    options.only_execute_path_to_fetches = True
-    if tensors:
-        session.run_with_iobinding(binding, options)
+        tensors[b.name] = torch.empty(b.resolve({}), dtype=getattr(torch, b.dtype))
+        binding.bind_output(b.name, *place(tensors[b.name]))
+    session.run_with_iobinding(binding)
     return tensors
+
+
+def _computed(path: Path, read: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+    """Compute the outputs that are not ``read``, from a graph without the others: a session copies all it has."""
+    model = ir.load(path)
+    graph = model.graph
+    for at in reversed(range(len(graph.outputs))):
+        if graph.outputs[at].name in read:
+            graph.outputs.pop(at)
+    if not graph.outputs:
+        return {}
+    RemoveUnusedNodesPass()(model)
+    content = ir.to_proto(model).SerializeToString()
+    folder = {"session.model_external_initializers_file_folder_path": str(path.parent)}
+    # Unoptimized, because constant folding would compute and copy the values once more.
+    return constants_of(open_session(path, [CPU], content=content, entries=folder, optimized=False))
 
 
 def stored_parts(path: Path) -> dict[str, list[ir.ExternalTensor]]:
