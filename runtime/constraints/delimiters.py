@@ -5,7 +5,7 @@ transitions are complete, so a symbol (a byte or a control token; engines/text/v
 look-up. The state is a node index, so a lookahead copies one integer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandemrt.engines.text.vocabulary import Vocabulary
@@ -61,7 +61,7 @@ class DelimiterMatcher:
         self._holding = frozenset(token for end in self._ends for token in vocabulary.tokens_containing(end))
         self._closing = [self._closing_after(node) for node in self.nodes]
 
-    def read(self, prompt: Iterable[int]) -> "PromptReading":
+    def read(self, prompt: Sequence[int]) -> "PromptReading":
         """Return the state at the end of a prompt. The last delimiter decides it.
 
         A start delimiter inside an open block begins the block again, because a prompt may quote a delimiter without
@@ -69,6 +69,8 @@ class DelimiterMatcher:
         describes tools. The token that completes a start delimiter is not a reasoning token.
         """
         nodes, never_begin, symbols_of = self.nodes, self._never_begin, self._vocabulary.symbols
+        if never_begin.issuperset(prompt):
+            return PromptReading(None, ROOT, 0)
         block_open: bool | None = None
         node, spent = ROOT, 0
         tail: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ from tandemrt.runtime.requests.request import RequestOutput
 
 
 def warm_up(llm: LLM) -> None:
-    """Run a full batch through prefill, drafting and both verification rules, and compile a grammar.
+    """Run a long prompt and a full batch through drafting and both verification rules, and compile a grammar.
 
     Raises InternalError if a round fails. CUDA graphs were captured when the bundle opened.
     """
@@ -17,7 +17,8 @@ def warm_up(llm: LLM) -> None:
         seed=0, max_tokens=min(limits.num_draft_tokens + 2, limits.length - len(prompt)), ignore_eos=True
     )
     rejection = plain.model_copy(update={"rule": "rejection"})
-    _check(llm.generate([prompt] * (limits.batch + 1), [plain] * limits.batch + [rejection]))
+    prompts = [prompt, *[prompt[:1]] * limits.batch]
+    _check(llm.generate(prompts, [plain] * limits.batch + [rejection]))
     # Not checked: a tokenizer without tokens for JSON is an error only for requests that ask for JSON.
     structured = plain.model_copy(update={"structured_outputs": StructuredOutputs(json_object=True)})
     llm.generate([prompt], [structured])

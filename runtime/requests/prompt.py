@@ -106,7 +106,10 @@ class PromptReader:
                 return self._encode_chat(Chat(prompt), in_worker)  # type: ignore[arg-type]
             if len(prompt) > self._limit:
                 raise self._too_long(len(prompt))
-            if all(issubclass(kind, int) and kind is not bool for kind in set(map(type, prompt))):
+            kinds = set(map(type, prompt))
+            if kinds == {int}:
+                return list(prompt)  # type: ignore[arg-type]
+            if all(issubclass(kind, int) and kind is not bool for kind in kinds):
                 return list(map(int, prompt))  # type: ignore[arg-type]
         raise BadRequest(
             f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"

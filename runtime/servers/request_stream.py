@@ -42,6 +42,9 @@ class OutputDelta:
     @classmethod
     def merge(cls, items: Sequence[StreamOutput]) -> "OutputDelta":
         """Join consecutive ``items`` of one output."""
+        if len(items) == 1:
+            [item] = items
+            return cls(item.index, item.text, item.reasoning, item.token_ids, item.logprobs or (), item.output)
         return cls(
             index=items[0].index,
             text="".join(item.text for item in items),
@@ -109,7 +112,9 @@ class RequestStream(ABC):
         """Empty the buffer: one delta per output that has new items."""
         with self._lock:
             items, self._items = self._items, []
-        indices = dict.fromkeys(item.index for item in items)
+        indices = dict.fromkeys([item.index for item in items])
+        if len(indices) == 1:
+            return [OutputDelta.merge(items)]
         return [OutputDelta.merge([item for item in items if item.index == index]) for index in indices]
 
     def error_of(self, output: RequestOutput) -> TandemError | None:

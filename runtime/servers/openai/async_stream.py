@@ -113,4 +113,4 @@ class AsyncAnswer:
             if error is not None:
                 names = self._parsed.field_names
                 raise with_client_names(error, names) if isinstance(error, BadRequest) else error
-            yield replace(delta, index=first + delta.index)
+            yield replace(delta, index=first + delta.index) if first else delta

@@ -16,6 +16,8 @@ from tandemrt.runtime.servers.openai.responses_answer import ResponsesFormatter,
 from tandemrt.runtime.servers.openai.responses_request import parse_responses
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
+
 
 class Formatter(Protocol):
     """Formats the response to one request."""
@@ -53,7 +55,7 @@ class Endpoint:
 
     def events(self, chunks: Sequence[Mapping[str, Any]]) -> str:
         """Return ``chunks`` as server-sent events."""
-        return "".join(f"{self._name(chunk)}data: {json.dumps(chunk, separators=(',', ':'))}\n\n" for chunk in chunks)
+        return "".join([f"{self._name(chunk)}data: {_COMPACT.encode(chunk)}\n\n" for chunk in chunks])
 
     def failure(self, error: BaseException) -> str:
         """Return the last events of a stream that ``error`` ends."""

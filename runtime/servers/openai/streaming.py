@@ -44,10 +44,11 @@ class EventStream(StreamingResponse):
 async def _events(
     stream: AsyncAnswer, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
 ) -> AsyncIterator[str]:
+    prompt_tokens = stream.prompt_tokens
     try:
-        yield endpoint.events(formatter.chunks(first, stream.prompt_tokens))
+        yield endpoint.events(formatter.chunks(first, prompt_tokens))
         while not formatter.finished:
-            yield endpoint.events(formatter.chunks(await stream.next(), stream.prompt_tokens))
+            yield endpoint.events(formatter.chunks(await stream.next(), prompt_tokens))
     except TandemError as error:
         yield endpoint.failure(error)
     else:
