@@ -33,6 +33,15 @@ def counters(metrics: Metrics) -> Iterator[tuple[Key, float]]:
             )
 
 
+def speculation_counters(metrics: Metrics) -> Iterator[tuple[Key, float]]:
+    """The counters of speculation under vLLM's names, with positions from 0: ``vllm bench serve`` reads them."""
+    yield ("vllm:spec_decode_num_drafts_total", ()), metrics.steps
+    yield ("vllm:spec_decode_num_draft_tokens_total", ()), metrics.evaluated
+    yield ("vllm:spec_decode_num_accepted_tokens_total", ()), sum(metrics.accepted)
+    for position, count in enumerate(metrics.accepted):
+        yield ("vllm:spec_decode_num_accepted_tokens_per_pos_total", (("position", str(position)),)), count
+
+
 def histograms(metrics: Metrics) -> Iterator[tuple[str, Histogram]]:
     """Every histogram of ``metrics`` by name."""
     values = ((f"tandemrt_{field.name}", getattr(metrics, field.name)) for field in fields(metrics))
@@ -41,4 +50,5 @@ def histograms(metrics: Metrics) -> Iterator[tuple[str, Histogram]]:
 
 def help_text(name: str) -> str:
     """The help text of metric ``name``."""
-    return f"TandemRT's runtime: {name.removeprefix('tandemrt_').removesuffix('_total').replace('_', ' ')}"
+    words = name.removeprefix("tandemrt_").removeprefix("vllm:").removesuffix("_total")
+    return f"TandemRT's runtime: {words.replace('_', ' ')}"

@@ -105,8 +105,8 @@ def test_figures() -> None:
     found = figures(answers, 4.0)
     assert found[:3] == (3, 1, 2.0)
     assert found[3:6] == pytest.approx((200, 280, 298))  # of 100 and 300 ms
-    assert found[6:] == pytest.approx((25, 150, 199, 3.5))  # 300 ms / 6 tokens and 0 of the other; gaps of 100 and 200
+    assert found[6:] == pytest.approx((25, 150, 190, 199, 3.5))  # 300 ms / 6 tokens, 0; gaps of 100 and 200
 
 
 def test_nothing_to_measure_is_no_figure() -> None:
-    assert figures([Streamed(0.0, error="refused")], 1.0) == (1, 1, 0.0, *[None] * 7)
+    assert figures([Streamed(0.0, error="refused")], 1.0) == (1, 1, 0.0, *[None] * 8)

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import httpx
@@ -21,7 +22,7 @@ from tools.bench_serving.prompts import Fields, prompts
 from tools.bench_serving.streamed import Streamed, stream
 from tools.report import Json, Report, Row
 
-_START_S, _POLL_S = 1800.0, 0.5  # how long a server may take until it answers
+_START_S, _POLL_S = 1800.0, 0.1  # how long a server may take until it answers
 _COLUMNS = {
     "server": "",
     "load": "",
@@ -33,6 +34,7 @@ _COLUMNS = {
     "p99": ".1f",
     "per token p50": ".2f",
     "gap p50": ".1f",
+    "gap p90": ".1f",
     "gap p99": ".1f",
     "tokens per round": ".2f",
 }
@@ -63,16 +65,20 @@ def load(
     seed: Annotated[int, typer.Option(help="Seed of random prompts, of times, and the first request's.")] = 0,
     out: Json = None,
 ) -> None:
-    """Measure tokens/s, time to first token, gaps and acceptance of servers under the same load. Times are ms."""
+    """Measure tokens/s, time to first token, gaps and acceptance of servers under the same load. Times are ms.
+
+    Of a server that a command starts, the seconds until it lists its models are printed, too.
+    """
     try:
         paces: list[Pace] = [
             *map(Closed, _numbers("--clients", clients, int)),
             *(Open(rate, seed) for rate in _numbers("--rates", rates, float)),
         ]
         fields = {"max_tokens": max_tokens, "temperature": temperature, **({"ignore_eos": True} if ignore_eos else {})}
+        # Each load has prompts of its own, and so has the first request, because servers cache prompts.
         bodies = [
             {**each, **fields, **_object("--extra", extra), "seed": seed + at}
-            for at, each in enumerate(prompts(prompts_from, requests, seed))
+            for at, each in enumerate(prompts(prompts_from, 1 + requests * len(paces), seed))
         ]
         if start and len(start) != len(urls):
             raise BadRequest(
@@ -96,13 +102,15 @@ async def _run(
 ) -> None:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits) as client:
-        running = itertools.chain(processes, itertools.repeat(None))
-        listed = {url: await _first_model(client, url, process) for url, process in zip(urls, running, strict=False)}
-        names = {url: model or name for url, name in listed.items()}
+        started, running = time.perf_counter(), itertools.chain(processes, itertools.repeat(None))
+        listed = await asyncio.gather(*map(partial(_first_model, client, started), urls, running))
+        names = {url: model or name for url, name in zip(urls, listed, strict=True)}
         for url in urls:  # the first request compiles and allocates
             await stream(client, url, {**bodies[0], "model": names[url]})
-        for pace in paces:
-            rows = [await _measured(client, url, names[url], pace, bodies) for url in urls]
+        count = (len(bodies) - 1) // max(1, len(paces))
+        for at, pace in enumerate(paces):
+            own = bodies[1 + at * count : 1 + (at + 1) * count]
+            rows = [await _measured(client, url, names[url], pace, own) for url in urls]
             report.add(str(pace), _COLUMNS, rows)
 
 
@@ -128,7 +136,7 @@ def figures(answers: Sequence[Streamed], seconds: float) -> tuple[int | float | 
         sum(answer.output_tokens for answer in done) / seconds,
         *(_milliseconds(first, percent) for percent in (50, 90, 99)),
         _milliseconds([answer.per_token for answer in done], 50),
-        *(_milliseconds(gaps, percent) for percent in (50, 99)),
+        *(_milliseconds(gaps, percent) for percent in (50, 90, 99)),
         1 + accepted / rounds if rounds else None,
     )
 
@@ -137,14 +145,21 @@ def _milliseconds(seconds: Sequence[float], percent: int) -> float | None:
     return float(np.percentile(seconds, percent)) * 1000 if seconds else None
 
 
-async def _first_model(client: httpx.AsyncClient, url: str, process: subprocess.Popen[bytes] | None) -> str:
-    """Wait until a server answers, and return the first model that it lists. Raises BadRequest."""
+async def _first_model(
+    client: httpx.AsyncClient, started: float, url: str, process: subprocess.Popen[bytes] | None
+) -> str:
+    """Wait until a server answers, and return the first model that it lists. Raises BadRequest.
+
+    If ``process`` is the server, print the seconds since ``started``.
+    """
     rule = f"url: must answer GET {clipped(url)}/models within {_START_S:.0f} s"
     until = time.monotonic() + _START_S
     while True:
         try:
             answer = await client.get(f"{url}/models")
             if answer.status_code == 200:
+                if process is not None:
+                    Console().print(f"{url} is ready after {time.perf_counter() - started:.1f} s", highlight=False)
                 return str(answer.json()["data"][0]["id"])
             problem = f"status {answer.status_code}"
         except httpx.HTTPError as error:

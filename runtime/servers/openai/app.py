@@ -72,8 +72,9 @@ class Models:
         return self.find(model if isinstance(model, str) else None)
 
     def card(self, name: str) -> dict[str, Any]:
-        length = self.llms[name].bundle.limits.length
-        return {"id": name, "object": "model", "created": self.created, "owned_by": "tandemrt", "max_model_len": length}
+        """Return the entry of /v1/models; ``root`` and ``parent`` are vLLM's, and ``vllm bench serve`` reads them."""
+        card = {"id": name, "object": "model", "created": self.created, "owned_by": "tandemrt"}
+        return card | {"root": name, "parent": None, "max_model_len": self.llms[name].bundle.limits.length}
 
 
 def create_app(models: Models, config: ServerConfig) -> FastAPI:

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.metrics.histogram import Histogram
-from tandemrt.runtime.metrics.names import Key, counters, help_text, histograms
+from tandemrt.runtime.metrics.names import Key, counters, help_text, histograms, speculation_counters
 
 _GAUGES: Mapping[str, Callable[[LLM], float]] = {
     "tandemrt_requests_waiting": lambda llm: llm.waiting,
@@ -47,7 +47,7 @@ class _MetricsCollector(Collector):
     def _counters(self) -> dict[str, CounterMetricFamily]:
         families: dict[str, CounterMetricFamily] = {}
         for model, llm in self._llms.items():
-            for key, value in counters(llm.metrics):
+            for key, value in (*counters(llm.metrics), *speculation_counters(llm.metrics)):
                 self._highest[model, key] = max(value, self._highest.get((model, key), 0))
                 name, labels = key
                 if name not in families:
