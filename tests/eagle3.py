@@ -31,7 +31,7 @@ class Head:
     norm_before_residual: bool = False
     norm_output: bool = False
     own_embedding: bool = True
-    flat: bool = False  # the names of SafeAILab and SpecForge
+    flat: bool = False  # as SafeAILab and SpecForge write it
     max_length: int = 256
     mask_token: int | None = None  # of P-EAGLE
 
@@ -41,7 +41,10 @@ class Head:
         if self.flat:
             outputs = [layer - 1 for layer in self.features]  # which it names instead of inputs
             ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs}}
-            return {"architectures": ["LlamaForCausalLMEagle3"], **layer, "draft_vocab_size": self.draft_vocab, **ids}
+            named = "LlamaForCausalLMEagle3" if self.mask_token is None else "PEagleDraftModel"
+            own = {} if self.mask_token is None else {"mask_token_id": self.mask_token}
+            own |= {"norm_before_residual": True} if self.norm_before_residual else {}
+            return {"architectures": [named], **layer, "draft_vocab_size": self.draft_vocab, **ids, **own}
         masked = {} if self.mask_token is None else {"mask_token_id": self.mask_token}
         return {
             "architectures": ["PEagleDraftModel" if masked else "Eagle3DraftModel"],
@@ -55,6 +58,11 @@ class Head:
             "norm_output": self.norm_output,
             "transformer_layer_config": layer,
         }
+
+    @property
+    def first(self) -> str:
+        """The name of the first layer; SpecForge numbers it in a P-EAGLE head."""
+        return "midlayer" if self.flat and self.mask_token is None else "layers.0"
 
     def weights(self, seed: int = 0) -> Weights:
         """Random weights."""
@@ -71,7 +79,7 @@ class Head:
             found["mask_hidden"] = draw.matrix(1, aux * hidden)[None] * (aux * hidden) ** 0.5
         sizes = {"hidden": hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         for layer in range(self.layers):
-            name = "midlayer" if self.flat and layer == 0 else f"layers.{layer}"
+            name = self.first if layer == 0 else f"layers.{layer}"
             found |= draw.layer(name, **sizes, family=self.family, inner=None if layer else 2 * hidden)
             if layer == 0:
                 found[f"{name}.hidden_norm.weight"] = draw.norm(hidden)
@@ -107,7 +115,7 @@ class Definition(Layers):
 
     def __call__(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed pairs after those in the cache; return logits [tokens, draft vocabulary] and the states to feed back."""
-        head, first, begin = self.head, "midlayer" if self.head.flat else "layers.0", self.held
+        head, first, begin = self.head, self.head.first, self.held
         normed = self.norm(states, f"{first}.hidden_norm")
         x = torch.cat([self.norm(self.embedding[tokens], f"{first}.input_layernorm"), normed], -1)
         stream = normed if head.norm_before_residual else states

@@ -24,6 +24,8 @@ from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
 
 FLAT = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
+_FLAT_PARALLEL = ("PEagleDraftModel", "PEagleSpeculator", "PeagleLlamaForCausalLM")
+_MASK_TOKENS = ("mask_token_id", "ptd_token_id")  # names of one field: of speculators and of AWS
 _SPECFORGE = "LlamaForCausalLMEagle3"  # its layers are Llama's; a model_type only names the target's family
 # About the target; the layers of SpecForge and AngelSlim read none of them.
 _UNREAD = (
@@ -69,10 +71,8 @@ class Eagle3Spec(DraftHeadSpec):
         fields = Fields(config, "config.json")
         if "speculators_model_type" in config or "transformer_layer_config" in config:
             spec = _of_speculators(fields, target, parallel=parallel)
-        elif parallel:
-            raise BadCheckpoint("config.json: speculators_model_type should be 'peagle', the field is missing")
         else:
-            spec = _flat(fields, target, ignored)
+            spec = _flat(fields, target, ignored, parallel=parallel)
             ignored = ()
         fields.finish(ignored)
         spec.require_fit(target)
@@ -105,20 +105,24 @@ def _of_speculators(fields: Fields, target: ModelSpec, *, parallel: bool) -> Eag
     )
 
 
-def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> Eagle3Spec:
-    own = ("architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "fc_norm", "norm_output")
-    named = fields.get("architectures", [])
-    if not isinstance(named, list) or any(name not in FLAT for name in named):
+def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parallel: bool) -> Eagle3Spec:
+    own = {"architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "fc_norm", "norm_output"}
+    own |= {"norm_before_residual", *_MASK_TOKENS} if parallel else set()
+    named, known = fields.get("architectures", []), _FLAT_PARALLEL if parallel else FLAT
+    if not isinstance(named, list) or any(name not in known for name in named) or (parallel and not named):
+        what = "a P-EAGLE head" if parallel else "an EAGLE-3 head"
         raise BadCheckpoint(
-            f"config.json: architectures should be one of {', '.join(FLAT)} for an EAGLE-3 head, it is {quoted(named)}"
+            f"config.json: architectures should be one of {', '.join(known)} for {what}, it is {quoted(named)}"
         )
-    if fields.get("norm_output") is not None and "norm_output" not in ignored:
+    # SpecForge applies the last norm before lm_head if norm_output is true.
+    stated = fields.get("norm_output") if not (named == [_SPECFORGE] and fields.get("norm_output") is True) else None
+    if stated is not None and "norm_output" not in ignored:
         raise BadCheckpoint(
             f"config.json: norm_output is {quoted(fields.get('norm_output'))}: in SpecForge it means a norm before "
             "lm_head, in speculators that the normed state is fed back; if it is the former, name it in the recipe's "
             'section of the checkpoint, as ignore_config_fields = ["norm_output"]'
         )
-    inner = {name: value for name, value in fields.data.items() if name not in (*own, *_UNREAD)}
+    inner = {name: value for name, value in fields.data.items() if name not in {*own, *_UNREAD}}
     if named == [_SPECFORGE] and inner.get("model_type") in ("phi3", "qwen2"):
         inner["model_type"] = "llama"
     layer, max_context = read_layers(inner, ignored=[name for name in ignored if name not in own])
@@ -137,10 +141,15 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> Eagle3
         draft_vocab=fields.integer("draft_vocab_size", layer.vocab),
         norm_features=False,
         norm_each_feature=fields.flag("fc_norm", False),
-        norm_residual=False,
+        norm_residual=parallel and fields.flag("norm_before_residual", False),
         norm_fed_back=False,
         max_context=max_context,
+        mask_token=_flat_mask_token(fields) if parallel else None,
     )
+
+
+def _flat_mask_token(fields: Fields) -> int:
+    return read_mask_token(fields, next((name for name in _MASK_TOKENS if name in fields.data), _MASK_TOKENS[0]))
 
 
 def _features(fields: Fields, name: str, target: ModelSpec, *, offset: int = 0) -> tuple[int, ...]:

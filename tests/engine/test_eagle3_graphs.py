@@ -141,7 +141,14 @@ def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, na
         begin = end
 
 
-@pytest.mark.parametrize("norms", [{"fc_norm": True, "norm_before_residual": True}, {"norm_before_fc": True}])
+@pytest.mark.parametrize(
+    "norms",
+    [
+        {"fc_norm": True, "norm_before_residual": True},
+        {"norm_before_fc": True},
+        {"flat": True, "norm_before_residual": True},
+    ],
+)
 def test_windows_of_a_parallel_head_are_those_of_the_definition(tmp_path: Path, norms: dict[str, bool]) -> None:
     """Whatever the states of masks hold that are given: the head has its own."""
     head = replace(PLAIN, layers=2, mask_token=VOCAB - 1, **norms)

@@ -94,6 +94,7 @@ FLOAT8 = {
         QWEN | {"activation_scheme": "static", "weight_block_size": None, "modules_to_not_convert": ["lm_head"]},
         *((0, 0), "weight_scale_inv", "activation_scale", ()),
     ),
+    "fbgemm_fp8": Float8({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, (1, 0)),
     "modelopt": Float8(MODELOPT, (0, 0), input_scale="input_scale", shape=()),
 }
 

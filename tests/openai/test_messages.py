@@ -102,6 +102,18 @@ def test_thinking_can_be_disabled_and_an_answer_begun(claude: anthropic.Anthropi
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == len(expected.prompt_token_ids)
 
 
+def test_a_variable_that_the_template_does_not_read_is_ignored_with_a_warning(claude: anthropic.Anthropic) -> None:
+    plain: Any = claude.messages.create(**asked(EXAMPLES[0], max_tokens=8))
+    fields = asked(EXAMPLES[0], max_tokens=8)
+    fields["extra_body"] = {"seed": 7, "chat_template_kwargs": {"enable": 1}}
+    warned: Any = claude.messages.create(**fields)
+    expected = ["chat_template_kwargs: the chat template reads enable_thinking, received 'enable'; it was ignored"]
+    assert (blocks(warned), warned.warnings) == (blocks(plain), expected)
+    assert not hasattr(plain, "warnings")
+    with claude.messages.stream(**fields) as stream:
+        assert stream.get_final_message().model_extra["warnings"] == expected
+
+
 @pytest.mark.parametrize(
     ("choice", "tokens"), [({"type": "any"}, 300), ({"type": "tool", "name": "send"}, 300), (None, 60)]
 )

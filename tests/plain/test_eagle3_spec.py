@@ -110,7 +110,11 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm_output": True}, "norm_output is True: in SpecForge it means a norm before lm_head"),
+        (
+            {"norm_output": True, "architectures": ["Eagle3LlamaForCausalLM"]},
+            "norm_output is True: in SpecForge it means a norm before lm_head",
+        ),
+        ({"norm_output": False}, "norm_output is False: in SpecForge it means a norm before lm_head"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True, which the exporter does not"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2], "depth": 3}}, "the field(s) 'depth'"),
         (
@@ -148,8 +152,13 @@ def test_only_specforges_class_has_llamas_layers_under_another_type() -> None:
         read(flat)
 
 
-def test_norm_output_may_be_ignored_by_name() -> None:
+def test_norm_output_of_specforge_is_the_norm_before_the_head() -> None:
     flat = replace(HEAD, flat=True).config()
+    assert read(flat | {"norm_output": True, "fc_norm": True}) == read(flat | {"fc_norm": True})  # its EAGLE-3.1
+
+
+def test_norm_output_may_be_ignored_by_name() -> None:
+    flat = replace(HEAD, flat=True).config() | {"architectures": ["Eagle3LlamaForCausalLM"]}
     assert read(flat | {"norm_output": True}, ignored=["norm_output"]) == read(flat)
 
 
@@ -158,13 +167,28 @@ def test_a_parallel_head_has_a_mask_token() -> None:
     assert read(masked.config(), parallel=True) == replace(read(HEAD.config()), mask_token=49)
 
 
+def test_a_flat_parallel_head_is_that_of_speculators() -> None:
+    head = replace(HEAD, mask_token=49, norm_before_residual=True)
+    flat = replace(head, flat=True).config()
+    assert read(flat, parallel=True) == read(head.config(), parallel=True)
+    renamed = {"ptd_token_id": 49} | {name: value for name, value in flat.items() if name != "mask_token_id"}
+    assert read(renamed | {"architectures": ["PeagleLlamaForCausalLM"]}, parallel=True) == read(flat, parallel=True)
+    with pytest.raises(BadCheckpoint, match="mask_token_id should be an id, it is None"):
+        read({name: value for name, value in flat.items() if name != "mask_token_id"}, parallel=True)
+    with pytest.raises(BadCheckpoint, match=r"one of LlamaForCausalLMEagle3.* for an EAGLE-3 head, it is \['PEagle"):
+        read(flat)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (replace(HEAD, mask_token=50).config(), "mask_token_id should be an id below vocab_size, 50, it is 50"),
         (replace(HEAD, mask_token=4).config() | {"mask_token_id": None}, "mask_token_id should be an id, it is None"),
         (HEAD.config(), "speculators_model_type is 'eagle3', which the exporter does not implement"),
-        (replace(HEAD, flat=True).config(), "speculators_model_type should be 'peagle', the field is missing"),
+        (
+            replace(HEAD, flat=True).config(),
+            "PeagleLlamaForCausalLM for a P-EAGLE head, it is ['LlamaForCausalLMEagle3']",
+        ),
     ],
 )
 def test_configs_of_other_heads_are_rejected_for_parallel_drafts(config: dict[str, Any], message: str) -> None:

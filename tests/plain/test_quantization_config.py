@@ -59,6 +59,31 @@ def test_scales_that_are_powers_of_2_are_stored_ones_and_a_note_says_what_inputs
     assert found.notes()[-1] == "scales of inputs are not rounded to powers of 2, as scale_fmt ue8m0 would"
 
 
+def test_inputs_of_fbgemm_are_rounded_per_token_and_a_note_names_the_limit() -> None:
+    found = read({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]})
+    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme("float8_e4m3fn", "modelopt", (1, FULL_DIM), inputs="token")
+    assert found.scheme("lm_head") is None
+    assert found.notes()[-1] == "inputs above 1200 are not clipped, as activation_scale_ub would"
+
+
+def test_the_first_expression_of_gptqs_dynamic_gives_the_scheme_of_a_module() -> None:
+    dynamic = {
+        r"-:.*\.mlp\.gate$": {},
+        r"+:model\.layers\.0\.mlp\.": {"bits": 8, "group_size": 32},
+        r"-:.*layers\.0\.": {},
+        "lm_head": {"bits": 8, "sym": False},
+    }
+    found = read({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": dynamic})
+    layer = "model.layers.1."
+    assert found.scheme(f"{layer}mlp.up_proj") == Scheme("int4", "gptq", (1, 128))
+    assert found.scheme(f"{layer}mlp.gate") is None
+    assert found.scheme("model.layers.0.mlp.gate") is None
+    assert found.scheme("model.layers.0.mlp.up_proj") == Scheme("int8", "gptq", (1, 32))
+    assert found.scheme("model.layers.0.self_attn.q_proj") is None
+    assert found.scheme("lm_head") == Scheme("int8", "gptq", (1, 128), symmetric=False)
+    assert found.scheme("model.embed_tokens") is None
+
+
 def test_mxfp4_quantizes_only_experts_that_are_not_ignored():
     said = {
         "quant_method": "mxfp4",
@@ -188,6 +213,8 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "quant_algo is 'W4A16_AWQ'"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo is"),
         ({"quant_method": "gptq", "bits": 3}, "bits is 3"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"a": {"bits": 2}}}, "dynamic, a: .*bits is 2"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": ["a"]}, "dynamic should map expressions to objects"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "group_size is 16"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "version is 'gemv_fast'"),
     ],

@@ -35,6 +35,21 @@ def read_fp8(config: dict[str, Any], where: str) -> Quantization:
     return Quantization("fp8", ((matmuls_except(match_name_parts(ignored)), scheme),), remarks=remarks)
 
 
+def read_fbgemm_fp8(config: dict[str, Any], where: str) -> Quantization:
+    """Read a config of ``fbgemm_fp8`` (Llama 3.1 405B FP8): a scale per output, inputs rounded per token.
+
+    Source: transformers, integrations/fbgemm_fp8.py. Raises BadCheckpoint, by name, for unknown fields and values.
+    """
+    fields = Fields(config, where)
+    fields.skip("quant_method")
+    limit = fields.number("activation_scale_ub", 1200.0)
+    ignored = read_strings(fields, "modules_to_not_convert")
+    fields.finish()
+    scheme = Scheme("float8_e4m3fn", "modelopt", (1, FULL_DIM), inputs="token")
+    remarks = (f"inputs above {limit:g} are not clipped, as activation_scale_ub would",)
+    return Quantization("fbgemm_fp8", ((matmuls_except(match_name_parts(ignored)), scheme),), remarks=remarks)
+
+
 def _block(fields: Fields) -> tuple[int, int]:
     found = fields.data.get("weight_block_size", [128, 128])  # null: one scale per tensor; absent: the default
     fields.skip("weight_block_size")

@@ -3,15 +3,21 @@
 AutoRound stores weights as GPTQ or AWQ does: https://github.com/intel/auto-round (export/export_to_autoround).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import eq
 from typing import Any, Literal
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.quantization.module_patterns import match_name_parts, matmuls_except, read_strings
-from tandemrt.export.read.quantization.scheme import FULL_DIM, GROUPS, Layout, Quantization, Scheme
+from tandemrt.export.read.quantization.module_patterns import (
+    EMBEDDING,
+    compile_pattern,
+    match_name_parts,
+    matmuls_except,
+    read_strings,
+)
+from tandemrt.export.read.quantization.scheme import BITS, FULL_DIM, GROUPS, Layout, Quantization, Scheme
 
 # GPTQ: settings of the calibration and of the tool.
 _SEARCHED = (
@@ -56,14 +62,50 @@ def read_gptq(config: dict[str, Any], where: str) -> Quantization:
     fields.only("format", "gptq", "gptq_v2")
     fields.only("pack_dtype", "int32")
     fields.only("is_marlin_format", False)
-    fields.only("dynamic", None, {})
     fields.only("modules_in_block_to_quantize", None)
     symmetric = fields.flag("sym", True)
     head = fields.flag("lm_head", False)
     layout: Layout = "gptq_v2" if "gptq_v2" in (config.get("checkpoint_format"), config.get("format")) else "gptq"
     scheme = Scheme(_integers(fields), layout, _groups(fields), symmetric)
+    named = _dynamic(fields.get("dynamic", {}), scheme, where)
     fields.finish()
-    return Quantization("gptq", ((matmuls_except(lambda _: False, head=head), scheme),))
+    rules: list[tuple[Callable[[str], bool], Scheme]] = []
+    for index, (_, other) in enumerate(named):
+        if other is not None:
+            rules.append((partial(_is_first, named, index), other))
+    others = matmuls_except(lambda module: any(matches(module) for matches, _ in named), head=head)
+    return Quantization("gptq", (*rules, (others, scheme)))
+
+
+_Named = Sequence[tuple[Callable[[str], Any], Scheme | None]]
+
+
+def _dynamic(given: Any, scheme: Scheme, where: str) -> _Named:
+    """Read ``dynamic`` of GPTQModel: expressions of module names, with other settings, or "-:" for unquantized ones.
+
+    The first that matches the beginning of a name counts.
+    """
+    if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
+        raise BadCheckpoint(f"{where}: dynamic should map expressions to objects, it is {quoted(given)}")
+    named: list[tuple[Callable[[str], Any], Scheme | None]] = []
+    for name, changes in given.items():
+        sign, expression = (name[:2], name[2:]) if name.startswith(("-:", "+:")) else ("", name)
+        other = None
+        if sign != "-:":
+            own = Fields({"bits": BITS[scheme.weight], "group_size": -1, **changes}, f"{where}: dynamic, {name}")
+            own.skip("desc_act", "mse", "damp_percent", "static_groups")
+            symmetric = own.flag("sym", scheme.symmetric)
+            groups = _groups(own) if "group_size" in changes else scheme.group_shape
+            own.skip("group_size")
+            other = Scheme(_integers(own), scheme.layout, groups, symmetric)
+            own.finish()
+        named.append((compile_pattern(expression, where).match, other))
+    return named
+
+
+def _is_first(named: _Named, index: int, module: str) -> bool:
+    """Whether ``index`` is the first of the expressions that match a module."""
+    return module != EMBEDDING and next((i for i, (matches, _) in enumerate(named) if matches(module)), None) == index
 
 
 def read_awq(config: dict[str, Any], where: str) -> Quantization:
