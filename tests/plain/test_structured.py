@@ -393,6 +393,15 @@ def test_validate_output_accepts_any_schema_and_checks_the_finished_text(library
     assert "not JSON" in compiled.check("[1, ")
 
 
+def test_validate_output_reads_groups_named_as_in_javascript(library):
+    schema = {"type": "string", "pattern": r"^(?<year>\d{4})-(?<month>\d\d)$", "enum": ["2026-11", "x"]}
+    compiled = compiled_by(library(), StructuredOutputs(json=schema, validate_output=True)).result(timeout=PATIENCE_S)
+    assert compiled.check('"2026-11"') is None
+    assert "does not match" in compiled.check('"x"')
+    assert accepts(compiled, '"2026-11"')
+    assert not accepts(compiled, '"x"')
+
+
 def test_validate_output_loosens_a_schema_that_the_engine_rejects(library):
     label = "[a-z0-9]([a-z0-9]|-[a-z0-9])*"
     letters = {"type": "string", "pattern": rf"^\w+(\.\w+)*@{label}(\.{label})+$", "minLength": 3000}

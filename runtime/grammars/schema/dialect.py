@@ -100,9 +100,24 @@ def _reject(error: jsonschema.ValidationError | None, place: str) -> None:
         raise BadRequest(f"structured_outputs.json: not a JSON schema at {at}: {clipped(error.message)}{hint}")
 
 
+@cache
 def validator_of(dialect: str, *, newer: bool = False) -> type[jsonschema.protocols.Validator]:
-    """Return the validator of a dialect. ``newer``: draft-04 with the keywords of newer drafts that it lacks."""
-    return _draft4_with_newer_keywords() if newer and dialect == "draft-04" else _DIALECTS[dialect]
+    """Return the validator of a dialect, which reads groups named as in ECMA-262.
+
+    ``newer``: draft-04 with the keywords of newer drafts that it lacks.
+    """
+    found = _draft4_with_newer_keywords() if newer and dialect == "draft-04" else _DIALECTS[dialect]
+    extend: Any = jsonschema.validators.extend
+    extended: type[jsonschema.protocols.Validator] = extend(found, {"pattern": _search})
+    return extended
+
+
+def _search(validator: Any, pattern: str, value: Any, schema: Any) -> Any:
+    return jsonschema.Draft202012Validator.VALIDATORS["pattern"](validator, _in_python(pattern), value, schema)
+
+
+def _in_python(pattern: str) -> str:
+    return _NAMED_GROUP.sub("(?P<", pattern)
 
 
 @cache
@@ -178,7 +193,7 @@ def _is_pattern(text: object) -> bool:
     """Return True if ``text`` is a pattern of Python, or a supported one of ECMA-262. Raises re.error if not."""
     if isinstance(text, str):
         try:
-            re.compile(_NAMED_GROUP.sub("(?P<", text))
+            re.compile(_in_python(text))
         except re.error:
             with suppress(UnsupportedPattern):
                 read(text)
