@@ -55,7 +55,7 @@ def tiny_checkpoint(
         eos_token_id=263,
         pad_token_id=262,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         Qwen3ForCausalLM(config).save_pretrained(folder)
     return tiny_tokenizer(folder)
@@ -83,7 +83,7 @@ def tiny_hybrid(
         eos_token_id=263,
         pad_token_id=262,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return tiny_tokenizer(folder)

@@ -16,8 +16,9 @@ PART = 64  # bytes
 def add_what_is_commanded(link: Link) -> None:
     """Add the commanded number and the rank's own to all ranks' numbers. 13 raises, 14 ends, 15 stops the process."""
     shared = SharedRanks(link.rank, link.parts, link.arrived)
-    link.opened()
-    while number := int(link.next_command()[0]):
+
+    def run(command: np.ndarray) -> None:
+        number = int(command[0])
         if number == 13:
             raise ValueError("thirteen")
         if number == 14:
@@ -25,6 +26,9 @@ def add_what_is_commanded(link: Link) -> None:
         if number == 15:
             os.kill(os.getpid(), signal.SIGSTOP)
         shared.exchange(np.array([number + link.rank]))
+
+    link.opened()
+    link.run_commands(run)
 
 
 def fail_to_open(link: Link) -> None:

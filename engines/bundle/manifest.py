@@ -24,6 +24,7 @@ VERSION: Literal[4] = 4
 DIGEST = "manifest_sha256"
 MAX_BYTES = 64 << 20  # of bundle.json
 TARGET_IDS = "draft/target_ids.npy"  # int32 [draft.vocab], ascending
+COLUMNS = "columns."  # begins the names of a split target's files of weights; its other files are the checkpoint's
 # Backends that this version of the runtime supports.
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 

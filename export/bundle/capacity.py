@@ -1,15 +1,17 @@
 """Estimate from the manifest how many KV cache tokens of a bundle fit into a GPU's memory."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from tandemrt.engines.bundle.manifest import Manifest
+from tandemrt.engines.bundle.digest import holds_weights
+from tandemrt.engines.bundle.manifest import COLUMNS, Manifest
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
+RANKS = (1, 2, 4, 8)  # numbers of GPUs that a target can be split over
 SHARE = 0.9  # share of a GPU's memory; CUDA and activations, which are not counted, need the rest
 _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
@@ -20,6 +22,7 @@ class Capacity:
 
     Attributes:
         memory: of the GPU.
+        gpus: number of GPUs that the target is split over. All sizes are those of the first, which also has the draft.
         weights: of all engines.
         rounds: logits of a step with a full batch, draft probabilities, and states of recurrent layers.
         token: keys and values of one token, in all models together.
@@ -28,6 +31,7 @@ class Capacity:
     """
 
     memory: int
+    gpus: int
     weights: int
     rounds: int
     token: int
@@ -43,10 +47,19 @@ def memory_from_text(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def fitting(manifest: Manifest, memory: int) -> Capacity:
-    """Return the capacity of a GPU of ``memory`` bytes, for any cache layout of the bundle."""
-    limits = manifest.limits
-    held = _caches(manifest)
+def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacity:
+    """Return the capacity of a GPU of ``memory`` bytes, for any cache layout of the bundle.
+
+    ``gpus``: as if the target were split over as many; None: as it was built. Raises BadRequest for a number that a
+    target that was built for several ranks does not have.
+    """
+    limits, ranks = manifest.limits, 1 + len(manifest.ranks)
+    gpus = ranks if gpus is None else gpus
+    if ranks not in (1, gpus) or gpus not in RANKS:
+        wanted = ", ".join(map(str, RANKS)) if ranks == 1 else f"{ranks}, for which this bundle was built"
+        raise BadRequest(f"--gpus: must be {wanted}, received {quoted(gpus)}")
+    held = _caches(manifest, gpus // ranks)
+    weights = _weights(manifest, gpus)
     caches = [each for each in held if each.name.startswith(("past_key.", "past_value."))]
     states = [each for each in held if each not in caches]  # of recurrent layers, of a fixed size per slot
     per_token = sum(_per_token(each, limits.capacity) for each in caches)
@@ -57,16 +70,37 @@ def fitting(manifest: Manifest, memory: int) -> Capacity:
         + limits.batch * limits.num_draft_tokens * manifest.vocab * BYTES["float32"]
         + sum(prod(each.resolve({"batch": limits.batch})) * BYTES[each.dtype] for each in states)
     )
-    left = max(0, int(memory * SHARE) - manifest.weights - rounds)
+    left = max(0, int(memory * SHARE) - weights - rounds)
     tokens = left // per_token
     row = blocks_of(limits.capacity) * BLOCK_SIZE
-    return Capacity(memory, manifest.weights, rounds, per_token, tokens, tokens // row)
+    return Capacity(memory, gpus, weights, rounds, per_token, tokens, tokens // row)
 
 
-def _caches(manifest: Manifest) -> list[Binding]:
-    # The engine "context" writes into the draft's cache.
-    contracts = [engine.contract for name, engine in manifest.engines.items() if name != "context"]
-    return [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
+def _weights(manifest: Manifest, gpus: int) -> int:
+    """Return the bytes of weights on the first GPU: its part of the target, the whole embedding, and the draft."""
+    columns = sum(file.size for name, file in manifest.files.items() if name.startswith(f"target/{COLUMNS}"))
+    whole = manifest.weights - columns  # these are also in the files of the checkpoint
+    if gpus == 1:
+        return whole
+    target = sum(f.size for name, f in manifest.files.items() if name.startswith("target/") and holds_weights(name))
+    embedding = manifest.vocab * int(manifest.specs["target"]["hidden"]) * BYTES[manifest.engines["target"].dtype]
+    alone = embedding if not manifest.specs["target"]["tied"] else 0  # a tied one is the head, too, which is split
+    split = target - columns - alone
+    return whole - target + columns + embedding + -(-split // gpus)
+
+
+def _caches(manifest: Manifest, parts: int) -> list[Binding]:
+    """Return the caches of all models, those of the target on one of ``parts`` GPUs."""
+    found = []
+    for name, engine in manifest.engines.items():
+        for each in engine.contract.inputs if name != "context" else ():  # "context" writes into the draft's cache
+            if each.name.startswith(("past_key.", "past_value.")) and name == "target":
+                heads = each.shape[1]
+                assert isinstance(heads, int)
+                each = replace(each, shape=(each.shape[0], max(1, heads // parts), *each.shape[2:]))
+            if each.name.startswith("past_"):
+                found.append(each)
+    return found
 
 
 def _per_token(cache: Binding, row: int) -> int:

@@ -116,16 +116,21 @@ def inspect(
     gpu: Annotated[
         str | None, typer.Option(help="Say how much text a GPU of this memory holds, such as 80GB.", metavar="MEMORY")
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="With --gpu: as many GPUs, with the target split over them. Default: as built.")
+    ] = None,
 ) -> None:
     """Print a summary of BUNDLE and whether its files are intact. Exit code 1 if they are not."""
     from tandemrt.engines.bundle.bundle import Bundle
     from tandemrt.export.bundle.capacity import fitting, memory_from_text
     from tandemrt.export.cli.report import findings, print_bundle, print_json
 
+    if gpus is not None and gpu is None:
+        raise BadRequest(f"--gpus: must come with --gpu, the memory of each; received {quoted(gpus)}. Add --gpu 80GB")
     memory = None if gpu is None else memory_from_text(gpu)
     opened = Bundle.read(bundle)
     problems = findings(opened, verify=verify)
-    fits = None if memory is None else fitting(opened.manifest, memory)
+    fits = None if memory is None else fitting(opened.manifest, memory, gpus)
     if as_json:
         print_json(opened, problems, verify=verify, fits=fits)
     else:

@@ -190,7 +190,8 @@ def _fitting(manifest: Manifest, fits: Capacity) -> Table:
         "tokens that fit": f"{fits.tokens} (this bundle's caches hold {has})",
         "requests that fit": f"{fits.requests} of {limits.length} tokens",
     }
-    return _pairs(f"A GPU of {_bytes(fits.memory)}, {SHARE:.0%} of it", values)
+    first = "A GPU" if fits.gpus == 1 else f"The first of {fits.gpus} GPUs"
+    return _pairs(f"{first} of {_bytes(fits.memory)}, {SHARE:.0%} of it", values)
 
 
 def _vocabulary(manifest: Manifest) -> Table:

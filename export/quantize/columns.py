@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tandemrt.engines.bundle.manifest import COLUMNS
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.shard import BY_INPUTS, Shard, columns_of
@@ -22,7 +23,7 @@ def write_shards(
     wanted = [tensor for name, tensor in sorted(checkpoint.tensors.items()) if BY_INPUTS.fullmatch(name)]
     shards = []
     for rank in range(ranks):
-        file = folder / f"columns.{rank}.safetensors"
+        file = folder / f"{COLUMNS}{rank}.safetensors"
         write_safetensors(file, [_part(tensor, rank, ranks) for tensor in wanted], progress=progress)
         shards.append(Shard(rank, ranks, read_header(file)))
     return tuple(shards)

@@ -14,6 +14,7 @@ from tandemrt.engines.validation.errors import BadRecipe, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.spec import ModelSpec
 
+_STEP = 8
 BY_INPUTS = re.compile(r"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.down_proj)\.weight")
 _BY_OUTPUTS = re.compile(r"model\.layers\.\d+\.(?:self_attn\.([qkv])_proj|mlp\.(?:gate|up)_proj)\.(?:weight|bias)")
 
@@ -89,6 +90,8 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, quantized:
         return f"its {spec.kv_heads} KV heads are neither a multiple nor a divisor of {ranks}"
     if spec.intermediate % ranks:
         return f"the width of its MLP, {spec.intermediate}, is no multiple of {ranks}"
+    if spec.hidden % _STEP:
+        return f"its hidden size, {spec.hidden}, is no multiple of {_STEP}, in which ranks exchange parts on a GPU"
     if transposed := [name for name, tensor in checkpoint.tensors.items() if tensor.transposed]:
         return f"{quoted(transposed[0])} is stored as [inputs, outputs]"
     return None

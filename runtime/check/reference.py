@@ -4,23 +4,29 @@ The weights are the stored ones, in half precision. All computation is in float3
 the engine alone. onnxruntime's CPU provider does not run bfloat16.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import Engine as Entry
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step
-from tandemrt.engines.contract.dtypes import HALF, ONNX
-from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.contract.dtypes import BYTES, HALF, ONNX
+from tandemrt.engines.contract.operators import COLLECTIVES, SCHEMAS
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import session_options
-from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.operators.launch import Call, Context
+from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
+from tandemrt.plugins.tensors.torch import Tensor
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.constants import constants_of
 from tandemrt.runtime.device.backends.executor import Executor
@@ -39,6 +45,8 @@ def open_reference(bundle: Bundle, name: EngineName, threads: int | None, call: 
     operators. Raises BadBundle if a graph is missing or cannot run.
     """
     entry = bundle.engine(name)
+    if name == "target" and bundle.manifest.ranks:
+        return RankedReference.open(bundle, threads, call)
     if entry.decoder is not None:
         return open_float32_steps(bundle.folder, entry.decoder, entry.contract, threads, call)
     path = bundle.path(name).with_suffix(".onnx")
@@ -76,9 +84,17 @@ def open_float32(path: Path, contract: Contract, threads: int | None) -> OnnxRun
 
 
 def open_float32_steps(
-    folder: Path, decoder: Decoder, contract: Contract, threads: int | None, call: Mapping[str, int]
+    folder: Path,
+    decoder: Decoder,
+    contract: Contract,
+    threads: int | None,
+    call: Mapping[str, int],
+    ranks: SharedRanks | None = None,
 ) -> Executor:
-    """Open the subgraphs of ``decoder`` in ``folder`` in float32. Raises BadBundle if one cannot run."""
+    """Open the subgraphs of ``decoder`` in ``folder`` in float32. Raises BadBundle if one cannot run.
+
+    ``ranks``: for the decoder of one rank of a tensor-parallel target.
+    """
     in_float32, bindings = (
         decoder.model_copy(update={"values": _float32_bindings(decoder.values)}),
         float32_contract(contract),
@@ -93,7 +109,63 @@ def open_float32_steps(
         if subgraph is not decoder.constants
     }
     constants = constants_of(_session(folder / decoder.constants.file, threads)) if decoder.constants else {}
-    return Executor(in_float32, bindings, subgraphs, constants, Context(_CPU, threads=threads), [call])
+    return Executor(in_float32, bindings, subgraphs, constants, Context(_CPU, threads=threads, ranks=ranks), [call])
+
+
+class RankedReference:
+    """The decoders of all ranks of a tensor-parallel target, in threads of this process."""
+
+    capturable = False
+
+    def __init__(self, executors: Sequence[Executor]) -> None:
+        self.contract = executors[0].contract
+        self.device = _CPU
+        self._executors = executors
+
+    @classmethod
+    def open(cls, bundle: Bundle, threads: int | None, call: Mapping[str, int]) -> "RankedReference":
+        """Open every rank's decoder in float32. Raises BadBundle if one cannot run."""
+        entries = [bundle.engine("target"), *bundle.manifest.ranks]
+        size = max(_part_bytes(entry, call) for entry in entries)
+        memory = bytearray(shared_bytes(len(entries), size))
+        arrived = [[threading.Semaphore(0) for _ in entries] for _ in entries]
+        executors = []
+        for rank, entry in enumerate(entries):
+            assert entry.decoder is not None
+            ranks = SharedRanks(rank, memory, arrived)
+            executors.append(open_float32_steps(bundle.folder, entry.decoder, entry.contract, threads, call, ranks))
+        return cls(executors)
+
+    def bind(self, tensors: Mapping[str, Tensor], *, filters: bool = True) -> Call:
+        """See Engine.bind. The caches of the other ranks begin with zeros."""
+        held = {source for _, source in self.contract.aliases}
+        shared = {name: tensor for name, tensor in tensors.items() if name not in held and name != "features"}
+        blocks = {"blocks": tensors[min(held)].shape[0]}
+        calls = [self._executors[0].bind(tensors, filters=filters)]
+        for executor in self._executors[1:]:
+            own = {name: torch.zeros(executor.contract[name].resolve(blocks)) for name in sorted(held)}
+            calls.append(executor.bind({**shared, **own, "logits": torch.empty(*tensors["logits"].shape)}))
+        return _InThreads(calls)
+
+
+@dataclass(frozen=True)
+class _InThreads:
+    """Calls that wait for each other."""
+
+    calls: Sequence[Call]
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(len(self.calls)) as pool:
+            for done in [pool.submit(call.run) for call in self.calls]:
+                done.result()
+
+
+def _part_bytes(entry: Entry, call: Mapping[str, int]) -> int:
+    """Bytes of the largest part that ranks exchange, in float32."""
+    assert entry.decoder is not None
+    bindings = entry.decoder.bindings(entry.contract)
+    parts = [bindings[str(step.inputs[0])] for step in entry.decoder.operators if step.name in COLLECTIVES]
+    return max(prod(part.resolve(call)) for part in parts) * BYTES["float32"]
 
 
 def quantizes_activations(bundle: Bundle, name: EngineName) -> bool:

@@ -70,10 +70,6 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
     plan = DecodePlan.within(limits, bundle.valid_tokens)
 
     def check_decoder(name: EngineName, engine: Engine) -> Iterator[CheckResult]:
-        if name == "target" and bundle.manifest.ranks:
-            why = "a target over several ranks has no graph of its own; compare it with --compare-with"
-            yield CheckResult("logits of target", "its graph", why, "not applicable")
-            return
         rows, length = len(plan.tokens), len(plan.tokens[0])
         largest = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
         expected = score_at_once(open_reference(bundle, name, threads, largest), plan)

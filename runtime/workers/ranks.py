@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.validation.errors import RankFailed, named
+from tandemrt.plugins.operators.shared_ranks import WAIT_S
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.sandbox.process import interpreter
 from tandemrt.runtime.workers.threads import start
@@ -42,7 +43,8 @@ class Link:
         parts: memory in which ranks exchange parts of tensors.
         arrived: ``arrived[a][b]`` is a semaphore that counts the parts of rank a for rank b.
         commands: memory in which rank 0 writes what to run next.
-        commanded: a semaphore that counts the commands.
+        commanded: a semaphore that counts the commands for this rank.
+        done: a semaphore that is free while this rank does not read ``commands``.
         reports: the end of a pipe to rank 0.
     """
 
@@ -51,32 +53,43 @@ class Link:
     arrived: Sequence[Sequence[Any]]
     commands: Any
     commanded: Any
+    done: Any
     reports: Any
 
     def opened(self) -> None:
         """Report that this rank is ready."""
         self.reports.send(_OPENED)
 
-    def next_command(self) -> np.ndarray:
-        """Wait for rank 0's next command and return the memory that holds it."""
-        self.commanded.acquire()
-        return np.frombuffer(self.commands, np.uint8)
+    def run_commands(self, run: Callable[[np.ndarray], None]) -> None:
+        """Call ``run`` with the memory of every command, until one is all zeros."""
+        command = np.frombuffer(self.commands, np.uint8)
+        while self.commanded.acquire() and command.any():
+            run(command)
+            self.done.release()
 
 
 class RankProcesses:
     """The processes of ranks 1 and up, of ``count`` ranks. Each runs ``serve(link, *arguments)``, both picklable.
 
-    ``part_bytes`` and ``command_bytes``: sizes of the shared memories. Raises RankFailed if a process cannot start.
+    ``part_bytes``: size of the memory for parts. ``command_bytes``: size of a command. Raises RankFailed if a process
+    cannot start.
     """
 
     def __init__(
-        self, count: int, serve: Callable[..., None], arguments: tuple[Any, ...], part_bytes: int, command_bytes: int
+        self,
+        count: int,
+        serve: Callable[..., None],
+        arguments: tuple[Any, ...],
+        part_bytes: int,
+        command_bytes: int,
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.parts = context.RawArray("B", part_bytes)
-        self.commands = context.RawArray("B", command_bytes)
+        commands = context.RawArray("B", command_bytes)
+        self._commands = np.frombuffer(commands, np.uint8)
         self.arrived = [[context.Semaphore(0) for _ in range(count)] for _ in range(count)]
         self._commanded = [context.Semaphore(0) for _ in range(count)]
+        self._done = [context.Semaphore(1) for _ in range(count)]
         self._failure: str | None = None
         self._opened = [threading.Event() for _ in range(count)]
         self._closing = threading.Event()
@@ -90,7 +103,10 @@ class RankProcesses:
             for rank in range(1, count):
                 reports, end = context.Pipe(duplex=False)
                 self._reports.append(reports)
-                link = Link(rank, self.parts, self.arrived, self.commands, self._commanded[rank], end)
+                link = Link(
+                    *(rank, self.parts, self.arrived, commands),
+                    *(self._commanded[rank], self._done[rank], end),
+                )
                 process = context.Process(
                     target=_run, args=(link, serve, arguments), name=f"tandemrt-rank-{rank}", daemon=True
                 )
@@ -109,8 +125,18 @@ class RankProcesses:
                 self.require()
         self.require()
 
-    def command(self) -> None:
-        """Let every rank run what ``commands`` holds."""
+    def command(self, write: Callable[[np.ndarray], None]) -> None:
+        """Let ``write`` write a command into memory that no rank reads, and let every rank run it.
+
+        A command is never all zeros. Raises RankFailed if a rank has failed or does not answer.
+        """
+        self.require()
+        for rank, semaphore in enumerate(self._done[1:], 1):
+            waited = 0.0
+            while not semaphore.acquire(timeout=WAIT_S):
+                waited += WAIT_S
+                self.require(rank, waited)
+        write(self._commands)
         for semaphore in self._commanded[1:]:
             semaphore.release()
 
@@ -118,16 +144,18 @@ class RankProcesses:
         """Raise RankFailed if a rank has failed. ``waited``: seconds for which rank 0 has waited for rank ``other``."""
         if waited > ANSWER_S:
             self.fail(f"rank {other} has not answered for {waited:.0f} s")
-        if self._failure is not None:
-            raise RankFailed(f"tensor_parallel: {self._failure}; open the bundle again")
+        if self._closing.is_set():
+            with self._ending:  # another thread may still end the ranks
+                raise RankFailed(f"tensor_parallel: {self._failure}; open the bundle again")
 
     def fail(self, reason: str) -> None:
         """End all ranks for ``reason``; ``require`` raises from then on."""
         with self._ending:
             if self._closing.is_set():
                 return
-            self._end(0.0)
             self._failure = reason
+            self._closing.set()
+            self._end(0.0)
         log.error("tensor_parallel: %s; all ranks end", reason)
 
     def close(self) -> None:
@@ -139,12 +167,13 @@ class RankProcesses:
             if self._closing.is_set():
                 return
             self._failure = "the ranks were closed"
-            np.frombuffer(self.commands, np.uint8)[:] = 0  # all zeros: end
-            self.command()
+            self._closing.set()
+            self._commands[:] = 0  # all zeros: end
+            for semaphore in self._commanded[1:]:
+                semaphore.release()
             self._end(_CLOSE_S)
 
     def _end(self, patience_s: float) -> None:
-        self._closing.set()
         for process in self._processes:
             process.join(patience_s)
             if process.exitcode is None:

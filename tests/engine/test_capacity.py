@@ -27,6 +27,21 @@ def test_memory_that_the_weights_fill_has_no_capacity(tiny_bundle: Path) -> None
     assert (fitting(manifest, manifest.weights).tokens, fitting(manifest, manifest.weights).requests) == (0, 0)
 
 
+def test_over_several_gpus_the_target_and_its_cache_are_split(run, tiny_bundle: Path) -> None:
+    manifest = Bundle.read(tiny_bundle).manifest
+    one, two = fitting(manifest, 10**9), fitting(manifest, 10**9, 2)
+    embedding, draft = 320 * 32 * 4, manifest.files["draft/model.safetensors"].size
+    assert two.weights == draft + embedding + -(-(one.weights - draft - embedding) // 2)
+    assert two.token == one.token - 2 * 2 * 16 * 4, "of two layers, one of two KV heads"
+    code, out, _ = run("export", "inspect", str(tiny_bundle), "--gpu", "80GB", "--gpus", "2")
+    assert code == 0
+    assert "The first of 2 GPUs of 80.0 GB, 90% of it" in out
+    for given, message in ((("--gpu", "1GB", "--gpus", "3"), "--gpus: must be 1, 2, 4, 8"), (("--gpus", "2"), "--gpu")):
+        code, _, error = run("export", "inspect", str(tiny_bundle), *given)
+        assert code != 0
+        assert message in error
+
+
 def test_inspect_reports_what_fits(run, tiny_bundle: Path) -> None:
     code, out, _ = run("export", "inspect", str(tiny_bundle), "--json", "--gpu", "24GiB")
     assert (code, json.loads(out)["fits"]["memory"]) == (0, 24 << 30)

@@ -23,6 +23,8 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.layer import QKNorm
 from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served, score_at_once
+from tandemrt.runtime.check.reference import open_reference
 from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
 from tests.waiting import eventually
 
@@ -78,6 +80,17 @@ def test_logits_of_two_ranks_are_those_of_transformers(llm: LLM, checkpoints: di
     assert found.logprobs is not None
     for token, logprob in found.logprobs[0].top:
         assert abs(logprob - float(expected[token])) < 1e-4
+
+
+def test_check_compares_two_processes_with_two_threads_in_float32(llm: LLM) -> None:
+    plan = DecodePlan.within(llm.bundle.limits, llm.bundle.valid_tokens)
+    rows, length = len(plan.tokens), len(plan.tokens[0])
+    call = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
+    expected = score_at_once(open_reference(llm.bundle, "target", 1, call), plan)
+    found = list(score_as_served(llm.loop.target.engines["target"], plan))
+    assert {kind for kind, *_ in found} >= {"packed", "window", "one"}
+    for kind, row, position, logits in found:
+        np.testing.assert_allclose(logits, expected[row, position], atol=1e-4, err_msg=f"{kind} {row} {position}")
 
 
 def test_speculation_changes_no_text_on_two_ranks(llm: LLM) -> None:

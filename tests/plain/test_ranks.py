@@ -41,9 +41,7 @@ def processes() -> Iterator[RankProcesses]:
 
 
 def run(processes: RankProcesses, shared: SharedRanks, number: int) -> list[int]:
-    processes.require()
-    np.frombuffer(processes.commands, np.uint8)[0] = number
-    processes.command()
+    processes.command(lambda memory: memory.__setitem__(0, number))
     return [int(part[0]) for part in shared.exchange(np.array([number]))]
 
 
@@ -83,7 +81,7 @@ def test_a_rank_that_fails_ends_all_ranks_and_is_named(
 
 def test_a_rank_that_is_killed_while_nothing_runs_is_noticed(processes: RankProcesses) -> None:
     os.kill(processes._processes[1].pid, signal.SIGKILL)
-    assert eventually(lambda: processes._failure is not None)
+    assert eventually(processes._closing.is_set)
     with pytest.raises(RankFailed, match="rank 2 was ended by SIGKILL"):
         processes.require()
     assert alive(processes) == [False, False]

@@ -94,21 +94,16 @@ class RankedEngine:
 
 
 class RankedCall:
-    """A call of the target with its inputs bound, on rank 0."""
+    """A call of the target on rank 0. ``published``: what the other ranks read to run it, too."""
 
     def __init__(self, processes: RankProcesses, steps: Call, published: Sequence[np.ndarray]) -> None:
         self._processes = processes
         self._steps = steps
         self._published = published
-        memory = np.frombuffer(processes.commands, np.uint8)
-        self._places = _views(memory, [(array.dtype, array.shape) for array in published])
 
     def run(self) -> None:
         """Run the call on all ranks. Raises RankFailed if a rank fails, and for all later calls."""
-        self._processes.require()
-        for place, array in zip(self._places, self._published, strict=True):
-            place[...] = array
-        self._processes.command()
+        self._processes.command(self._write)
         try:
             self._steps.run()
         except RankFailed:
@@ -116,6 +111,11 @@ class RankedCall:
         except BaseException as error:  # the other ranks wait for parts that will not come
             self._processes.fail(f"rank 0 failed: {named(error)}")
             self._processes.require()
+
+    def _write(self, memory: np.ndarray) -> None:
+        places = _views(memory, [(array.dtype, array.shape) for array in self._published])
+        for place, array in zip(places, self._published, strict=True):
+            place[...] = array
 
 
 def serve_rank(link: Link, folder: str, threads: int) -> None:
@@ -151,11 +151,7 @@ def serve_rank(link: Link, folder: str, threads: int) -> None:
         return executor.bind({**tensors, **caches(number, blocks), "logits": out})
 
     link.opened()
-    while True:
-        header = link.next_command()[: _HEADER * 8].tobytes()
-        if not any(header):
-            return
-        bound(header).run()
+    link.run_commands(lambda command: bound(command[: _HEADER * 8].tobytes()).run())
 
 
 def _published(contract: Contract) -> list[Binding]:
