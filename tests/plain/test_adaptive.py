@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandemrt.runtime.engine_loop.costs import DEFAULT_TOKEN_COST, RoundCosts
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
-from tandemrt.runtime.requests.acceptance import PRIOR, Acceptance, best_window
+from tandemrt.runtime.requests.acceptance import DECAY, MAX_TRIED, PRIOR, PRIOR_WEIGHT, Acceptance, best_window
 from tandemrt.runtime.requests.request import Finish
 from tests.plain.requests import make_running
 
@@ -53,6 +53,12 @@ def test_the_acceptance_rate_follows_the_last_windows() -> None:
     assert after(*[(0, 4)] * 30) < 0.05
     assert after(*[(4, 4)] * 30, *[(0, 4)] * 60) < 0.1
     assert after(*[(1, 4)] * 100) == pytest.approx(0.5, abs=0.02)  # every second one is rejected
+
+
+def test_a_rate_weighs_each_tried_token_once_up_to_a_maximum() -> None:
+    prior = PRIOR * PRIOR_WEIGHT
+    assert after((0, 4)) == pytest.approx((DECAY + prior) / (DECAY + 1 + PRIOR_WEIGHT))
+    assert after(*[(8, 8)] * 9, (0, 1)) == pytest.approx((DECAY * MAX_TRIED + prior) / (MAX_TRIED + PRIOR_WEIGHT), abs=0.005)
 
 
 def test_useless_drafts_are_tried_again_after_a_while() -> None:

@@ -207,6 +207,7 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
         (compressed({"weights": None}), "weights should be an object"),
         (compressed({"weights": FLOAT8}, ignore="lm_head"), "ignore should be a list of strings, it is 'lm_head'"),
         (compressed(), "config_groups should name at least one group"),
+        (compressed(config_groups=["group_0"]), r"config_groups should name at least one group, it is \['group_0'\]"),
         ({"quant_method": "fp8", "scale_fmt": "e5m2"}, "scale_fmt is 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "two integers or null"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme should be dynamic where"),

@@ -82,6 +82,7 @@ def test_operations_with_unbounded_output_run_in_a_worker_process(source: str) -
         DOUBLING.format("{% set ns.x = ns.x + ns.x %}"),
         DOUBLING.format("{% set ns.x = ns.x ~ ns.x %}"),
         DOUBLING.format("{% set ns.x = ns.x|replace('a', 'aa') %}"),
+        DOUBLING.replace("60", "24").format("{% set ns.x = ''.join([ns.x, ns.x]) %}"),
         DOUBLING.format("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
         DOUBLING.format("{% set ns.x = [ns.x, ns.x] %}") + "{{ ns.x }}",
         DOUBLING.format("{% set ns.x = [ns.x, ns.x] %}") + "{{ [ns.x] == [ns.x] }}",
