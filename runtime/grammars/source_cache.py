@@ -32,7 +32,7 @@ class SourceCache:
         self._lock = Lock()
 
     def read(self, structured: StructuredOutputs, in_worker: "InWorker | None" = None) -> ReadSource:
-        """Return ``sources.read(structured, in_worker)``. Raises BadRequest; errors are not cached."""
+        """Return ``sources.read`` of ``structured``. Raises BadRequest; errors are not cached."""
         key = _key(structured, self._max_bytes)
         with self._lock:
             if key in self._entries:
@@ -40,7 +40,7 @@ class SourceCache:
                 return self._entries[key]
         from tandemrt.runtime.grammars import sources as reader  # imports jsonschema, which free text does not need
 
-        reading = reader.read(structured, in_worker)
+        reading = reader.read(structured, in_worker, most_bytes=self._max_bytes)
         if 0 < len(key) <= MAX_ENTRY_BYTES:
             with self._lock:
                 self._entries[key] = reading

@@ -41,8 +41,12 @@ class Source:
     loose: bool = False  # a looser schema may replace one that the engine rejects; the finished text is validated
 
 
-def read(structured: StructuredOutputs, in_worker: InWorker | None = None) -> tuple[Source, OutputCheck | None]:
+def read(
+    structured: StructuredOutputs, in_worker: InWorker | None = None, *, most_bytes: int = 1 << 18
+) -> tuple[Source, OutputCheck | None]:
     """Return the source of a request's grammar, and the check of its finished text or None. Raises BadRequest.
+
+    ``most_bytes``: the maximum size of a schema or a structural tag.
 
     ``in_worker`` calls ``enforceable_json`` in a worker process and returns its result; it is used for schemas that
     are slow to convert. None: every schema is converted in this thread.
@@ -50,7 +54,7 @@ def read(structured: StructuredOutputs, in_worker: InWorker | None = None) -> tu
     engine = choose_engine(structured)
     spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
-        text = json.dumps(schema_of(structured.json_schema))
+        text = json.dumps(schema_of(structured.json_schema, most_bytes))
         for line in spelling_warnings(structured):
             log.warning("%s", line)
         options = structured.validate_output, structured.disable_additional_properties
@@ -60,7 +64,7 @@ def read(structured: StructuredOutputs, in_worker: InWorker | None = None) -> tu
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
     if structured.structural_tag is not None:
-        tags = _tags(structured.structural_tag, in_worker)
+        tags = _tags(structured.structural_tag, most_bytes, in_worker)
         return Source("structural_tag", tags, engine), None
     if structured.regex is not None:
         return Source("regex", _full_pattern(structured.regex), engine), None
@@ -82,9 +86,9 @@ def _converted(text: str, loose: bool, closed: bool, in_worker: InWorker | None)
         return in_worker(enforceable_json, text, loose, closed)
 
 
-def _tags(given: dict[str, Any] | str, in_worker: InWorker | None) -> str:
+def _tags(given: dict[str, Any] | str, most_bytes: int, in_worker: InWorker | None) -> str:
     """Return the format of a structural tag as JSON, with every schema converted."""
-    found = structural_tag.read(schema_of(given, kind="structural_tag"))
+    found = structural_tag.read(schema_of(given, most_bytes, "structural_tag"))
 
     def converted(schema: Any) -> Any:
         return json.loads(_converted(json.dumps(schema), False, True, in_worker)[0])
@@ -105,7 +109,7 @@ def enforceable_json(schema: str, loose: bool, closed: bool, quick: bool = False
     return json.dumps((relaxed if loose else enforceable)(value, closed=closed, quick=quick)), dialect_of(value)
 
 
-def schema_of(given: dict[str, Any] | bool | str, most_bytes: int = 1 << 18, kind: str = "json") -> Any:
+def schema_of(given: dict[str, Any] | bool | str, most_bytes: int, kind: str = "json") -> Any:
     """Return a copy of a schema, or of a structural tag if ``kind`` says so; a text is parsed as JSON.
 
     Raises BadRequest for a value that is not JSON or too large. The size counts all characters and values, and a

@@ -196,6 +196,7 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
             {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
             "quantized_layers should map modules to objects",
         ),
+        ({"quant_method": "modelopt", "quant_algo": "FP6"}, "quant_algo is 'FP6'"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:gguf"}, "packing_format is 'auto_round:gguf'"),
         ({"quant_method": "auto-round", "extra_config": ["lm_head"]}, "extra_config should map modules to objects"),
         (

@@ -584,7 +584,7 @@ def test_each_kind_has_a_default_engine(library, asked, engine) -> None:
 def test_a_schema_is_read_once_for_equal_requests(library, monkeypatch) -> None:
     grammars, read = library(), []
     worked_out = sources.read
-    monkeypatch.setattr(sources, "read", lambda asked, _: read.append(asked) or worked_out(asked))
+    monkeypatch.setattr(sources, "read", lambda asked, *_, **how: read.append(asked) or worked_out(asked, **how))
     for _ in range(3):
         compiled = compiled_by(grammars, StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S)
         assert accepts(compiled, '{"name": "x"}')
@@ -616,6 +616,15 @@ def test_a_rejection_is_not_cached(library) -> None:
 def test_a_source_that_is_too_large_is_rejected_before_it_is_read(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         SourceCache(max_bytes=2000).read(StructuredOutputs(**asked))
+
+
+def test_the_maximum_of_a_source_may_be_above_its_default() -> None:
+    schema = {"enum": ["x" * 300_000]}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    for asked in ({"json": schema}, {"json": json.dumps(schema)}, {"structural_tag": tag}):
+        assert SourceCache(max_bytes=301_000).read(StructuredOutputs(**asked))[0].text
+        with pytest.raises(BadRequest, match=r"must be at most 300000 bytes \(max_grammar_bytes\), got more"):
+            SourceCache(max_bytes=300_000).read(StructuredOutputs(**asked))
 
 
 def test_a_regular_expression_has_a_maximum_length() -> None:
