@@ -122,6 +122,7 @@ class Engine(Record):
         shared: shared weights by their names in the subgraphs.
         batch_invariant: the decoder computes the same bits for a token whatever else is in the call; all its matmuls
             are steps.
+        optimized: the file holds what onnxruntime's optimizer made of the graph, so sessions open without it.
     """
 
     file: RelativePath | None = None
@@ -132,6 +133,7 @@ class Engine(Record):
     contract: Contract
     shared: dict[str, SharedWeight] = Field(default_factory=dict)
     batch_invariant: bool = False
+    optimized: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:

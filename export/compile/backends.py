@@ -125,8 +125,8 @@ def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions)
             return _tensorrt(graph, recipe.backend, folder, head_profiles(recipe, graph.contract), options)
         return _entry(graph, graph.file, "onnxruntime-cuda", "cuda")
     if recipe.backend.name == "onnxruntime-cpu":
-        onnxruntime.require_session(folder / graph.file)
-        return _entry(graph, graph.file, recipe.backend.name, "cpu")
+        optimized = onnxruntime.require_session(folder / graph.file, optimize=graph.dtype == "float32")
+        return _entry(graph, graph.file, recipe.backend.name, "cpu", optimized=optimized)
     return _entry(graph, graph.file, recipe.backend.name, "cuda")
 
 
@@ -187,5 +187,12 @@ def _tensorrt(
     return _entry(graph, report.path.relative_to(folder).as_posix(), backend.name, report.built_for)
 
 
-def _entry(graph: Graph, file: str, backend: str, built_for: str) -> Engine:
-    return Engine(file=file, backend=backend, built_for=built_for, dtype=graph.dtype, contract=graph.contract)
+def _entry(graph: Graph, file: str, backend: str, built_for: str, *, optimized: bool = False) -> Engine:
+    return Engine(
+        file=file,
+        backend=backend,
+        built_for=built_for,
+        dtype=graph.dtype,
+        contract=graph.contract,
+        optimized=optimized,
+    )

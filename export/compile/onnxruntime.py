@@ -1,4 +1,4 @@
-"""Validate saved graphs. onnxruntime compiles a graph when it opens it, so a build opens each CPU graph once."""
+"""Validate saved graphs, and optimize those that run on a CPU, so that opening a bundle does not have to."""
 
 from pathlib import Path
 
@@ -9,6 +9,9 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
 from tandemrt.plugins.onnxruntime.custom_operators import load_into
+from tandemrt.plugins.onnxruntime.sessions import session_options
+
+_MAX_CONSTANTS = 16 << 20  # bytes that constant folding may add to a graph file; a rotary table has one or a few MB
 
 
 def differences(path: Path, expected: Contract) -> list[str]:
@@ -27,23 +30,45 @@ def require_contract(path: Path, expected: Contract) -> None:
         raise InternalError(f"{path.name} must have the bindings of its contract: {'; '.join(lines)}")
 
 
-def require_session(path: Path) -> None:
-    """Open a graph and its weights on onnxruntime's CPU provider and close it again.
+def require_session(path: Path, *, optimize: bool = True) -> bool:
+    """Open a graph and its weights on onnxruntime's CPU provider. ``optimize``: save what its optimizer makes of it.
 
-    Raises BackendUnavailable without onnxruntime, InternalError if onnxruntime rejects the graph.
+    Returns whether the file is optimized now. It is not where optimization would copy weights into the graph, such as
+    float32 values of weights in another dtype. Graphs in half precision must stay: their optimized form gave other
+    logits when it was opened. Raises BackendUnavailable without onnxruntime, InternalError if onnxruntime rejects the
+    graph.
     """
     try:
         import onnxruntime
     except ImportError as error:
         rule = "backend onnxruntime-cpu needs onnxruntime to check what it built"
         raise BackendUnavailable(f"{rule}; install it with: pip install 'tandemrt[cpu]'") from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    optimized = path.with_suffix(".optimized")
+    options = session_options()
+    # The next level depends on the processor.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    if optimize:
+        options.optimized_model_filepath = str(optimized)
     load_into(options, path)
     try:
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return optimize and _replace_by(path, optimized)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise InternalError(f"onnxruntime {onnxruntime.__version__} rejects {path.name}: {error}") from error
+    finally:
+        optimized.unlink(missing_ok=True)
+
+
+def _replace_by(path: Path, optimized: Path) -> bool:
+    if optimized.stat().st_size > path.stat().st_size + _MAX_CONSTANTS:
+        return False
+    before, after = (onnx.load(each, load_external_data=False) for each in (path, optimized))
+    # onnxruntime drops functions of operators with a kernel. A machine without a compiler needs them.
+    for fields in ("functions", "opset_import"):
+        after.ClearField(fields)
+        getattr(after, fields).extend(getattr(before, fields))
+    path.write_bytes(after.SerializeToString())
+    return True
 
 
 def _bindings(values: list[onnx.ValueInfoProto]) -> tuple[Binding, ...]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -437,6 +438,28 @@ def test_a_graph_that_onnxruntime_refuses_never_becomes_a_bundle(report: BuildRe
     shutil.copy(Bundle.open(report.folder).path("target"), tmp_path / "model.onnx")  # without its weights
     with pytest.raises(InternalError, match=r"onnxruntime .* rejects model\.onnx"):
         compiler.require_session(tmp_path / "model.onnx")
+
+
+def test_graphs_for_a_cpu_are_saved_as_the_optimizer_leaves_them(report: BuildReport) -> None:
+    bundle = Bundle.open(report.folder)
+    graph = ir.load(bundle.path("target"))
+    kinds = [node.op_type for node in graph.graph]
+    assert bundle.engine("target").optimized
+    assert "Sigmoid" not in kinds
+    assert "QuickGelu" in kinds
+    used = {node.op_type for node in graph.graph if node.domain == "tandemrt"}
+    assert used <= {function.name for function in graph.functions.values()}  # for machines without a compiler
+
+
+def test_constants_that_optimization_would_add_stay_out_of_a_graph(
+    report: BuildReport, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(compiler, "_MAX_CONSTANTS", -(1 << 30))
+    folder = Path(shutil.copytree(report.folder / "target", tmp_path / "target"))
+    before = (folder / "model.onnx").read_bytes()
+    assert not compiler.require_session(folder / "model.onnx")
+    assert (folder / "model.onnx").read_bytes() == before
+    assert not [*folder.glob("*.optimized")]
 
 
 def test_a_compiled_graph_is_held_to_its_contract_and_must_open(copy: Path) -> None:

@@ -39,19 +39,22 @@ class OnnxRuntimeEngine:
         device: "str | torch.device" = "cpu",
         threads: int | None = None,
         spinning: bool = False,
+        optimized: bool = True,
         content: bytes | None = None,
     ) -> "OnnxRuntimeEngine":
         """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
 
-        ``spinning``: threads spin between the nodes of a run; see SPINNING. ``content``: the bytes of the file, read
-        before.
+        ``spinning``: threads spin between the nodes of a run; see SPINNING. ``optimized``: see open_session.
+        ``content``: the bytes of the file, read before.
 
         Raises BackendUnavailable if onnxruntime has no provider for the device or cannot load it, and BadBundle if
         the file cannot be loaded or its bindings differ from ``contract``.
         """
         device = torch.device(device)
         entries = SPINNING if spinning and device.type == "cpu" else {}
-        session = open_session(path, _providers(device), threads=threads, entries=entries, content=content)
+        session = open_session(
+            path, _providers(device), threads=threads, entries=entries, optimized=optimized, content=content
+        )
         found = Contract(bindings(session.get_inputs()), bindings(session.get_outputs()), contract.aliases)
         differences = contract.differences(found)
         if differences:

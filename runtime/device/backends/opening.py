@@ -82,7 +82,14 @@ def _open(
     from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 
     contract = bundle.contract(name)
-    open_graph = partial(OnnxRuntimeEngine.open, bundle.path(name), contract, device=device, threads=threads)
+    open_graph = partial(
+        OnnxRuntimeEngine.open,
+        bundle.path(name),
+        contract,
+        device=device,
+        threads=threads,
+        optimized=not bundle.engine(name).optimized,
+    )
     if name.startswith("verify") and device.type == "cpu" and contract["logits"].dtype == "float32":
         from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
 

@@ -40,7 +40,8 @@ def open_session(
 ) -> "onnxruntime.InferenceSession":
     """Open ``path`` on the first of ``providers``, with the session config ``entries`` and at most ``threads`` threads.
 
-    ``optimized``: let onnxruntime optimize the graph first; not worth the time for a graph that runs once.
+    ``optimized``: let onnxruntime optimize the graph first; not worth the time for a graph that runs once, or that a
+    build has optimized.
     ``content``: the bytes of the file, which is not read then.
     ``initializers`` replace the graph's own by name; the caller keeps them alive as long as the session.
     Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would use another provider or the
