@@ -86,6 +86,7 @@ IMPLEMENTATIONS = {
         "reference.int4:int4_matmul", "functions.int4:bodies", "kernels.int4_matmul:launch"
     ),
     "int4_int8_matmul": OperatorImplementations("reference.int4_int8:int4_int8_matmul", "functions.int4_int8:bodies"),
+    "tiled_matmul": OperatorImplementations("reference.tiled:tiled_matmul", "functions.tiled:bodies"),
     "float8_matmul": OperatorImplementations(
         "reference.float8:float8_matmul", "functions.float8:matmul_bodies", "kernels.float8_matmul:launch"
     ),

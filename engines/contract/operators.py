@@ -269,6 +269,13 @@ SCHEMAS = {
             optional=("zeros",),
             kernels=None,
         ),
+        Schema(  # on a CPU: weights in the checkpoint's dtype T, sums in float32, equal bits for a row in any call
+            "tiled_matmul",
+            inputs=(Binding("x", "float32", ("tokens", "inner")), Binding("weight", T, ("tiles", "tile_values"))),
+            outputs=(Binding("out", "float32", ("tokens", "width")),),
+            attributes={"width": "int"},
+            kernels=None,
+        ),
         Schema(  # without scales: the next operator applies them
             "float8_matmul",
             inputs=(_quantized("inner")[0], _FLOAT8_WEIGHT),

@@ -43,11 +43,17 @@ from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_g
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
+from tandemrt.export.quantize.float_tiles import write_tiles
 from tandemrt.export.quantize.per_channel import write_per_channel
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import resolve_checkpoints
 from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.export.staging import check_destination, place, staged
+
+_NO_COMPILER = (
+    "no C compiler works here, so matmuls use onnxruntime's kernels (install gcc or clang, or name a compiler in CC, "
+    "and build again)"
+)
 
 
 @dataclass(frozen=True)
@@ -200,12 +206,21 @@ def _quantize(
     if isinstance(models[-1], DraftHead):
         notes.extend(models[-1].notes())
 
+    def in_tiles(model: Model) -> Model:
+        if model.on_cpu and model.compute == "float32" and not model.tiled:
+            notes.append(f"{model.role}: {_NO_COMPILER}; the bundle will need longer to open")
+        if not model.tiled:
+            return model
+        with clock.step(f"Write the weights of {model.role} in tiles"):
+            written = write_tiles(model.checkpoint, model.spec, folder / model.role, progress)
+        return replace(model, checkpoint=written)
+
     def packed(model: Model) -> Model:
         quantization = model.quantization
         if quantization is not None and model.dtype not in BITS and not model.blocks_become_channels:
             notes.extend(f"{model.role}: {note}" for note in quantization.notes())
         if not model.packed:
-            return model
+            return in_tiles(model)
         if model.dequantize and (stored := model.stored_quantization) is not None:
             with clock.step(f"Dequantize the weights of {model.role} to {model.compute}"):
                 where = folder / model.role
@@ -214,7 +229,7 @@ def _quantize(
                 f"{model.role}: {plain.weights} quantized weights ({stored.method}) became {model.compute}: "
                 f"{plain.after / 1e9:.2f} GB instead of {plain.before / 1e9:.2f}"
             )
-            return replace(model, checkpoint=plain.checkpoint)
+            return in_tiles(replace(model, checkpoint=plain.checkpoint))
         if quantization is not None and model.blocks_become_channels:
             with clock.step(f"Round the {model.role}'s weights to a scale per output"):
                 made = write_per_channel(model.source, model.spec, quantization, folder / model.role, progress)
@@ -234,10 +249,7 @@ def _quantize(
                 model.source, model.spec, where, bits, progress, tiles=model.tiles, interleaved=model.interleaved
             )
         if model.on_cpu_in_float32 and not model.interleaved and any(".int4." in n for n in written.checkpoint.tensors):
-            notes.append(
-                f"{model.role}: no C compiler works here, so matmuls in 4 bits use onnxruntime's kernels, which take "
-                "about twice as long; install gcc or clang, or name a compiler in CC, and build again"
-            )
+            notes.append(f"{model.role}: {_NO_COMPILER}; matmuls in 4 bits will take about twice as long")
         if quantization is not None and written.kept:
             how = f"{written.kept} weights of 4 bits ({quantization.method}) were repacked"
             changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"
@@ -313,7 +325,7 @@ def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
         if found and model.source.folder == models[0].source.folder:  # an MTP layer of the target's checkpoint
             found[model.role] = found[models[0].role]
             continue
-        placed = model.checkpoint is model.source
+        placed = not model.packed if isinstance(model, Model) else model.checkpoint is model.source
         digests = {
             file.name: files[f"{model.role}/{file.name}"].sha256 if placed else file_digest(file)
             for file in model.source.files

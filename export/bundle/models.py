@@ -31,6 +31,7 @@ class Model:
     the dtype of its cache. ``by_operators``: the project's operators multiply quantized weights; they support float8
     weights with a scale per output, but no group scales. ``dequantize``: the recipe asks to write quantized weights as
     unquantized ones. ``shards``: the parts of the ranks of a tensor-parallel target; none: one process runs the model.
+    ``on_cpu``: the bundle is for a CPU.
     """
 
     role: EngineName
@@ -44,6 +45,12 @@ class Model:
     by_operators: bool = False
     dequantize: bool = False
     shards: tuple[Shard, ...] = ()
+    on_cpu: bool = False
+
+    @property
+    def tiled(self) -> bool:
+        """Whether unquantized weights are for the operator tiled_matmul: on a CPU with a compiler for its kernel."""
+        return self.on_cpu and self.compute == "float32" and library() is not None
 
     @property
     def tiles(self) -> str | None:
@@ -127,6 +134,7 @@ class Model:
         model = cls(
             *(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators),
             dequantize=section.dequantize,
+            on_cpu=recipe.backend.name == "onnxruntime-cpu",
         )
         if section.dequantize and model.stored_quantization is None:
             raise BadRecipe(f"{role}.dequantize needs a checkpoint with quantized weights; {folder} has none. Drop it")

@@ -16,11 +16,19 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.kv_cache import cache_scales, is_cache_scale
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales
+from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
 
 _DERIVED = re.compile(
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 )  # old Llama checkpoints store it; config.json defines it
+
+_TILES = ".tiles"
+
+
+def tiles_name(name: str) -> str:
+    """Return the name of the tensor that holds the weight ``name`` in tiles."""
+    return f"{name}{_TILES}"
 
 
 class Weights:
@@ -106,6 +114,23 @@ class Weights:
         """Return the scales of keys and values of ``attention`` in a float8 cache."""
         return cache_scales(self.checkpoint.tensors, attention)
 
+    def tiles(self, names: Sequence[str], rows: Sequence[int], inner: int) -> ir.Value | None:
+        """Return weights [rows_i, inner] as one in tiles, if export/quantize/float_tiles.py wrote them so.
+
+        None also where tiles would hold outputs of two weights.
+        """
+        wanted = [tiles_name(name) for name in names]
+        parts = [self.checkpoint.tensors.get(name) for name in wanted]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts) or any(count % OUTPUTS for count in rows[:-1]):
+            return None
+        joined = self._adjacent(wanted, found)
+        for name, count, part in zip(names, rows, found, strict=True):
+            if joined is None or part.shape != tiled_shape(count, inner):
+                return None
+            self._used.add(name)
+        return joined
+
     def low_bit_format(self, name: str) -> LowBitFormat | None:
         """Return the low-bit format in which export/quantize/ wrote the weight ``name``, or None."""
         tensors = self.checkpoint.tensors
@@ -173,6 +198,7 @@ class Weights:
     def finish(self) -> None:
         """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
         left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
+        left = [name for name in left if not name.endswith(_TILES)]  # copies of weights
         if self.quantization is not None and self.quantization.float8_cache:
             left = [
                 name for name in left if not is_cache_scale(name)

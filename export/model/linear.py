@@ -12,6 +12,7 @@ from tandemrt.export.model.int4_int8_matmul import int4_int8_matmul
 from tandemrt.export.model.int4_matmul import int4_matmul_by_tiles
 from tandemrt.export.model.matmul_nbits import matmul_nbits
 from tandemrt.export.model.scaled_matmul import scaled_matmul
+from tandemrt.export.model.tiled_matmul import tiled_matmul
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.plugins.operators.int4_interleaved import OUTPUTS
 
@@ -47,6 +48,8 @@ class Linear:
 
     def _matmul(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)
+        if (tiles := w.tiles(names, self.widths, inner)) is not None:
+            return tiled_matmul(b, x, tiles, width=self.width)
         stored = {(w.low_bit_format(f"{name}.weight") or w.scheme(name)) for name in self.names}
         how = next(iter(stored))
         if len(stored) > 1 or (len(names) > 1 and self._is_separate(how)):

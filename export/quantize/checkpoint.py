@@ -14,6 +14,7 @@ from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, packed_tensor_name
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.quantize.groups import GROUP_SIZE, QuantizedMatrix, quantize
+from tandemrt.export.quantize.matmuls import EMBEDDING, HEAD, groups, matmul_modules, place
 from tandemrt.export.quantize.stored_weights import packed_format, read_low_bit, read_matrix, shape_of, tensor_names
 from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
@@ -23,13 +24,6 @@ from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# Weights of one matmul of the graph are adjacent in the file, in the matmul's order (export/model/linear.py).
-_ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
-_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")  # kv_b_proj stays unquantized (latent_attention.py)
-_OWN_INPUTS = ("per_layer_model_projection", "per_layer_input_gate", "per_layer_projection")  # Gemma 4
-# Gates of decay and update are small and stay unquantized.
-_RECURRENT = ("in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z", "out_proj")
 FILE = "model.safetensors"
 
 
@@ -84,12 +78,12 @@ def write_quantized(
     """
     checkpoint = with_graph_names(checkpoint, spec)
     if spec.tied:
-        Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
-    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles, interleaved), key=lambda matmul: _place(matmul.module))
+        Weights(checkpoint, GraphBuilder("tied"), "float32").same(HEAD, EMBEDDING)
+    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles, interleaved), key=lambda matmul: place(matmul.module))
     rounding = _Rounding(checkpoint)
-    replaced = {name for matmul in matmuls for name in _tensor_names(matmul)} - {_EMBEDDING}
+    replaced = {name for matmul in matmuls for name in _tensor_names(matmul)} - {EMBEDDING}
     if spec.tied:
-        replaced.add(_HEAD)  # a copy of the embedding
+        replaced.add(HEAD)  # a copy of the embedding
     rest = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in replaced]
     file = folder / FILE
     write_safetensors(file, [*_entries(matmuls, rounding), *rest], progress=progress)
@@ -151,7 +145,7 @@ class _Rounding:
 
 def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
     """Yield the tensors to write: kind by kind, the weights of one matmul of the graph next to each other."""
-    for group in _groups(matmuls):
+    for group in groups(matmuls, lambda matmul: matmul.module, lambda matmul: matmul.form):
         shapes = [matmul.form.shapes(matmul.rows, matmul.inner) for matmul in group]
         for kind in shapes[0]:
             for matmul, found in zip(group, shapes, strict=True):
@@ -164,11 +158,7 @@ def _matmuls(
 ) -> Iterator[_Matmul]:
     """Yield the matmuls with weights that the written checkpoint quantizes."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
-    modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
-    head = (_EMBEDDING if spec.tied else _HEAD).removesuffix(".weight")
-    for module in modules:
-        if module != head and module.rpartition(".")[2] not in (*_ORDER, *_LATENT, *_OWN_INPUTS, *_RECURRENT):
-            continue
+    for module in matmul_modules(checkpoint, spec):
         scheme = quantization.scheme(module) if quantization else None
         if scheme is not None and scheme.packed:
             shape = shape_of(module, checkpoint.tensors, scheme)
@@ -192,24 +182,6 @@ def _tensor_names(matmul: _Matmul) -> tuple[str, ...]:
     if matmul.scheme is None:
         return (f"{matmul.module}.weight",)
     return tensor_names(matmul.module, matmul.scheme)
-
-
-def _place(module: str) -> tuple[str, int]:
-    layer, _, kind = module.rpartition(".")
-    return layer, _ORDER.index(kind) if kind in _ORDER else 0
-
-
-def _groups(matmuls: list[_Matmul]) -> Iterator[list[_Matmul]]:
-    """Group the weights that the graph may join in one matmul: q, k and v, or gate and up, of equal ``form``."""
-    group: list[_Matmul] = []
-    for matmul in matmuls:
-        alone = matmul.module.rpartition(".")[2] not in ("k_proj", "v_proj", "up_proj")
-        if group and (alone or matmul.form != group[0].form):
-            yield group
-            group = []
-        group.append(matmul)
-    if group:
-        yield group
 
 
 def _matrix(tensor: StoredTensor, scheme: Scheme | None) -> tuple[int, int]:

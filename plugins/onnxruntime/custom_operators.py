@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPERATORS = ("int4_int8_matmul",)
+OPERATORS = ("int4_int8_matmul", "tiled_matmul")
 COMPILERS = ("cc", "gcc", "clang")  # after $CC
 # Without contraction a sum has the same bits in every function that inlines it.
 _OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
 _TIMEOUT_S = 120.0
-_SOURCE = Path(__file__).with_name("int4_int8_matmul.c")
+_FOLDER = Path(__file__).parent
+_SOURCES = ("int4_int8_matmul.c", "tiled_matmul.c", "register.c")
+_HEADER = "custom_operator.h"
 _compiling = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads
 
@@ -43,8 +45,8 @@ def load_into(options: "onnxruntime.SessionOptions", graph: Path | bytes) -> Non
             options.register_custom_ops_library(str(path))
     else:
         log.warning(
-            "matmuls in 4 bits run without their kernel, many times slower: no C compiler was found. Install one, name "
-            "it in CC, or build the bundle on a machine without a compiler, which uses kernels of onnxruntime"
+            "matmuls run without their kernel, many times slower: no C compiler was found. Install one, name it in CC, "
+            "or build the bundle on a machine without a compiler, which uses kernels of onnxruntime"
         )
 
 
@@ -59,8 +61,8 @@ def library() -> Path | None:
 
 @cache
 def _library() -> Path | None:
-    source = _SOURCE.read_bytes()
-    key = hashlib.sha256(repr((source, _OPTIONS, platform.system(), platform.machine())).encode()).hexdigest()
+    sources = [(_FOLDER / name).read_bytes() for name in (*_SOURCES, _HEADER)]
+    key = hashlib.sha256(repr((sources, _OPTIONS, platform.system(), platform.machine())).encode()).hexdigest()
     path = cache_folder() / "custom_operators" / f"{key}.so"
     make_private(path.parent)
     try:
@@ -80,7 +82,7 @@ def _compile(path: Path) -> Path | None:
     if compiler is None:
         return None
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    command = [compiler, *_OPTIONS, "-o", str(partial), str(_SOURCE), "-lm"]
+    command = [compiler, *_OPTIONS, "-o", str(partial), *(str(_FOLDER / name) for name in _SOURCES), "-lm"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
         ctypes.CDLL(str(partial))  # raises OSError for another machine's code

@@ -5,10 +5,10 @@
  * same order by the same instructions. Rows share the unpacking of a weight.
  */
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "custom_operator.h"
 
 #define COLUMNS 8 /* outputs of a tile */
 #define STEP 32   /* inputs whose products are summed as integers; they share the scale of x */
@@ -33,8 +33,6 @@ typedef struct {
   Rounded *rounded; /* [rows, steps] */
   size_t rows, inner, width, steps, groups, steps_of_group;
 } Call;
-
-static size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
 
 /* ---- portable ---- */
 
@@ -236,58 +234,6 @@ AVX2 static void rows_avx2(const Call *call, size_t tile, size_t row, size_t end
 }
 #endif
 
-/* ---- the part of onnxruntime's C API that a custom operator needs (onnxruntime_c_api.h) ---- */
-
-#define API_VERSION 17 /* the first with KernelContext_ParallelFor; later versions only append */
-
-typedef struct OrtStatus OrtStatus;
-typedef const void *const *OrtApi; /* a struct of function pointers, which never change their places */
-typedef struct {
-  OrtApi (*get)(uint32_t version);
-  const char *(*version)(void);
-} OrtApiBase;
-
-enum { /* places in OrtApi */
-  CREATE_STATUS = 0,
-  CREATE_DOMAIN = 26,
-  ADD_OPERATOR = 27,
-  ADD_DOMAIN = 28,
-  TENSOR_DATA = 51,
-  DIMENSIONS_COUNT = 61,
-  DIMENSIONS = 62,
-  TENSOR_SHAPE = 65,
-  INT_ATTRIBUTE = 86,
-  INPUT_COUNT = 88,
-  INPUT = 90,
-  OUTPUT = 91,
-  RELEASE_SHAPE = 99,
-  PARALLEL_FOR = 274,
-};
-#define API(place, result, ...) ((result(*)(__VA_ARGS__))api[place])
-
-typedef struct Operator {
-  uint32_t version;
-  void *(*create)(const struct Operator *, OrtApi, const void *info);
-  const char *(*name)(const struct Operator *);
-  const char *(*provider)(const struct Operator *);
-  int (*input_type)(const struct Operator *, size_t);
-  size_t (*input_count)(const struct Operator *);
-  int (*output_type)(const struct Operator *, size_t);
-  size_t (*output_count)(const struct Operator *);
-  void (*compute)(void *, void *);
-  void (*destroy)(void *);
-  int (*input_kind)(const struct Operator *, size_t);
-  int (*output_kind)(const struct Operator *, size_t);
-  int (*input_memory)(const struct Operator *, size_t);
-  int (*variadic[4])(const struct Operator *);
-  OrtStatus *(*create_v2)(const struct Operator *, OrtApi, const void *info, void **kernel);
-  OrtStatus *(*compute_v2)(void *kernel, void *context);
-  OrtStatus *(*infer_shape)(const struct Operator *, void *);
-  int (*first_version)(const struct Operator *);
-  int (*last_version)(const struct Operator *);
-  void *later[4];
-} Operator;
-
 typedef struct {
   OrtApi api;
   int64_t group_size, width;
@@ -312,41 +258,6 @@ static void multiply_item(void *work, size_t item) {
   const size_t first = item % items * TILES, row = item / items * ROWS;
   const size_t end = row + ROWS < call->rows ? row + ROWS : call->rows;
   for (size_t tile = first; tile < first + TILES && tile < tiles; tile++) w->kernel->multiply(call, tile, row, end);
-}
-
-#define TRY(call)                             \
-  do {                                        \
-    if ((status = (call)) != NULL) goto done; \
-  } while (0)
-
-static OrtStatus *failure(OrtApi api, const char *rule) {
-  return API(CREATE_STATUS, OrtStatus *, int, const char *)(2, rule);
-}
-
-static OrtStatus *read_shape(OrtApi api, const void *tensor, int64_t *dims, size_t most, size_t *rank) {
-  void *shape = NULL;
-  OrtStatus *status = NULL;
-  TRY(API(TENSOR_SHAPE, OrtStatus *, const void *, void **)(tensor, &shape));
-  TRY(API(DIMENSIONS_COUNT, OrtStatus *, void *, size_t *)(shape, rank));
-  if (*rank < 1 || *rank > most) {
-    status = failure(api, "int4_int8_matmul: the rank of an input is wrong");
-    goto done;
-  }
-  TRY(API(DIMENSIONS, OrtStatus *, void *, int64_t *, size_t)(shape, dims, *rank));
-done:
-  if (shape) API(RELEASE_SHAPE, void, void *)(shape);
-  return status;
-}
-
-static OrtStatus *parallel(const Kernel *kernel, void *context, void (*item)(void *, size_t), size_t count,
-                           Work *work) {
-  OrtApi api = kernel->api;
-  if (count == 1) {
-    item(work, 0);
-    return NULL;
-  }
-  return API(PARALLEL_FOR, OrtStatus *, void *, void (*)(void *, size_t), size_t, size_t, void *)(context, item, count,
-                                                                                                  count, work);
 }
 
 static OrtStatus *compute(void *self, void *context) {
@@ -391,11 +302,11 @@ static OrtStatus *compute(void *self, void *context) {
   call.rounded = scratch;
   Work work = {kernel, &call};
   if (call.rows * call.inner >= ROUNDED_AT_ONCE) {
-    TRY(parallel(kernel, context, round_item, call.rows, &work));
+    TRY(parallel(api, context, round_item, call.rows, &work));
   } else {
     for (size_t row = 0; row < call.rows; row++) round_item(&work, row);
   }
-  TRY(parallel(kernel, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
+  TRY(parallel(api, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
 done:
   free(scratch);
   return status;
@@ -424,36 +335,12 @@ done:
 }
 
 static const char *name(const Operator *op) { (void)op; return "int4_int8_matmul"; }
-static const char *provider(const Operator *op) { (void)op; return NULL; /* the CPU */ }
 static int input_type(const Operator *op, size_t i) { (void)op; return i % 2 ? 2 : 1; /* uint8, float */ }
 static size_t input_count(const Operator *op) { (void)op; return 4; }
-static int output_type(const Operator *op, size_t i) { (void)op; (void)i; return 1; }
-static size_t output_count(const Operator *op) { (void)op; return 1; }
-static void destroy(void *kernel) { free(kernel); }
 static int input_kind(const Operator *op, size_t i) { (void)op; return i == 3; /* optional */ }
-static int output_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
-static int memory(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
-static int one(const Operator *op) { (void)op; return 1; }
-static int newest(const Operator *op) { (void)op; return 0x7fffffff; }
+static void destroy(void *kernel) { free(kernel); }
 
-static const Operator OPERATOR = {
-    .version = API_VERSION, .name = name, .provider = provider, .input_type = input_type, .input_count = input_count,
-    .output_type = output_type, .output_count = output_count, .destroy = destroy, .input_kind = input_kind,
-    .output_kind = output_kind, .input_memory = memory, .variadic = {one, one, one, one}, .create_v2 = create,
-    .compute_v2 = compute, .first_version = one, .last_version = newest,
+const Operator int4_int8_matmul = {
+    COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
+    .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
 };
-
-/* Called by onnxruntime when it loads this library into the options of a session. */
-__attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(void *options, const OrtApiBase *base) {
-  static void *domain; /* lives as long as the library, which is never unloaded */
-  OrtApi api = base->get(API_VERSION);
-  OrtStatus *status = NULL;
-  if (api == NULL) return failure(base->get(1), "int4_int8_matmul: needs onnxruntime 1.17 or later");
-  if (domain == NULL) {
-    TRY(API(CREATE_DOMAIN, OrtStatus *, const char *, void **)("tandemrt", &domain));
-    TRY(API(ADD_OPERATOR, OrtStatus *, void *, const void *)(domain, &OPERATOR));
-  }
-  TRY(API(ADD_DOMAIN, OrtStatus *, void *, void *)(options, domain));
-done:
-  return status;
-}

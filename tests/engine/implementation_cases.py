@@ -11,6 +11,7 @@ import torch
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.plugins.implementations import launcher, reference
 from tandemrt.plugins.operators.float8 import FLOAT8
+from tandemrt.plugins.operators.float_tiles import tiled
 from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Context
@@ -237,6 +238,17 @@ def _by_int4_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
     yield Case(inputs, {"group_size": group, "width": width})
 
 
+def _by_tiles(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Numbers of rows around what the kernel takes at once, outputs that fill no tile, and tiny values."""
+    rng = np.random.default_rng(10)
+    for rows, inner, width in (((1,), 32, 70), ((2,), 7, 33), ((3,), 64, 48), ((2, 3), 100, 37), ((103,), 40, 130)):
+        weight = rng.normal(size=(width, inner)) / inner**0.5
+        weight[0, :4] = [6e-8, -3e-7, 0, -1e-5]
+        x = rng.normal(size=(*rows, inner)).astype(np.float32)
+        yield Case({"x": x, "weight": tiled(weight.astype(kind))}, {"width": width})
+    yield Case({"x": x[:0], "weight": tiled(weight.astype(kind))}, {"width": width})
+
+
 def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
     for case in _matmuls(kind):  # numbers so small that float16 has room for their sums
         quantized = (case.inputs["quantized"].astype(np.float32) / 64).astype(FLOAT8)
@@ -290,6 +302,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "scaled_matmul": _matmuls,
     "int4_matmul": _by_int4,
     "int4_int8_matmul": _by_int4_and_int8,
+    "tiled_matmul": _by_tiles,
     "float8_matmul": _unscaled,
     "quantized_swiglu": _quantized_gates,
     "quantized_norm": _quantized_norms,

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux")
 
-WEIGHTS = "target/model.safetensors"
+WEIGHTS, TILES = "target/model.safetensors", "target/tiles.safetensors"
 CHANGES = {
     "truncated": "os.truncate(sys.argv[1], 100)",
     "overwritten": "open(sys.argv[1], 'r+b').write(bytes(os.path.getsize(sys.argv[1])))",
@@ -29,7 +29,7 @@ CHANGES = {
 # in which no thread can watch the leases.
 SITUATIONS = {
     "leased": "",
-    "another writer": "writer = open(weights, 'r+b')",
+    "another writer": "writers = [open(each, 'r+b') for each in weights]",
     "no thread": """
 import threading
 start = threading.Thread.start
@@ -43,14 +43,15 @@ threading.Thread.start = refusing
 CHILD = """
 import json, subprocess, sys
 changed, other, situation, change = sys.argv[1:]
-weights = f"{changed}/target/model.safetensors"
+weights = [f"{changed}/target/{name}.safetensors" for name in ("model", "tiles")]
 from tandemrt import LLM, SamplingParams
 exec(situation)
 params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0)
 ask = lambda llm: llm.generate([list(range(5, 60)), list(range(60, 90))], params)
 with LLM(changed, threads=1) as first, LLM(other, threads=1) as second:
     before = [[output.token_ids for output in ask(llm)] for llm in (first, second)]
-    subprocess.run([sys.executable, "-c", f"import os, sys; {change}", weights], check=True)
+    for each in weights:
+        subprocess.run([sys.executable, "-c", f"import os, sys; {change}", each], check=True)
     after = [[output.token_ids for output in ask(llm)] for llm in (first, second)]
 print(json.dumps([before, after]))
 """
@@ -67,14 +68,15 @@ def copy(tiny_bundle: Path, tmp_path: Path) -> Path:
 def test_texts_stay_the_same_after_weights_change_in_place(
     copy: Path, tiny_bundle: Path, situation: str, change: str
 ) -> None:
-    original = (copy / WEIGHTS).read_bytes()
+    files = [copy / WEIGHTS, copy / TILES]
+    originals = [file.read_bytes() for file in files]
     child = [sys.executable, "-c", CHILD, str(copy), str(tiny_bundle), SITUATIONS[situation], CHANGES[change]]
     done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout)
     assert before == after
     assert before[0] == before[1]
-    assert (copy / WEIGHTS).read_bytes() != original
+    assert not [file for file, original in zip(files, originals, strict=True) if file.read_bytes() == original]
     assert ("another process is changing" in done.stderr) == (situation == "leased")
 
 
@@ -89,7 +91,8 @@ def test_a_file_that_was_truncated_after_its_check_is_refused(copy: Path) -> Non
 @pytest.mark.parametrize("closed", [True, False])
 def test_an_llm_that_is_closed_or_collected_holds_no_file(copy: Path, closed: bool) -> None:
     llm = LLM(copy, device="cpu", threads=1)
-    assert [path.name for path in open_files(copy)] == ["model.safetensors"] * 2  # target and draft
+    names = sorted(path.name for path in open_files(copy))
+    assert names == ["model.safetensors"] * 2 + ["tiles.safetensors"] * 2  # target and draft
     if closed:
         llm.close()
     del llm

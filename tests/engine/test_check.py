@@ -117,12 +117,12 @@ def test_changed_weights_fail_the_digest_check(copied, check):
 
 def test_nan_weights_fail_the_logits_and_later_checks(copied, check):
     """Written anew with a matching digest, as by somebody who converted them wrongly."""
-    weights = copied / "target/model.safetensors"
-    stored = read_header(weights)["model.layers.0.mlp.up_proj.weight"]
+    weights = copied / "target/tiles.safetensors"
+    stored = read_header(weights)["model.layers.0.mlp.up_proj.weight.tiles"]
     data = bytearray(weights.read_bytes())
     data[stored.offset : stored.offset + stored.nbytes] = b"\xff" * stored.nbytes
     weights.write_bytes(data)
-    with_digest_of(copied, "target/model.safetensors")
+    with_digest_of(copied, "target/tiles.safetensors")
     code, _, report = check(copied)
     assert code == 1
     assert {"logits of target", "poisoned cache of target", "texts with speculation"} == failed(report["findings"])

@@ -12,12 +12,13 @@ from tandemrt.export.bundle import models
 from tandemrt.export.bundle.build import build
 from tandemrt.plugins.onnxruntime import custom_operators
 from tandemrt.plugins.operators.launch import Context
-from tests.engine.implementation_cases import cases, hold
+from tests.engine.implementation_cases import KINDS, cases, hold
 from tests.engine.quantized import texts_with_and_without_speculation
 from tests.engine.test_row_bits import test_a_matmul_gives_a_row_the_same_bits_in_any_number_of_rows as hold_row_bits
 from tests.makers import tiny_checkpoint, write_recipe
 
-OPERATOR = "int4_int8_matmul"
+OPERATORS = ("int4_int8_matmul", "tiled_matmul")
+BUILT = [("int4", "int4_int8_matmul", "MatMulNBits"), ("float32", "tiled_matmul", "FusedMatMul")]  # dtype, operators
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1\nngram_max = 3'
 
 
@@ -37,8 +38,11 @@ def no_compiler(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold_all() -> None:
-    for case in cases(OPERATOR, "float32"):
-        hold(OPERATOR, case, Context(torch.device("cpu"), threads=1))
+    for operator in OPERATORS:
+        for dtype in KINDS if operator == "tiled_matmul" else ["float32"]:
+            for case in cases(operator, dtype):
+                hold(operator, case, Context(torch.device("cpu"), threads=1))
+        hold_row_bits(operator, 2)
 
 
 def test_a_library_is_compiled_once_for_all_processes_of_its_user(
@@ -60,13 +64,11 @@ def test_the_portable_kernel_equals_the_reference(monkeypatch: pytest.MonkeyPatc
     """Processors without AVX2 run it."""
     monkeypatch.setattr(custom_operators, "_OPTIONS", (*custom_operators._OPTIONS, "-DPORTABLE"))
     hold_all()
-    hold_row_bits(OPERATOR, 2)
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_the_function_equals_the_reference(caplog: pytest.LogCaptureFixture) -> None:
     hold_all()
-    hold_row_bits(OPERATOR, 2)
     assert "no C compiler was found" in caplog.text
 
 
@@ -79,17 +81,18 @@ def test_a_compiler_that_fails_is_reported(
     assert not [*cache_folder.iterdir()]
 
 
+@pytest.mark.parametrize(("dtype", "operator", "otherwise"), BUILT)
 @pytest.mark.parametrize("compiler", [True, False])
-def test_a_build_uses_the_operator_only_with_a_compiler(
-    tmp_path: Path, compiler: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_build_uses_an_operator_only_with_a_compiler(
+    tmp_path: Path, compiler: bool, dtype: str, operator: str, otherwise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiler:
         monkeypatch.setattr(models, "library", lambda: None)
     target = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32)
-    recipe = write_recipe(tmp_path / "r.toml", target=target, dtype="int4", drafting=NGRAM)
+    recipe = write_recipe(tmp_path / "r.toml", target=target, dtype=dtype, drafting=NGRAM)
     report = build(Recipe.load(recipe), tmp_path / "bundle")
     kinds = {node.op_type for node in ir.load(report.folder / report.manifest.engines["target"].files[0]).graph}
-    assert (OPERATOR in kinds, "MatMulNBits" in kinds) == (compiler, not compiler)
+    assert (operator in kinds, otherwise in kinds) == (compiler, not compiler)
     assert any("no C compiler works here" in note for note in report.notes) != compiler
     texts, _ = texts_with_and_without_speculation(tmp_path / "bundle")
     assert texts[0] == texts[1]

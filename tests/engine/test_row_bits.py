@@ -53,6 +53,13 @@ MATMULS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, in
         "out",
         OUTER,
     ),
+    "tiled_matmul": (
+        {"x": normal(ROWS, INNER)},
+        {"weight": normal(OUTER // 16, INNER * 16, seed=1)},
+        {"width": OUTER},
+        "out",
+        OUTER,
+    ),
 }
 
 

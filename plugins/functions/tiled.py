@@ -1,0 +1,25 @@
+"""``tiled_matmul`` in standard operators; it runs where no C compiler builds the kernel."""
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.plugins.functions.body import FLOAT32, Body
+from tandemrt.plugins.operators.float_tiles import OUTPUTS
+
+
+def tiled_matmul() -> ir.Function:
+    """x [..., inner] → out [..., width] in float32."""
+    body = Body.of("tiled_matmul")
+    x, weight = body.inputs
+    by_tile = body.op("Reshape", weight.cast(FLOAT32), np.array([0, -1, OUTPUTS], np.int64))
+    by_input = body.op("Transpose", by_tile, perm=[1, 0, 2])  # inputs, tiles, outputs of a tile
+    width = body.op("Constant", value_int=body.attribute("width", ir.AttributeType.INT, "value_int"))
+    width = body.op("Reshape", width, np.array([1], np.int64))
+    return body.function(out=body.matmul(x, body.op("Reshape", by_input, np.array([0, -1], np.int64)).first(width, 1)))
+
+
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    return (tiled_matmul(),)

@@ -1,0 +1,108 @@
+/* The part of onnxruntime's C API that a custom operator needs (onnxruntime_c_api.h). */
+#ifndef CUSTOM_OPERATOR_H
+#define CUSTOM_OPERATOR_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define API_VERSION 17 /* the first with KernelContext_ParallelFor; later versions only append */
+
+typedef struct OrtStatus OrtStatus;
+typedef const void *const *OrtApi; /* a struct of function pointers, which never change their places */
+typedef struct {
+  OrtApi (*get)(uint32_t version);
+  const char *(*version)(void);
+} OrtApiBase;
+
+enum { /* places in OrtApi */
+  CREATE_STATUS = 0,
+  CREATE_DOMAIN = 26,
+  ADD_OPERATOR = 27,
+  ADD_DOMAIN = 28,
+  TENSOR_DATA = 51,
+  ELEMENT_TYPE = 60,
+  DIMENSIONS_COUNT = 61,
+  DIMENSIONS = 62,
+  TENSOR_SHAPE = 65,
+  INT_ATTRIBUTE = 86,
+  INPUT_COUNT = 88,
+  INPUT = 90,
+  OUTPUT = 91,
+  RELEASE_SHAPE = 99,
+  PARALLEL_FOR = 274,
+};
+#define API(place, result, ...) ((result(*)(__VA_ARGS__))api[place])
+
+typedef struct Operator {
+  uint32_t version;
+  void *(*create)(const struct Operator *, OrtApi, const void *info);
+  const char *(*name)(const struct Operator *);
+  const char *(*provider)(const struct Operator *);
+  int (*input_type)(const struct Operator *, size_t);
+  size_t (*input_count)(const struct Operator *);
+  int (*output_type)(const struct Operator *, size_t);
+  size_t (*output_count)(const struct Operator *);
+  void (*compute)(void *, void *);
+  void (*destroy)(void *);
+  int (*input_kind)(const struct Operator *, size_t);
+  int (*output_kind)(const struct Operator *, size_t);
+  int (*input_memory)(const struct Operator *, size_t);
+  int (*variadic[4])(const struct Operator *);
+  OrtStatus *(*create_v2)(const struct Operator *, OrtApi, const void *info, void **kernel);
+  OrtStatus *(*compute_v2)(void *kernel, void *context);
+  OrtStatus *(*infer_shape)(const struct Operator *, void *);
+  int (*first_version)(const struct Operator *);
+  int (*last_version)(const struct Operator *);
+  void *later[4];
+} Operator;
+
+#define TRY(call)                             \
+  do {                                        \
+    if ((status = (call)) != NULL) goto done; \
+  } while (0)
+
+static inline OrtStatus *failure(OrtApi api, const char *rule) {
+  return API(CREATE_STATUS, OrtStatus *, int, const char *)(2, rule);
+}
+
+static inline OrtStatus *read_shape(OrtApi api, const void *tensor, int64_t *dims, size_t most, size_t *rank) {
+  void *shape = NULL;
+  OrtStatus *status = NULL;
+  TRY(API(TENSOR_SHAPE, OrtStatus *, const void *, void **)(tensor, &shape));
+  TRY(API(DIMENSIONS_COUNT, OrtStatus *, void *, size_t *)(shape, rank));
+  if (*rank < 1 || *rank > most) {
+    status = failure(api, "tandemrt: the rank of an input is wrong");
+    goto done;
+  }
+  TRY(API(DIMENSIONS, OrtStatus *, void *, int64_t *, size_t)(shape, dims, *rank));
+done:
+  if (shape) API(RELEASE_SHAPE, void, void *)(shape);
+  return status;
+}
+
+/* Call ``item(work, i)`` for each i below ``count``, on onnxruntime's threads. */
+static inline OrtStatus *parallel(OrtApi api, void *context, void (*item)(void *, size_t), size_t count, void *work) {
+  if (count == 1) {
+    item(work, 0);
+    return NULL;
+  }
+  return API(PARALLEL_FOR, OrtStatus *, void *, void (*)(void *, size_t), size_t, size_t, void *)(context, item, count,
+                                                                                                  count, work);
+}
+
+static inline size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
+
+/* What all operators of this library have in common: the CPU provider, one output in float32, versions from 1 on. */
+static inline const char *provider(const Operator *op) { (void)op; return NULL; /* the CPU */ }
+static inline int output_type(const Operator *op, size_t i) { (void)op; (void)i; return 1; }
+static inline size_t output_count(const Operator *op) { (void)op; return 1; }
+static inline int output_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
+static inline int memory(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
+static inline int one(const Operator *op) { (void)op; return 1; }
+static inline int newest(const Operator *op) { (void)op; return 0x7fffffff; }
+
+#define COMMON                                                                                                         \
+  .version = API_VERSION, .provider = provider, .output_type = output_type, .output_count = output_count,              \
+  .output_kind = output_kind, .input_memory = memory, .variadic = {one, one, one, one}, .first_version = one,          \
+  .last_version = newest
+
+#endif

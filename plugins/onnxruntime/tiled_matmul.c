@@ -1,0 +1,271 @@
+/* The operator tiled_matmul as a custom operator of onnxruntime: x @ w.T for weights in float32, float16 or bfloat16
+ * that lie in tiles (plugins/operators/float_tiles.py). Products and sums are in float32.
+ *
+ * A row has the same bits in any call: every output adds its products one after the other, in the order of the inputs.
+ * The weights are read where they lie, so nothing is copied when a graph loads.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "custom_operator.h"
+
+#define COLUMNS 16 /* outputs of a tile */
+#define TILES 4    /* tiles of an item, which one thread computes */
+#define ROWS 192    /* its rows: they stay in the second cache while all tiles pass */
+enum { FLOAT32 = 1, FLOAT16 = 10, BFLOAT16 = 16 }; /* onnxruntime's element types */
+
+typedef struct {
+  const float *x;
+  const void *weight; /* [tiles, inner, COLUMNS] */
+  float *out;
+  size_t rows, inner, width;
+  int type; /* of the weight's elements */
+} Call;
+
+static void store(const Call *call, size_t row, size_t tile, const float *sums) {
+  const size_t begin = tile * COLUMNS, left = call->width - begin;
+  memcpy(call->out + row * call->width + begin, sums, sizeof(float) * (left < COLUMNS ? left : COLUMNS));
+}
+
+/* ---- portable ---- */
+
+static float from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+static float from_half(uint16_t half) {
+  const uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
+  if (exponent == 31) return from_bits(sign | 0x7f800000 | mantissa << 13);
+  if (exponent) return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+  return sign ? -(float)mantissa * 0x1p-24f : (float)mantissa * 0x1p-24f;
+}
+
+static float element(const Call *call, size_t at) {
+  if (call->type == FLOAT32) return ((const float *)call->weight)[at];
+  const uint16_t bits = ((const uint16_t *)call->weight)[at];
+  return call->type == FLOAT16 ? from_half(bits) : from_bits((uint32_t)bits << 16);
+}
+
+static void rows_portable(const Call *call, size_t first, size_t last, size_t row, size_t end) {
+  for (size_t tile = first; tile < last; tile++)
+    for (size_t r = row; r < end; r++) {
+      float sums[COLUMNS] = {0};
+      for (size_t k = 0; k < call->inner; k++)
+        for (size_t column = 0; column < COLUMNS; column++) {
+          const float x = call->x[r * call->inner + k], w = element(call, (tile * call->inner + k) * COLUMNS + column);
+#ifdef FP_FAST_FMAF
+          sums[column] = fmaf(x, w, sums[column]);
+#else
+          sums[column] += x * w;
+#endif
+        }
+      store(call, r, tile, sums);
+    }
+}
+
+/* ---- x86-64 with AVX2 ---- */
+
+#if defined(__x86_64__) && !defined(PORTABLE)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define INLINE AVX2 __attribute__((always_inline)) static inline
+#define UNROLL _Pragma("GCC unroll 16") /* else arrays of vectors do not stay in registers */
+#define AHEAD 2048                      /* bytes between a load and its prefetch */
+#define PART 320                        /* inputs of a tile that many rows read before the next ones */
+
+INLINE size_t size_of(const int type) { return type == FLOAT32 ? 4 : 2; }
+
+/* Load eight elements at ``at`` bytes. */
+INLINE __m256 load(const char *at, const int type) {
+  if (type == FLOAT32) return _mm256_loadu_ps((const float *)at);
+  const __m128i halves = _mm_loadu_si128((const __m128i *)at);
+  if (type == FLOAT16) return _mm256_cvtph_ps(halves);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
+/* Add the products of the inputs from ``begin`` to ``end`` to ``rows`` rows of ``tiles`` tiles. Their sums lie in ``out``
+ * unless ``begin`` is 0. rows * tiles of at most 6 sums fit into the registers. */
+INLINE void block(const Call *call, size_t tile, size_t row, const int rows, const int tiles, const int type,
+                  size_t begin, size_t end) {
+  const size_t inner = call->inner, of_tile = inner * COLUMNS * size_of(type);
+  const char *weight = (const char *)call->weight + tile * of_tile + begin * COLUMNS * size_of(type);
+  const float *x = call->x + row * inner;
+  float *out = call->out + row * call->width + tile * COLUMNS;
+  __m256 sums[6][2];
+  UNROLL for (int r = 0; r < rows; r++) UNROLL for (int t = 0; t < tiles; t++) {
+    const float *from = out + (size_t)r * call->width + t * COLUMNS;
+    sums[r * tiles + t][0] = begin ? _mm256_loadu_ps(from) : _mm256_setzero_ps();
+    sums[r * tiles + t][1] = begin ? _mm256_loadu_ps(from + 8) : _mm256_setzero_ps();
+  }
+  for (size_t k = begin; k < end; k++, weight += COLUMNS * size_of(type)) {
+    UNROLL for (int t = 0; t < tiles; t++) {
+      const char *at = weight + (size_t)t * of_tile;
+      _mm_prefetch(at + AHEAD, _MM_HINT_T0);
+      const __m256 low = load(at, type), high = load(at + 8 * size_of(type), type);
+      UNROLL for (int r = 0; r < rows; r++) {
+        const __m256 value = _mm256_broadcast_ss(x + (size_t)r * inner + k);
+        sums[r * tiles + t][0] = _mm256_fmadd_ps(value, low, sums[r * tiles + t][0]);
+        sums[r * tiles + t][1] = _mm256_fmadd_ps(value, high, sums[r * tiles + t][1]);
+      }
+    }
+  }
+  const size_t left = call->width - tile * COLUMNS; /* less than COLUMNS in the last tile */
+  UNROLL for (int r = 0; r < rows; r++) UNROLL for (int t = 0; t < tiles; t++) {
+    if (left >= (size_t)(t + 1) * COLUMNS) {
+      _mm256_storeu_ps(out + (size_t)r * call->width + t * COLUMNS, sums[r * tiles + t][0]);
+      _mm256_storeu_ps(out + (size_t)r * call->width + t * COLUMNS + 8, sums[r * tiles + t][1]);
+    } else {
+      float all[COLUMNS];
+      _mm256_storeu_ps(all, sums[r * tiles + t][0]);
+      _mm256_storeu_ps(all + 8, sums[r * tiles + t][1]);
+      store(call, row + (size_t)r, tile + (size_t)t, all);
+    }
+  }
+}
+
+/* Define functions for weights of one type: compilers take long for a block, so there is one copy of each. */
+#define FOR_TYPE(suffix, type)                                                                                         \
+  AVX2 static void one_tile_##suffix(const Call *call, size_t tile, size_t row, size_t rows, size_t begin, size_t end) { \
+    switch (rows) {                                                                                                    \
+      case 1: block(call, tile, row, 1, 1, type, begin, end); break;                                                   \
+      case 2: block(call, tile, row, 2, 1, type, begin, end); break;                                                   \
+      case 3: block(call, tile, row, 3, 1, type, begin, end); break;                                                   \
+      case 4: block(call, tile, row, 4, 1, type, begin, end); break;                                                   \
+      case 5: block(call, tile, row, 5, 1, type, begin, end); break;                                                   \
+      default: block(call, tile, row, 6, 1, type, begin, end); break;                                                  \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  /* Few rows take several tiles at once, because a lone sum would wait for itself. Returns the next tile. */          \
+  AVX2 static size_t several_tiles_##suffix(const Call *call, size_t tile, size_t last, size_t row, size_t rows) {     \
+    if (rows == 1)                                                                                                     \
+      for (; tile + 4 <= last; tile += 4) block(call, tile, row, 1, 4, type, 0, call->inner);                          \
+    if (rows == 2)                                                                                                     \
+      for (; tile + 2 <= last; tile += 2) block(call, tile, row, 2, 2, type, 0, call->inner);                          \
+    return tile;                                                                                                       \
+  }
+
+FOR_TYPE(float32, FLOAT32)
+FOR_TYPE(float16, FLOAT16)
+FOR_TYPE(bfloat16, BFLOAT16)
+
+typedef void OneTile(const Call *, size_t tile, size_t row, size_t rows, size_t begin, size_t end);
+typedef size_t SeveralTiles(const Call *, size_t tile, size_t last, size_t row, size_t rows);
+
+AVX2 static void rows_avx2(const Call *call, size_t first, size_t last, size_t row, size_t end) {
+  OneTile *one_tile = call->type == FLOAT32   ? one_tile_float32
+                      : call->type == FLOAT16 ? one_tile_float16
+                                              : one_tile_bfloat16;
+  SeveralTiles *several_tiles = call->type == FLOAT32   ? several_tiles_float32
+                                : call->type == FLOAT16 ? several_tiles_float16
+                                                        : several_tiles_bfloat16;
+  const size_t inner = call->inner;
+  for (size_t tile = several_tiles(call, first, last, row, end - row); tile < last; tile++) {
+    /* A part of a tile stays in the first cache while all rows pass. The sums of a narrow tile have no place in out. */
+    const int whole = end - row <= 6 || call->width - tile * COLUMNS < COLUMNS;
+    const size_t part = whole ? inner : count_of(inner, count_of(inner, PART));
+    for (size_t begin = 0; begin < inner; begin += part) {
+      const size_t stop = begin + part < inner ? begin + part : inner;
+      for (size_t r = row; r < end;) {
+        const size_t rows = count_of(end - r, count_of(end - r, 6)); /* blocks of about equal size */
+        one_tile(call, tile, r, rows, begin, stop);
+        r += rows;
+      }
+    }
+  }
+}
+#endif
+
+/* ---- the custom operator ---- */
+
+typedef struct {
+  OrtApi api;
+  int64_t width;
+  void (*multiply)(const Call *, size_t first, size_t last, size_t row, size_t end);
+} Kernel;
+
+typedef struct {
+  const Kernel *kernel;
+  const Call *call;
+} Work;
+
+static void multiply_item(void *work, size_t item) {
+  const Work *w = work;
+  const Call *call = w->call;
+  const size_t tiles = count_of(call->width, COLUMNS), items = count_of(tiles, TILES);
+  const size_t first = item % items * TILES, row = item / items * ROWS;
+  const size_t last = first + TILES < tiles ? first + TILES : tiles;
+  w->kernel->multiply(call, first, last, row, row + ROWS < call->rows ? row + ROWS : call->rows);
+}
+
+static OrtStatus *compute(void *self, void *context) {
+  const Kernel *kernel = self;
+  OrtApi api = kernel->api;
+  OrtStatus *status = NULL;
+  const void *x = NULL, *weight = NULL;
+  void *data[2] = {0}, *output = NULL, *made = NULL, *shape = NULL;
+  int64_t dims[8], tiled[2];
+  size_t rank = 0, ignored = 0;
+  TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, 0, &x));
+  TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, 1, &weight));
+  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(x, &data[0]));
+  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(weight, &data[1]));
+  TRY(read_shape(api, x, dims, 8, &rank));
+  TRY(read_shape(api, weight, tiled, 2, &ignored));
+  Call call = {.x = data[0], .weight = data[1], .rows = 1};
+  TRY(API(TENSOR_SHAPE, OrtStatus *, const void *, void **)(weight, &shape));
+  TRY(API(ELEMENT_TYPE, OrtStatus *, const void *, int *)(shape, &call.type));
+  call.inner = (size_t)dims[rank - 1];
+  call.width = (size_t)kernel->width;
+  for (size_t i = 0; i + 1 < rank; i++) call.rows *= (size_t)dims[i];
+  const size_t tiles = count_of(call.width, COLUMNS);
+  if ((size_t)tiled[0] != tiles || (size_t)tiled[1] != call.inner * COLUMNS) {
+    status = failure(api, "tiled_matmul: the shapes of the inputs do not fit");
+    goto done;
+  }
+  if (call.type != FLOAT32 && call.type != FLOAT16 && call.type != BFLOAT16) {
+    status = failure(api, "tiled_matmul: weight must be float32, float16 or bfloat16");
+    goto done;
+  }
+  dims[rank - 1] = kernel->width;
+  TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, 0, dims, rank, &output));
+  if (call.rows == 0) goto done;
+  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &made));
+  call.out = made;
+  Work work = {kernel, &call};
+  TRY(parallel(api, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
+done:
+  if (shape) API(RELEASE_SHAPE, void, void *)(shape);
+  return status;
+}
+
+static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void **made) {
+  OrtStatus *status = NULL;
+  Kernel *kernel = malloc(sizeof(Kernel));
+  (void)op;
+  if (kernel == NULL) return failure(api, "tiled_matmul: out of memory");
+  *kernel = (Kernel){api, 0, rows_portable};
+#if defined(__x86_64__) && !defined(PORTABLE)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    kernel->multiply = rows_avx2;
+#endif
+  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "width", &kernel->width));
+  if (kernel->width < 1) status = failure(api, "tiled_matmul: width must be positive");
+done:
+  if (status) free(kernel);
+  *made = status ? NULL : kernel;
+  return status;
+}
+
+static const char *name(const Operator *op) { (void)op; return "tiled_matmul"; }
+static int input_type(const Operator *op, size_t i) { (void)op; return i == 0; /* float, any */ }
+static size_t input_count(const Operator *op) { (void)op; return 2; }
+static int input_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
+static void destroy(void *kernel) { free(kernel); }
+
+const Operator tiled_matmul = {
+    COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
+    .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
+};
