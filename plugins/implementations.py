@@ -2,9 +2,9 @@
 
 ``reference`` is the definition in numpy, ``function`` the ONNX function in standard operators, ``cuda`` the launcher of
 CUDA kernels, ``tensorrt`` the ahead-of-time plugin. On a CPU the function runs in an onnxruntime session, so every
-operator has a CPU implementation without further code. An operator with a C kernel (plugins/onnxruntime/) has it in
-place of the function where a C compiler is installed. ``ranks`` is the launcher of an operator that several processes
-run together on CPUs; one process runs the function.
+operator has a CPU implementation without further code; the reference runs if there is no function. An operator with a C
+kernel (plugins/onnxruntime/) has it in place of the function where a C compiler is installed. ``ranks`` is the launcher
+of an operator that several processes run together on CPUs; one process runs the function.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.operators import reference_call
 from tandemrt.plugins.operators.launch import Context, Function, Launcher
 from tandemrt.plugins.tensors import torch
 
@@ -27,7 +28,7 @@ class OperatorImplementations:
     """Implementations of one operator as ``module:name`` below ``tandemrt.plugins``, imported on first use."""
 
     reference: str
-    function: str
+    function: str | None
     cuda: str | None = None
     tensorrt: str | None = None
     ranks: str | None = None
@@ -60,6 +61,9 @@ IMPLEMENTATIONS = {
     ),
     "float8_window_attention": OperatorImplementations(
         "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
+    ),
+    "gated_delta_net": OperatorImplementations(
+        "reference.gated_delta_net:gated_delta_net", None, "kernels.gated_delta_net:launch"
     ),
     "swiglu": OperatorImplementations("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "linear": OperatorImplementations("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),
@@ -118,9 +122,12 @@ def launcher(operator: str, context: Context) -> Launcher:
     kernels, is too old for the operator.
     """
     if context.device.type == "cpu":
-        if context.ranks is not None and (row := IMPLEMENTATIONS[operator]).ranks is not None:
+        row = IMPLEMENTATIONS[operator]
+        if context.ranks is not None and row.ranks is not None:
             found_ranks: Launcher = _load(row.ranks)
             return found_ranks
+        if row.function is None:
+            return partial(reference_call.launch, operator, reference(operator))
         from tandemrt.plugins.onnxruntime import function_call
 
         return partial(function_call.launch, operator, function(operator))

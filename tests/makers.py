@@ -62,17 +62,18 @@ def tiny_checkpoint(
 
 
 def tiny_hybrid(
-    folder: Path, kind: str = "delta net", *, layers: int = 4, seed: int = 0, max_length: int = 512
+    folder: Path, kind: str = "delta net", *, layers: int = 4, seed: int = 0, max_length: int = 512, **sizes: int
 ) -> Path:
     """Write a random hybrid model in float32, every second layer recurrent, beginning with the first.
 
-    ``kind``: "delta net" (Qwen3.5), "mamba" (Granite 4) or "convolution" (LFM2). Returns the folder.
+    ``kind``: "delta net" (Qwen3.5), "mamba" (Granite 4) or "convolution" (LFM2). ``sizes``: other fields of its config.
+    Returns the folder.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        **_HYBRIDS[kind],
+        **_HYBRIDS[kind] | sizes,
         vocab_size=VOCAB,
         hidden_size=32,
         num_hidden_layers=layers,
@@ -89,6 +90,7 @@ def tiny_hybrid(
     return tiny_tokenizer(folder)
 
 
+ON_A_GPU = {"linear_key_head_dim": 32}  # the least key size of a delta net with kernels
 _RECURRENT = {"delta net": "linear_attention", "mamba": "linear_attention", "convolution": "conv"}
 _HYBRIDS: dict[str, dict[str, Any]] = {
     "delta net": {

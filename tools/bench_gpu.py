@@ -8,6 +8,7 @@
     python -m tools.bench_gpu --kv-dtype float8_e4m3                             # FP8 KV cache
     python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench_gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in some of the layers
+    python -m tools.bench_gpu --family qwen3_5_text --size 9b                    # three of four layers are recurrent
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # only the parts about prompts
 
 Drafts of other kinds than ``model`` have random weights at published shapes (tools/random_drafts.py) and are accepted
@@ -82,7 +83,9 @@ class Bench:
 def main(
     device: Annotated[str, typer.Option(help="cuda, or cpu for a trial run with small shapes.")] = "cuda",
     size: Annotated[Size, typer.Option(help="Dimensions of the target.")] = Size.B8,
-    family: Annotated[Family, typer.Option(help="Architecture of the target: llama or qwen3_moe.")] = Family.LLAMA,
+    family: Annotated[
+        Family, typer.Option(help="Architecture of the target: llama, qwen3_moe or qwen3_5_text.")
+    ] = Family.LLAMA,
     layers: Annotated[int | None, typer.Option(help="Layers of the target. Default: those of the size.", min=2)] = None,
     models: Annotated[
         Path | None,

@@ -73,7 +73,7 @@ def write_pair(
         for name, tensor in weights.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith("model.layers.0."):
                 tensor.mul_(scale)
-        if family is not Family.QWEN3_MOE:  # tools/agreement.py has no experts
+        if family not in (Family.QWEN3_MOE, Family.QWEN3_5):  # tools/agreement.py has attention and MLPs alone
             written = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
             console.print(f"as written: {written.same:.3f} equal samples, {written.length:.2f} tokens a round")
         begin = time.perf_counter()

@@ -13,6 +13,7 @@ tokens         new tokens of a packed call, those of prompts included; over a pa
 prompt_tokens  tokens of a packed call that belong to runs of prompts
 prompts        runs of prompts in a packed call
 blocks         blocks of a paged cache, as many as the memory holds
+slots          slots of a paged cache, each of which holds the states of one request's recurrent layers
 window         drafted tokens per round (K); ``window+1`` rows are verified
 entries        tokens of a request whose logits are adjusted
 =============  ==========================================================================
@@ -117,10 +118,12 @@ def decoder(
     ``recurrent`` layers keep no keys and values unless ``heads`` names them. They keep the state after the first
     ``state_index`` tokens of a row, and the inputs of its tokens, that of position p at p % ``history``. A call replays
     the tokens between ``state_index`` and ``write_index``, and leaves the state after ``commit_index`` tokens; see
-    ``gated_delta_net`` (docs/operators.md).
+    ``gated_delta_net`` (docs/operators.md). With a paged cache a call gets the states of all slots: row r is slot r,
+    and ``prompt_slots`` and ``prompt_state_index`` are those of the prompt runs.
     """
     paged = cache == "paged"
     fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
+    slots = "slots" if paged else "batch"
     held: dict[str, tuple[str, tuple[Dim, ...]]] = {}
     for layer in range(layers):
         if layer not in recurrent or layer in heads:
@@ -130,9 +133,10 @@ def decoder(
         if layer not in recurrent:
             continue
         if recurrent[layer].state:
-            held[f"state.{layer}"] = "float32", ("batch", *recurrent[layer].state)
-        held[f"recent.{layer}"] = dtype, ("batch", history, recurrent[layer].width)
+            held[f"state.{layer}"] = "float32", (slots, *recurrent[layer].state)
+        held[f"recent.{layer}"] = dtype, (slots, history, recurrent[layer].width)
     indices = ("state_index", "commit_index") if recurrent else ()
+    run_indices = ("prompt_slots", "prompt_state_index") if recurrent and paged else ()
     return Contract(
         inputs=(
             Binding("token_ids", "int64", fed),
@@ -140,6 +144,7 @@ def decoder(
             *(Binding(index, "int64", ("batch",)) for index in indices),
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),
+            *(Binding(index, "int64", ("prompts",)) for index in run_indices),
             *(Binding(f"past_{name}", *each) for name, each in held.items()),
         ),
         outputs=(

@@ -68,7 +68,7 @@ def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacit
     rounds = (
         rows * manifest.vocab * BYTES[logits.dtype]
         + limits.batch * limits.num_draft_tokens * manifest.vocab * BYTES["float32"]
-        + sum(prod(each.resolve({"batch": limits.batch})) * BYTES[each.dtype] for each in states)
+        + sum(prod(each.resolve({"batch": limits.batch, "slots": limits.batch})) * BYTES[each.dtype] for each in states)
     )
     left = max(0, int(memory * SHARE) - weights - rounds)
     tokens = left // per_token

@@ -11,6 +11,7 @@ from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, capabilities_fo
 from tandemrt.engines.contract.operators import SCHEMAS, WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.models import Model, Models
+from tandemrt.export.read.recurrent_layers import DeltaNet
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # Kernels that replace the engines without weights; the other kernels run between the subgraphs of a decoder.
@@ -18,6 +19,7 @@ _WEIGHTLESS_KERNELS = {SCHEMAS[operator].kernels for operator in WEIGHTLESS_ENGI
 _FLOAT8_KERNELS, _INT4_KERNELS, _EXPERT_KERNELS = (
     SCHEMAS[name].kernels for name in ("scaled_matmul", "int4_matmul", "experts")
 )
+_RECURRENT_KERNELS = SCHEMAS["gated_delta_net"].kernels
 _LINEAR_KERNELS = SCHEMAS["linear"].kernels
 _ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS = (
     SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention")
@@ -30,7 +32,7 @@ _MIN_CAPABILITIES = {schema.kernels: schema.compute_capability for schema in SCH
 class KernelFile:
     """``NAME.cu``, to be compiled for ``compute_capabilities`` ("9.0", …) and the models' dtypes and head sizes.
 
-    ``head_dims`` None: all head sizes.
+    ``head_dims``: of attention, or of the keys of recurrent layers; None: all.
     """
 
     name: str
@@ -50,6 +52,10 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
     capabilities = recipe.kernel_capabilities or capabilities_for(target.built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
+    nets = [model.spec.recurrent for model in models if isinstance(model, Model)]
+    key_dims = [net.key_dim for net in nets if isinstance(net, DeltaNet)]
+    sizes = dict.fromkeys((_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS), head_dims)
+    sizes[_RECURRENT_KERNELS] = tuple(dict.fromkeys(key_dims))
     wanted = {
         _FLOAT8_KERNELS: any(
             model.dtype not in BITS and found.has_float8
@@ -58,6 +64,7 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
         ),
         _INT4_KERNELS: any(isinstance(model, Model) and model.int4_matmuls for model in models),
         _EXPERT_KERNELS: any(isinstance(model, Model) and model.spec.experts for model in models),
+        _RECURRENT_KERNELS: bool(key_dims),
         _LINEAR_KERNELS: target.batch_invariant,
         _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in models),
         _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in models),
@@ -65,8 +72,7 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
     for name in kernel_names():
         fitting = tuple(each for each in capabilities if parsed(each) >= _MIN_CAPABILITIES[name])
         if fitting and wanted.get(name, True) and (recipe.cache == "paged" or name in _WEIGHTLESS_KERNELS):
-            attention = name in (_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS)
-            yield KernelFile(name, fitting, dtypes, head_dims if attention else None)
+            yield KernelFile(name, fitting, dtypes, sizes.get(name))
 
 
 def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:

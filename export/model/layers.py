@@ -50,7 +50,7 @@ def decoder_layers(
     with b.scope("place"):
         attend = strategies.attention(b, spec, graph_inputs, capacity=capacity, dtype=w.dtype)
         net = spec.recurrent
-        recur = None if net is None else Recurrent.over_slots(b, spec, net, graph_inputs)
+        recur = None if net is None else Recurrent(net, strategies.recurrence(b, spec, net, graph_inputs))
     graph_outputs: dict[str, ir.Value] = {}
     streams = []
     for layer in range(spec.layers):

@@ -12,8 +12,11 @@ from tandemrt.export.model.activation import GatedActivation, joined_matmul, joi
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.experts import Mixture, expert_branches, experts_operator
 from tandemrt.export.model.grouped_attention import GroupedAttention
+from tandemrt.export.model.packed_recurrence import PackedCall
 from tandemrt.export.model.paged_attention import PagedAttention
+from tandemrt.export.model.recurrence import RecurrentCall
 from tandemrt.export.model.rows import gather_rows, gather_tokens
+from tandemrt.export.read.recurrent_layers import RecurrentLayers
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.functions import experts, swiglu, window_attention
 
@@ -26,6 +29,7 @@ class LoweringStrategies:
         attention: makes the attention that all layers share.
         activation: the matmuls and the activation of an MLP.
         mixture: a mixture of experts.
+        recurrence: makes the call that all recurrent layers share.
         select_rows: selects the rows that get logits, before the last norm.
         select_rows_early: select them after the last attention instead.
         prompts_have_no_logits: a call without rows that get logits is a prompt chunk.
@@ -37,6 +41,9 @@ class LoweringStrategies:
     attention: AttentionMaker
     activation: GatedActivation
     mixture: Mixture = field(default=expert_branches, kw_only=True)
+    recurrence: Callable[
+        [GraphBuilder, ModelSpec, RecurrentLayers, Mapping[str, ir.Value]], RecurrentCall | PackedCall
+    ] = field(default=RecurrentCall.over_slots, kw_only=True)
     select_rows: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
     select_rows_early: bool = False
     prompts_have_no_logits: bool = False
@@ -69,6 +76,7 @@ STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
         gather_tokens,
         select_rows_early=True,
         mixture=experts_operator,
+        recurrence=PackedCall.over_slots,
         scaled_matmuls=True,
         functions=_paged_functions,
     ),

@@ -14,7 +14,7 @@ from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, Cache
+from tandemrt.export.model.attention import AttentionWeights, Cache, gated_output
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight, stored_norm
 from tandemrt.export.model.rotary import Tables, head_order, whole_head_tables
@@ -50,7 +50,7 @@ class PagedAttention:
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, Cache]:
         """Append the attention; only its operator lies between ``qkv.<layer>`` and ``mixed.<layer>``, the result."""
-        qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
+        qkv, gate = self._projected(b, x, w, attention)
         norms: list[ir.Value] = []
         if attention.norms is not None and self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
             qkv = self._normed(b, qkv, w, attention.norms)
@@ -58,7 +58,7 @@ class PagedAttention:
             norms = [self._norm_weight(b, w, name, attention.rope) for name in attention.norms]
         qkv = self._reorder_for_rotation(b, qkv, attention.rope)
         qkv.name = f"qkv.{attention.layer}"
-        shape, cache = (*dims_of(qkv)[:-1], attention.query.width), dims_of(past.key)
+        shape, cache = (*dims_of(qkv)[:-1], self.spec.heads * self.spec.head_dim), dims_of(past.key)
         operator, kv_dtype, scales = "window_attention", w.dtype, {}
         if past.key.dtype == DTYPES[FLOAT8]:
             operator, kv_dtype = "float8_window_attention", FLOAT8
@@ -76,7 +76,20 @@ class PagedAttention:
             **scales,
         )
         mixed.name = f"mixed.{attention.layer}"
-        return mixed, Cache(key, value)
+        return gated_output(b, mixed, gate), Cache(key, value)
+
+    def _projected(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights
+    ) -> tuple[ir.Value, ir.Value | None]:
+        """Return queries, keys and values in one tensor, and the logits of the output gate if the attention has one."""
+        qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
+        if not self.spec.gated_attention:
+            return qkv, None
+        size, both = self.spec.head_dim, attention.query.width  # each head's query is followed by its gate
+        places = [head + at for head in range(0, both, 2 * size) for at in range(size)]
+        keys_and_values = range(both, both + 2 * self.spec.kv_heads * size)
+        gate = b.op("Gather", qkv, b.constant([size + place for place in places]), axis=1)
+        return b.op("Gather", qkv, b.constant([*places, *keys_and_values]), axis=1), gate
 
     def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, names: tuple[str, str]) -> ir.Value:
         """Norm queries and keys over all heads at once."""

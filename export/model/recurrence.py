@@ -146,20 +146,32 @@ def convolved(
     bias: bool = False,
     activation: Literal["silu", "none"] = "none",
 ) -> ir.Value:
-    """Return the causal convolution of each channel of ``x`` [batch, tokens, channels].
+    """Return ``convolved_by`` the weights called ``names``, for ``widths`` channels each."""
+    weight = w.stacked([f"{name}.weight" for name in names], widths, (1, kernel))
+    biases = w.stacked([f"{name}.bias" for name in names], widths) if bias else None
+    return convolved_by(b, x, before, weight, w.dtype, bias=biases, activation=activation)
 
-    The weights are called ``names``, for ``widths`` channels each. ``before`` [batch, kernel - 1, channels] are the
-    tokens before.
+
+def convolved_by(
+    b: GraphBuilder,
+    x: ir.Value,
+    before: ir.Value,
+    weight: ir.Value,
+    dtype: str,
+    *,
+    bias: ir.Value | None = None,
+    activation: Literal["silu", "none"] = "none",
+) -> ir.Value:
+    """Return the causal convolution of each channel of ``x`` [batch, tokens, channels] by ``weight``.
+
+    ``weight`` [channels, 1, kernel]. ``before`` [batch, kernel - 1, channels] are the tokens before.
     """
-    channels = sum(widths)
+    channels, _, kernel = map(int, dims_of(weight))
     out, _ = b.custom(
         "CausalConvWithState",
-        x,
-        w.stacked([f"{name}.weight" for name in names], widths, (1, kernel)),
-        w.stacked([f"{name}.bias" for name in names], widths) if bias else None,
-        before,
+        *(x, weight, bias, before),
         domain=LIBRARY,
-        outputs=[(w.dtype, ("batch", "span", channels)), (w.dtype, ("batch", kernel - 1, channels))],
+        outputs=[(dtype, ("batch", "span", channels)), (dtype, ("batch", kernel - 1, channels))],
         activation=activation,
         channels_last=1,
     )

@@ -1,4 +1,4 @@
-"""The recurrent layers of a graph: the function of each kind, over the slots of a linear cache on a CPU."""
+"""The recurrent layers of a graph: the function of each kind."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.gated_delta_net import gated_delta_net
 from tandemrt.export.model.kimi_delta import kimi_delta
 from tandemrt.export.model.mamba2 import mamba2
+from tandemrt.export.model.packed_recurrence import PackedCall
 from tandemrt.export.model.recurrence import Held, RecurrentCall
 from tandemrt.export.model.row_padding import is_padded, pad_as
 from tandemrt.export.model.short_convolution import short_convolution
 from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, RecurrentLayers, ShortConvolution
-from tandemrt.export.read.spec import ModelSpec
 
 # A function gets the layer's normed input [batch, tokens, hidden], the prefix of its weights, and what the slots hold.
-# It returns [batch, tokens, mixed], the input of the output matmul, and what the slots hold after the call.
+# It returns [batch, tokens, mixed], the input of the output matmul, and what the slots hold after the call. Over a
+# paged cache (PackedCall) these have no batch. Only gated delta nets run there (export/model/support.py).
 FUNCTIONS: Mapping[type[RecurrentLayers], Callable[..., tuple[ir.Value, Held]]] = {
     DeltaNet: gated_delta_net,
     KimiDelta: kimi_delta,
@@ -32,19 +33,12 @@ class Recurrent:
     """The recurrent layers of a graph."""
 
     net: RecurrentLayers
-    call: RecurrentCall
-
-    @classmethod
-    def over_slots(
-        cls, b: GraphBuilder, spec: ModelSpec, net: RecurrentLayers, graph_inputs: Mapping[str, ir.Value]
-    ) -> "Recurrent":
-        """Append the nodes that all layers share."""
-        return cls(net, RecurrentCall.over_slots(b, spec, net, graph_inputs))
+    call: RecurrentCall | PackedCall
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, name: str, layer: int, graph_inputs: Mapping[str, ir.Value]
     ) -> tuple[ir.Value, dict[str, ir.Value]]:
-        """Return [batch, tokens, mixed] for ``x`` [batch, tokens, hidden], and outputs by their contract names.
+        """Return [..., mixed] for ``x`` [..., hidden], and outputs by their contract names.
 
         ``name`` is the prefix of the layer's weights.
         """
@@ -52,6 +46,6 @@ class Recurrent:
         held = Held(**{kind: graph_inputs[f"past_{each}"] for kind, each in names.items()})
         mixed, left = FUNCTIONS[type(self.net)](b, x, w, name, self.net, self.call, held)
         mixed.shape = ir.Shape((*dims_of(self.call.ids), self.net.mixed))
-        if is_padded(x):
+        if isinstance(self.call, RecurrentCall) and is_padded(x):
             mixed = pad_as(b, mixed, self.call.tokens.count, x)
         return mixed, {f"present_{each}": getattr(left, kind) for kind, each in names.items()}

@@ -2,16 +2,26 @@
 
 from tandemrt.export.graph.lowering import HEAD_DIM_STEP, Lowering
 from tandemrt.export.read.layer import UNIFORM, Experts, Router
+from tandemrt.export.read.recurrent_layers import DeltaNet, RecurrentLayers
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
+from tandemrt.plugins.operators.constants import (
+    HIDDEN_MULTIPLE,
+    KEY_DIMS,
+    MAX_EXPERTS,
+    MAX_EXPERTS_PER_TOKEN,
+    MAX_KERNEL,
+    VALUE_DIM_MULTIPLE,
+    WIDTH_MULTIPLE,
+)
 
 
 def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | None:
     """Return why a lowering does not support a model with rows of ``capacity`` tokens, and the fix; None: it does."""
-    if spec.recurrent is not None and lowering != "grouped":
+    if spec.recurrent is not None and lowering not in ("grouped", "paged"):
         return (
-            f"{spec.family} has recurrent layers, which run on a CPU alone, with attention heads of a multiple of "
-            f"{HEAD_DIM_STEP} values, and as many of them rotated; the backend must be onnxruntime-cpu"
+            f"{spec.family} has recurrent layers, which run with onnxruntime-cuda over a paged cache if they are gated "
+            f"delta nets, or on a CPU with attention heads of a multiple of {HEAD_DIM_STEP} values, and as many of "
+            "them rotated; the backend must be one of these"
         )
     if spec.sinks and lowering != "grouped":
         what = "attention sinks" if spec.experts is None else "experts and attention sinks"
@@ -35,11 +45,33 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             f"{HEAD_DIM_STEP} values; the backend must be onnxruntime-cpu"
         )
     if lowering == "paged":
-        return _unsupported_by_window_attention(spec) or _unsupported_by_experts(spec, spec.experts)
+        return (
+            _unsupported_recurrence(spec, spec.recurrent)
+            or _unsupported_by_window_attention(spec)
+            or _unsupported_by_experts(spec, spec.experts)
+        )
     if lowering == "length" and spec.sliding_window is not None and capacity > spec.sliding_window:
         return (
             f"sliding_window is {spec.sliding_window} and the capacity {capacity}; sliding-window attention needs a "
             "paged cache, so a row of this one may hold at most the window: lower the length limit"
+        )
+    return None
+
+
+def _unsupported_recurrence(spec: ModelSpec, net: RecurrentLayers | None) -> str | None:
+    """Return the part of the model that the operator ``gated_delta_net`` (paged cache) does not support, or None."""
+    if net is None:
+        return None
+    if not isinstance(net, DeltaNet):
+        return (
+            f"{spec.family} has recurrent layers that are no gated delta nets, which run on a CPU alone; choose "
+            "onnxruntime-cpu"
+        )
+    if net.key_dim not in KEY_DIMS or net.value_dim % VALUE_DIM_MULTIPLE or net.kernel > MAX_KERNEL:
+        return (
+            f"{spec.family} has a gated delta net with keys of {net.key_dim} values, values of {net.value_dim} and a "
+            f"convolution of {net.kernel} tokens; on a GPU keys of {', '.join(map(str, KEY_DIMS))} run, values of a "
+            f"multiple of {VALUE_DIM_MULTIPLE} and convolutions of at most {MAX_KERNEL}: choose onnxruntime-cpu"
         )
     return None
 

@@ -28,7 +28,8 @@ STEP = 8  # inputs and outputs of ``linear`` must be a multiple of this
 _ALLOWED = {
     "": frozenset(
         (
-            *("Add", "Sub", "Mul", "Div", "Sin", "Cos", "Tanh", "Sigmoid", "Gelu", "Relu", "Where", "Cast", "Identity"),
+            *("Add", "Sub", "Mul", "Div", "Neg", "Exp", "Sin", "Cos", "Tanh", "Sigmoid", "Gelu", "Relu"),
+            *("Where", "Cast", "Identity"),
             *("Constant", "Shape", "Range", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"),
             *("Concat", "Split", "Slice", "Gather"),
         )

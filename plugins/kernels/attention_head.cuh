@@ -38,9 +38,16 @@ struct Operands {
     }
 };
 
-// One head held by a warp: lane l < D / 4 has elements 2l and 2l + 1 of either half, which rotate with each other.
+// One head held by a warp: part p of lane l has elements 2 (l + 32 p) and the next of either half, which rotate with
+// each other, if the halves have so many.
+template <int D>
 struct Head {
-    float2 low, high;
+    static constexpr int PARTS = (D + 127) / 128;
+
+    float2 low[PARTS], high[PARTS];
+
+    static __device__ int at(int part) { return 2 * (threadIdx.x % 32 + 32 * part); }
+    static __device__ bool has(int part) { return at(part) < D / 2; }
 };
 
 __device__ inline float warp_sum(float x) {
@@ -49,37 +56,77 @@ __device__ inline float warp_sum(float x) {
 }
 
 template <class T, int D>
-__device__ Head load_head(const typename T::Element* from) {
-    int lane = threadIdx.x % 32;
-    if (lane >= D / 4) return {make_float2(0, 0), make_float2(0, 0)};
-    return {T::load2(from + 2 * lane), T::load2(from + D / 2 + 2 * lane)};
+__device__ Head<D> load_head(const typename T::Element* from) {
+    using H = Head<D>;
+    H x;
+#pragma unroll
+    for (int p = 0; p < H::PARTS; ++p) {
+        x.low[p] = H::has(p) ? T::load2(from + H::at(p)) : make_float2(0, 0);
+        x.high[p] = H::has(p) ? T::load2(from + D / 2 + H::at(p)) : make_float2(0, 0);
+    }
+    return x;
 }
 
 template <class T, int D>
-__device__ void store_head(typename T::Element* to, Head x) {
-    int lane = threadIdx.x % 32;
-    if (lane >= D / 4) return;
-    T::store2(to + 2 * lane, x.low);
-    T::store2(to + D / 2 + 2 * lane, x.high);
+__device__ void store_head(typename T::Element* to, const Head<D>& x) {
+    using H = Head<D>;
+#pragma unroll
+    for (int p = 0; p < H::PARTS; ++p) {
+        if (!H::has(p)) continue;
+        T::store2(to + H::at(p), x.low[p]);
+        T::store2(to + D / 2 + H::at(p), x.high[p]);
+    }
 }
 
 // The cached form of a head: divided by the scale of the cache, and back.
 template <class T, int D>
-__device__ void store_cached(typename T::Cached* to, Head x, float scale) {
-    int lane = threadIdx.x % 32;
-    if (lane >= D / 4) return;
-    T::store_cached2(to + 2 * lane, x.low, scale);
-    T::store_cached2(to + D / 2 + 2 * lane, x.high, scale);
+__device__ void store_cached(typename T::Cached* to, const Head<D>& x, float scale) {
+    using H = Head<D>;
+#pragma unroll
+    for (int p = 0; p < H::PARTS; ++p) {
+        if (!H::has(p)) continue;
+        T::store_cached2(to + H::at(p), x.low[p], scale);
+        T::store_cached2(to + D / 2 + H::at(p), x.high[p], scale);
+    }
 }
 
 template <class T, int D>
-__device__ Head load_cached(const typename T::Cached* from) {
-    int lane = threadIdx.x % 32;
-    if (lane >= D / 4) return {make_float2(0, 0), make_float2(0, 0)};
-    return {T::load_cached2(from + 2 * lane), T::load_cached2(from + D / 2 + 2 * lane)};
+__device__ Head<D> load_cached(const typename T::Cached* from) {
+    using H = Head<D>;
+    H x;
+#pragma unroll
+    for (int p = 0; p < H::PARTS; ++p) {
+        x.low[p] = H::has(p) ? T::load_cached2(from + H::at(p)) : make_float2(0, 0);
+        x.high[p] = H::has(p) ? T::load_cached2(from + D / 2 + H::at(p)) : make_float2(0, 0);
+    }
+    return x;
 }
 
 __device__ inline float2 times(float2 a, float2 b, float c) { return make_float2(a.x * b.x * c, a.y * b.y * c); }
+
+// Element by element, times `c`.
+template <int D>
+__device__ Head<D> times(const Head<D>& a, const Head<D>& b, float c) {
+    Head<D> x;
+#pragma unroll
+    for (int p = 0; p < Head<D>::PARTS; ++p) {
+        x.low[p] = times(a.low[p], b.low[p], c);
+        x.high[p] = times(a.high[p], b.high[p], c);
+    }
+    return x;
+}
+
+template <int D>
+__device__ Head<D> times(const Head<D>& a, float b) {
+    Head<D> x;
+    float2 both = make_float2(b, b);
+#pragma unroll
+    for (int p = 0; p < Head<D>::PARTS; ++p) {
+        x.low[p] = times(a.low[p], both, 1);
+        x.high[p] = times(a.high[p], both, 1);
+    }
+    return x;
+}
 
 __device__ inline void turn(float2& low, float2& high, float2 cosine, float2 sine) {
     float2 first = low, second = high;
@@ -87,37 +134,55 @@ __device__ inline void turn(float2& low, float2& high, float2 cosine, float2 sin
     high = make_float2(second.x * cosine.x + first.x * sine.x, second.y * cosine.y + first.y * sine.y);
 }
 
+// Cosine and sine for the pairs of a head at a position.
+template <class T, int D>
+struct Angles {
+    float2 cosine[Head<D>::PARTS], sine[Head<D>::PARTS];
+
+    __device__ Angles() {}
+    __device__ Angles(const Operands<T>& x, i64 position) {
+#pragma unroll
+        for (int p = 0; p < Head<D>::PARTS; ++p) {
+            i64 at = position * (D / 2) + Head<D>::at(p);
+            cosine[p] = Head<D>::has(p) ? T::load2(x.cosine + at) : make_float2(0, 0);
+            sine[p] = Head<D>::has(p) ? T::load2(x.sine + at) : make_float2(0, 0);
+        }
+    }
+    __device__ void turn_head(Head<D>& x) const {
+#pragma unroll
+        for (int p = 0; p < Head<D>::PARTS; ++p) turn(x.low[p], x.high[p], cosine[p], sine[p]);
+    }
+};
+
 // The factor of RMS norm for a head, before its weight.
 template <int D>
-__device__ float norm_of(Head x, float epsilon) {
-    float squares = x.low.x * x.low.x + x.low.y * x.low.y + x.high.x * x.high.x + x.high.y * x.high.y;
+__device__ float norm_of(const Head<D>& x, float epsilon) {
+    float squares = 0;
+#pragma unroll
+    for (int p = 0; p < Head<D>::PARTS; ++p) {
+        float2 low = x.low[p], high = x.high[p];
+        float part = low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
+        squares = p ? squares + part : part;
+    }
     return rsqrtf(warp_sum(squares) / D + epsilon);
 }
 
 // RMS norm (unless `weight` is null) and rotary embedding of a query or key at `position`, in float32.
 template <class T, int D>
-__device__ Head prepared(Head x, const Operands<T>& with, const typename T::Element* weight, int position) {
-    int lane = threadIdx.x % 32;
-    if (weight) {
-        float norm = norm_of<D>(x, with.epsilon);
-        Head scale = load_head<T, D>(weight);
-        x = {times(x.low, scale.low, norm), times(x.high, scale.high, norm)};
-    }
-    if (lane < D / 4) {
-        i64 at = static_cast<i64>(position) * (D / 2) + 2 * lane;
-        turn(x.low, x.high, T::load2(with.cosine + at), T::load2(with.sine + at));
-    }
+__device__ Head<D> prepared(Head<D> x, const Operands<T>& with, const typename T::Element* weight, int position) {
+    if (weight) x = times(x, load_head<T, D>(weight), norm_of<D>(x, with.epsilon));
+    Angles<T, D>(with, position).turn_head(x);
     return x;
 }
 
 template <class T, int D>
-__device__ Head new_key(const Operands<T>& x, int row, int token, int kv_head, int position) {
-    Head head = load_head<T, D>(x.projected(row, token, x.heads + kv_head, D));
+__device__ Head<D> new_key(const Operands<T>& x, int row, int token, int kv_head, int position) {
+    Head<D> head = load_head<T, D>(x.projected(row, token, x.heads + kv_head, D));
     return prepared<T, D>(head, x, x.k_norm, position);
 }
 
 template <class T, int D>
-__device__ Head new_value(const Operands<T>& x, int row, int token, int kv_head) {
+__device__ Head<D> new_value(const Operands<T>& x, int row, int token, int kv_head) {
     return load_head<T, D>(x.projected(row, token, x.heads + x.kv_heads + kv_head, D));
 }
 

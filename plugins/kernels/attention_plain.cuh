@@ -5,23 +5,30 @@
 
 // Attention of `query`, a head at `position` of `row` of the table; its key and value are in the cache.
 template <class T, int D>
-__device__ Head seen_by(const Operands<T>& x, Head query, int row, int kv_head, int position) {
+__device__ Head<D> seen_by(const Operands<T>& x, const Head<D>& query, int row, int kv_head, int position) {
     int begin = x.sliding_window && position >= x.sliding_window ? position - x.sliding_window + 1 : 0;
-    Head sum = {make_float2(0, 0), make_float2(0, 0)};
+    Head<D> sum = {};
     float largest = -INFINITE, weights = 0;
     for (int at = begin; at < x.bounded(position + 1); ++at) {
         i64 entry = x.entry(x.block_of(row, at), kv_head, at) * D;
-        Head key = load_cached<T, D>(x.key_cache + entry), value = load_cached<T, D>(x.value_cache + entry);
-        float score = x.scale * warp_sum(query.low.x * key.low.x + query.low.y * key.low.y
-                                         + query.high.x * key.high.x + query.high.y * key.high.y);
+        Head<D> key = load_cached<T, D>(x.key_cache + entry), value = load_cached<T, D>(x.value_cache + entry);
+        float products = 0;
+#pragma unroll
+        for (int p = 0; p < Head<D>::PARTS; ++p)
+            products += query.low[p].x * key.low[p].x + query.low[p].y * key.low[p].y
+                        + query.high[p].x * key.high[p].x + query.high[p].y * key.high[p].y;
+        float score = x.scale * warp_sum(products);
         float raised = fmaxf(largest, score), keep = expf(largest - raised), weight = expf(score - raised);
-        sum.low = make_float2(sum.low.x * keep + weight * value.low.x, sum.low.y * keep + weight * value.low.y);
-        sum.high = make_float2(sum.high.x * keep + weight * value.high.x, sum.high.y * keep + weight * value.high.y);
+#pragma unroll
+        for (int p = 0; p < Head<D>::PARTS; ++p) {
+            float2 low = value.low[p], high = value.high[p];
+            sum.low[p] = make_float2(sum.low[p].x * keep + weight * low.x, sum.low[p].y * keep + weight * low.y);
+            sum.high[p] = make_float2(sum.high[p].x * keep + weight * high.x, sum.high[p].y * keep + weight * high.y);
+        }
         weights = weights * keep + weight;
         largest = raised;
     }
-    float2 by = make_float2(x.value_scale, x.value_scale);
-    return {times(sum.low, by, 1 / weights), times(sum.high, by, 1 / weights)};
+    return times(times(sum, x.value_scale), 1 / weights);
 }
 
 // One warp per token and query head, grid (ceil(query * heads / 4), batch).
@@ -31,8 +38,8 @@ __device__ void attend_plainly(const Operands<T>& x, typename T::Element* mixed)
     if (unit >= x.query * x.heads) return;
     int row = blockIdx.y, token = unit / x.heads, head = unit % x.heads, kv_head = head / (x.heads / x.kv_heads);
     int position = static_cast<int>(x.write_index[row]) + token;
-    Head query = prepared<T, D>(load_head<T, D>(x.projected(row, token, head, D)), x, x.q_norm, position);
-    Head result = seen_by<T, D>(x, query, row, kv_head, position);
+    Head<D> query = prepared<T, D>(load_head<T, D>(x.projected(row, token, head, D)), x, x.q_norm, position);
+    Head<D> result = seen_by<T, D>(x, query, row, kv_head, position);
     store_head<T, D>(mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D, result);
 }
 
@@ -44,7 +51,7 @@ __device__ void attend_all_plainly(const Operands<T>& x, Runs runs, typename T::
     int token = unit / x.heads, head = unit % x.heads, run = runs.rows[token];
     if (run < 0) return;
     int position = static_cast<int>(runs.position(x, run, token));
-    Head query = load_head<T, D>(x.qkv + static_cast<i64>(unit) * D);
-    Head result = seen_by<T, D>(x, query, run, head / (x.heads / x.kv_heads), position);
+    Head<D> query = load_head<T, D>(x.qkv + static_cast<i64>(unit) * D);
+    Head<D> result = seen_by<T, D>(x, query, run, head / (x.heads / x.kv_heads), position);
     store_head<T, D>(mixed + static_cast<i64>(unit) * D, result);
 }

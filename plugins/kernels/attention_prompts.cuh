@@ -49,10 +49,10 @@ __device__ inline int end_of_tile(int end) { return (end + CUDNN_KEYS - 1) / CUD
 // tile of CUDNN_KEYS positions (no other text is there). Queries have the compute dtype.
 template <class T, int D>
 __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typename T::Element* queries) {
-    int all = x.heads + 2 * x.kv_heads, units = (all + PREPARED - 1) / PREPARED, lane = threadIdx.x % 32;
+    int all = x.heads + 2 * x.kv_heads, units = (all + PREPARED - 1) / PREPARED;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, token = warp / units, first = warp % units * PREPARED;
     if (token >= x.query) return;
-    Head heads[PREPARED];
+    Head<D> heads[PREPARED];
 #pragma unroll
     for (int i = 0; i < PREPARED; ++i)
         heads[i] = load_head<T, D>(x.qkv + (static_cast<i64>(token) * all + min(first + i, all - 1)) * D);
@@ -60,9 +60,7 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
     if (run < 0) return;
     i64 position = runs.position(x, run, token);
     if (position >= x.bounded(position + 1)) return;
-    i64 angle = position * (D / 2) + 2 * lane;
-    float2 cosine = lane < D / 4 ? T::load2(x.cosine + angle) : make_float2(0, 0);
-    float2 sine = lane < D / 4 ? T::load2(x.sine + angle) : make_float2(0, 0);
+    Angles<T, D> angles(x, position);
     int block = x.block_of(run, position);
     // The i-th token from a run's end clears the i-th entry after it, and every further entry at a distance of the
     // run's length.
@@ -73,18 +71,14 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
     for (int i = 0; i < PREPARED; ++i) {
         int head = first + i;
         if (head >= all) break;
-        Head made = heads[i];
+        Head<D> made = heads[i];
         bool is_query = head < x.heads, is_key = !is_query && head < x.heads + x.kv_heads;
         const auto* weight = is_query ? x.q_norm : x.k_norm;
-        if ((is_query || is_key) && weight) {
-            Head scale = load_head<T, D>(weight);
-            float norm = norm_of<D>(made, x.epsilon);
-            made = {times(made.low, scale.low, norm), times(made.high, scale.high, norm)};
-        }
-        if (is_query || is_key) turn(made.low, made.high, cosine, sine);
+        if ((is_query || is_key) && weight)
+            made = times(made, load_head<T, D>(weight), norm_of<D>(made, x.epsilon));
+        if (is_query || is_key) angles.turn_head(made);
         if (is_query) {
-            float2 by = make_float2(x.scale, x.scale);
-            made = {times(made.low, by, 1), times(made.high, by, 1)};
+            made = times(made, x.scale);
             auto* to = queries + (static_cast<i64>(token) * x.heads + head) * D;
             if (library) {
                 store_head<T, D>(to, made);
@@ -96,7 +90,7 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
             int kv_head = (head - x.heads) % x.kv_heads;
             float scale = is_key ? x.key_scale : x.value_scale;
             store_cached<T, D>(cache + x.entry(block, kv_head, static_cast<int>(position)) * D, made, scale);
-            Head nothing = {make_float2(0, 0), make_float2(0, 0)};
+            Head<D> nothing = {};
             for (int at = cleared; at < tile_end; at += tokens)
                 store_cached<T, D>(cache + x.entry(x.block_of(run, at), kv_head, at) * D, nothing, scale);
         }

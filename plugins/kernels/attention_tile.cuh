@@ -57,6 +57,7 @@ __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, in
     constexpr int W = WIDTH<T, D>, CHUNKS = W / 8, VALUES = KEYS * W;  // values follow the keys
     int first = step * KEYS;
     constexpr int LINES = 32 * WARPS / CHUNKS;  // lines that the block copies at a time
+    constexpr int FLIPPED = LINES % 8 * 16;     // in the addresses of every second time, by `swizzled`
     i64 base = x.entry(block, kv_head, first) * D;
     u32 tile = shared_address(keys + swizzled<W>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
     i64 from = base + threadIdx.x * (D / CHUNKS);
@@ -65,8 +66,9 @@ __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, in
         int position = first + threadIdx.x / CHUNKS + i * LINES;
         bool cached = position >= range.begin && position < range.stored;
         if (position >= range.stored && position < range.end) continue;
-        copy16(tile + i * LINES * W * 2, x.key_cache + from + i * LINES * D, cached);
-        copy16(tile + (VALUES + i * LINES * W) * 2, x.value_cache + from + i * LINES * D, cached);
+        u32 to = tile ^ i % 2 * FLIPPED;
+        copy16(to + i * LINES * W * 2, x.key_cache + from + i * LINES * D, cached);
+        copy16(to + (VALUES + i * LINES * W) * 2, x.value_cache + from + i * LINES * D, cached);
     }
 }
 

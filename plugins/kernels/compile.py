@@ -16,9 +16,10 @@ from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
 from tandemrt.engines.parallel import map_in_threads
 from tandemrt.plugins.kernels.nvrtc import Program, compile_program
-from tandemrt.plugins.operators.constants import HEAD_DIMS
+from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 
 SOURCES = Path(__file__).parent
+_SIZES = sorted({*HEAD_DIMS, *KEY_DIMS})  # of heads, for which some file has kernels
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def _selection(dtypes: Collection[str] | None, head_dims: Collection[int] | None
     """Return the compiler options that make ``variants.cuh`` select these kernels."""
     if dtypes is None and head_dims is None:
         return ()
-    dtypes, head_dims = KERNEL_SUFFIX if dtypes is None else dtypes, HEAD_DIMS if head_dims is None else head_dims
-    for name, wanted, known in (("dtypes", dtypes, sorted(KERNEL_SUFFIX)), ("head_dims", head_dims, HEAD_DIMS)):
+    dtypes, head_dims = KERNEL_SUFFIX if dtypes is None else dtypes, _SIZES if head_dims is None else head_dims
+    for name, wanted, known in (("dtypes", dtypes, sorted(KERNEL_SUFFIX)), ("head_dims", head_dims, _SIZES)):
         if not set(wanted) <= set(known):
             raise ValueError(f"{name}: there are kernels for {', '.join(map(str, known))}, got {list(wanted)}")
     defines = [*(KERNEL_SUFFIX[dtype].upper() for dtype in dtypes), *(f"HEAD_{size}" for size in head_dims)]

@@ -23,6 +23,7 @@ struct Bf16 {
     static __device__ float2 unpack(u32 bits) {
         return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
     }
+    static __device__ float load1(const u16* at) { return unpack(*at).x; }
     static __device__ float2 load2(const u16* at) { return unpack(two(at)); }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
 
@@ -49,6 +50,7 @@ struct Fp16 {
         asm("cvt.f32.f16 %0, %1;" : "=f"(x.y) : "h"(static_cast<u16>(bits >> 16)));
         return x;
     }
+    static __device__ float load1(const u16* at) { return unpack(*at).x; }
     static __device__ float2 load2(const u16* at) { return unpack(two(at)); }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
 
@@ -63,6 +65,7 @@ struct Fp16 {
 struct Fp32 {
     using Element = float;
 
+    static __device__ float load1(const float* at) { return *at; }
     static __device__ float2 load2(const float* at) { return *reinterpret_cast<const float2*>(at); }
     static __device__ void store2(float* at, float2 x) { *reinterpret_cast<float2*>(at) = x; }
 };

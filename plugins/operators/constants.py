@@ -3,7 +3,9 @@
 from enum import IntEnum
 
 DOMAIN = "tandemrt"
-HEAD_DIMS = (32, 64, 128)  # head sizes that the kernels of window_attention support
+HEAD_DIMS = (32, 64, 128, 256)  # head sizes that the kernels of window_attention support
+# Limits of the kernels of gated_delta_net: sizes of a key, of which a value's is a multiple, tokens of a convolution.
+KEY_DIMS, VALUE_DIM_MULTIPLE, MAX_KERNEL = (32, 64, 96, 128), 16, 8
 # Limits of experts; hidden size and expert width must be multiples of the last two.
 MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, HIDDEN_MULTIPLE, WIDTH_MULTIPLE = 512, 32, 16, 8
 

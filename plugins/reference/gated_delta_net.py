@@ -26,6 +26,7 @@ def gated_delta_net(
     *,
     key_heads: int,
     value_heads: int,
+    update_scale: float = 1.0,
 ) -> tuple[npt.NDArray, npt.NDArray[np.float32], npt.NDArray]:
     """Return (out [tokens, value_heads * value_dim], state, recent); the last two are updated copies.
 
@@ -41,8 +42,9 @@ def gated_delta_net(
     a ``write_index`` that does not advance over them. A run makes all tokens but its last final; ``prompt_index`` and
     ``prompt_state_index`` are its other two indices. Runs are complete before windows are processed.
 
-    ``history`` must hold the positions from ``state_index`` - (kernel - 1) to the last one that a call writes. The
-    owner of the slots clears ``state`` where a new text begins, with state_index 0.
+    ``history`` must hold the positions from ``state_index`` - (kernel - 1) to the last one that a call writes. At
+    state_index 0, where a text begins, the state is 0 whatever ``state`` holds. A slot without a text may have any
+    indices; a call replays at most ``history`` - (kernel - 1) tokens.
 
     For one token, with S the state of a value head and q, k those of its key head (value_heads / key_heads
     consecutive value heads share one)::
@@ -50,7 +52,7 @@ def gated_delta_net(
         x = silu(causal convolution of queries, keys and values by conv_weight [channels, kernel], per channel)
         q, k = q / sqrt(|q|² + 1e-6) / sqrt(key_dim), k / sqrt(|k|² + 1e-6)
         S = exp(decay_scale * softplus(decay + dt_bias)) * S
-        S = S + k ⊗ sigmoid(update) * (v - Sᵀ k)
+        S = S + k ⊗ update_scale * sigmoid(update) * (v - Sᵀ k)
         out = Sᵀ q
 
     ``decay_scale`` is float32 [value_heads]; ``dt_bias`` has the width of the decay logits, one per key channel in Kimi
@@ -81,19 +83,22 @@ def gated_delta_net(
         if first == last:
             continue
         history, kernel = recent.shape[1], conv_weight.shape[1]
+        covered = max(min(covered, index), index - (history - kernel + 1))
         before = np.arange(covered - (kernel - 1), index)
         replayed = np.where(before[:, None] >= 0, recent[slot, before % history], 0)
         tokens = np.concatenate([replayed, mixed[first:last]]).astype(np.float64)
         q, k, v, decay, update = _inputs(tokens, conv_weight, decay_scale, dt_bias, key_heads, state.shape[1:])
-        current, final = state[slot].astype(np.float64), state[slot]
+        update = update_scale * update
+        current, final = state[slot] if covered else np.zeros_like(state[slot]), state[slot]
         for at, position in enumerate(range(covered, index + last - first)):
-            current = np.exp(decay[at])[..., None] * current
-            delta = update[at][:, None] * (v[at] - np.einsum("hkv,hk->hv", current, k[at]))
-            current = current + k[at][:, :, None] * delta[:, None, :]
+            decayed = np.exp(decay[at])[..., None] * current.astype(np.float64)
+            delta = update[at][:, None] * (v[at] - np.einsum("hkv,hk->hv", decayed, k[at]))
+            exact = decayed + k[at][:, :, None] * delta[:, None, :]
             if position >= index:
-                out[first + position - index] = np.einsum("hkv,hk->hv", current, q[at]).reshape(-1)
+                out[first + position - index] = np.einsum("hkv,hk->hv", exact, q[at]).reshape(-1)
+            current = exact.astype(np.float32)
             if position == commit - 1:
-                final = current.astype(np.float32)
+                final = current
         state[slot] = final
         recent[slot, np.arange(index, index + last - first) % history] = mixed[first:last]
     return out.astype(mixed.dtype), state, recent

@@ -165,5 +165,13 @@ def gather(tensor: Any, dim: int, index: Any, *, out: Any) -> Tensor:
     return out.copy_(np.take_along_axis(array_of(tensor), array_of(index), dim))
 
 
+def raise_entries(tensor: Any, index: Any, values: Any) -> None:
+    """Raise the entries ``index`` of the vector ``tensor`` to at least ``values``; an index may come several times."""
+    if isinstance(tensor, HostTensor):
+        np.maximum.at(tensor.numpy(), array_of(index), array_of(values))
+    else:
+        tensor.scatter_reduce_(0, index, values, "amax")
+
+
 def _on_gpu(device: Any) -> bool:
     return str(device).partition(":")[0] != "cpu"

@@ -61,6 +61,9 @@ class CallLayout(Protocol):
     def bindings(self, prompts: Packed) -> dict[str, torch.Tensor]:
         """The other bindings of the prompts in a call."""
 
+    def slots(self, prompts: Packed) -> torch.Tensor | None:
+        """The slots of the prompts in a call, int64 [runs]; None without prompts."""
+
 
 class LinearLayout:
     """The layout for linear caches: windows are rows [batch, query]; prompts have their own calls."""
@@ -105,6 +108,10 @@ class LinearLayout:
     def bindings(self, prompts: Packed) -> dict[str, torch.Tensor]:  # noqa: ARG002
         """See CallLayout.bindings."""
         return {}
+
+    def slots(self, prompts: Packed) -> torch.Tensor | None:  # noqa: ARG002
+        """See CallLayout.slots."""
+        return None
 
     def _row_starts(self, batch: int, query: int) -> torch.Tensor:  # noqa: ARG002
         return torch.zeros(batch, 1, dtype=torch.int64, device=self._device)
@@ -187,6 +194,10 @@ class PackedLayout:
             "prompt_index": self._part("index")[: prompts.prompts],
             "prompt_table": self._table[: prompts.prompts],
         }
+
+    def slots(self, prompts: Packed) -> torch.Tensor | None:
+        """See CallLayout.slots."""
+        return None if prompts == NO_PROMPTS else self._part("slots")[: prompts.prompts]
 
     def _row_starts(self, batch: int, query: int) -> torch.Tensor:
         starts = [[query * row] for row in range(batch)]

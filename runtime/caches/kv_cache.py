@@ -8,6 +8,7 @@ from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract, blocks_of, 
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.caches.linear import LinearCache, LinearCacheManager
+from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates, is_recurrent
 from tandemrt.runtime.caches.tensors import cache_tensors
 from tandemrt.runtime.device.backends.base import Call, Engine
 from tandemrt.runtime.device.streams import upload
@@ -29,11 +30,13 @@ class Cache(Protocol):
         *,
         final: torch.Tensor | None = None,
         certain: int = 0,
+        prompt_slots: torch.Tensor | None = None,
     ) -> Call:
         """Bind a call of the cache's decoder for the slots from ``slot`` on; ``tensors`` are its other bindings.
 
         No later call begins before position ``final`` + ``certain`` of its text, so recurrent states may move there.
-        ``final`` [slots]: by default ``write_index``, because drafted tokens may be rejected.
+        ``final`` [slots]: by default ``write_index``, because drafted tokens may be rejected. ``prompt_slots``: the
+        slots of prompt runs in the call, None without runs. A run makes all its tokens but the last final.
         """
 
 
@@ -83,6 +86,14 @@ class BlockTable:
         self.caches_outputs = caches_outputs
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
         self.allocator = BlockAllocator(blocks)
+        self._states: list[RecurrentStates] = []
+
+    def add(self, states: RecurrentStates) -> None:
+        """Manage the states of a decoder's recurrent layers, too.
+
+        Prefixes are not reused then: a prompt could continue only from a copy of the states at a prefix's end.
+        """
+        self._states.append(states)
 
     @property
     def usage(self) -> float:
@@ -95,16 +106,21 @@ class BlockTable:
         held = self.allocator.num_blocks(slot)
         if held >= blocks_of(tokens):  # the usual case, because every round reserves memory for every slot
             return 0
+        hashes = () if self._states else hashes
         found = 0 if held else self.allocator.count_cached(hashes)
         blocks = self.allocator.allocate(slot, tokens, hashes)
         if blocks is None:
             return None
         upload(blocks, self.device[slot, held : held + len(blocks)])
+        if not held:
+            for states in self._states:
+                states.restart(slot)
         return found * BLOCK_SIZE
 
     def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
         """See KVCacheManager.register_prefix."""
-        self.allocator.register_prefix(slot, hashes)
+        if not self._states:
+            self.allocator.register_prefix(slot, hashes)
 
     def leave(self, slot: int) -> None:
         """See KVCacheManager.leave."""
@@ -117,16 +133,24 @@ class BlockTable:
 
 
 class PagedCache:
-    """Tensors [blocks, kv_heads, block_size, head_dim] that all slots share through a block table."""
+    """Tensors [blocks, kv_heads, block_size, head_dim] that all slots share through a block table.
+
+    Recurrent layers have states of each slot instead.
+    """
 
     def __init__(self, contract: Contract, table: BlockTable, device: torch.device) -> None:
-        self.tensors = cache_tensors(contract, {"blocks": table.allocator.blocks}, device)
+        slots = len(table.device)
+        self.tensors = cache_tensors(contract, {"blocks": table.allocator.blocks, "slots": slots}, device)
         self._table = table
+        self._states = RecurrentStates(self.tensors, slots, device) if is_recurrent(contract) else None
+        if self._states is not None:
+            table.add(self._states)
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
         """See Cache.rows. For a call without prompts; otherwise CallLayout.bindings replaces some of these."""
         table = self._table.device
-        return {"block_table": table[start : start + count], **no_prompts(table), **self.tensors}
+        states = {} if self._states is None else self._states.indices(start, count) | no_run_states(table)
+        return {"block_table": table[start : start + count], **no_prompts(table), **self.tensors, **states}
 
     def bind(
         self,
@@ -134,11 +158,25 @@ class PagedCache:
         slot: int,
         tensors: Mapping[str, torch.Tensor],
         *,
-        final: torch.Tensor | None = None,  # noqa: ARG002
-        certain: int = 0,  # noqa: ARG002
+        final: torch.Tensor | None = None,
+        certain: int = 0,
+        prompt_slots: torch.Tensor | None = None,
     ) -> Call:
         """See Cache.bind."""
-        return engine.bind({**self.rows(slot, len(tensors["write_index"])), **tensors})
+        index = tensors["write_index"]
+        given = {**self.rows(slot, len(index)), **tensors}
+        if self._states is None:
+            return engine.bind(given)
+        if prompt_slots is not None:
+            covered = torch.empty(len(prompt_slots), dtype=torch.int64, device=engine.device)
+            given |= {"prompt_slots": prompt_slots, "prompt_state_index": covered}
+        call = engine.bind(given)
+        if len(given["token_ids"]) > len(given["prompt_rows"]):  # the call has windows
+            call = self._states.committing(call, slot, index if final is None else final, certain)
+        if prompt_slots is None:
+            return call
+        runs = PromptRuns(prompt_slots, given["prompt_starts"], given["prompt_index"], covered)
+        return self._states.with_runs(call, runs)
 
 
 def window_bindings(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -162,6 +200,12 @@ def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:
         "prompt_index": torch.empty(0, dtype=torch.int64, device=device),
         "prompt_table": table[:0],
     }
+
+
+def no_run_states(table: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The bindings of recurrent states of a packed call without prompts; ``table``: any block table of the cache."""
+    nothing = torch.empty(0, dtype=torch.int64, device=table.device)
+    return {"prompt_slots": nothing, "prompt_state_index": nothing}
 
 
 def make_cache_manager(

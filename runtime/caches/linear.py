@@ -35,6 +35,7 @@ class LinearCache:
         *,
         final: torch.Tensor | None = None,
         certain: int = 0,
+        prompt_slots: torch.Tensor | None = None,  # noqa: ARG002
     ) -> Call:
         """See Cache.bind."""
         index = tensors["write_index"]

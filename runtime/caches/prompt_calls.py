@@ -54,14 +54,16 @@ def packed_prefill_call(
     ``logits``, ``others``: see linear_prefill_call.
     """
     nothing = torch.zeros(1, 1, dtype=torch.int64, device=engine.device)
-    return engine.bind(
+    return kv.bind(
+        engine,
+        0,
         {
             "token_ids": layout.token_ids(nothing[:0], prompts),
             "write_index": nothing[0],
             "score_rows": nothing,
             "logits": logits.view(1, 1, logits_width(engine.contract)),
             **others,
-            **kv.rows(0, 1),
             **layout.bindings(prompts),
-        }
+        },
+        prompt_slots=layout.slots(prompts),
     )

@@ -1,4 +1,4 @@
-"""States of a model's recurrent layers, per slot: the memory of linear caches that cannot be cut off."""
+"""States of a model's recurrent layers, per slot: the memory that cannot be cut off like keys and values."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def is_recurrent(contract: Contract) -> bool:
 
 
 class RecurrentStates:
-    """The states of a decoder's recurrent layers, and the tokens that they cover.
+    """The states of a decoder's recurrent layers, and the tokens that they cover, over a linear or a paged cache.
 
     A call replays the tokens after those of the state, up to its ``write_index``, and moves the state to
     ``commit_index`` (docs/operators.md, gated_delta_net). Rejected drafts leave no trace, because only the tokens
@@ -43,10 +43,21 @@ class RecurrentStates:
         where = self.indices(slot, len(final))
         return _CommittingCall(call, where["state_index"], where["commit_index"], final, certain)
 
+    def with_runs(self, call: Call, runs: "PromptRuns") -> Call:
+        """Return ``call`` after work that moves the states of ``runs`` to the last token of each run.
+
+        The work first copies their indices to ``runs.covered``, because a window of the same slot reads the new one.
+        """
+        return _CallWithRuns(call, self._covered, runs)
+
     def clear(self, slot: int) -> None:
         """Reset the states of ``slot`` to the beginning of a text."""
         for tensor in self.tensors.values():
             tensor[slot].zero_()
+        self.restart(slot)
+
+    def restart(self, slot: int) -> None:
+        """Reset the index of ``slot`` alone: operators of paged caches read no state at index 0."""
         self._covered[slot] = 0
 
     def covered(self, slot: int) -> int:
@@ -62,6 +73,16 @@ class RecurrentStates:
         for tensor, held in zip(self.tensors.values(), snapshot.tensors, strict=True):
             tensor[slot].copy_(held)
         self._covered[slot] = snapshot.covered
+
+
+@dataclass(frozen=True)
+class PromptRuns:
+    """Runs of prompts in a packed call, by their names in a contract; ``covered`` is ``prompt_state_index``."""
+
+    slots: torch.Tensor
+    starts: torch.Tensor
+    index: torch.Tensor
+    covered: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -130,3 +151,17 @@ class _CommittingCall:
         torch.add(self.final, self.certain, out=self.commit)
         self.call.run()
         self.covered.copy_(self.commit)
+
+
+@dataclass(frozen=True)
+class _CallWithRuns:
+    call: Call
+    covered: torch.Tensor
+    runs: PromptRuns
+
+    def run(self) -> None:
+        runs = self.runs
+        torch.index_select(self.covered, 0, runs.slots, out=runs.covered)
+        # Runs without tokens are at index 0 of slot 0, and end before what any state covers.
+        torch.raise_entries(self.covered, runs.slots, runs.index + (runs.starts[1:] - runs.starts[:-1]) - 1)
+        self.call.run()

@@ -167,15 +167,18 @@ class DecoderRunner:
             "prompt_starts": torch.cat([torch.zeros(1, dtype=torch.int64), ends]).int(),
             "prompt_index": torch.tensor([at for at, _ in runs]),
         }
-        return self._run({**given, "prompt_table": self.cache.rows(0, rows)["block_table"]}, 0)
+        slots = torch.arange(rows, device=self._engine.device)
+        return self._run({**given, "prompt_table": self.cache.rows(0, rows)["block_table"]}, 0, prompt_slots=slots)
 
-    def _run(self, given: Mapping[str, Any], first: int, *, certain: int = 0) -> torch.Tensor:
+    def _run(
+        self, given: Mapping[str, Any], first: int, *, certain: int = 0, prompt_slots: torch.Tensor | None = None
+    ) -> torch.Tensor:
         contract, device = self._engine.contract, self._engine.device
         shape = (*given["score_rows"].shape, logits_width(contract))
         logits = torch.full(shape, float("nan"), dtype=getattr(torch, contract["logits"].dtype), device=device)
         on_device = {name: tensor.to(device) for name, tensor in given.items()}
         tensors = {**on_device, **state_tensors(contract, on_device), "logits": logits}
-        self.cache.bind(self._engine, first, tensors, certain=certain).run()
+        self.cache.bind(self._engine, first, tensors, certain=certain, prompt_slots=prompt_slots).run()
         return logits.float().cpu()
 
 

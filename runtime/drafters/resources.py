@@ -115,4 +115,5 @@ class DraftResources:
                 **others,
             },
             final=final,
+            prompt_slots=self.layout.slots(prompts),
         )

@@ -138,6 +138,7 @@ class TargetRunner:
                 **features,
                 **layout.bindings(prompts),
             },
+            prompt_slots=layout.slots(prompts),
         )
 
     def _logits(self, shape: RoundShape) -> torch.Tensor:

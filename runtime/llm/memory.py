@@ -37,10 +37,15 @@ def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     contracts = [engine.contract for name, engine in bundle.manifest.engines.items() if name != "context"]
     held = [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
     held.append(bundle.manifest.engines["target"].contract["logits"])
-    sizes = {"batch": limits.batch, "rows": window + 1, "blocks": num_cache_blocks(limits, options.cache_tokens)}
+    sizes = {"batch": limits.batch, "slots": limits.batch, "rows": window + 1}
+    sizes["blocks"] = num_cache_blocks(limits, options.cache_tokens)
     dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in held]
     each_size = [prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True)]
-    recurrent = [size for each, size in zip(held, each_size, strict=True) if each.name.startswith(STATES)]
+    recurrent = [  # over a linear cache: a paged one has no copies of states
+        size
+        for each, size in zip(held, each_size, strict=True)
+        if each.name.startswith(STATES) and "batch" in each.shape
+    ]
     return sum(each_size) + SNAPSHOTS_PER_SLOT * sum(recurrent)
 
 

@@ -172,28 +172,33 @@ class Decoder:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
         self.path = folder / f"{lowering}-{dtype}.onnx"
-        how: dict[str, Any] = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype, "uncommitted": 8}
+        how: dict[str, Any] = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype}
+        how["uncommitted"] = capacity if lowering == "paged" else 8  # windows may be chunks of prompts there
         model = fused(build_decoder(spec, checkpoint, **how, lowering=lowering), lowering)
         save_model(model, self.path)
         self.paged = lowering == "paged"
         self.contract = spec.contract(**how, cache="paged" if self.paged else "linear")
         self.device = device
-        if open_engine is None:
-            self.engine: Engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
+        recurrent = any(binding.name == "state_index" for binding in self.contract.inputs)
+        if open_engine is None and self.paged and recurrent:  # whose operators have no ONNX function
+            self.engine: Engine = open_steps(model, self.contract, folder)
+        elif open_engine is None:
+            self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
         else:
             self.engine = open_engine(model, self.contract)
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the matmul with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
         poison = dict.fromkeys(poison, 400) if kv_dtype else poison
-        poison |= {"past_state": 0, "past_recent": 3e4}  # the owner of a state clears it
+        # Over a linear cache the owner of a state clears it.
+        poison |= {"past_state": float("nan") if self.paged else 0, "past_recent": 3e4}
         per_row = table_width(capacity)
         # Rows own blocks in random order. No row owns block 0.
         order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
         self.table = order.reshape(batch, per_row)
         self.caches = {
             binding.name: torch.full(
-                binding.resolve({"batch": batch, "blocks": 1 + batch * per_row}),
+                binding.resolve({"batch": batch, "slots": batch, "blocks": 1 + batch * per_row}),
                 poison[binding.name.split(".")[0]],
                 dtype=getattr(torch, binding.dtype),
                 device=device,
@@ -201,8 +206,8 @@ class Decoder:
             for binding in self.contract.inputs
             if binding.name.startswith("past_")
         }
-        if any(binding.name == "state_index" for binding in self.contract.inputs):
-            self.caches["state_index"] = torch.zeros(batch, dtype=torch.int64)
+        if recurrent:
+            self.caches["state_index"] = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def bind(self, tokens: torch.Tensor, index: Sequence[int], rows: torch.Tensor) -> tuple[object, torch.Tensor]:
         """A bound call and the tensor that its logits will be written into."""
@@ -211,6 +216,8 @@ class Decoder:
         named = window_bindings(self.contract, tokens, rows) | {"write_index": torch.tensor(index)}
         if "state_index" in self.caches:
             named["commit_index"] = named["write_index"]
+            if self.paged:
+                named |= dict.fromkeys(("prompt_slots", "prompt_state_index"), torch.zeros(0, dtype=torch.int64))
         if self.paged:
             named |= {"block_table": self.table} | no_prompts(self.table)
         on_device = {name: tensor.to(self.device) for name, tensor in named.items()}
@@ -254,6 +261,8 @@ class Decoder:
     ) -> torch.Tensor:
         """float32[tokens, vocab] of a packed call, padding left out.
 
+        Rows with windows of a model with recurrent layers must be the first ones.
+
         ``windows`` [batch, query] of rows ``of``, then ``runs``, each (row, tokens it has cached, new tokens).
         """
         batch, counts = len(windows), [len(new) for *_, new in runs]
@@ -273,7 +282,18 @@ class Decoder:
             "prompt_index": torch.tensor([start for _, start, _ in runs]),
             "prompt_table": self.table[[row for row, *_ in runs]],
         }
+        caches = dict(self.caches)
+        if "state_index" in caches:
+            covered = caches.pop("state_index")
+            slots = torch.tensor([row for row, *_ in runs], dtype=torch.int64)
+            named |= {"prompt_slots": slots, "prompt_state_index": covered[slots.to(covered.device)]}
+            for row, start, new in runs:
+                if new:
+                    covered[row] = start + len(new) - 1
+            named |= {"state_index": covered[:batch].clone(), "commit_index": named["write_index"]}
+            if windows[0]:
+                covered[:batch] = named["write_index"]
         dtypes = {binding.name: getattr(torch, binding.dtype) for binding in self.contract.inputs}
         on_device = {name: tensor.to(self.device, dtypes[name]).contiguous() for name, tensor in named.items()}
-        self.engine.bind(on_device | {"logits": logits} | self.caches).run()
+        self.engine.bind(on_device | {"logits": logits} | caches).run()
         return logits.float().cpu().view(-1, VOCAB)[: len(ids)]

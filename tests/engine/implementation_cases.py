@@ -17,7 +17,7 @@ from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_outpu
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference.float8 import quantize_tokens
 from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch
-from tests.engine import attention_cases
+from tests.engine import attention_cases, recurrent_cases
 from tests.engine.operator_cases import case as window_case
 
 KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -134,6 +134,20 @@ def _attention_in_float8(kind: np.dtype[Any]) -> Iterator[Case]:
         given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window, **attention_cases.SCALES)
         rounded = "float8_e4m3fn" if norm else str(kind)  # last bits of a norm decide between two neighbours
         yield Case({name: array for name, array in tensors.items() if array is not None}, given, kind=rounded)
+
+
+def _recurrences(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Beginnings of texts, tokens to replay, free slots, empty runs, and a run followed by a window of its text."""
+    by_head = recurrent_cases.Sizes(2, 4, 32, 48)
+    by_channel = recurrent_cases.Sizes(2, 2, 32, 16, per_channel=True)
+    for sizes, rows, query, runs in (
+        (by_head, [(0, 0, 0), (3, 5, 5), (7, 7, 7), (0, 0, 0)], 5, []),
+        (by_head, [(20, 25, 20), (3, 1, 1)], 1, []),
+        (by_head, [(8, 9, 9)], 3, [(1, 0, 0, 70), (0, 0, 0, 9), (2, 12, 13, 1), (1, 3, 3, 0)]),
+        (by_channel, [(4, 6, 6), (0, 2, 1)], 2, [(3, 10, 11, 12)]),
+    ):
+        inputs = recurrent_cases.call(sizes, kind, rows, query, runs)
+        yield Case(inputs, {**sizes.heads, "update_scale": 1.0 if query == 5 else 2.0})
 
 
 def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
@@ -293,6 +307,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "sample_draft": _drafts,
     "window_attention": _attention,
     "float8_window_attention": _attention_in_float8,
+    "gated_delta_net": _recurrences,
     "swiglu": _gates,
     "linear": _rows_and_weights,
     "all_reduce": _parts_of_one_rank,

@@ -251,7 +251,9 @@ def test_the_steps_of_a_cuda_bundle_compute_the_same_on_a_cpu(paged: Path) -> No
 
 
 def test_a_head_size_without_a_kernel_is_refused(copy: Path) -> None:
-    message = r"backend\.cache 'paged' needs a head size of 32, 64, 128, .*; got 16 in target\.checkpoint; choose cache"
+    message = (
+        r"backend\.cache 'paged' needs a head size of 32, 64, 128, 256, .*; got 16 in target\.checkpoint; choose cache"
+    )
     with pytest.raises(BadRecipe, match=message):
         build(recipe(copy, backend='name = "onnxruntime-cuda"'), copy / "out")
 

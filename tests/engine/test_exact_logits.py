@@ -17,7 +17,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
 
 MOST, CHUNK, TOKENS = 6, 64, 9
 LINEAR = 'name = "onnxruntime-cpu"'
@@ -30,6 +30,7 @@ BUNDLES = {  # backend, dtype and dtype of the cache: every pair that runs on a 
     "paged-float16": (PAGED, "float16", None),
     "paged-float8": (PAGED, "float16", "float8_e4m3"),
     "hybrid-float32": (LINEAR, "float32", None),
+    "hybrid-paged": (PAGED, "float32", None),
 }
 # Texts that end within a block of 64, at its end, and in the fifth: onnxruntime adds up to 128 or 256 products at once.
 PROMPTS = [[(7 * i * i + 3 * tokens) % 199 for i in range(tokens)] for tokens in (1, 2, 57, 64, 250)]
@@ -43,7 +44,10 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LLM]]
             tiny_checkpoint(folder / "target", seed=1, head_dim=64, max_length=512),
             tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=64, max_length=512),
         ),
-        "hybrid": (tiny_hybrid(folder / "hybrid", seed=1), tiny_hybrid(folder / "hybrid-draft", layers=3, seed=1)),
+        "hybrid": (
+            tiny_hybrid(folder / "hybrid", seed=1, **ON_A_GPU),
+            tiny_hybrid(folder / "hybrid-draft", layers=3, seed=1, **ON_A_GPU),
+        ),
     }
 
     def built(name: str, backend: str, dtype: str, kv_dtype: str | None) -> Path:

@@ -25,15 +25,22 @@ from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import Request, StreamOutput
 from tests.engine.draft_kinds import DFLASH, DSPARK, EAGLE3, MASK, PEAGLE
 from tests.engine.test_hybrid_heads import add_mtp
-from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.engine.test_paged_rounds import PAGED
+from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
 
 LENGTH, TOKENS, WINDOW = 260, 8, 4
 TEXT = [(7 * i * i + 3 * i) % 199 for i in range(200)]
 TARGETS = ("delta net", "mamba", "convolution")
 DRAFTS = ("ngram", "hybrid", "attention", "pard", "eagle3", "peagle", "dflash", "dspark")
 # In every run: each target, and a draft without a model, a hybrid one, one with a cache of its own, and a head.
+# The paged cache of a GPU, whose operators run on a CPU here, has no prefix cache.
 PAIRS = [("delta net", "ngram"), ("mamba", "hybrid"), ("delta net", "pard"), ("convolution", "eagle3")]
-ALL_PAIRS = [("delta net", "mtp"), *((target, draft) for target in TARGETS for draft in DRAFTS)]
+PAIRS += [("paged delta net", "hybrid")]
+ALL_PAIRS = [
+    ("delta net", "mtp"),
+    *(("paged delta net", draft) for draft in ("ngram", "hybrid", "attention")),
+    *((target, draft) for target in TARGETS for draft in DRAFTS),
+]
 REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "0"))  # of a long run, over all pairs
 
 
@@ -61,10 +68,10 @@ class Traffic:
     def llm(self, target: str, draft: str) -> LLM:
         if (target, draft) not in self._llms:
             bundle = self._built(target, draft)
-            self._llms[target, draft] = self._stack.enter_context(LLM(bundle, threads=1))
+            self._llms[target, draft] = self._stack.enter_context(LLM(bundle, device="cpu", threads=1))
             if target not in self._silent:
                 options: Any = {"prefix_caching": False, "num_draft_tokens": 0}
-                self._silent[target] = self._stack.enter_context(LLM(bundle, threads=1, **options))
+                self._silent[target] = self._stack.enter_context(LLM(bundle, device="cpu", threads=1, **options))
         return self._llms[target, draft]
 
     def alone(self, target: str, asked: Asked) -> list[TokenLogprobs]:
@@ -79,8 +86,10 @@ class Traffic:
 
     def _built(self, target: str, draft: str) -> Path:
         folder = self._folder / f"{target}-{draft}"
-        model = tiny_hybrid(folder / "target", target, seed=1)
-        limits = {"batch": 3, "length": LENGTH, "prefill_chunk": 128}
+        model = hybrid(folder / "target", target)
+        limits: dict[str, Any] = {"batch": 3, "length": LENGTH, "prefill_chunk": 128}
+        if target.startswith("paged"):
+            limits["backend"] = PAGED
         recipe = write_recipe(
             self._folder / f"{target}-{draft}.toml".replace(" ", "-"),
             target=model,
@@ -88,6 +97,11 @@ class Traffic:
             **limits,
         )
         return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+def hybrid(folder: Path, kind: str, **sizes: int) -> Path:
+    paged = kind.startswith("paged ")
+    return tiny_hybrid(folder, kind.removeprefix("paged "), seed=1, **sizes, **(ON_A_GPU if paged else {}))
 
 
 def drafting(folder: Path, target: str, draft: str) -> str:
@@ -98,10 +112,10 @@ def drafting(folder: Path, target: str, draft: str) -> str:
     kind, where = draft, folder / "draft"
     if draft == "hybrid":
         kind = "model"
-        tiny_hybrid(where, target, layers=3, seed=1)
+        hybrid(where, target, layers=3)
     elif draft == "attention":
         kind = "model"
-        tiny_checkpoint(where, layers=1, seed=1, max_length=512)
+        tiny_checkpoint(where, layers=1, seed=1, max_length=512, head_dim=64)
     elif draft == "pard":
         path = tiny_checkpoint(where, layers=2, seed=1, max_length=512) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": MASK, "spd_type": "pard"}))

@@ -96,8 +96,13 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
     **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts", "phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
-    **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen3_5_moe", "lfm2", "lfm2_moe"), UNSUPPORTED),
-    **dict.fromkeys(("granite 4", "granite 4 dense", "bamba", "nemotron_h", "olmo_hybrid", "kimi_linear"), UNSUPPORTED),
+    # Each of three delta nets has a lone norm of its output. A delta net has 2 matmuls, or 3 with joined projections.
+    "qwen3_5": {"fuse_residual_norms": 8, "defer_scales": 0, "fuse_lone_norms": 4, "fuse_transposed_matmuls": 17},
+    "qwen3_5_moe": {"fuse_residual_norms": 8, "defer_scales": 0, "fuse_lone_norms": 4, "fuse_transposed_matmuls": 25},
+    "qwen3_next": {"fuse_residual_norms": 8, "defer_scales": 0, "fuse_lone_norms": 4, "fuse_transposed_matmuls": 26},
+    "olmo_hybrid": {"fuse_residual_norms": 4, "defer_scales": 0, "fuse_lone_norms": 7, "fuse_transposed_matmuls": 13},
+    **dict.fromkeys(("lfm2", "lfm2_moe", "kimi_linear"), UNSUPPORTED),
+    **dict.fromkeys(("granite 4", "granite 4 dense", "bamba", "nemotron_h"), UNSUPPORTED),
     **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), UNSUPPORTED),
 }
 ROWS = [

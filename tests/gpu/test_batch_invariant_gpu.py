@@ -18,7 +18,7 @@ FLOAT8 = torch.float8_e4m3fn
 ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
 MOST = 17  # tokens of the largest window
 HEADS, KV_HEADS = 32, 4
-HEAD_DIMS = [64, 128]
+HEAD_DIMS = [64, 128, 256]
 DTYPES = [torch.bfloat16, torch.float16]
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -16,7 +16,8 @@ from tools.families.cases import FAMILIES
 CAPACITY = 170  # three blocks, the last one not full
 CALLS = [(50, 37), (50, 50), (7, 7), (1, 1), (5, 5), (40, 40)]  # new tokens of two rows: chunks, windows, one token
 SIZES = {"hidden_size": 128, "head_dim": 32}  # a head size that kernels are made for
-WIDE = {"phi4-mini": {}}  # whose rotary embedding is written out for its own head size
+# Families with sizes of their own: rotary embeddings that are written out for a head size.
+WIDE: dict[str, dict[str, int]] = {"phi4-mini": {}, "qwen3_5": {}, "qwen3_5_moe": {}, "qwen3_next": {}}
 SHARE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of the largest logit, that rounding may cost
 
 
@@ -29,16 +30,21 @@ CASES = [*CONFIGS, *SLIDING, *filter(paged, FAMILIES)]
 
 
 def worst(errors: torch.Tensor, case: str, dtype: str) -> float:
-    """The largest of the tokens' errors; the median where rounding lets some of them choose other experts."""
-    experts = case in FAMILIES and ModelSpec.from_hf(FAMILIES[case]().to_dict()).experts is not None
-    flips = experts and dtype != "float32"
-    return float(errors.median() if flips else errors.max())
+    """The largest of the tokens' errors; the median where rounding lets some of them choose other experts.
+
+    The median also for random recurrent layers, which amplify rounding: transformers in bfloat16 errs by up to 0.3 of
+    the largest logit of these models.
+    """
+    spec = ModelSpec.from_hf(FAMILIES[case]().to_dict()) if case in FAMILIES else None
+    amplifies = spec is not None and (spec.experts is not None or spec.recurrent is not None)
+    return float(errors.median() if amplifies and dtype != "float32" else errors.max())
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kernels")
-    compile_kernels(compute_capabilities(), folder, names=["attention", "experts", "swiglu"], head_dims=[32, 64])
+    names = ["attention", "experts", "gated_delta_net", "swiglu"]
+    compile_kernels(compute_capabilities(), folder, names=names, head_dims=[32, 64])
     return folder
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.operators.constants import HEAD_DIMS
 from tandemrt.plugins.operators.launch import Context
 from tests.engine.attention_cases import BFLOAT16, attributes, case, expected, tolerance
 from tests.engine.implementation_cases import to_numpy
@@ -27,7 +28,7 @@ def context(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("query", [1, 2, 3, 5, 8, 16, 64])
 @pytest.mark.parametrize("norm", [False, True])
 def test_ragged_rows_equal_the_definition(context, dtype, head_dim, query, norm):
@@ -53,7 +54,7 @@ def test_full_batches_equal_the_definition(context, batch, query):
 
 @pytest.mark.parametrize("lengths", [[0], [37], [600, 0, 1]])
 @pytest.mark.parametrize("query", [65, 512])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_prefill_chunks_equal_the_definition(context, lengths, query, head_dim):
     sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
     tensors = case(lengths, query, norm=True, dtype=np.dtype(np.float16), **sizes)
@@ -100,7 +101,7 @@ def test_the_number_of_splits_changes_nothing(context, splits, query):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("runs", PACKED)
 @pytest.mark.parametrize("norm", [False, True])
 def test_runs_of_prompts_and_windows_equal_the_definition(context, dtype, head_dim, runs, norm):

@@ -70,8 +70,8 @@ _GEMMA4: dict[str, Any] = {
 _DELTA_NET: dict[str, Any] = {
     "head_dim": 64,
     "num_hidden_layers": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "rope_parameters": _THETA | {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2], "mrope_interleaved": True},

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import tempfile
 from itertools import zip_longest
 from pathlib import Path
@@ -137,7 +138,8 @@ def make_bundle(
 def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
     """Return milliseconds to read the weights for one forward of the target, and ``context`` cached tokens per row.
 
-    Of the experts it counts the expected number that ``tokens`` choose, uniformly and independently.
+    States of recurrent layers are read and written once. Of the experts it counts the expected number that ``tokens``
+    choose, uniformly and independently.
     """
     spec = bundle.manifest.specs["target"]
     files = (bundle.folder / "target").glob("*.safetensors")
@@ -146,9 +148,17 @@ def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
     if experts := spec["experts"]:
         unread = (1 - experts["per_token"] / experts["count"]) ** tokens
         weights -= unread * sum(nbytes for name, nbytes in tensors.items() if ".experts." in name)
-    width = BYTES[bundle.contract("target")["past_key.0"].dtype]
-    token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
-    return 1e3 * (weights + rows * context * token) / BANDWIDTH
+    token = state = 0  # bytes of a row: those of a token's keys and values, and those of its states
+    for held in bundle.contract("target").inputs:
+        if not held.name.startswith("past_"):
+            continue
+        shape = held.resolve({"blocks": 1, "slots": 1, "batch": 1})
+        size = math.prod(shape) * BYTES[held.dtype]
+        if held.name.startswith(("past_key.", "past_value.")):
+            token += size // shape[2]
+        elif held.name.startswith("past_state."):
+            state += 2 * size
+    return 1e3 * (weights + rows * (context * token + state)) / BANDWIDTH
 
 
 def _require_same(
