@@ -85,6 +85,18 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
         found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         other = "backend 'onnxruntime-cpu'" if layers.experts is not None else "cache = 'linear'"
         raise BadRecipe(f"{rule}; {found}; choose {other} or another checkpoint")
+    if recipe.cache == "paged" and model.spec.head_dim == HEAD_DIMS[-1]:
+        _require_half_precision(model)
+
+
+def _require_half_precision(model: Draft) -> None:
+    """Raise BadRecipe unless the widest heads are computed and cached in the dtypes in which they ran on a GPU."""
+    for name, dtype in (("dtype", model.compute), ("kv_dtype", model.kv_dtype)):
+        if dtype not in ("bfloat16", "float16"):
+            raise BadRecipe(
+                f"{model.role}.{name} must be bfloat16 or float16 for attention heads of {HEAD_DIMS[-1]} values over a "
+                f"paged cache; got {dtype!r}; change it"
+            )
 
 
 def _require_matmuls(model: Draft, recipe: Recipe) -> None:

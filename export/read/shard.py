@@ -82,6 +82,10 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, quantized:
         return "its weights are quantized, which are not split yet"
     if spec.experts is not None:
         return f"{spec.family} has experts, which are not split yet"
+    if spec.recurrent is not None:
+        return f"{spec.family} has recurrent layers, which are not split yet"
+    if spec.gated_attention:
+        return f"{spec.family} has gated attention, which is not split yet"
     if spec.qk_norm is not None and spec.qk_norm.over_all_heads:
         return f"{spec.family} norms queries and keys over all heads, which are on different ranks"
     if spec.heads % ranks:

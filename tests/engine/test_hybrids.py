@@ -11,7 +11,7 @@ from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tests.engine.test_invisible import REQUESTS, check_reversed_and_one_by_one, output_of, outputs
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
 
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 8\nngram_min = 1'
 
@@ -115,3 +115,25 @@ def test_other_recurrent_layers_are_rejected_on_a_gpu(folder: Path, kind: str) -
     recipe = write_recipe(folder / f"{kind}.toml", target=target, backend=PAGED, dtype="bfloat16")
     with pytest.raises(BadCheckpoint, match="recurrent layers that are no gated delta nets, which run on a CPU alone"):
         open_models(Recipe.load(recipe))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        (
+            {"dtype": "float32"},
+            "target.dtype must be bfloat16 or float16 for attention heads of 256 values .*'float32'",
+        ),
+        (
+            {"dtype": "bfloat16", "kv_dtype": "float8_e4m3"},
+            "target.kv_dtype must be bfloat16 or float16 for attention heads of 256 values .*'float8_e4m3fn'",
+        ),
+    ],
+)
+def test_wide_heads_on_a_gpu_are_rejected_in_dtypes_that_never_ran(
+    folder: Path, dtypes: dict[str, str], message: str
+) -> None:
+    target = tiny_hybrid(folder / "wide", head_dim=256, **ON_A_GPU)
+    recipe = write_recipe(folder / "wide.toml", target=target, backend=PAGED, dtype=dtypes["dtype"])
+    with pytest.raises(BadRecipe, match=message):
+        open_models(Recipe.load(recipe, kv_dtype=dtypes.get("kv_dtype")))

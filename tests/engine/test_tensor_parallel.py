@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, TandemError
+from tandemrt.engines.validation.errors import BadRecipe, TandemError
 from tandemrt.export.bundle.build import build
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served, score_at_once
 from tandemrt.runtime.check.reference import open_reference
-from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
 from tests.waiting import eventually
 
 PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
@@ -205,7 +205,9 @@ def test_a_recipe_that_cannot_be_split_is_rejected_by_name(tmp_path: Path, dtype
 
 def test_a_hybrid_over_ranks_is_rejected_by_name(tmp_path: Path) -> None:
     recipe = write_recipe(
-        tmp_path / "r.toml", target=tiny_hybrid(tmp_path / "hybrid"), backend=f"{PAGED}\ntensor_parallel = 2"
+        tmp_path / "r.toml",
+        target=tiny_hybrid(tmp_path / "hybrid", **ON_A_GPU),
+        backend=f"{PAGED}\ntensor_parallel = 2",
     )
-    with pytest.raises(BadCheckpoint, match="recurrent layers, which run on a CPU alone"):
+    with pytest.raises(BadRecipe, match="recurrent layers, which are not split yet"):
         build(Recipe.load(recipe), tmp_path / "out")

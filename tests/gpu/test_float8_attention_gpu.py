@@ -8,7 +8,6 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.operators.constants import HEAD_DIMS
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.check.run import check_bundle
 from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case_in_float8
@@ -30,7 +29,7 @@ def context(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("query", [1, 5, 16, 64])
 @pytest.mark.parametrize("norm", [False, True])
 def test_ragged_rows_equal_the_definition(context, dtype, head_dim, query, norm):
@@ -49,7 +48,7 @@ def test_full_batches_equal_the_definition(context, query, splits):
 
 
 @pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize(
     ("runs", "sliding_window", "max_blocks"),
     [
