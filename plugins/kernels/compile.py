@@ -1,8 +1,9 @@
 """Compile CUDA C++ to cubin and PTX with NVRTC, without a GPU, a driver or headers.
 
 Every ``NAME.cu`` of this folder becomes one ``NAME.sm_90.cubin`` per compute capability, and one ``NAME.ptx`` for the
-lowest of them. The driver compiles the PTX for newer GPUs. Kernels include the ``.cuh`` files of this
-folder by name. ``variants.cuh`` restricts a compilation to some dtypes and head sizes.
+lowest of them. The driver compiles the PTX for newer GPUs. A file with instructions that only Hopper has is compiled
+for sm_90a, and its PTX for compute_90. Kernels include the ``.cuh`` files of this folder by name. ``variants.cuh``
+restricts a compilation to some dtypes and head sizes.
 """
 
 import os
@@ -20,6 +21,7 @@ from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 
 SOURCES = Path(__file__).parent
 _SIZES = sorted({*HEAD_DIMS, *KEY_DIMS})  # of heads, for which some file has kernels
+_HOPPER, _HOPPER_ONLY = 90, b"__CUDA_ARCH_FEAT_SM90_ALL"  # the macro that sm_90a defines
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,14 @@ def compile_kernel(
     digits = sorted(int(c.replace(".", "")) for c in set(compute_capabilities))
     source = (SOURCES / f"{name}.cu").read_bytes()
     program = Program(f"{name}.cu", source, _included(source), _selection(dtypes, head_dims))
-    results = map_in_threads(partial(compile_program, program), [f"sm_{c}" for c in digits], os.cpu_count() or 1)
-    cubins = [Compiled(f"{name}.sm_{c}.cubin", r.cubin, r.log) for c, r in zip(digits, results, strict=True)]
-    return (*cubins, Compiled(f"{name}.ptx", results[0].ptx, results[0].log))
+    for_hopper = _HOPPER in digits and any(_HOPPER_ONLY in text for text in (source, *(t for _, t in program.headers)))
+    targets = [f"sm_{c}a" if for_hopper and c == _HOPPER else f"sm_{c}" for c in digits]
+    if targets[0].endswith("a"):
+        targets.append(f"compute_{digits[0]}")  # the PTX of sm_90a does not run on newer GPUs
+    results = map_in_threads(partial(compile_program, program), targets, os.cpu_count() or 1)
+    cubins = [Compiled(f"{name}.sm_{c}.cubin", r.cubin, r.log) for c, r in zip(digits, results, strict=False)]
+    newest = results[len(digits)] if len(results) > len(digits) else results[0]
+    return (*cubins, Compiled(f"{name}.ptx", newest.ptx, newest.log))
 
 
 def compile_ptx(source: str, compute_capability: str) -> str:

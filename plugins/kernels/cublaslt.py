@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Iterator
 from ctypes import byref, c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ _TRANSA, _A_SCALE, _B_SCALE, _FAST_ACCUM = 3, 17, 18, 25  # CUBLASLT_MATMUL_DESC
 _MAX_WORKSPACE, _REDUCTION_SCHEMES = 1, 3  # CUBLASLT_MATMUL_PREF_…
 _NO_REDUCTION = 0  # CUBLASLT_REDUCTION_SCHEME_NONE: one block sums all inputs of an output
 _NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
+_ONE, _ZERO = c_float(1), c_float(0)
 
 
 class Algorithm(ctypes.Structure):
@@ -50,18 +51,11 @@ class Matmul:
         (count, inner), width = rows.shape, len(weight)
         self._tensors = (rows, weight, out, workspace)
         self._handle = _handle(rows.device)
-        self._description = _LibraryObject("MatmulDesc", _COMPUTE_32F, _TYPES[torch.float32])
-        self._description.set(_TRANSA, c_int32(1))
-        if weight.dtype == torch.float8_e4m3fn:
-            self._one = torch.ones(1, dtype=torch.float32, device=rows.device)
-            for side in (_A_SCALE, _B_SCALE):
-                self._description.set(side, c_void_p(self._one.data_ptr()))
-            self._description.set(_FAST_ACCUM, c_int8(0))
+        self._description = _description(weight.dtype, rows.device)
         # The library is column-major: [width, count] = [inner, width].T @ [inner, count].
         self._weight = _layout(weight.dtype, inner, width)
         self._rows = _layout(rows.dtype, inner, count)
         self._matmul = _layout(out.dtype, width, count)
-        self._factors = c_float(1), c_float(0)
 
     def algorithms(self, count: int, most: int) -> Iterator[Algorithm]:
         """Return up to ``most`` algorithms for ``count`` rows without split-K that also support this matmul.
@@ -95,10 +89,9 @@ class Matmul:
     def run(self, algorithm: Algorithm) -> None:
         """Enqueue on torch's current stream. Raises RuntimeError if the library rejects it."""
         rows, weight, out, workspace = self._tensors
-        one, zero = self._factors
         _call(
-            *("cublasLtMatmul", self._handle, self._description, byref(one)),
-            *(c_void_p(weight.data_ptr()), self._weight, c_void_p(rows.data_ptr()), self._rows, byref(zero)),
+            *("cublasLtMatmul", self._handle, self._description, byref(_ONE)),
+            *(c_void_p(weight.data_ptr()), self._weight, c_void_p(rows.data_ptr()), self._rows, byref(_ZERO)),
             *(c_void_p(out.data_ptr()), self._matmul, c_void_p(out.data_ptr()), self._matmul),
             *(byref(algorithm), c_void_p(workspace.data_ptr()), c_size_t(WORKSPACE)),
             c_void_p(torch.cuda.current_stream(out.device).cuda_stream),
@@ -132,6 +125,23 @@ class _LibraryObject:
         _call(f"cublasLt{self._kind}SetAttribute", self, which, byref(value), c_size_t(ctypes.sizeof(value)))
 
 
+@cache  # a decoder binds thousands of matmuls of few shapes
+def _description(dtype: torch.dtype, device: torch.device) -> _LibraryObject:
+    made = _LibraryObject("MatmulDesc", _COMPUTE_32F, _TYPES[torch.float32])
+    made.set(_TRANSA, c_int32(1))
+    if dtype == torch.float8_e4m3fn:
+        for side in (_A_SCALE, _B_SCALE):
+            made.set(side, c_void_p(_scale_of_one(device).data_ptr()))
+        made.set(_FAST_ACCUM, c_int8(0))
+    return made
+
+
+@cache
+def _scale_of_one(device: torch.device) -> torch.Tensor:
+    return torch.ones(1, dtype=torch.float32, device=device)
+
+
+@lru_cache(maxsize=4096)
 def _layout(dtype: torch.dtype, rows: int, columns: int) -> _LibraryObject:
     return _LibraryObject("MatrixLayout", _TYPES[dtype], c_uint64(rows), c_uint64(columns), c_int64(rows))
 

@@ -3,6 +3,7 @@
 // kernels apply them when they read. Widths are multiples of 8.
 
 #include "float8_matmul.cuh"
+#include "float8_ordered.cuh"
 #include "variants.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -186,6 +187,23 @@ __device__ void scale_matmul(const float* scales, const float* weight_scales, in
         scale_matmul<T>(scales, weight_scales, width, out);                                                           \
     }
 
-IF_BF16(KERNELS(bf16, Bf16))
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define IF_HOPPER(...) __VA_ARGS__
+#else
+#define IF_HOPPER(...)
+#endif
+// For one tile of rows, the launch bounds leave registers for two blocks per multiprocessor.
+#define ORDERED(NAME, T, ROWS, STAGES)                                                                                \
+    extern "C" __global__ void __launch_bounds__(256, ROWS == 8 ? 2 : 1) few_ordered_##ROWS##_##STAGES##_##NAME(      \
+        const void* row_boxes, const float* scales, const u8* weight, const float* weight_scales, int rows,           \
+        int width, int inner, T::Element* out) {                                                                      \
+        IF_HOPPER(few_ordered<T, ROWS / 8, STAGES>(                                                                   \
+            row_boxes, scales, weight, weight_scales, rows, width, inner, out);)                                      \
+    }
+#define ORDERED_KERNELS(NAME, T)                                                                                      \
+    ORDERED(NAME, T, 8, 5) ORDERED(NAME, T, 8, 6) ORDERED(NAME, T, 16, 4) ORDERED(NAME, T, 16, 5)
+
+// Sums without scales have no room in float16.
+IF_BF16(KERNELS(bf16, Bf16) ORDERED_KERNELS(bf16, Bf16))
 IF_FP16(KERNELS(fp16, Fp16))
-IF_FP32(KERNELS(fp32, Fp32))
+IF_FP32(KERNELS(fp32, Fp32) ORDERED_KERNELS(fp32, Fp32))

@@ -1,7 +1,8 @@
 """Float8 matmuls on a GPU: our kernel for up to 16 rows, cuBLASLt for more.
 
 cuBLASLt multiplies without scales, which is its fastest form: through torch for many rows, with the fastest of its
-algorithms for fewer. A second kernel then applies the scales, if there are any. Our kernel applies them itself.
+algorithms for fewer. A second kernel then applies the scales, if there are any. Our kernel applies them itself. For
+batch invariance another kernel of ours adds in cuBLASLt's order (float8_ordered.py).
 """
 
 from collections.abc import Mapping
@@ -26,24 +27,39 @@ _STAGE = 4 * 16 * _THREADS  # bytes of shared memory
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """Bind the operator. The number of rows alone selects the implementation."""
-    few = _rows(tensors) <= FEW and not context.batch_invariant
-    return FewRows(context, tensors) if few else _many_rows(context, tensors)
+    if context.batch_invariant:
+        return _any_rows(context, tensors)
+    return FewRows(context, tensors) if _rows(tensors) <= FEW else _many_rows(context, tensors)
 
 
 def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """Bind ``scaled_matmul``; otherwise as :func:`launch`."""
-    few = _rows(tensors) <= FEW and not context.batch_invariant
-    return FewRows(context, tensors) if few else ScaledMatmul(context, tensors)
+    if context.batch_invariant:
+        matmul = _any_rows(context, tensors)
+        return matmul if matmul.applies_scales else ScaledMatmul(context, tensors, matmul)
+    if _rows(tensors) <= FEW:
+        return FewRows(context, tensors)
+    return ScaledMatmul(context, tensors, _many_rows(context, tensors))
 
 
 def _many_rows(context: Context, tensors: Tensors) -> Call:
-    if not context.batch_invariant and _rows(tensors) > MOST_ROWS:
+    if _rows(tensors) > MOST_ROWS:
         return Matmul(tensors)
     _require_sizes(tensors)
     _require_room(tensors["out"])  # a kernel applies the scales afterwards
-    weight = tensors["weight"].view(torch.float8_e4m3fn)
-    kind = BatchInvariantMatmul if context.batch_invariant else FastestMatmul
-    return kind(context, tensors["quantized"], weight, tensors["out"])
+    return FastestMatmul(context, *_operands(tensors))
+
+
+def _operands(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tensors["quantized"], tensors["weight"].view(torch.float8_e4m3fn), tensors["out"]
+
+
+def _any_rows(context: Context, tensors: Tensors) -> BatchInvariantMatmul:
+    """Bind a matmul whose rows have the same bits for any number of rows."""
+    _require_sizes(tensors)
+    _require_room(tensors["out"])
+    scales = (tensors["scales"], tensors["weight_scales"]) if "scales" in tensors else None
+    return BatchInvariantMatmul(context, *_operands(tensors), scales)
 
 
 class FewRows:
@@ -100,14 +116,14 @@ class Matmul:
 class ScaledMatmul:
     """Bound matmul, followed by a kernel that applies its scales in place. Capturable."""
 
-    def __init__(self, context: Context, tensors: Tensors) -> None:
+    def __init__(self, context: Context, tensors: Tensors, matmul: Call) -> None:
         out, scales, weight_scales = (tensors[name] for name in ("out", "scales", "weight_scales"))
         width = out.shape[-1]
         kernel = KernelModule.of(context, "float8").kernel(f"scale_matmul_{suffix(out)}")
         # one axis, as in swiglu, for any number of rows
         grid = (-(-width // (_PER_THREAD * _THREADS)) * (out.numel() // width), 1, 1)
         self._device = out.device
-        self._matmul = _many_rows(context, tensors)
+        self._matmul = matmul
         self._scale = Launch(kernel, grid, (_THREADS, 1, 1), scales, weight_scales, np.int32(width), out)
 
     def run(self) -> None:

@@ -2,7 +2,7 @@
 // time in order, as matmuls of many rows do that use no split-K: on GPUs where these give equal bits (linear.py tries
 // it), a row's result does not depend on the number of rows.
 #pragma once
-#include "copy.cuh"
+#include "bulk_copy.cuh"
 #include "early.cuh"
 
 constexpr int WARP_OUTPUTS = 16;
@@ -12,25 +12,6 @@ constexpr int ROW_CHUNK = 512;               // inputs of the rows that are copi
 constexpr int ROW_PITCH = ROW_CHUNK + 8;     // so that eight rows begin in different banks
 
 #if __CUDA_ARCH__ >= 900
-
-// A barrier for copies of the copy engine: one thread announces their bytes, all threads wait for them.
-__device__ __forceinline__ void create_barrier(u32 barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void announce_bytes(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait_for_bytes(u32 barrier, u32 parity) {
-    asm volatile(
-        "{ .reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again; }" ::"r"(barrier), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
 
 // Fragments of one chunk: 16 outputs, and TILES times 8 rows.
 template <int TILES>

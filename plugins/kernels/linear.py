@@ -8,6 +8,7 @@ documented, so binding tries them on random rows and weights, and selects the fa
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ import torch
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels.cublaslt import Algorithm, Matmul, MatmulCall
 from tandemrt.plugins.kernels.few_rows import FewRowsMatmul
+from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul, Scales
 from tandemrt.plugins.kernels.matmul_choices import Choices
 from tandemrt.plugins.kernels.matmul_trials import MEASURED, Trials, random_like, random_rows, same_bits, workspace
 from tandemrt.plugins.operators.launch import Call, Context
 
 _ROWS = 64  # rows of a trial, repeated
-# microseconds that our kernel gains in a decoder over a trial, by reading its weight while the previous kernel runs
-_READ_AHEAD = 2.0
+# microseconds that our kernels gain in a decoder over a trial: they read their weight while the previous kernel runs,
+# and the next kernel begins while they run. A trial in float8 also begins without what the copy engine needs.
+_READ_AHEAD, _READ_AHEAD_FLOAT8 = 2.0, 5.0
 _REQUIRED_COUNTS = (
     1,
     8,
@@ -41,11 +44,13 @@ def launch(
 class BatchInvariantMatmul:
     """Bound matmul x [..., inner] @ weight.T, weight [width, inner], into out [..., width]. Capturable.
 
-    The first bind for a number of rows waits for the device. Raises BackendUnavailable if no algorithms give equal
-    bits.
+    Unless ``applies_scales``, the caller applies ``scales`` of a float8 matmul to the result. The first bind for a
+    number of rows waits for the device. Raises BackendUnavailable if no algorithms give equal bits.
     """
 
-    def __init__(self, context: Context, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def __init__(
+        self, context: Context, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: Scales | None = None
+    ) -> None:
         width, inner = weight.shape
         if x.shape[-1] != inner or out.shape != (*x.shape[:-1], width) or x.dtype != weight.dtype:
             raise ValueError(
@@ -57,13 +62,23 @@ class BatchInvariantMatmul:
         key = f"linear {len(rows)} {list(weight.shape)} {weight.dtype} {out.dtype}"
         choose = partial(_algorithm, context, len(rows), weight, out.dtype)
         algorithm = context.get_or_create(key, lambda: Choices.of(context).get_or_try(key, matmul.supports, choose))
-        self._call: Call = (
-            FewRowsMatmul(context, rows, weight, results) if algorithm is None else MatmulCall(matmul, algorithm)
-        )
+        self.applies_scales = scales is None or algorithm is None
+        call = _few(context, rows, weight, results, scales) if algorithm is None else MatmulCall(matmul, algorithm)
+        assert call is not None
+        self._call: Call = call
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
         self._call.run()
+
+
+def _few(
+    context: Context, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: Scales | None = None
+) -> Call | None:
+    """Bind our kernel for few rows; None if there is none for these."""
+    if OrderedMatmul.serves(context, len(x), weight):
+        return OrderedMatmul(context, x, weight, out, scales)
+    return FewRowsMatmul(context, x, weight, out) if FewRowsMatmul.serves(context, len(x), weight) else None
 
 
 @dataclass(frozen=True)
@@ -84,8 +99,8 @@ def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.
     """
     trial = context.get_or_create(("trial", *weight.shape, weight.dtype, dtype), lambda: _trial(context, weight, dtype))
     trials = Trials(context, trial.rows, count, random_like(weight), dtype)
-    found = trials.equal(trial.wanted)
-    few = FewRowsMatmul(context, *trials.operands) if FewRowsMatmul.serves(context, count, weight) else None
+    found = [*islice(trials.equal(trial.wanted), None if count <= MEASURED else 1)]
+    few = _few(context, *trials.operands)
     if few is not None and not trials.gives(few, trial.wanted):
         few = None
     if not found and few is None:
@@ -94,7 +109,8 @@ def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.
         return found[0]
     calls: list[Call] = [trials.call(each) for each in found]
     times = trials.microseconds([*calls, few] if few is not None else calls)
-    if few is not None and times[-1] <= min(times) + _READ_AHEAD:
+    gained = _READ_AHEAD_FLOAT8 if weight.dtype == torch.float8_e4m3fn else _READ_AHEAD
+    if few is not None and times[-1] <= min(times) + gained:
         return None
     return found[times.index(min(times))]
 
@@ -109,7 +125,7 @@ def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial
         if any(same_bits(found, other) for other in seen):
             continue
         seen.append(found)
-        if all(Trials(context, rows, count, drawn, dtype).equal(found) for count in _REQUIRED_COUNTS):
+        if all(any(Trials(context, rows, count, drawn, dtype).equal(found)) for count in _REQUIRED_COUNTS):
             return _Trial(rows, found)
     raise _unavailable(weight, f"any of {', '.join(map(str, _REQUIRED_COUNTS))} rows")
 

@@ -1,7 +1,7 @@
 """Trial runs of cuBLASLt algorithms: compare their bits and measure their times."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -43,10 +43,10 @@ class Trials:
         """Return whether ``call`` gives ``wanted`` for each of the trial's rows."""
         return same_bits(self.result(call), repeated(wanted, self._count))
 
-    def equal(self, wanted: torch.Tensor) -> list[Algorithm]:
-        """Return the algorithms that give ``wanted`` for each of the trial's rows."""
+    def equal(self, wanted: torch.Tensor) -> Iterator[Algorithm]:
+        """Yield the algorithms that give ``wanted`` for each of the trial's rows."""
         expected = repeated(wanted, self._count)
-        return [each for each in self.algorithms() if same_bits(self.result(self.call(each)), expected)]
+        return (each for each in self.algorithms() if same_bits(self.result(self.call(each)), expected))
 
     def microseconds(self, calls: Sequence[Call]) -> list[float]:
         """Return the minimum time of a few runs of each call, in turns, each run with a cold L2 cache."""

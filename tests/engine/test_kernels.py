@@ -49,6 +49,7 @@ ENTRIES = {
         "draft_probs": "11 u64, 1 u32, 1 u64",
     },
 }
+ORDERED = ("8_5", "8_6", "16_4", "16_5")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
@@ -68,7 +69,9 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, s
         kinds = [f"{suffix}_{channels}{size}" for channels in ("", "channels_") for size in head_dims]
         return {f"{name}_{kind}": entry for kind in kinds for name, entry in (("convolve", CONVOLVE), ("scan", SCAN))}
     if kernel not in ATTENTION:
-        return {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
+        entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
+        ordered = ORDERED if kernel == "float8" and dtype != "float16" else ()
+        return entries | {f"few_ordered_{name}_{suffix}": "4 u64, 3 u32, 1 u64" for name in ordered}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
     entries |= {f"prepare_{suffix}_{size}": PREPARE for size in head_dims}
     runs = PLAIN_RUNS if dtype == "float32" else ATTEND_RUNS
@@ -133,6 +136,14 @@ def test_a_kernel_compiles_with_the_parameters_that_launchers_pass_and_works_in_
     assert {name for name, _ in spills} == set(expected(kernel, dtype, head_dims))
     most = SPILLED_256 if head_dims == (256,) else SPILLED.get(kernel, 0)
     assert {name: size for name, size in spills if int(size) > most} == {}
+
+
+def test_instructions_of_hopper_are_in_its_cubin_and_not_in_ptx_for_newer_gpus():
+    cubin, ptx = compiler.compile_kernel("float8", ["9.0"], dtypes=["bfloat16"])
+    registers = {name: int(found) for name, found in re.findall(r"properties for (\S+)\n.*\n.*Used (\d+)", cubin.log)}
+    assert min(registers[f"few_ordered_{name}_bf16"] for name in ORDERED) > 64
+    assert ".target sm_90\n" in ptx.code.decode()
+    assert "wgmma" not in ptx.code.decode()
 
 
 def test_selected_kernels_are_compiled_and_all_by_default():

@@ -9,9 +9,10 @@ from tandemrt import LLM
 from tandemrt.plugins.kernels import float8_matmul, linear
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
-from tests.gpu.here import compute_capabilities, needs_float8, skipped_without_equal_bits
+from tests.gpu.here import CAPABILITY, compute_capabilities, needs_float8, skipped_without_equal_bits
 from tests.gpu.rounds import drive, paged, tiny
 
 FLOAT8 = torch.float8_e4m3fn
@@ -51,14 +52,17 @@ def test_a_row_of_a_matmul_has_the_same_bits_among_any_others(
 
 @needs_float8
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(context: Context, scaled: bool) -> None:
-    width, inner = 512, 4096
+@pytest.mark.parametrize(("width", "inner"), [(48, 208), (512, 4096), (6000, 4112), (4096, 14336)])
+def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(
+    context: Context, width: int, inner: int, scaled: bool
+) -> None:
     x, weight = random(ROWS[-1], inner).to(FLOAT8), random(width, inner).to(FLOAT8)
+    of_rows, of_outputs = random(ROWS[-1], 1).float().abs(), random(width).float().abs()
     found = []
     for rows in ROWS:
         out = torch.full((rows, width), torch.nan, dtype=torch.bfloat16, device="cuda")
         tensors = {"quantized": x[:rows], "weight": weight.view(torch.uint8), "out": out}
-        scales = {"scales": torch.ones(rows, 1, device="cuda"), "weight_scales": torch.ones(width, device="cuda")}
+        scales = {"scales": of_rows[:rows], "weight_scales": of_outputs}
         with skipped_without_equal_bits():
             if scaled:
                 float8_matmul.launch_scaled(tensors | scales, {}, context).run()
@@ -66,6 +70,24 @@ def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(context:
                 float8_matmul.launch(tensors, {}, context).run()
         found.append(out)
     assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+
+
+@pytest.mark.skipif(CAPABILITY != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.parametrize(("width", "inner"), [(48, 208), (512, 4096), (6000, 4112), (4096, 14336), (28_672, 4096)])
+def test_our_kernel_for_few_rows_in_float8_adds_as_cublaslt_does_for_many(
+    context: Context, width: int, inner: int
+) -> None:
+    """Many runs, because a race between warps would show in some of them."""
+    x, weight = random(320, inner).to(FLOAT8), random(width, inner).to(FLOAT8)
+    many = torch.empty(320, width, dtype=torch.bfloat16, device="cuda")
+    linear.BatchInvariantMatmul(context, x, weight, many).run()
+    for rows in (1, 7, 8, 9, 16):
+        out = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+        call = OrderedMatmul(context, x[:rows], weight, out)
+        for _ in range(20):
+            out.fill_(torch.nan)
+            call.run()
+            assert torch.equal(out, many[:rows])
 
 
 @pytest.mark.parametrize("sliding_window", [0, 100])

@@ -1,0 +1,91 @@
+"""Float8 matmuls of at most 16 rows on Hopper that add inputs in cuBLASLt's order (float8_ordered.cuh)."""
+
+import numpy as np
+import torch
+from cuda.bindings import driver
+
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.operators.launch import Context
+
+_MAX_ROWS = 16
+_TILE = 8  # rows of a tile
+_OUTPUTS = 16  # outputs of a warpgroup
+_GROUP = 128  # threads of a warpgroup
+_CHUNK, _CHUNKS = 128, 4  # inputs, and bytes, that a warp sums at a time; warps of a warpgroup
+_ROW_STAGES = 4
+
+Scales = tuple[torch.Tensor, torch.Tensor]  # of the rows and of the outputs
+
+
+class OrderedMatmul:
+    """Bound matmul x [rows, inner] @ weight.T, weight [width, inner], into out [rows, width]. Capturable.
+
+    ``scales`` are applied to the rounded result, as a kernel after cuBLASLt does.
+    """
+
+    def __init__(
+        self, context: Context, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scales: Scales | None = None
+    ) -> None:
+        (rows, inner), width = x.shape, len(weight)
+        module = KernelModule.of(context, "float8")
+        tiles = -(-rows // _TILE)
+        groups, stages = _split(-(-width // _OUTPUTS), tiles, module.sm_count)
+        of_rows = _ROW_STAGES * _CHUNKS * tiles * _TILE * _CHUNK
+        shared = of_rows + groups * _CHUNKS * (stages * _OUTPUTS * _CHUNK + 2 * 4 * tiles * _GROUP)
+        boxes = context.get_or_create(("boxes", x.data_ptr(), rows, inner), lambda: _boxes(x, tiles * _TILE))
+        of_tokens, of_outputs = scales or (None, None)
+        self._keep = x  # the boxes hold its address
+        self._device = out.device
+        self._launch = Launch(
+            module.kernel(f"few_ordered_{tiles * _TILE}_{stages}_{suffix(out)}", shared=shared),
+            (-(-width // (_OUTPUTS * groups)), 1, 1),
+            (_GROUP * groups, 1, 1),
+            *(boxes, of_tokens, weight, of_outputs, np.int32(rows), np.int32(width), np.int32(inner), out),
+            shared=shared,
+            early=True,
+        )
+
+    @staticmethod
+    def serves(context: Context, rows: int, weight: torch.Tensor) -> bool:
+        """Whether the kernel supports this many rows of this weight on the context's device."""
+        if (
+            weight.dtype != torch.float8_e4m3fn
+            or rows > _MAX_ROWS
+            or torch.cuda.get_device_capability(context.device) != (9, 0)
+        ):
+            return False
+        return KernelModule.of(context, "float8").architecture == HOPPER
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
+
+
+def _split(groups: int, tiles: int, sm_count: int) -> tuple[int, int]:
+    """Return the warpgroups per block and the stages of the weight, the fastest ones of an 8B model's shapes."""
+    at_once = -(-groups // 2) <= sm_count
+    if tiles == 1:
+        return 2, 6 if at_once else 5  # two blocks per SM have room for five stages
+    return (2, 5) if at_once else (1, 4)
+
+
+def _boxes(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """Describe ``x`` uint8-sized [count, inner] to the copy engine, in boxes of ``rows`` by 128; zeros beyond it."""
+    count, inner = x.shape
+    status, found = driver.cuTensorMapEncodeTiled(
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        2,
+        x.data_ptr(),
+        [driver.cuuint64_t(inner), driver.cuuint64_t(count)],
+        [driver.cuuint64_t(inner)],
+        [driver.cuuint32_t(_CHUNK), driver.cuuint32_t(rows)],
+        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuTensorMapEncodeTiled failed with {status.name} for {list(x.shape)}")
+    words = np.array([int(word) for word in found.opaque], np.uint64)
+    return torch.from_numpy(words.view(np.uint8)).to(x.device)
