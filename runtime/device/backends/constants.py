@@ -22,7 +22,7 @@ from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.plugins.tensors.host_tensor import HostTensor
 from tandemrt.runtime.device.backends.sessions import CPU, bindings, onnxruntime, open_session
 
-_READERS, _CHUNK_BYTES = 4, 1 << 24  # threads, and bytes that each reads at a time
+_READERS, _CHUNK_BYTES = 8, 1 << 22  # threads, and bytes that each reads at a time
 
 
 def read_constants(path: Path, device: "torch.device") -> dict[str, "torch.Tensor"]:
@@ -74,22 +74,64 @@ def stored_parts(path: Path) -> dict[str, list[ir.ExternalTensor]]:
     return found
 
 
+class _HostCopies:
+    """Copies of a buffer into parts of a host tensor, one after another."""
+
+    def __init__(self) -> None:
+        self._buffer = np.empty(_CHUNK_BYTES, np.uint8)
+
+    def buffer(self) -> "np.ndarray[Any, Any]":
+        """Return the buffer to fill before the next copy."""
+        return self._buffer
+
+    def copy(self, to: "torch.Tensor") -> None:
+        """Copy the beginning of the buffer to ``to``."""
+        source: Any = HostTensor(self._buffer[: to.numel()])
+        to.copy_(source)
+
+    def finish(self) -> None:
+        """Wait for all copies."""
+
+
+class _CudaCopies:
+    """The same to a GPU, from two buffers in turns in pinned memory: one is filled while the other is copied."""
+
+    def __init__(self, device: "torch.device") -> None:
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pinned = [torch.zeros(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._copied: list[Any] = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def buffer(self) -> "np.ndarray[Any, Any]":
+        self._copied[self._turn].synchronize()
+        buffer: np.ndarray[Any, Any] = self._pinned[self._turn].numpy()
+        return buffer
+
+    def copy(self, to: "torch.Tensor") -> None:
+        with torch.cuda.stream(self._stream):
+            to.copy_(self._pinned[self._turn][: to.numel()], non_blocking=True)
+            self._copied[self._turn].record()
+        self._turn = 1 - self._turn
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
 def _read_tensor(parts: list[ir.ExternalTensor], device: "torch.device") -> "torch.Tensor":
     shapes = [tuple(int(str(dim)) for dim in part.shape.dims) for part in parts]
     dtype = from_onnx(int(parts[0].dtype))
     memory = torch.empty(sum(map(prod, shapes)) * BYTES[dtype], dtype=torch.uint8, device=device)
-    buffer, end = np.empty(_CHUNK_BYTES, np.uint8), 0
+    copies, end = _CudaCopies(device) if device.type == "cuda" else _HostCopies(), 0
     for part, shape in zip(parts, shapes, strict=True):
         with Path(part.path).open("rb", buffering=0) as file:
             file.seek(part.offset or 0)
             begin, end = end, end + prod(shape) * BYTES[dtype]
             while begin < end:
-                count = file.readinto(buffer[: end - begin].data)
+                count = file.readinto(copies.buffer()[: end - begin].data)
                 if not count:
                     raise BadBundle(f"{part.path}: is shorter than its graph requires; build the bundle again")
-                source: Any = buffer[:count]
-                source = HostTensor(source) if device.type == "cpu" else torch.from_numpy(source)
-                memory[begin : begin + count].copy_(source)
+                copies.copy(memory[begin : begin + count])
                 begin += count
+    copies.finish()
     joined: torch.Tensor = viewed(memory, getattr(torch, dtype))
     return joined.view(sum(shape[0] for shape in shapes), *shapes[0][1:])
