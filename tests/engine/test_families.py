@@ -53,6 +53,11 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-4
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
+def near(spec: ModelSpec) -> float:
+    """Random recurrent layers amplify rounding: transformers in bfloat16 errs by up to 0.3 of their largest logit."""
+    return 1e-4 if spec.recurrent is None else 3e-4
+
+
 @pytest.mark.parametrize("attention", ["mask", "paged", "length"])
 def test_logits_equal_those_of_transformers(checkpoint: tuple[Path, torch.Tensor], attention: Lowering) -> None:
     folder, expected = checkpoint
@@ -62,12 +67,10 @@ def test_logits_equal_those_of_transformers(checkpoint: tuple[Path, torch.Tensor
         with pytest.raises(BadCheckpoint, match=r"paged cache|onnxruntime-cpu"):
             Decoder(folder, attention, batch=2, capacity=capacity)
         return
-    # Random recurrent layers amplify rounding: transformers in bfloat16 errs by up to 0.3 of their largest logit.
-    atol = 1e-4 if spec.recurrent is None else 3e-4
     decode = Decoder(folder, attention, batch=2, capacity=capacity)
     for start, end in ((0, 17), (17, 22), (22, 23), (23, LENGTH)):
         if end <= capacity:
-            assert_close(decode([text[start:end] for text in texts()], [start] * 2), expected[:, start:end], atol)
+            assert_close(decode([text[start:end] for text in texts()], [start] * 2), expected[:, start:end], near(spec))
 
 
 def test_draft_windows_on_a_cpu_equal_transformers_and_single_tokens_exactly(
@@ -80,7 +83,8 @@ def test_draft_windows_on_a_cpu_equal_transformers_and_single_tokens_exactly(
     cached = {name: cache.clone() for name, cache in decode.caches.items()}
     found = continued(decode, window=5)
     for row, start in enumerate(STARTS):
-        assert_close(found[row], expected[row, start : start + 30])
+        spec = ModelSpec.from_hf(Checkpoint.open(folder).config)
+        assert_close(found[row], expected[row, start : start + 30], near(spec))
     decode.caches = cached
     assert torch.equal(found, continued(decode, window=1))
 
