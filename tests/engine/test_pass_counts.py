@@ -34,6 +34,7 @@ POST_NORM_GROUPED = PRE_NORM_GROUPED | {"fuse_residual_norms": 1}
 UNSUPPORTED: Mapping[str, int] = {}
 # Families with a dense first layer and a layer of 6 or 8 experts and a shared one.
 ONE_OF_TWO, ONE_OF_TWO_IN_GROUPS = ("ernie4_5_moe", "glm4_moe air", "exaone_moe", "hy_v3"), ("glm4_moe", "dots1")
+LAYER_NORMS = ("starcoder2", "stablelm", "nemotron", "jais2")
 GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("olmo2", "olmo3", "exaone4", "exaone4 full"), POST_NORM_GROUPED),
     # An expert has its matmuls in a nested graph of its own.
@@ -52,11 +53,14 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 38}),
     "deepseek_v2": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 63},
     "deepseek_v2 lite": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 36},
+    "youtu": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 13},
     # Hybrid models have four layers here. Queries with a gate are a matmul of their own.
     "qwen3_5": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
     "qwen3_next": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 81},
     "qwen3_5_moe": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 98},
-    "phimoe": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 43},  # norms that subtract the mean stay
+    # Norms that subtract the mean stay.
+    **dict.fromkeys(LAYER_NORMS, PRE_NORM_GROUPED | {"fuse_residual_norms": 0}),
+    "phimoe": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 43},
     # Three layers; experts are stored as [inputs, outputs].
     "llama4": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 15},
     "mimo_v2_flash": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 30},  # values are a matmul of their own
@@ -83,7 +87,8 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     # Norms of queries and keys over all heads are lone norms, too.
     **dict.fromkeys(("olmo2", "olmo3"), PRE_NORM_PAGED | {"fuse_residual_norms": 1, "fuse_lone_norms": 8}),
     **dict.fromkeys(("exaone4", "exaone4 full"), PRE_NORM_PAGED | {"fuse_residual_norms": 1, "fuse_lone_norms": 4}),
-    **dict.fromkeys(("gemma3", "glm4"), PRE_NORM_PAGED | {"fuse_lone_norms": 5}),
+    **dict.fromkeys(("gemma3", "glm4", "hyperclovax"), PRE_NORM_PAGED | {"fuse_lone_norms": 5}),
+    **dict.fromkeys(LAYER_NORMS, PRE_NORM_PAGED | {"fuse_residual_norms": 0, "fuse_lone_norms": 0}),
     # All experts of a layer are one operator; the router is a matmul.
     **dict.fromkeys(("mixtral", "qwen3_moe"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7}),
     "qwen3_moe with a dense layer": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 8},
@@ -93,8 +98,9 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(("granitemoeshared", "solar_open"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 11}),
     "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
-    **dict.fromkeys(("ministral3", "gemma2", "hunyuan", "hunyuan_v1_moe", "gpt_oss"), UNSUPPORTED),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite"), UNSUPPORTED),
+    **dict.fromkeys(("ministral3", "gemma2", "vaultgemma", "hunyuan", "hunyuan_v1_moe"), UNSUPPORTED),
+    **dict.fromkeys(("gpt_oss", "granite_swa"), UNSUPPORTED),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite", "youtu"), UNSUPPORTED),
     **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts", "phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
     # Each of three delta nets has a lone norm of its output. A delta net has 2 matmuls, or 3 with joined projections.
     "qwen3_5": {"fuse_residual_norms": 8, "defer_scales": 0, "fuse_lone_norms": 4, "fuse_transposed_matmuls": 17},
