@@ -91,23 +91,24 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
     return {n: ", ".join(f"{len([*run])} {kind}" for kind, run in groupby(found)) for n, found in types.items()}
 
 
-def sizes_of(kernel: str, capability: str) -> tuple[int, ...]:
+def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
     """Return the head sizes to compile a kernel for."""
     if kernel == "gated_delta_net":
         return KEY_DIMS if capability == "9.0" else (128,)
-    return HEAD_DIMS[:-1] if kernel != "attention" or capability == "9.0" else (128,)
+    return HEAD_DIMS[:-1] if kernel != "attention" or (capability, dtype) == ("9.0", "bfloat16") else (128,)
 
 
-# Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all,
-# and heads of 256 values, whose sums leave no registers for the rest, in one dtype.
+# Attention takes half a minute for each with all its head sizes: every GPU sees one of them, one GPU all, and heads of
+# 256 values, whose sums leave no registers for the rest; each in one dtype.
 # Matmuls in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
 # is the same with other elements.
+ONE_DTYPE = (*ATTENTION, "float8", "int4", "experts", "gated_delta_net")
 COMPILED = [
-    (kernel, dtype, capability, sizes_of(kernel, capability))
+    (kernel, dtype, capability, sizes_of(kernel, capability, dtype))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel not in (*ATTENTION, "float8", "int4", "experts") or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in ONE_DTYPE or dtype == "bfloat16" or capability == "9.0"
     if kernel not in ("float8", "int4", "experts") or capability in ("8.0", "9.0", LAST)
     if kernel != "attention_float8"
 ] + [
