@@ -27,7 +27,7 @@ from tandemrt.plugins.tensors.host_tensor import CPU, HostTensor
 from tandemrt.runtime.workers import ranks
 from tandemrt.runtime.workers.ranks import RankProcesses
 from tests.ranked import PART, add_what_is_commanded, fail_to_open
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import PATIENCE_S, eventually, receive_interrupts
 
 
 @pytest.fixture
@@ -105,9 +105,12 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path, end: s
         "print(opened._processes[0].pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    command = [sys.executable, str(script)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": ":".join(sys.path)}
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        preexec_fn=receive_interrupts,
     ) as process:
         assert process.stdout is not None
         rank = int(process.stdout.readline())
