@@ -4,8 +4,8 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Lock
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -87,6 +87,20 @@ class WorkerShares(Generic[T]):
         return waiting
 
 
+def remove_when_cancelled(
+    future: "Future[Any]", work: T, shares: WorkerShares[T], lock: AbstractContextManager[Any]
+) -> None:
+    """Remove ``work`` from ``shares``, under their ``lock``, as soon as ``future`` is cancelled, if it still waits."""
+    waiting = ref(work)  # a future keeps its callbacks: with the work, a refused prompt would wait for a collection
+
+    def remove(done: "Future[Any]") -> None:
+        if done.cancelled() and (found := waiting()) is not None:
+            with lock:
+                shares.remove(found)
+
+    future.add_done_callback(remove)
+
+
 class FairExecutor:
     """A thread pool that clients share fairly (WorkerShares)."""
 
@@ -120,7 +134,7 @@ class FairExecutor:
                 )
             self._shares.add(client, task)
             error = self._start_worker()
-        task.future.add_done_callback(partial(self._remove_if_cancelled, ref(task)))
+        remove_when_cancelled(task.future, task, self._shares, self._lock)
         # Without the lock, because callbacks of futures take other locks.
         if error is not None and task.future.set_running_or_notify_cancel():
             task.future.set_exception(error)
@@ -135,12 +149,6 @@ class FairExecutor:
             if task.future.set_running_or_notify_cancel():
                 task.future.set_exception(_closed())
         self._pool.shutdown(wait=wait)
-
-    def _remove_if_cancelled(self, task: "ref[_Task]", future: "Future[Any]") -> None:
-        # A future keeps its callbacks: with the task itself, each refused prompt would wait for a garbage collection.
-        if future.cancelled() and (waiting := task()) is not None:
-            with self._lock:
-                self._shares.remove(waiting)
 
     def _start_worker(self) -> InternalError | None:
         """Start a worker for the next task. Return the error of a task that no worker will take.

@@ -10,12 +10,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakMethod, ref
+from weakref import WeakMethod
 
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.clients import Client
-from tandemrt.runtime.workers.fair import WorkerShares
+from tandemrt.runtime.workers.fair import WorkerShares, remove_when_cancelled
 from tandemrt.runtime.workers.sandbox.process import Process
 from tandemrt.runtime.workers.threads import start
 
@@ -72,7 +72,7 @@ class ProcessPool:
                 self._start(what)
             self._shares.add(client, work)
             self._changed.notify()
-        work.future.add_done_callback(partial(self._remove_if_cancelled, ref(work)))
+        remove_when_cancelled(work.future, work, self._shares, self._changed)
         return work.future
 
     def run(
@@ -110,12 +110,6 @@ class ProcessPool:
             process.kill()
         for work in stranded:
             work.fail(Closed("this runtime was closed; open the bundle again"))
-
-    def _remove_if_cancelled(self, work: "ref[_Work]", future: "Future[Any]") -> None:
-        # A future keeps its callbacks, hence the reference: the arguments of a task may be large.
-        if future.cancelled() and (waiting := work()) is not None:
-            with self._changed:
-                self._shares.remove(waiting)
 
     def _start(self, what: str) -> None:
         """Start a thread and its process. Raises InternalError if there is no thread at all."""
