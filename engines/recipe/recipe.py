@@ -33,6 +33,7 @@ from tandemrt.engines.validation.records import Section, explain, nearest, rejec
 INCLUDED = Path(__file__).resolve().parents[1] / "recipes"
 FEATURE_DRAFTS = tuple(kind for kind, needs in DRAFT_KINDS.items() if needs.features)
 KINDS = (*DRAFT_KINDS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
+Ranks = Literal[1, 2, 4, 8]  # processes that a target can be split over
 
 
 class Reasoning(Section):
@@ -77,7 +78,7 @@ class OnnxRuntimeCuda(Section):
     name: Literal["onnxruntime-cuda"]
     cache: CacheKind = "paged"
     batch_invariant: bool | None = None
-    tensor_parallel: Literal[1, 2, 4, 8] = 1
+    tensor_parallel: Ranks = 1
     compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
         COMPUTE_CAPABILITIES
     )

@@ -3,15 +3,17 @@
 import re
 from dataclasses import dataclass, replace
 from math import prod
+from typing import get_args
 
 from tandemrt.engines.bundle.digest import holds_weights
 from tandemrt.engines.bundle.manifest import COLUMNS, Manifest
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.recipe.recipe import Ranks
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
-RANKS = (1, 2, 4, 8)  # numbers of GPUs that a target can be split over
+RANKS = get_args(Ranks)
 SHARE = 0.9  # share of a GPU's memory; CUDA and activations, which are not counted, need the rest
 _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 

@@ -8,7 +8,7 @@ import numpy as np
 from tandemrt.engines.bundle.manifest import COLUMNS
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
-from tandemrt.export.read.shard import BY_INPUTS, Shard, columns_of
+from tandemrt.export.read.shard import Shard, columns_of
 
 _STEP = 1 << 24  # bytes of a matrix that are read at a time
 
@@ -20,7 +20,7 @@ def write_shards(
 
     ``checkpoint`` has the names of the graph.
     """
-    wanted = [tensor for name, tensor in sorted(checkpoint.tensors.items()) if BY_INPUTS.fullmatch(name)]
+    wanted = [tensor for name, tensor in sorted(checkpoint.tensors.items()) if Shard.is_split_by_inputs(name)]
     shards = []
     for rank in range(ranks):
         file = folder / f"{COLUMNS}{rank}.safetensors"

@@ -15,7 +15,7 @@ from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.spec import ModelSpec
 
 _STEP = 8
-BY_INPUTS = re.compile(r"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.down_proj)\.weight")
+_BY_INPUTS = re.compile(r"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.down_proj)\.weight")
 _BY_OUTPUTS = re.compile(r"model\.layers\.\d+\.(?:self_attn\.([qkv])_proj|mlp\.(?:gate|up)_proj)\.(?:weight|bias)")
 
 
@@ -30,7 +30,7 @@ class Shard:
     @staticmethod
     def is_split_by_inputs(name: str) -> bool:
         """Whether the matrix ``name`` is split by inputs, so that the ranks' results must be added."""
-        return BY_INPUTS.fullmatch(name) is not None
+        return _BY_INPUTS.fullmatch(name) is not None
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """Return the sizes of this rank's layers. A KV head that several ranks need is on each of them."""

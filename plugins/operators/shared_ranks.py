@@ -10,7 +10,7 @@ from tandemrt.plugins.tensors.host_tensor import array_of
 
 _PHASES = 2  # a rank writes part n + 1 while others still read part n; all have read it before part n + 2
 _LINE = 64  # bytes; parts begin at a multiple of it
-WAIT_S = 0.2  # between two checks that the other ranks are alive
+_WAIT_S = 0.2  # between two checks that the other ranks are alive
 
 
 class Semaphore(Protocol):
@@ -60,11 +60,16 @@ class SharedRanks:
         for other in others:
             self._arrived[self.rank][other].release()
         for other in others:
-            waited = 0.0
-            while not self._arrived[other][self.rank].acquire(timeout=WAIT_S):
-                waited += WAIT_S
-                self.check(other, waited)
+            acquire(self._arrived[other][self.rank], other, self.check)
         return parts
+
+
+def acquire(semaphore: Semaphore, other: int, check: Callable[[int, float], None]) -> None:
+    """Acquire a semaphore that rank ``other`` releases. ``check``: see SharedRanks."""
+    waited = 0.0
+    while not semaphore.acquire(timeout=_WAIT_S):
+        waited += _WAIT_S
+        check(other, waited)
 
 
 def shared_bytes(count: int, most: int) -> int:

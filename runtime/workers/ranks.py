@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.validation.errors import RankFailed, named
-from tandemrt.plugins.operators.shared_ranks import WAIT_S
+from tandemrt.plugins.operators.shared_ranks import acquire
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.sandbox.process import interpreter
 from tandemrt.runtime.workers.threads import start
@@ -132,10 +132,7 @@ class RankProcesses:
         """
         self.require()
         for rank, semaphore in enumerate(self._done[1:], 1):
-            waited = 0.0
-            while not semaphore.acquire(timeout=WAIT_S):
-                waited += WAIT_S
-                self.require(rank, waited)
+            acquire(semaphore, rank, self.require)
         write(self._commands)
         for semaphore in self._commanded[1:]:
             semaphore.release()
