@@ -25,6 +25,10 @@ CLIENTS = $(CLIENTS_VENV)/bin
 DOCS_VENV ?= .venv-docs
 DOCS = $(DOCS_VENV)/bin
 
+# Two processes leave two cores idle, because some tests wait. Whole files stay in one process, so that what their tests
+# share is built once.
+PARALLEL = -n 3 --dist worksteal
+
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
@@ -48,7 +52,7 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 	@$(SERVE)/python -m tools.serve $(MODELS)
 
 test: check ## run everything that CI runs: lint, types, all tests
-	$(BIN)/python -m pytest -n 3 # two cores are not busy with two: some tests wait
+	$(BIN)/python -m pytest $(PARALLEL)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve test-clients
 	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
@@ -83,7 +87,7 @@ gpu:
 		|| { echo "make test-gpu needs a CUDA GPU and its driver: there is none on this machine"; exit 1; }
 
 test-fast: $(VENV)/.dev ## run the tests that build nothing
-	$(BIN)/python -m pytest -n 2 tests/plain
+	$(BIN)/python -m pytest $(PARALLEL) tests/plain
 
 check: $(VENV)/.dev ## run ruff (lint and format) and mypy
 	$(BIN)/ruff check
