@@ -70,11 +70,13 @@ IMPLEMENTATIONS = {
     "all_reduce": OperatorImplementations(
         "reference.collectives:all_reduce",
         "functions.collectives:all_reduce_bodies",
+        "kernels.collectives:launch_all_reduce",
         ranks="operators.shared_ranks:launch_all_reduce",
     ),
     "all_gather": OperatorImplementations(
         "reference.collectives:all_gather",
         "functions.collectives:all_gather_bodies",
+        "kernels.collectives:launch_all_gather",
         ranks="operators.shared_ranks:launch_all_gather",
     ),
     "experts": OperatorImplementations(

@@ -9,6 +9,7 @@
     python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench_gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in some of the layers
     python -m tools.bench_gpu --family qwen3_5_text --size 9b                    # three of four layers are recurrent
+    python -m tools.bench_gpu --tensor-parallel 2                                # the target on two GPUs
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # only the parts about prompts
 
 Drafts of other kinds than ``model`` have random weights at published shapes (tools/random_drafts.py) and are accepted
@@ -110,6 +111,7 @@ def main(
     kv_dtype: Annotated[
         str | None, typer.Option(help="dtype of the KV cache: float8_e4m3. Default: the dtype.")
     ] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs that the target is split over.", min=1)] = 1,
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Use the bundle in --models; refused if its options differ.")
     ] = False,
@@ -174,6 +176,7 @@ def main(
         def exported() -> Bundle:
             given: dict[str, Any] = {"batch": slots, "length": length, "chunk": chunk, "window": window}
             given |= {"kind": draft, "kv_dtype": kv_dtype, "batch_invariant": batch_invariant, "reuse": reuse}
+            given["tensor_parallel"] = tensor_parallel
             return make_bundle(folder, name, device=device, **given)
 
         bundle = bench.part("bundle", exported)

@@ -231,7 +231,7 @@ SCHEMAS = {
             "all_reduce",
             inputs=(Binding("x", T, ("tokens", "width")),),
             outputs=(Binding("sum", T, ("tokens", "width")),),
-            kernels=None,
+            kernels="collectives",
             batch_invariant=True,
         ),
         Schema(  # columns of all ranks; those of rank r begin at column min(r * part, width - part)
@@ -239,7 +239,7 @@ SCHEMAS = {
             inputs=(Binding("x", T, ("batch", "rows", "part")),),
             outputs=(Binding("gathered", T, ("batch", "rows", "width")),),
             attributes={"width": "int"},
-            kernels=None,
+            kernels="collectives",
             batch_invariant=True,
         ),
         Schema(  # inputs of any rank; a weight is the concatenation of the experts' weights

@@ -21,6 +21,7 @@ _FLOAT8_KERNELS, _INT4_KERNELS, _EXPERT_KERNELS = (
 )
 _RECURRENT_KERNELS = SCHEMAS["gated_delta_net"].kernels
 _LINEAR_KERNELS = SCHEMAS["linear"].kernels
+_COLLECTIVE_KERNELS = SCHEMAS["all_reduce"].kernels
 _ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS = (
     SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention")
 )
@@ -44,9 +45,9 @@ class KernelFile:
 def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are built for the GPUs of ``target``.
 
-    With a paged cache these are all kernels, except those of quantized weights, experts, cache dtypes and batch
-    invariance that no model uses. Any other bundle for a GPU needs only the kernels that replace the engines without
-    weights. On GPUs older than the kernels, the runtime runs the graphs of these engines instead. A file is not
+    With a paged cache these are all kernels, except those of quantized weights, experts, cache dtypes, batch
+    invariance and ranks that no model uses. Any other bundle for a GPU needs only the kernels that replace the engines
+    without weights. On GPUs older than the kernels, the runtime runs the graphs of these engines instead. A file is not
     compiled for GPUs that its operators do not support.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(target.built_for, COMPUTE_CAPABILITIES)
@@ -66,6 +67,7 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
         _EXPERT_KERNELS: any(isinstance(model, Model) and model.spec.experts for model in models),
         _RECURRENT_KERNELS: bool(key_dims),
         _LINEAR_KERNELS: target.batch_invariant,
+        _COLLECTIVE_KERNELS: recipe.ranks > 1,
         _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in models),
         _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in models),
     }

@@ -10,8 +10,6 @@ from tandemrt.plugins.tensors import torch
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from tandemrt.plugins.operators.shared_ranks import SharedRanks
-
 Made = TypeVar("Made")
 
 
@@ -29,6 +27,13 @@ class Function(Protocol):
         """Return the functions for T = ``dtype`` and the optional inputs and outputs in ``present``."""
 
 
+class Ranks(Protocol):
+    """This process, number ``rank``, among ``count`` that run an engine together: SharedRanks, or DeviceRanks."""
+
+    rank: int
+    count: int
+
+
 @dataclass(frozen=True)
 class Context:
     """State that the calls of one engine share. They must run one after another on one stream.
@@ -36,7 +41,7 @@ class Context:
     ``kernels`` is the folder of compiled kernels, required on a GPU. ``threads`` limits the threads of a CPU (None: one
     per core). ``sizes`` are those of the largest call, by symbol, for calls that depend on them. ``batch_invariant``:
     a token's result does not depend on the other tokens of the call. ``ranks``: the processes that run this engine
-    together (shared_ranks.py); None: one process.
+    together; None: one process.
     """
 
     device: torch.device
@@ -44,7 +49,7 @@ class Context:
     threads: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     batch_invariant: bool = False
-    ranks: "SharedRanks | None" = None
+    ranks: "Ranks | None" = None
     _cached: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def get_or_create(self, key: Hashable, make: Callable[[], Made]) -> Made:

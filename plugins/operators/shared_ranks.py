@@ -92,13 +92,13 @@ class RanksCall:
 
 def launch_all_reduce(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """Bind ``all_reduce``; see Launcher in plugins/operators/launch.py."""
-    assert context.ranks is not None
+    assert isinstance(context.ranks, SharedRanks)
     return RanksCall(context.ranks, tensors["x"], tensors["sum"], _add)
 
 
 def launch_all_gather(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """Bind ``all_gather``; see Launcher in plugins/operators/launch.py."""
-    assert context.ranks is not None
+    assert isinstance(context.ranks, SharedRanks)
     return RanksCall(context.ranks, tensors["x"], tensors["gathered"], _place)
 
 

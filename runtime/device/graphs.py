@@ -91,7 +91,7 @@ class Graphs:
 
     def _try_capture(self, key: Hashable, work: Callable[[], None]) -> Any:
         try:
-            graph: Any = _captured(work, waits=False)
+            graph: Any = captured(work, waits=False)
         except Exception as error:  # torch, onnxruntime and cuda-core share no base class
             log.warning("phase %s cannot be captured and runs eagerly: %s", key, error)
             return "capture-failed"
@@ -115,7 +115,7 @@ class Graphs:
         expected = [tensor.clone() for tensor in (*outputs, *state)]
         _restore(state, before)
         try:
-            graph: Any = _captured(work)
+            graph: Any = captured(work)
             for tensor in outputs:  # so that a graph that writes nothing cannot pass the check
                 _poison(tensor)
             graph.replay()
@@ -134,8 +134,11 @@ class Graphs:
         return reason
 
 
-def _captured(work: Callable[[], None], *, waits: bool = True) -> Any:
-    """Capture ``work``. ``waits``: first wait for the device, and release the free memory of torch's allocator."""
+def captured(work: Callable[[], None], *, waits: bool = True) -> Any:
+    """Return a CUDA graph of ``work``.
+
+    ``waits``: first wait for the device, and release the free memory of torch's allocator.
+    """
     graph = torch.cuda.CUDAGraph()  # has its own memory pool: torch cannot reuse a shared one after a failure
     # Relaxed: other threads may use CUDA and libraries may allocate; that does not become part of the graph.
     collecting = gc.isenabled()

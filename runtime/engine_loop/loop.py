@@ -281,7 +281,10 @@ class RoundSteps:
     def commit(self, last: VerifiedRound | None, copied: Any) -> None:
         """Wait for the copies of ``fetch``, and turn the tokens of the ``last`` round into text."""
         with self._metrics.timed("wait"):
-            self._streams.wait(copied)
+            try:
+                self._streams.wait(copied)
+            finally:
+                self._target.check()
         with self._metrics.timed("commit"):
             if last is not None:
                 self._committer.commit(last)

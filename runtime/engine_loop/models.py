@@ -11,7 +11,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.call_layout import CallLayout, cache_calls
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.caches.prompt_calls import linear_prefill_call, packed_prefill_call
-from tandemrt.runtime.device.backends.base import AdvancingEngine, Call, Engine
+from tandemrt.runtime.device.backends.base import AdvancingEngine, Call, CheckedEngine, Engine
 from tandemrt.runtime.device.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.device.graphs import Graphs
 from tandemrt.runtime.device.prompt_plan import Chunk
@@ -73,6 +73,12 @@ class TargetRunner:
 
         outputs = [self._logits(shape), *self._features(self.buffers.features, self._token_shape(shape)).values()]
         self._graphs.run(("target", shape), work, outputs=outputs, capturable=self.engines["target"].capturable)
+
+    def check(self) -> None:
+        """Raise if results that the host has waited for may be wrong."""
+        target = self.engines["target"]
+        if isinstance(target, CheckedEngine):
+            target.check()
 
     def adjust(self, this: Round) -> None:
         """Apply biases and penalties to the logits, if a request has any. Their entries must be uploaded."""

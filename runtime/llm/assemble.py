@@ -49,7 +49,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
     require_memory(bundle, options, device)
     streams = Streams(device)
     with streams.active():
-        engines = open_engines(bundle, device, options.threads, engines_in_use(bundle))
+        engines = open_engines(bundle, device, options.threads, engines_in_use(bundle), cuda_graphs=options.cuda_graphs)
         contracts = [engine.contract for engine in engines.values()]
         slack_tokens = slack(bundle.draft.kind, windows.largest)
         cache_manager = make_cache_manager(

@@ -19,6 +19,7 @@ from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named
+from tandemrt.runtime.device.backends.base import CheckedEngine
 from tandemrt.runtime.device.mapped_weights import MappedWeights
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.engine_loop.loop import EngineLoop
@@ -289,7 +290,8 @@ class LLM:
         self.close()
 
     def _capture(self, loop: EngineLoop) -> None:
-        if not loop.target.engines["target"].capturable:
+        target = loop.target.engines["target"]
+        if not target.capturable and not isinstance(target, CheckedEngine):  # such a one has graphs of its own
             return
         from tandemrt.runtime.llm.progress import progress_bar
 

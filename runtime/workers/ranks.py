@@ -5,6 +5,7 @@ it does. If a rank ends by itself, or does not answer, rank 0 ends all of them.
 """
 
 import atexit
+import itertools
 import logging
 import multiprocessing
 import os
@@ -42,9 +43,9 @@ class Link:
     Attributes:
         parts: memory in which ranks exchange parts of tensors.
         arrived: ``arrived[a][b]`` is a semaphore that counts the parts of rank a for rank b.
-        commands: memory in which rank 0 writes what to run next.
+        commands: memory in which rank 0 writes commands, ``size`` bytes each, in turn.
         commanded: a semaphore that counts the commands for this rank.
-        done: a semaphore that is free while this rank does not read ``commands``.
+        done: a semaphore that counts the commands whose memory this rank does not read any more.
         reports: the end of a pipe to rank 0.
     """
 
@@ -52,6 +53,7 @@ class Link:
     parts: Any
     arrived: Sequence[Sequence[Any]]
     commands: Any
+    size: int
     commanded: Any
     done: Any
     reports: Any
@@ -62,8 +64,11 @@ class Link:
 
     def run_commands(self, run: Callable[[np.ndarray], None]) -> None:
         """Call ``run`` with the memory of every command, until one is all zeros."""
-        command = np.frombuffer(self.commands, np.uint8)
-        while self.commanded.acquire() and command.any():
+        memory = np.frombuffer(self.commands, np.uint8).reshape(-1, self.size)
+        for command in itertools.cycle(memory):
+            self.commanded.acquire()
+            if not command.any():
+                return
             run(command)
             self.done.release()
 
@@ -71,8 +76,9 @@ class Link:
 class RankProcesses:
     """The processes of ranks 1 and up, of ``count`` ranks. Each runs ``serve(link, *arguments)``, both picklable.
 
-    ``part_bytes``: size of the memory for parts. ``command_bytes``: size of a command. Raises RankFailed if a process
-    cannot start.
+    ``part_bytes``: size of the memory for parts. ``command_bytes``: size of a command. ``ahead``: how many commands
+    rank 0 may write before the first of them is done. ``on_failure`` is called when a rank fails, before the others
+    end. Raises RankFailed if a process cannot start.
     """
 
     def __init__(
@@ -82,14 +88,18 @@ class RankProcesses:
         arguments: tuple[Any, ...],
         part_bytes: int,
         command_bytes: int,
+        *,
+        ahead: int = 1,
     ) -> None:
+        self.on_failure: Callable[[], None] = lambda: None
         context = multiprocessing.get_context("spawn")
         self.parts = context.RawArray("B", part_bytes)
-        commands = context.RawArray("B", command_bytes)
-        self._commands = np.frombuffer(commands, np.uint8)
+        commands = context.RawArray("B", command_bytes * ahead)
+        self._commands = np.frombuffer(commands, np.uint8).reshape(ahead, command_bytes)
+        self._places = itertools.cycle(self._commands)
         self.arrived = [[context.Semaphore(0) for _ in range(count)] for _ in range(count)]
         self._commanded = [context.Semaphore(0) for _ in range(count)]
-        self._done = [context.Semaphore(1) for _ in range(count)]
+        self._done = [context.Semaphore(ahead) for _ in range(count)]
         self._failure: str | None = None
         self._opened = [threading.Event() for _ in range(count)]
         self._closing = threading.Event()
@@ -104,7 +114,7 @@ class RankProcesses:
                 reports, end = context.Pipe(duplex=False)
                 self._reports.append(reports)
                 link = Link(
-                    *(rank, self.parts, self.arrived, commands),
+                    *(rank, self.parts, self.arrived, commands, command_bytes),
                     *(self._commanded[rank], self._done[rank], end),
                 )
                 process = context.Process(
@@ -133,7 +143,7 @@ class RankProcesses:
         self.require()
         for rank, semaphore in enumerate(self._done[1:], 1):
             acquire(semaphore, rank, self.require)
-        write(self._commands)
+        write(next(self._places))
         for semaphore in self._commanded[1:]:
             semaphore.release()
 
@@ -152,6 +162,7 @@ class RankProcesses:
                 return
             self._failure = reason
             self._closing.set()
+            self.on_failure()
             self._end(0.0)
         log.error("tensor_parallel: %s; all ranks end", reason)
 

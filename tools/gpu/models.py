@@ -100,17 +100,21 @@ def make_bundle(
     kind: Kind = Kind.MODEL,
     batch_invariant: bool | None = None,
     kv_dtype: str | None = None,
+    tensor_parallel: int = 1,
     reuse: bool = False,
 ) -> Bundle:
     """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``.
 
-    ``batch_invariant``: the option of recipes, for a GPU; None: their default. ``reuse``: open an existing bundle; its
-    ``batch`` and ``length`` may be larger. Raises ValueError if it was built from other models or with other arguments.
+    ``batch_invariant`` and ``tensor_parallel``: options of recipes, for a GPU; None: their default. ``reuse``: open an
+    existing bundle; its ``batch`` and ``length`` may be larger. Raises ValueError if it was built from other models or
+    with other arguments.
     """
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
     if batch_invariant is not None:
         backend += f"\nbatch_invariant = {str(batch_invariant).lower()}"
+    if tensor_parallel > 1:
+        backend += f"\ntensor_parallel = {tensor_parallel}"
     drafts = "draft" if kind is Kind.MODEL else kind.value
     text = _RECIPE.format(
         target=_digest(folder / "target" / "config.json"),
@@ -138,11 +142,12 @@ def make_bundle(
 def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
     """Return milliseconds to read the weights for one forward of the target, and ``context`` cached tokens per row.
 
-    States of recurrent layers are read and written once. Of the experts it counts the expected number that ``tokens``
-    choose, uniformly and independently.
+    States of recurrent layers are read and written once. Over several ranks each reads its part. Of the experts it counts
+    the expected number that ``tokens`` choose, uniformly and independently.
     """
     spec = bundle.manifest.specs["target"]
-    files = (bundle.folder / "target").glob("*.safetensors")
+    ranks = 1 + len(bundle.manifest.ranks)
+    files = (bundle.folder / "target").glob("model*.safetensors")  # columns of ranks are in them, too
     tensors = {name: tensor.nbytes for file in files for name, tensor in read_header(file).items()}
     weights = float(sum(tensors.values()) - (0 if spec["tied"] else tensors["model.embed_tokens.weight"]))
     if experts := spec["experts"]:
@@ -158,7 +163,7 @@ def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
             token += size // shape[2]
         elif held.name.startswith("past_state."):
             state += 2 * size
-    return 1e3 * (weights + rows * (context * token + state)) / BANDWIDTH
+    return 1e3 * (weights + ranks * rows * (context * token + state)) / ranks / BANDWIDTH
 
 
 def _require_same(

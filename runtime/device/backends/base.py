@@ -47,6 +47,14 @@ class AdvancingEngine(Engine, Protocol):
         """Bind as ``bind`` does; a run also updates ``moving`` (SlotState.advance_tensors) like SlotState.advance."""
 
 
+@runtime_checkable
+class CheckedEngine(Engine, Protocol):
+    """An engine whose results may turn out wrong after a run has returned."""
+
+    def check(self) -> None:
+        """Raise if the results of earlier runs may be wrong."""
+
+
 def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, int]:
     """Return the size of every symbol. Raises InternalError unless ``tensors`` fit ``contract`` exactly."""
     aliased = {output for output, _ in contract.aliases}

@@ -18,8 +18,7 @@ from tandemrt.engines.contract.operators import COLLECTIVES
 from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.implementations import launcher
-from tandemrt.plugins.operators.launch import Call, Context
-from tandemrt.plugins.operators.shared_ranks import SharedRanks
+from tandemrt.plugins.operators.launch import Call, Context, Ranks
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.device.backends.base import check_tensors
@@ -55,7 +54,7 @@ class Executor:
         self._decoder = decoder
         self._subgraphs = subgraphs
         self._constants = constants
-        self._context = context
+        self.context = context
         self._launchers = {name: launcher(name, context) for name in {step.name for step in decoder.operators}}
         self._largest = largest
         self._values = {value.name: value for value in decoder.values}
@@ -72,7 +71,7 @@ class Executor:
         device: torch.device,
         threads: int | None,
         shared: Initializers,
-        ranks: SharedRanks | None = None,
+        ranks: Ranks | None = None,
     ) -> "Executor":
         """Open the decoder of engine ``entry`` of ``bundle``, with its ``shared`` weights.
 
@@ -111,7 +110,7 @@ class Executor:
         call = self._bound.get(key)
         if call is None:
             if isinstance(step, Operator):
-                call = self._launchers[step.name](given, step.attributes, self._context)
+                call = self._launchers[step.name](given, step.attributes, self.context)
             else:
                 call = self._subgraphs[step.file].bind(given)
             self._bound[key] = call

@@ -27,10 +27,16 @@ def engines_in_use(bundle: Bundle) -> list[EngineName]:
 
 
 def open_engines(
-    bundle: Bundle, device: torch.device, threads: int | None, names: Sequence[EngineName] | None = None
+    bundle: Bundle,
+    device: torch.device,
+    threads: int | None,
+    names: Sequence[EngineName] | None = None,
+    *,
+    cuda_graphs: bool = True,
 ) -> dict[str, Engine]:
     """Open the engines ``names`` of ``bundle``, or all, on ``device``.
 
+    ``cuda_graphs``: whether a target over several ranks may use CUDA graphs; other engines leave that to their caller.
     Raises BackendUnavailable for engines that cannot run here.
     """
     for name, entry in bundle.manifest.engines.items():
@@ -45,7 +51,8 @@ def open_engines(
         require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
     names = list(bundle.manifest.engines) if names is None else names
     in_steps = any(bundle.engine(name).decoder is not None for name in names)
-    open_one = partial(_open, bundle, device, threads, _shared_weights(bundle, device) if in_steps else None)
+    weights = _shared_weights(bundle, device) if in_steps else None
+    open_one = partial(_open, bundle, device, threads, weights, cuda_graphs)
     if device.type == "cuda":  # one by one, because engines use the current stream of this thread
         return {name: open_one(name) for name in names}
     return dict(zip(names, map_in_threads(open_one, names, _CONCURRENT_SESSIONS), strict=True))
@@ -58,7 +65,12 @@ def _shared_weights(bundle: Bundle, device: torch.device) -> "SharedWeights":
 
 
 def _open(
-    bundle: Bundle, device: torch.device, threads: int | None, weights: "SharedWeights | None", name: EngineName
+    bundle: Bundle,
+    device: torch.device,
+    threads: int | None,
+    weights: "SharedWeights | None",
+    cuda_graphs: bool,
+    name: EngineName,
 ) -> Engine:
     # Backends are imported on demand: a bundle needs only its own backend installed.
     if bundle.engine(name).backend in LIBRARIES:
@@ -73,7 +85,7 @@ def _open(
         if name == "target" and bundle.manifest.ranks:
             from tandemrt.runtime.device.backends.ranks import RankedEngine
 
-            return RankedEngine.open(bundle, device, threads, weights.of(entry))
+            return RankedEngine.open(bundle, device, threads, weights.of(entry), cuda_graphs=cuda_graphs)
         return Executor.open(bundle, entry, device, threads, weights.of(entry))
     if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
         from tandemrt.runtime.device.backends.kernels import KernelEngine
