@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,7 +79,8 @@ class RankProcesses:
 
     ``part_bytes``: size of the memory for parts. ``command_bytes``: size of a command. ``ahead``: how many commands
     rank 0 may write before the first of them is done. ``on_failure`` is called when a rank fails, before the others
-    end. Raises RankFailed if a process cannot start.
+    end. ``idle``: whether rank 0's device has finished all that it does with the other ranks; if it has not for
+    ANSWER_S after the last command, the ranks fail. Raises RankFailed if a process cannot start.
     """
 
     def __init__(
@@ -92,6 +94,9 @@ class RankProcesses:
         ahead: int = 1,
     ) -> None:
         self.on_failure: Callable[[], None] = lambda: None
+        self.idle: Callable[[], bool] = lambda: True
+        self._count = 0  # of commands
+        self._ahead = ahead
         context = multiprocessing.get_context("spawn")
         self.parts = context.RawArray("B", part_bytes)
         commands = context.RawArray("B", command_bytes * ahead)
@@ -144,6 +149,7 @@ class RankProcesses:
         for rank, semaphore in enumerate(self._done[1:], 1):
             acquire(semaphore, rank, self.require)
         write(next(self._places))
+        self._count += 1
         for semaphore in self._commanded[1:]:
             semaphore.release()
 
@@ -181,6 +187,12 @@ class RankProcesses:
                 semaphore.release()
             self._end(_CLOSE_S)
 
+    def _unanswered(self, waited: float) -> str:
+        others = range(1, len(self._done))
+        late = [rank for rank in others if self._done[rank].get_value() < self._ahead] or list(others)
+        named = f"rank {late[0]} has" if len(late) == 1 else f"ranks {', '.join(map(str, late))} have"
+        return f"{named} not answered for {waited:.0f} s"
+
     def _end(self, patience_s: float) -> None:
         for process in self._processes:
             process.join(patience_s)
@@ -191,7 +203,13 @@ class RankProcesses:
     def _watch(self) -> None:
         """Receive reports, and notice ranks that end."""
         ranks = dict(enumerate(zip(self._processes, self._reports, strict=True), 1))
+        count, since = 0, time.monotonic()
         while not self._closing.is_set():
+            if count != self._count or self.idle():
+                count, since = self._count, time.monotonic()
+            elif (waited := time.monotonic() - since) > ANSWER_S:
+                self.fail(self._unanswered(waited))
+                return
             waiting = {each: rank for rank, pair in ranks.items() for each in (pair[0].sentinel, pair[1])}
             ready = connection.wait(list(waiting), timeout=1.0)
             for rank in sorted({waiting[each] for each in ready}):

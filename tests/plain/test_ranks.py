@@ -79,6 +79,18 @@ def test_a_rank_that_fails_ends_all_ranks_and_is_named(
         run(processes, shared, 1)
 
 
+def test_a_device_that_waits_for_a_rank_for_too_long_ends_all_ranks(
+    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(processes, shared_of(processes), 1)
+    monkeypatch.setattr(ranks, "ANSWER_S", 0.1)
+    processes.idle = lambda: False
+    assert eventually(processes._closing.is_set)
+    with pytest.raises(RankFailed, match="ranks 1, 2 have not answered for"):
+        processes.require()
+    assert alive(processes) == [False, False]
+
+
 def test_a_rank_that_is_killed_while_nothing_runs_is_noticed(processes: RankProcesses) -> None:
     os.kill(processes._processes[1].pid, signal.SIGKILL)
     assert eventually(processes._closing.is_set)

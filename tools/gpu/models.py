@@ -142,8 +142,8 @@ def make_bundle(
 def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
     """Return milliseconds to read the weights for one forward of the target, and ``context`` cached tokens per row.
 
-    States of recurrent layers are read and written once. Over several ranks each reads its part. Of the experts it counts
-    the expected number that ``tokens`` choose, uniformly and independently.
+    States of recurrent layers are read and written once. Over several ranks each reads its part. Of the experts it
+    counts the expected number that ``tokens`` choose, uniformly and independently.
     """
     spec = bundle.manifest.specs["target"]
     ranks = 1 + len(bundle.manifest.ranks)

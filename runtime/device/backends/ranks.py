@@ -68,6 +68,10 @@ class RankedEngine:
         self._processes = processes
         self._inputs = _published(executor.contract)
         self._caches: dict[int, int] = {}  # number by address
+        self._ended: Any = None  # an event after the last call
+        if self.device.type == "cuda":
+            self._ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            processes.idle = self._ended.query
         weakref.finalize(self, processes.close).atexit = False
 
     @classmethod
@@ -124,12 +128,12 @@ class RankedEngine:
         graphed = self._cuda_graphs and tokens <= MAX_GRAPH_TOKENS
         header[: 4 + len(sizes)] = [1, graphed, number, cache.shape[0], *sizes]
         if self.device.type == "cpu":
-            return RankedCall(self._processes, steps, [header, *map(array_of, inputs)])
+            return RankedCall(self._processes, steps, [header, *map(array_of, inputs)], None)
         from tandemrt.plugins.kernels.collectives import publish
 
         places, _ = _packed([each.nbytes for each in inputs])
         published = publish(self._executor.context, inputs, places)
-        return RankedCall(self._processes, GraphedCall([published, steps], graphed), [header])
+        return RankedCall(self._processes, GraphedCall([published, steps], graphed), [header], self._ended)
 
     def check(self) -> None:
         """Raise RankFailed if a rank has failed, so that the results of earlier calls may be wrong."""
@@ -137,9 +141,13 @@ class RankedEngine:
 
 
 class RankedCall:
-    """A call of the target on rank 0. ``command``: what the other ranks need to run it, too."""
+    """A call of the target on rank 0.
 
-    def __init__(self, processes: RankProcesses, work: Call, command: Sequence[np.ndarray]) -> None:
+    ``command``: what the other ranks need to run it, too. ``ended``: an event to record at the end, if there is one.
+    """
+
+    def __init__(self, processes: RankProcesses, work: Call, command: Sequence[np.ndarray], ended: Any) -> None:
+        self._ended = ended
         self._processes = processes
         self._work = work
         self._command = command
@@ -149,6 +157,8 @@ class RankedCall:
         self._processes.command(self._write)
         try:
             self._work.run()
+            if self._ended is not None:
+                self._ended.record()
         except RankFailed:
             raise
         except BaseException as error:  # the other ranks wait for parts that will not come
