@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 
 from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.requests.text import TextStream
+from tests.waiting import PATIENCE_S
 from tools.clients.triton import TritonResponse
 from tools.soak.answers import Answer, problems
 from tools.soak.counters import Tally
-from tools.soak.faults import KINDS, _FaultyGrammar, _FaultyTextStream
+from tools.soak.faults import KINDS, Fault, Faults, Injected, _FaultyGrammar, _FaultyTextStream
 from tools.soak.plans import Attempt, Plan, draw_attempt, draw_plans
 from tools.soak.result import SoakResult
 from tools.soak.triton import metrics_rules
@@ -240,3 +243,14 @@ def test_faulty_objects_override_methods_that_the_runtime_calls() -> None:
         overridden = {name for name in vars(faulty) if not name.startswith("_")}
         assert overridden
         assert overridden <= vars(original).keys(), "a renamed method would never fail"
+
+
+@pytest.mark.parametrize("kind", ["grammar", "compiler"])
+def test_a_request_with_a_faulty_grammar_is_answered_if_its_compilation_fails(kind: str) -> None:
+    """Another fault of the same wave may refuse the thread that compiles."""
+    faults, refused = Faults(), InternalError("a thread could not start")
+    with faults.inject(Fault(kind, 0)):
+        ready = faults._compiled(compiling := Future())
+    compiling.set_exception(refused)
+    error = ready.exception(PATIENCE_S)
+    assert error is refused if kind == "grammar" else isinstance(error, Injected)

@@ -169,10 +169,15 @@ class Faults:
         if fault is None or fault.kind not in ("grammar", "compiler"):
             return ready
         broken: Future[Any] = Future()
-        if fault.kind == "compiler":
-            broken.set_exception(fault.error())
-        else:
-            ready.add_done_callback(lambda done: broken.set_result(_FaultyCompiledGrammar(done.result(), fault)))
+
+        def pass_on(done: "Future[Any]") -> None:
+            failure = fault.error() if fault.kind == "compiler" else done.exception()  # a refused thread, for example
+            if failure is not None:
+                broken.set_exception(failure)
+            else:
+                broken.set_result(_FaultyCompiledGrammar(done.result(), fault))
+
+        ready.add_done_callback(pass_on)
         return broken
 
 
