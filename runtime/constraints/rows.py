@@ -27,18 +27,16 @@ class Rows:
         return self._without_grammar(state) if self._rules.bad_words is None else None
 
     def write(self, state: State, row: np.ndarray) -> None:
-        """Write the tokens that may follow ``state`` into an int32[words] row; a finished state allows all tokens."""
+        """Write the tokens that may follow ``state``, which is not finished, into an int32[words] row."""
         words = self._rules.bad_words
         if (fixed := self._without_grammar(state)) is not None:
             row[:] = fixed.words
-        elif state.phase is Phase.DONE:
-            row[:] = bitmask.ALL
         elif state.phase is Phase.FORCING:
             bitmask.allow_only(row, self._rules.forced_end[state.forced])
         else:
             assert self._feed is not None
             self._write_grammar_row(self._feed, state, row)
-        if words is not None and not state.is_forced and state.phase is not Phase.DONE:
+        if words is not None and not state.is_forced:
             row &= words.allowed(state.bad_word)
 
     def _without_grammar(self, state: State) -> FixedRow | None:

@@ -17,7 +17,7 @@ import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.validation.errors import BadRequest, QueueFull
+from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.cli.calibrate import SCALES, acceptance_lengths
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
@@ -26,6 +26,7 @@ from tandemrt.runtime.requests.slots import Round
 from tandemrt.runtime.workers.clients import Client
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, eventually
+from tools.clients.listener import Listener
 
 PAD, STOP, CALL = 262, 263, 266  # <|endoftext|>, <|im_end|>, <tool_call>
 A, B = 64, 65  # the tokens of "a" and "b"
@@ -337,6 +338,30 @@ def test_a_stream_cancelled_while_it_is_admitted_starts_no_compilation(
         assert admitted.wait(PATIENCE_S)
         assert len(llm._admission._grammars._waiting) == llm.waiting == 0
         assert not compiler.begun.is_set()
+
+
+def test_closing_answers_every_request_and_ends_the_loop(tiny_bundle: Path) -> None:
+    listeners = [Listener() for _ in range(6)]  # two more than slots
+    with LLM(tiny_bundle, threads=1) as llm:
+
+        def first(item: StreamOutput) -> None:
+            begun.set()
+            assert eventually(lambda: llm.closed)  # no request ends before
+            listeners[0](item)
+
+        begun = threading.Event()
+        for listen in (first, *listeners[1:]):
+            llm.submit([A], SamplingParams(max_tokens=80, ignore_eos=True), listen)
+        assert begun.wait(PATIENCE_S)
+    for listener in listeners:
+        assert listener.wait(PATIENCE_S)
+        assert listener.output is not None
+        assert listener.output.finish_reason == "cancelled"
+    assert llm._loop_thread._thread is not None
+    assert not llm._loop_thread._thread.is_alive()
+    for refused in (lambda: llm.submit([A], SamplingParams(), listeners[0]), lambda: llm.generate([A])):
+        with pytest.raises(Closed, match="this runtime was closed; open the bundle again"):
+            refused()
 
 
 @pytest.mark.parametrize("prompt", ["one", ["one", "two"]])

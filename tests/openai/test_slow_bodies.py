@@ -1,4 +1,4 @@
-"""A body must come at a minimum rate after a third of its time limit. The clock is that of the event loop, simulated."""
+"""A body must come at a minimum rate after a third of its time limit. The event loop's clock is simulated."""
 
 import asyncio
 import selectors

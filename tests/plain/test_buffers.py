@@ -5,6 +5,7 @@ from math import prod
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from tandemrt.engines.contract.decoder import Decoder, Operator, Subgraph
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.device.backends.buffer_plan import ALIGNMENT, plan_buffers
+from tandemrt.runtime.device.buffers import Buffer
 
 CALLS = [{"batch": 4, "query": 5}, {"batch": 1, "query": 16}]
 
@@ -103,3 +105,7 @@ def test_a_value_of_unknown_size_is_an_error_with_its_name() -> None:
     decoder = Decoder(constants=None, steps=steps, values=(Binding("hidden", "float32", ("batch", "experts")),))
     with pytest.raises(InternalError, match=r"hidden float32\[batch, experts\]: its size depends on 'experts'"):
         plan_buffers(decoder, contract, CALLS)
+
+
+def test_a_buffer_is_on_the_device_of_its_engine() -> None:
+    assert Buffer((2, 3), torch.int64, torch.device("meta")).view(2).device.type == "meta"

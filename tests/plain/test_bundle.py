@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tandemrt.engines.bundle.manifest import Delimiter, Engine, File, Limits, Ma
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.engines.validation.errors import BadBundle
+from tandemrt.engines.validation.errors import BadBundle, InternalError
 
 WEIGHTS = "target/model.safetensors"
 ENGINES = ("target", "adjust", "verify", "verify_probs")
@@ -173,6 +174,8 @@ def test_a_manifest_with_subgraphs_and_kernels_round_trips(bundle: Bundle) -> No
     written = Manifest.model_validate_json(json.dumps(paged_manifest(bundle)))
     (bundle.folder / "bundle.json").write_text(written.to_json())
     assert Manifest.read(bundle.folder) == written
+    with pytest.raises(InternalError, match=r"engine 'target' of bundle .* is a decoder in steps, not one file"):
+        replace(bundle, manifest=written).path("target")
 
 
 @pytest.mark.parametrize(
