@@ -184,6 +184,7 @@ SCHEMAS = {
             kernels="attention_float8",
             scales=("key_scale", "value_scale"),
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(  # a packed call; `state_index` 0 is the beginning of a text
             "gated_delta_net",
@@ -253,6 +254,7 @@ SCHEMAS = {
             outputs=(Binding("mixed", T, ("tokens", "hidden")),),
             attributes={"per_token": "int", "normalized": "int"},
             kernels="experts",
+            batch_invariant=True,
         ),
         Schema(  # one scale per token, computed from the token, or one scale of the checkpoint for all tokens
             "quantize_tokens",
@@ -283,6 +285,7 @@ SCHEMAS = {
             attributes={"group_size": "int"},
             optional=("zeros",),
             kernels="int4",
+            batch_invariant=True,
         ),
         Schema(  # on a CPU: inputs are rounded to 8 bits, and a row has the same bits in any call
             "int4_int8_matmul",

@@ -69,7 +69,7 @@ class OnnxRuntimeCuda(Section):
         cache: *paged* runs attention in kernels of TandemRT between subgraphs. *linear*, experimental, runs one graph,
             for families and head sizes that *paged* rejects; it is slow because CUDA graphs cannot capture it.
         batch_invariant: the target computes the same bits for a token whatever else is in the call, so speculation
-            changes no text (docs/invariance.md). None: where the target supports it.
+            changes no text (docs/invariance.md). None: where that costs little.
         tensor_parallel: ranks that the target is split over, each with its part of the weights and of the KV cache.
         compute_capabilities: targets of the compiled kernels. The driver translates those of the lowest one for newer
             GPUs.
@@ -211,16 +211,12 @@ class Recipe(Section):
     def batch_invariant(self) -> bool | None:
         """Whether the target computes the same bits for a token whatever else is in the call, on a GPU.
 
-        None: if all its operators support that.
+        None: if all its operators support that without a large cost.
         """
         if not isinstance(self.backend, OnnxRuntimeCuda):
             return False
         chosen = self.backend.batch_invariant
-        return False if chosen is None and self._needs_other_matmuls else chosen
-
-    @property
-    def _needs_other_matmuls(self) -> bool:
-        return self.cache == "linear" or self.target.dtype not in ("bfloat16", "float16")
+        return False if chosen is None and self.cache == "linear" else chosen
 
     @property
     def ranks(self) -> int:
@@ -273,10 +269,10 @@ class Recipe(Section):
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + num_draft_tokens + 1 = {quoted(self.capacity)}"
             raise reject(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
-        if self.batch_invariant and self._needs_other_matmuls:
+        if self.batch_invariant and self.cache == "linear":
             raise reject(
-                "backend.batch_invariant needs backend.cache 'paged' and target.dtype 'bfloat16' or 'float16': other "
-                f"matmuls are not invariant; got {self.cache!r} and {self.target.dtype!r}. Drop it or change those"
+                "backend.batch_invariant needs backend.cache 'paged', whose attention sums in a fixed order; got "
+                "'linear'. Drop one of them"
             )
         if self.ranks > 1 and self.cache == "linear":
             raise reject(

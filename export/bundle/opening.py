@@ -51,11 +51,6 @@ def _open(role: EngineName, recipe: Recipe) -> Model:
         require_splittable(model.spec, names, recipe.ranks, quantized=model.quantization is not None)
     if model.kv_dtype == FLOAT8:
         _require_float8(f"{role}.kv_dtype float8_e4m3", recipe)
-        if recipe.batch_invariant and role == "target":
-            raise BadRecipe(
-                "backend.batch_invariant has no attention over keys and values in float8, which target.kv_dtype or the "
-                f'checkpoint asks for; write target.kv_dtype = "{model.compute}", or drop batch_invariant'
-            )
     return model
 
 

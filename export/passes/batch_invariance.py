@@ -16,8 +16,7 @@ class NotBatchInvariant(BadRecipe):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"backend.batch_invariant = true is not possible: {reason}; drop it, or choose weights in bfloat16, "
-            "float16 or float8 without experts"
+            f"backend.batch_invariant = true is not possible: {reason}; drop it, or choose another checkpoint"
         )
         self.reason = reason
 

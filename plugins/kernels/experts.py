@@ -1,6 +1,6 @@
 """``experts`` on a GPU: route, gate and up with activation, down, and sum per token.
 
-For many rows torch's grouped matmuls are used (plugins/kernels/experts_grouped.py).
+Without batch invariance, many rows go through torch's grouped matmuls (plugins/kernels/experts_grouped.py).
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,13 @@ _LEAST = 1024  # pairs that the workspace always has room for
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """Bind the operator. The number of rows alone selects the implementation of the matmuls.
 
-    Raises ValueError for sizes that the kernels do not support.
+    For batch invariance it is always the same one. Raises ValueError for sizes that the kernels do not support.
     """
     _require_sizes(tensors, attributes["per_token"])
     if not tensors["x"].numel():
         return EmptyCall()
-    kind = GroupedMixture if fits_groups(tensors, attributes["per_token"], context) else Mixture
+    grouped = not context.batch_invariant and fits_groups(tensors, attributes["per_token"], context)
+    kind = GroupedMixture if grouped else Mixture
     return kind(tensors, attributes, context)
 
 

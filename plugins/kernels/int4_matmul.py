@@ -1,11 +1,12 @@
 """Matmuls with 4-bit weights on a GPU.
 
 For up to 64 rows a kernel reads the weight once. For more rows a kernel dequantizes the weight, some outputs at a time
-so that the scratch memory stays small, and torch multiplies.
+so that the scratch memory stays small, and torch multiplies. For batch invariance the first kernel takes more rows too,
+64 at a time: a row's result does not depend on the number of rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ _OF_WARP = 32  # outputs
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
-    """Bind the operator. The number of rows alone selects the implementation."""
+    """Bind the operator. The number of rows alone selects the implementation, if batch invariance does not."""
     operands = _Operands.of(tensors, attributes["group_size"])
-    return FewRows(operands, context) if operands.rows <= _MAX_ROWS else ManyRows(operands, context)
+    if operands.rows <= _MAX_ROWS:
+        return FewRows(operands, context)
+    return RowsInParts(operands, context) if context.batch_invariant else ManyRows(operands, context)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,19 @@ class FewRows:
     def run(self) -> None:
         """Enqueue on torch's current stream."""
         self._launch.run(current_stream(self._device))
+
+
+class RowsInParts:
+    """Bound matmul of many rows by the kernel for few rows, one part of the rows after another. Capturable."""
+
+    def __init__(self, operands: _Operands, context: Context) -> None:
+        o, parts = operands, [slice(first, first + _MAX_ROWS) for first in range(0, operands.rows, _MAX_ROWS)]
+        self._parts = [FewRows(replace(o, x=o.x[part], out=o.out[part]), context) for part in parts]
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        for part in self._parts:
+            part.run()
 
 
 class ManyRows:

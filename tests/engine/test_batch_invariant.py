@@ -17,6 +17,9 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe
 from tandemrt.export.bundle.build import BuildReport, build
+from tandemrt.export.bundle.graphs import graphs
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.compile.backends import Compiled, compile_graph
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -25,7 +28,9 @@ from tandemrt.plugins.kernels import float8_matmul, matmul_trials
 from tandemrt.plugins.kernels.cudnn_attention import longest_run
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.device.backends.executor import Executor
+from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, fused, make_checkpoint, open_steps
+from tests.engine.test_quantized_checkpoints import FLOAT8
 from tests.makers import tiny_checkpoint, write_recipe
 
 TOKENS = [3, 1, 60, 12, 7, 7, 0, 41]
@@ -130,13 +135,44 @@ def test_batch_invariance_is_off_where_a_recipe_says_so_or_has_other_matmuls(
     assert not report.manifest.engines["target"].batch_invariant
 
 
-@pytest.mark.parametrize(("key", "value"), [("cache", "linear"), ("dtype", "float32")])
-def test_a_recipe_is_refused_where_there_are_no_such_matmuls(tmp_path: Path, key: str, value: str) -> None:
-    given = {"cache": "paged", "dtype": "bfloat16"} | {key: value}
-    backend = f'name = "onnxruntime-cuda"\ncache = "{given["cache"]}"\nbatch_invariant = true'
-    file = write_recipe(tmp_path / "r.toml", target=tmp_path, backend=backend, dtype=given["dtype"])
-    with pytest.raises(BadRecipe, match=rf"backend\.batch_invariant needs .*'{value}'"):
+def compiled(folder: Path, target: Path, backend: str, dtype: str) -> Compiled:
+    """Compile the target's graph, without kernels."""
+    text = f'name = "onnxruntime-cuda"\n{backend}'
+    recipe = Recipe.load(write_recipe(folder / "r.toml", target=target, backend=text, dtype=dtype))
+    graph = next(graph for graph in graphs(recipe, open_models(recipe)) if graph.name == "target")
+    (folder / "out" / "target").mkdir(parents=True)
+    return compile_graph(graph, recipe, folder / "out")
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_recipe_can_require_what_is_off_for_its_cost(tmp_path: Path, required: bool) -> None:
+    backend = "batch_invariant = true" if required else ""
+    found = compiled(tmp_path, tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32), backend, "float32")
+    assert found.engine.batch_invariant is required
+    assert any("few rows of float32 matmuls are faster" in note for note in found.notes) is not required
+
+
+def test_float8_weights_have_it_if_a_recipe_requires_it(tmp_path: Path) -> None:
+    target, case = tiny_checkpoint(tmp_path / "t", head_dim=32), FLOAT8["compressed-tensors, channel, inputs by token"]
+    quantized.rewrite(target, case.config, case.store)
+    assert compiled(tmp_path, target, "batch_invariant = true", "bfloat16").engine.batch_invariant
+
+
+def test_a_recipe_is_refused_where_attention_sums_in_no_fixed_order(tmp_path: Path) -> None:
+    backend = 'name = "onnxruntime-cuda"\ncache = "linear"\nbatch_invariant = true'
+    file = write_recipe(tmp_path / "r.toml", target=tmp_path, backend=backend, dtype="bfloat16")
+    with pytest.raises(BadRecipe, match=r"backend\.batch_invariant needs .*'linear'"):
         Recipe.load(file)
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "mixtral"])
+def test_experts_have_it_if_a_recipe_requires_it(tmp_path: Path, case: str) -> None:
+    make_checkpoint(case, tmp_path, sizes=SIZES | {"num_experts": 8, "num_local_experts": 8})
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    model = fused(build_decoder(spec, checkpoint, dtype="bfloat16", capacity=40, lowering="paged"), "paged")
+    make_batch_invariant(model)
+    assert "experts" in {node.op_type for node in model.graph}
 
 
 def test_a_matmul_in_float8_whose_sums_have_no_room_is_refused() -> None:

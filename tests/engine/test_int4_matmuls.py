@@ -103,7 +103,7 @@ def test_a_checkpoint_keeps_its_values_if_the_dtype_represents_its_scales(report
 
 def test_a_build_says_that_4_bit_matmuls_are_not_batch_invariant(report: BuildReport) -> None:
     [note] = report.notes[2:]
-    assert note.startswith("target: speculation may change last bits, and so texts: int4_matmul")
+    assert note.startswith("target: speculation may change last bits, and so texts: prompts through 4-bit weights are")
 
 
 def test_rounds_speculate_invisibly(report: BuildReport) -> None:
@@ -117,8 +117,10 @@ def test_a_build_rounds_other_weights_computes_in_bfloat16_and_reports_the_chang
     quantized.rewrite(target, FLOAT8["fp8, block"].config, FLOAT8["fp8, block"].store)
     quantized.rewrite(draft, INT4["gptq_v2, zero points"].config, INT4["gptq_v2, zero points"].store)
     drafting = f'kind = "model"\ncheckpoint = "{draft}"\ndtype = "bfloat16"'
-    recipe = write_recipe(tmp_path / "r.toml", target=target, dtype="int4", drafting=drafting, backend=PAGED)
+    backend = f"{PAGED}\nbatch_invariant = true"
+    recipe = write_recipe(tmp_path / "r.toml", target=target, dtype="int4", drafting=drafting, backend=backend)
     report = build(Recipe.load(recipe), tmp_path / "out")
+    assert report.manifest.engines["target"].batch_invariant
     rounded, packed = report.notes
     found = re.fullmatch(r"target: int4 changed the weights by ([\d.]+)% \(root mean square\)", rounded)
     assert found is not None

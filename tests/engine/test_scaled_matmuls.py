@@ -172,7 +172,7 @@ def test_scales_of_blocks_become_one_per_output_and_the_build_reports_the_change
     target, case = tiny_checkpoint(tmp_path / "t", layers=1, hidden=256, head_dim=32), FLOAT8["fp8, block"]
     meant = quantized.rewrite(target, case.config, case.store)
     report = build(Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED)), tmp_path / "out")
-    [note] = report.notes
+    note, _ = report.notes
     found = re.fullmatch(r"target: scales of blocks became one per output, .* by ([\d.]+)% .*, .* one per token", note)
     assert found is not None
     assert 0.5 < float(found[1]) < 4

@@ -44,7 +44,9 @@ EVEN: Requests = [
 ]
 
 
-def tiny(folder: Path, *, backend: str, dtype: str, window: int = 4, **limits: int) -> Path:
+def tiny(
+    folder: Path, *, backend: str, dtype: str, window: int = 4, kv_dtype: str | None = None, **limits: int
+) -> Path:
     """A bundle of random models. Its text is noise, so one wrong token changes all following ones."""
     folder.mkdir(exist_ok=True)
     target = tiny_checkpoint(folder / "target", seed=1, head_dim=32)
@@ -52,7 +54,7 @@ def tiny(folder: Path, *, backend: str, dtype: str, window: int = 4, **limits: i
     recipe = folder / "tiny.toml"
     sizes = {"prefill_chunk": 64, **limits}  # so that requests that arrive together start in one round
     write_recipe(recipe, target=target, draft=draft, window=window, backend=backend, dtype=dtype, **sizes)
-    return build(Recipe.load(recipe), folder / "bundle").folder
+    return build(Recipe.load(recipe, kv_dtype=kv_dtype), folder / "bundle").folder
 
 
 def paged() -> str:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tandemrt import LLM
-from tandemrt.plugins.kernels import float8_matmul, linear
+from tandemrt.engines.contract.gpus import FLOAT8_FROM
+from tandemrt.plugins.kernels import experts, float8_matmul, int4_matmul, linear
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul
@@ -20,7 +21,9 @@ ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
 MOST = 17  # tokens of the largest window
 HEADS, KV_HEADS = 32, 4
 HEAD_DIMS = [64, 128, 256]
+IN_FLOAT8 = [64, 128]
 DTYPES = [torch.bfloat16, torch.float16]
+OF_EXPERTS = {"per_token": 3, "normalized": 1}
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -29,12 +32,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder = tmp_path_factory.mktemp("kernels")
     dtypes = ["bfloat16", "float16"]
-    names = ["attention", "float8", "linear"]
-    compile_kernels(compute_capabilities(), folder, names=names, dtypes=dtypes, head_dims=HEAD_DIMS)
+    compile_kernels(compute_capabilities(), folder, names=["attention"], dtypes=dtypes, head_dims=HEAD_DIMS)
+    if CAPABILITY >= FLOAT8_FROM:
+        compile_kernels(compute_capabilities(), folder, names=["attention_float8"], dtypes=dtypes, head_dims=IN_FLOAT8)
+    compile_kernels(compute_capabilities(), folder, names=["experts", "float8", "int4", "linear"])
     return Context(torch.device("cuda", 0), folder, sizes={"window+1": MOST}, batch_invariant=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 @pytest.mark.parametrize(("width", "inner"), [(24, 64), (512, 4096), (4096, 1040), (4096, 1088), (40_000, 512)])
 def test_a_row_of_a_matmul_has_the_same_bits_among_any_others(
     context: Context, width: int, inner: int, dtype: torch.dtype
@@ -73,16 +78,17 @@ def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(
 
 
 @pytest.mark.skipif(CAPABILITY != (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("width", "inner"), [(48, 208), (512, 4096), (6000, 4112), (4096, 14336), (28_672, 4096)])
 def test_our_kernel_for_few_rows_in_float8_adds_as_cublaslt_does_for_many(
-    context: Context, width: int, inner: int
+    context: Context, width: int, inner: int, dtype: torch.dtype
 ) -> None:
-    """Many runs, because a race between warps would show in some of them."""
+    """Every run of many, because a race between warps would show in some of them."""
     x, weight = random(320, inner).to(FLOAT8), random(width, inner).to(FLOAT8)
-    many = torch.empty(320, width, dtype=torch.bfloat16, device="cuda")
+    many = torch.empty(320, width, dtype=dtype, device="cuda")
     linear.BatchInvariantMatmul(context, x, weight, many).run()
     for rows in (1, 7, 8, 9, 16):
-        out = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+        out = torch.empty(rows, width, dtype=dtype, device="cuda")
         call = OrderedMatmul(context, x[:rows], weight, out)
         for _ in range(20):
             out.fill_(torch.nan)
@@ -90,13 +96,47 @@ def test_our_kernel_for_few_rows_in_float8_adds_as_cublaslt_does_for_many(
             assert torch.equal(out, many[:rows])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [264, 4096])
+def test_a_row_of_a_matmul_in_4_bits_has_the_same_bits_among_any_others(
+    context: Context, width: int, dtype: torch.dtype
+) -> None:
+    inner = 1024
+    weight = torch.randint(0, 256, (width, inner // 2), dtype=torch.uint8, device="cuda")
+    scales, x = random(width, inner // 128).to(dtype), random(ROWS[-1], inner).to(dtype)
+    found = []
+    for rows in ROWS:
+        out = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
+        tensors = {"x": x[:rows], "weight": weight, "scales": scales, "out": out}
+        int4_matmul.launch(tensors, {"group_size": 128}, context).run()
+        found.append(out)
+    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+def test_a_token_goes_through_experts_with_the_same_bits_among_any_others(context: Context, dtype: torch.dtype) -> None:
+    hidden, width, count = 256, 136, 16
+    weights = {"gate_up": random(2 * count * width, hidden) / 16, "down": random(count * hidden, width) / 12}
+    x, logits, found = random(ROWS[-1], hidden), random(ROWS[-1], count), []
+    for rows in ROWS:
+        mixed = torch.full((rows, hidden), torch.nan, dtype=dtype, device="cuda")
+        tensors = {name: each.to(dtype) for name, each in weights.items()} | {"mixed": mixed}
+        tensors |= {"x": x[:rows].to(dtype), "router_logits": logits[:rows].to(dtype)}
+        experts.launch(tensors, OF_EXPERTS, context).run()
+        found.append(mixed)
+    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+
+
 @pytest.mark.parametrize("sliding_window", [0, 100])
 @pytest.mark.parametrize("query", [2, 5, MOST])
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(
+    ("head_dim", "in_float8"),
+    [*((size, False) for size in HEAD_DIMS), *(pytest.param(size, True, marks=needs_float8) for size in IN_FLOAT8)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
-    context: Context, query: int, sliding_window: int, normed: bool, head_dim: int, dtype: torch.dtype
+    context: Context, query: int, sliding_window: int, normed: bool, head_dim: int, dtype: torch.dtype, in_float8: bool
 ) -> None:
     """All rows at once, a part of them and one alone: a row's keys are shared by 1, 2 and 4 thread blocks."""
     lengths = torch.tensor([0, 1, 59, 62, 63, 64, 126, 250, 500, 1000], device="cuda").repeat(4)
@@ -106,7 +146,8 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
         "sine": random(blocks * 64, head_dim // 2).sin().to(dtype),
         "block_table": 1 + torch.randperm(batch * blocks, device="cuda").to(torch.int32).view(batch, blocks),
     }
-    caches = [random(1 + batch * blocks, KV_HEADS, 64, head_dim).to(dtype) for _ in range(2)]
+    cached = FLOAT8 if in_float8 else dtype
+    caches = [random(1 + batch * blocks, KV_HEADS, 64, head_dim).to(cached) for _ in range(2)]
     qkv = random(batch, query, (HEADS + 2 * KV_HEADS) * head_dim).to(dtype)
     norms = {"q_norm": random(head_dim).to(dtype), "k_norm": random(head_dim).flip(0).to(dtype)} if normed else {}
 
@@ -125,7 +166,7 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
             "kv_heads": KV_HEADS,
             "scale": head_dim**-0.5,
             "sliding_window": sliding_window,
-        }
+        } | ({"key_scale": 0.75, "value_scale": 1.25} if in_float8 else {})
         launch(tensors, sizes, context).run()
         return mixed.view(*part.shape[:2], -1)
 
@@ -134,7 +175,8 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
     windows = attend(everybody, all_tokens, lengths, *at_once)
     singles = [attend(everybody, slice(j, j + 1), lengths + j, *one_by_one) for j in range(query)]
     assert torch.equal(windows, torch.cat(singles, dim=1))
-    assert all(torch.equal(one, other) for one, other in zip(at_once, one_by_one, strict=True))
+    as_bytes = [[cache.view(torch.uint8) for cache in each] for each in (at_once, one_by_one)]
+    assert all(torch.equal(one, other) for one, other in zip(*as_bytes, strict=True))
     for rows in (slice(3, 4), slice(9, 10), slice(12, 32)):
         found = attend(rows, all_tokens, lengths[rows], *alone)
         assert torch.equal(found, windows[rows])
@@ -146,9 +188,19 @@ TEXTS = [
 ]
 
 
-def test_speculation_and_batch_mates_change_no_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        ("bfloat16", None),
+        ("float32", None),
+        ("int4", None),
+        pytest.param("bfloat16", "float8_e4m3", marks=needs_float8),
+    ],
+)
+def test_speculation_and_batch_mates_change_no_text(tmp_path: Path, dtype: str, kv_dtype: str | None) -> None:
     """More texts than slots, and each of them alone. The random models have nearly flat distributions."""
-    bundle = tiny(tmp_path / "tiny", backend=paged() + "\nbatch_invariant = true", dtype="bfloat16")
+    backend = paged() + "\nbatch_invariant = true"
+    bundle = tiny(tmp_path / "tiny", backend=backend, dtype=dtype, kv_dtype=kv_dtype)
     found = []
     for window in (0, 4, 2):
         with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
