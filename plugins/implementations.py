@@ -62,6 +62,9 @@ IMPLEMENTATIONS = {
     "float8_window_attention": OperatorImplementations(
         "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
     ),
+    "latent_attention": OperatorImplementations(
+        "reference.latent_attention:latent_attention", None, "kernels.latent_attention:launch"
+    ),
     "gated_delta_net": OperatorImplementations(
         "reference.gated_delta_net:gated_delta_net", None, "kernels.gated_delta_net:launch"
     ),

@@ -90,6 +90,50 @@ def tiny_hybrid(
     return tiny_tokenizer(folder)
 
 
+def tiny_latent(folder: Path, kind: str = "youtu", *, layers: int = 2, seed: int = 0) -> Path:
+    """Write a random model with latent attention of the published widths, in float32: "youtu" or "deepseek_v3".
+
+    Returns the folder.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    experts = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    }
+    config = AutoConfig.for_model(
+        kind,
+        **experts if kind == "deepseek_v3" else {},
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=32,
+        kv_lora_rank=512,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=64,
+        v_head_dim=32,
+        head_dim=64,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=263,
+        pad_token_id=262,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return tiny_tokenizer(folder)
+
+
 ON_A_GPU = {"linear_key_head_dim": 32}  # the least key size of a delta net with kernels
 _RECURRENT = {"delta net": "linear_attention", "mamba": "linear_attention", "convolution": "conv"}
 _HYBRIDS: dict[str, dict[str, Any]] = {

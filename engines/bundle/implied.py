@@ -50,10 +50,11 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         memory = _width(manifest, "markov", "memory", 0)
         return contract.markov(vocab=draft_vocab or vocab, dtype=dtype, row_states=row_states, memory=memory)
     # The manifest has the layers and heads of a decoder in its contract alone.
-    keys = [each for each in manifest.engines[name].contract.inputs if each.name.startswith("past_key.")]
+    given = manifest.engines[name].contract
+    keys = [each for each in given.inputs if each.name.startswith("past_key.")]
     heads = {int(each.name.rpartition(".")[2]): _heads(each) for each in keys if each.name[9:].isdecimal()}
     kv_heads, head_dim = next(iter(heads.values()), (1, 1))
-    recurrent, history = _recurrent(manifest.engines[name].contract)
+    recurrent, history = _recurrent(given)
     sizes: dict[str, Any] = {
         "layers": len(keys) + len(recurrent.keys() - heads.keys()),
         "kv_heads": kv_heads,
@@ -63,6 +64,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         "vocab": draft_vocab or vocab if name == "draft" else vocab,
         "dtype": dtype,
         "cache": "linear" if manifest.limits.cache_blocks is None else "paged",
+        "latent": bool(keys) and not any(each.name.startswith("past_value.") for each in given.inputs),
     }
     if name in ("target", "draft") and sizes["cache"] == "paged" and keys and keys[0].dtype == FLOAT8:
         sizes["kv_dtype"] = FLOAT8

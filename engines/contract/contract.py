@@ -96,6 +96,7 @@ def decoder(
     heads: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     recurrent: Mapping[int, Recurrent] = MappingProxyType({}),
     history: int = 0,
+    latent: bool = False,
 ) -> Contract:
     """Return the contract of a target or of an independent draft model.
 
@@ -113,6 +114,8 @@ def decoder(
 
     ``heads``: the KV heads and the head size of layers where they are not ``kv_heads`` and ``head_dim``.
 
+    ``latent``: a key is a latent vector for all heads, and the value as well, so there are no caches of values.
+
     ``features``: width of the hidden states that a target outputs per token for its draft; 0: no such output.
 
     ``recurrent`` layers keep no keys and values unless ``heads`` names them. They keep the state after the first
@@ -124,12 +127,13 @@ def decoder(
     paged = cache == "paged"
     fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
     slots = "slots" if paged else "batch"
+    kinds = ("key",) if latent else ("key", "value")
     held: dict[str, tuple[str, tuple[Dim, ...]]] = {}
     for layer in range(layers):
         if layer not in recurrent or layer in heads:
             kv, dim = heads.get(layer, (kv_heads, head_dim))
             shape: tuple[Dim, ...] = ("blocks", kv, BLOCK_SIZE, dim) if paged else ("batch", kv, capacity, dim)
-            held |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in ("key", "value")}
+            held |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in kinds}
         if layer not in recurrent:
             continue
         if recurrent[layer].state:

@@ -71,6 +71,16 @@ _DRAFTS = (_DRAFT_TOKENS, Binding("draft_len", "int64", ("batch",)))
 _STATIC_SCALE = Binding("static_scale", "float32", (1,))
 # Bytes of float8_e4m3fn values, because Concat of ONNX does not support float8.
 _FLOAT8_WEIGHT = Binding("weight", "uint8", ("width", "inner"))
+# Where the tokens of a packed call are in a paged cache (contract.packed).
+_PLACE = (
+    Binding("block_table", "int32", ("batch", "max_blocks")),
+    Binding("write_index", "int64", ("batch",)),
+    Binding("prompt_rows", "int32", ("prompt_tokens",)),
+    Binding("prompt_starts", "int32", ("prompts+1",)),
+    Binding("prompt_index", "int64", ("prompts",)),
+    Binding("prompt_table", "int32", ("prompts", "max_blocks")),
+)
+_LATENT_CACHE: tuple[Dim, ...] = ("blocks", 1, "block_size", "cached")
 _EMITTED = (Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",)))
 
 
@@ -97,12 +107,7 @@ def _attention(
             Binding("qkv", T, ("tokens", "qkv_width")),
             Binding("key_cache", cache, shape),
             Binding("value_cache", cache, shape),
-            Binding("block_table", "int32", ("batch", "max_blocks")),
-            Binding("write_index", "int64", ("batch",)),
-            Binding("prompt_rows", "int32", ("prompt_tokens",)),
-            Binding("prompt_starts", "int32", ("prompts+1",)),
-            Binding("prompt_index", "int64", ("prompts",)),
-            Binding("prompt_table", "int32", ("prompts", "max_blocks")),
+            *_PLACE,
             Binding("cosine", T, ("positions", "half_head_dim")),
             Binding("sine", T, ("positions", "half_head_dim")),
             Binding("q_norm", T, ("head_dim",)),
@@ -185,6 +190,24 @@ SCHEMAS = {
             scales=("key_scale", "value_scale"),
             compute_capability=FLOAT8_FROM,
             batch_invariant=True,
+        ),
+        Schema(  # a packed call; a key is the latent vector of its token, after a part that is rotated
+            "latent_attention",
+            inputs=(
+                Binding("query", T, ("tokens", "query_width")),
+                Binding("key", T, ("tokens", "cached")),
+                Binding("cache", T, _LATENT_CACHE),
+                *_PLACE,
+                Binding("cosine", T, ("positions", "half_rotated")),
+                Binding("sine", T, ("positions", "half_rotated")),
+            ),
+            outputs=(
+                Binding("mixed", T, ("tokens", "mixed_width")),
+                Binding("present_cache", T, _LATENT_CACHE),
+            ),
+            attributes={"heads": "int", "scale": "float"},
+            in_place={"present_cache": "cache"},
+            kernels="latent_attention",
         ),
         Schema(  # a packed call; `state_index` 0 is the beginning of a text
             "gated_delta_net",

@@ -20,6 +20,7 @@ _FLOAT8_KERNELS, _INT4_KERNELS, _EXPERT_KERNELS = (
     SCHEMAS[name].kernels for name in ("scaled_matmul", "int4_matmul", "experts")
 )
 _RECURRENT_KERNELS = SCHEMAS["gated_delta_net"].kernels
+_LATENT_KERNELS = SCHEMAS["latent_attention"].kernels
 _LINEAR_KERNELS = SCHEMAS["linear"].kernels
 _COLLECTIVE_KERNELS = SCHEMAS["all_reduce"].kernels
 _ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS = (
@@ -52,7 +53,8 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(target.built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
-    head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
+    by_head = [model for model in models if model.spec.latent is None]
+    head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in by_head))
     nets = [model.spec.recurrent for model in models if isinstance(model, Model)]
     key_dims = [net.key_dim for net in nets if isinstance(net, DeltaNet)]
     sizes = dict.fromkeys((_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS), head_dims)
@@ -68,8 +70,9 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
         _RECURRENT_KERNELS: bool(key_dims),
         _LINEAR_KERNELS: target.batch_invariant,
         _COLLECTIVE_KERNELS: recipe.ranks > 1,
-        _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in models),
-        _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in models),
+        _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in by_head),
+        _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in by_head),
+        _LATENT_KERNELS: any(model.spec.latent is not None for model in models),
     }
     for name in kernel_names():
         fitting = tuple(each for each in capabilities if parsed(each) >= _MIN_CAPABILITIES[name])

@@ -73,7 +73,12 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
     if why := unsupported(layers, supported_lowering(lowering_of(recipe), layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
     _require_matmuls(model, recipe)
-    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
+    if layers.latent is not None and model.kv_dtype == FLOAT8:
+        raise BadRecipe(
+            f"{model.role}.kv_dtype must be {model.compute} for a model with latent attention, whose cache has no "
+            f'float8 form; write {model.role}.kv_dtype = "{model.compute}"'
+        )
+    if recipe.cache == "paged" and layers.latent is None and model.spec.head_dim not in HEAD_DIMS:
         rule = (
             f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
         )

@@ -18,7 +18,10 @@ from tandemrt.export.read.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of one layer, with the shapes of the contract."""
+    """Keys and values of one layer, with the shapes of the contract.
+
+    ``value`` is ``key`` if a cached vector is both.
+    """
 
     key: ir.Value
     value: ir.Value

@@ -144,7 +144,9 @@ class GroupedAttention:
         if is_padded(x):
             mixed = pad_as(b, mixed, self.tokens, x)
         if latent is not None:
-            mixed = latent_outputs(b, mixed, w, self.spec, latent, attention.name)
+            headed = b.op("Reshape", mixed, b.constant([0, 0, self.spec.heads, latent.cached]))
+            _, vectors = b.ops("Split", headed, b.constant([latent.rotated, latent.rank]), outputs=2, axis=3)
+            mixed = latent_outputs(b, vectors, w, self.spec, latent, attention.name)
         if variants.value_dim:
             mixed = self._cut_values(b, mixed, attention.heads, x)
         return gated_output(b, mixed, gate), Cache(key, value)

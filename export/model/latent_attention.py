@@ -2,7 +2,7 @@
 
 A score is query . (up_key @ latent) = (query @ up_key) . latent, so queries are multiplied by the weights of keys, and
 the mixed latent vectors by the weights of values (DeepSeek-V2, arXiv 2405.04434, section 2.1). A cached key holds the
-rotated part first, then the latent vector; it is the value too, of which only the latent part is used.
+rotated part first, then the latent vector, which is also the value.
 """
 
 import onnx_ir as ir
@@ -23,7 +23,10 @@ _EPS = 1e-6  # of the norms of latent vectors, whatever the config's
 def latent_projections(
     b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, latent: Latent, name: str
 ) -> tuple[ir.Value, ir.Value]:
-    """Return queries [batch, query, heads * cached] and keys [batch, query, cached], before the rotary embedding."""
+    """Return queries [..., heads * cached] and keys [..., cached] for ``x`` [..., hidden], before the rotary embedding.
+
+    ``x`` has the tokens of a packed call, or [batch, query] over a linear cache.
+    """
     head = latent.plain + latent.rotated
     if latent.query_rank is None:
         query = Linear.stored(f"{name}.q_proj", spec.heads * head)(b, x, w)
@@ -31,26 +34,30 @@ def latent_projections(
         down = Linear.stored(f"{name}.q_a_proj", latent.query_rank, bias=latent.bias)(b, x, w)
         down = normed(b, down, w(f"{name}.q_a_layernorm.weight", (latent.query_rank,)), w.dtype, _EPS)
         query = Linear.stored(f"{name}.q_b_proj", spec.heads * head)(b, down, w)
-    headed = b.op("Reshape", query, b.constant([0, 0, spec.heads, head]))
-    plain, rotated = b.ops("Split", headed, b.constant([latent.plain, latent.rotated]), outputs=2, axis=3)
+    headed = b.op("Reshape", query, b.constant([*_kept(x), spec.heads, head]))
+    plain, rotated = b.ops("Split", headed, b.constant([latent.plain, latent.rotated]), outputs=2, axis=-1)
     up_keys, _ = _up_weights(b, w, spec, latent, name)
-    query = b.op("Concat", rotated, _per_head(b, plain, up_keys), axis=3)
+    query = b.op("Concat", rotated, _per_head(b, plain, up_keys), axis=-1)
     both = Linear.stored(f"{name}.kv_a_proj_with_mqa", latent.cached, bias=latent.bias)(b, x, w)
-    vector, key = b.ops("Split", both, b.constant([latent.rank, latent.rotated]), outputs=2, axis=2)
+    vector, key = b.ops("Split", both, b.constant([latent.rank, latent.rotated]), outputs=2, axis=-1)
     vector = normed(b, vector, w(f"{name}.kv_a_layernorm.weight", (latent.rank,)), w.dtype, _EPS)
-    flat = b.op("Reshape", query, b.constant([0, 0, spec.heads * latent.cached]))
-    return flat, b.op("Concat", key, vector, axis=2)
+    flat = b.op("Reshape", query, b.constant([*_kept(x), spec.heads * latent.cached]))
+    return flat, b.op("Concat", key, vector, axis=-1)
 
 
 def latent_outputs(
-    b: GraphBuilder, mixed: ir.Value, w: Weights, spec: ModelSpec, latent: Latent, name: str
+    b: GraphBuilder, vectors: ir.Value, w: Weights, spec: ModelSpec, latent: Latent, name: str
 ) -> ir.Value:
-    """Return the heads' values [batch, query, heads * value] for ``mixed`` [batch, query, heads * cached]."""
-    headed = b.op("Reshape", mixed, b.constant([0, 0, spec.heads, latent.cached]))
-    _, vectors = b.ops("Split", headed, b.constant([latent.rotated, latent.rank]), outputs=2, axis=3)
+    """Return the heads' values [..., heads * value] for their mixed latent vectors [..., heads, rank]."""
     _, up_values = _up_weights(b, w, spec, latent, name)
     values = _per_head(b, vectors, b.op("Transpose", up_values, perm=[0, 2, 1]))
-    return b.op("Reshape", values, b.constant([0, 0, spec.heads * latent.value]))
+    kept = [0] * (len(dims_of(vectors)) - 2)
+    return b.op("Reshape", values, b.constant([*kept, spec.heads * latent.value]))
+
+
+def _kept(x: ir.Value) -> list[int]:
+    """Return what Reshape takes to keep all dimensions of ``x`` but the last."""
+    return [0] * (len(dims_of(x)) - 1)
 
 
 def _up_weights(b: GraphBuilder, w: Weights, spec: ModelSpec, latent: Latent, name: str) -> tuple[ir.Value, ir.Value]:
@@ -71,10 +78,14 @@ def _up_weights(b: GraphBuilder, w: Weights, spec: ModelSpec, latent: Latent, na
 
 
 def _per_head(b: GraphBuilder, x: ir.Value, weights: ir.Value) -> ir.Value:
-    """Return [batch, query, heads, out] for ``x`` [batch, query, heads, inner] and ``weights`` [heads, inner, out].
+    """Return [..., heads, out] for ``x`` [..., heads, inner] and ``weights`` [heads, inner, out].
 
-    The matmul has one more row than tokens, because onnxruntime rounds a matmul with a single row differently.
+    The matmul of [batch, query] tokens has one more row than tokens, because onnxruntime for CPUs rounds a matmul with
+    a single row differently.
     """
+    if len(dims_of(x)) == 3:
+        product = b.op("MatMul", b.op("Transpose", x, perm=[1, 0, 2]), weights)
+        return b.op("Transpose", product, perm=[1, 0, 2])
     headed = b.op("Transpose", x, perm=[0, 2, 1, 3])
     last = b.op("Slice", headed, b.constant([-1]), b.constant([2**31 - 1]), b.constant([2]))
     product = b.op("MatMul", b.op("Concat", headed, last, axis=2), weights)

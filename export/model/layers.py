@@ -157,12 +157,13 @@ def _attention(
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Return the output of attention before its last matmul, and the updated caches by their names in the contract."""
     source = spec.cache_of(layer)
-    names = (f"key.{source}", f"value.{source}")
+    names = [each for each in (f"key.{source}", f"value.{source}") if f"past_{each}" in graph_inputs]
     kind = "past" if source == layer else "present"
-    cached = Cache(*(graph_inputs[f"{kind}_{each}"] for each in names))
+    held = [graph_inputs[f"{kind}_{each}"] for each in names]
+    cached = Cache(held[0], held[-1])
     normed = scaled_by(b, normed, spec.scales.attention_input, w.dtype)
     mixed, cache = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
-    return mixed, dict(zip((f"present_{each}" for each in names), (cache.key, cache.value), strict=True))
+    return mixed, dict(zip((f"present_{each}" for each in names), (cache.key, cache.value), strict=False))
 
 
 def norm_if_present(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
@@ -9,11 +10,12 @@ from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.activation import GatedActivation, joined_matmul, joined_matmul_and_swiglu, separate_matmuls
-from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
+from tandemrt.export.model.attention import Attention, AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.experts import Mixture, expert_branches, experts_operator
 from tandemrt.export.model.grouped_attention import GroupedAttention
 from tandemrt.export.model.packed_recurrence import PackedCall
 from tandemrt.export.model.paged_attention import PagedAttention
+from tandemrt.export.model.paged_latent_attention import PagedLatentAttention
 from tandemrt.export.model.recurrence import RecurrentCall
 from tandemrt.export.model.rows import gather_rows, gather_tokens
 from tandemrt.export.read.recurrent_layers import RecurrentLayers
@@ -52,11 +54,21 @@ class LoweringStrategies:
     functions: Callable[[ModelSpec, str], tuple[ir.Function, ...]] = lambda _spec, _kv_dtype: ()
 
 
+def _paged_attention(
+    b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
+) -> Attention:
+    sizes: dict[str, Any] = {"capacity": capacity, "dtype": dtype}
+    if spec.latent is not None:
+        return PagedLatentAttention.over_blocks(b, spec, spec.latent, graph_inputs, **sizes)
+    return PagedAttention.over_blocks(b, spec, graph_inputs, **sizes)
+
+
 def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
     per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads
     activation = (swiglu(),) if spec.gated and spec.activation == "silu" else ()
     mixture = (experts(),) if spec.experts is not None else ()
-    return window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8), *activation, *mixture
+    attention = () if spec.latent is not None else (window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8),)
+    return *attention, *activation, *mixture
 
 
 STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
@@ -71,7 +83,7 @@ STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
         accepts_padding=True,
     ),
     "paged": LoweringStrategies(
-        PagedAttention.over_blocks,
+        _paged_attention,
         joined_matmul_and_swiglu,
         gather_tokens,
         select_rows_early=True,

@@ -1,12 +1,14 @@
 """Models that a lowering's operators do not support, with the reason."""
 
 from tandemrt.export.graph.lowering import HEAD_DIM_STEP, Lowering
+from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import UNIFORM, Experts, Router
 from tandemrt.export.read.recurrent_layers import DeltaNet, RecurrentLayers
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import (
     HIDDEN_MULTIPLE,
     KEY_DIMS,
+    LATENT,
     MAX_EXPERTS,
     MAX_EXPERTS_PER_TOKEN,
     MAX_KERNEL,
@@ -34,10 +36,11 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             f"{spec.family} has experts, which run with onnxruntime-cuda over a paged cache, or on a CPU with heads of "
             f"a multiple of {HEAD_DIM_STEP} values; the backend must be one of these"
         )
-    if spec.latent is not None and lowering != "grouped":
+    if spec.latent is not None and lowering not in ("grouped", "paged"):
         return (
-            f"{spec.family} caches one latent vector per token, which runs on a CPU alone, with latent vectors and "
-            f"rotated keys of a multiple of {HEAD_DIM_STEP} values; the backend must be onnxruntime-cpu"
+            f"{spec.family} caches one latent vector per token, which runs with onnxruntime-cuda over a paged cache, "
+            f"or on a CPU with latent vectors and rotated keys of a multiple of {HEAD_DIM_STEP} values; the backend "
+            "must be one of these"
         )
     if spec.variants != UNIFORM and lowering != "grouped":
         return (
@@ -47,6 +50,7 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
     if lowering == "paged":
         return (
             _unsupported_recurrence(spec, spec.recurrent)
+            or _unsupported_latent(spec, spec.latent)
             or _unsupported_by_window_attention(spec)
             or _unsupported_by_experts(spec, spec.experts)
         )
@@ -72,6 +76,20 @@ def _unsupported_recurrence(spec: ModelSpec, net: RecurrentLayers | None) -> str
             f"{spec.family} has a gated delta net with keys of {net.key_dim} values, values of {net.value_dim} and a "
             f"convolution of {net.kernel} tokens; on a GPU keys of {', '.join(map(str, KEY_DIMS))} run, values of a "
             f"multiple of {VALUE_DIM_MULTIPLE} and convolutions of at most {MAX_KERNEL}: choose onnxruntime-cpu"
+        )
+    return None
+
+
+def _unsupported_latent(spec: ModelSpec, latent: Latent | None) -> str | None:
+    """Return the part of the model that the operator ``latent_attention`` (paged cache) does not support, or None."""
+    if latent is None:
+        return None
+    if spec.recurrent is not None:
+        return f"{spec.family} has latent attention next to recurrent layers; both run on a CPU alone: onnxruntime-cpu"
+    if (latent.rank, latent.rotated) != LATENT:
+        return (
+            f"{spec.family} has latent vectors of {latent.rank} values and rotated keys of {latent.rotated}; over a "
+            f"paged cache {LATENT[0]} and {LATENT[1]} run: choose onnxruntime-cpu"
         )
     return None
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.spec import ModelSpec
 
 FAMILIES = ("llama", "qwen3")  # the supported families of a head's layers
@@ -41,6 +42,10 @@ class DraftHeadSpec:
         return self.layer.head_dim
 
     @property
+    def latent(self) -> Latent | None:
+        return self.layer.latent
+
+    @property
     def vocab(self) -> int:
         """The size of the input vocabulary: the target's."""
         return self.layer.vocab
@@ -61,6 +66,7 @@ class DraftHeadSpec:
             "vocab": self.draft_vocab,
             "dtype": dtype,
             "cache": cache,
+            "latent": layer.latent is not None and cache == "paged",
         }
 
     def require_fit(self, target: ModelSpec) -> None:

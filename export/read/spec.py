@@ -247,6 +247,7 @@ class ModelSpec:
             features=features,
             recurrent=recurrent,
             history=0 if net is None else uncommitted + net.kernel - 1,
+            latent=self.latent is not None and cache == "paged",
         )
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_cached.cuh"
+#include "rotation.cuh"
 
 template <class T>
 struct Operands {
@@ -126,12 +127,6 @@ __device__ Head<D> times(const Head<D>& a, float b) {
         x.high[p] = times(a.high[p], both, 1);
     }
     return x;
-}
-
-__device__ inline void turn(float2& low, float2& high, float2 cosine, float2 sine) {
-    float2 first = low, second = high;
-    low = make_float2(first.x * cosine.x - second.x * sine.x, first.y * cosine.y - second.y * sine.y);
-    high = make_float2(second.x * cosine.x + first.x * sine.x, second.y * cosine.y + first.y * sine.y);
 }
 
 // Cosine and sine for the pairs of a head at a position.

@@ -29,6 +29,7 @@ class KernelModule:
     def __init__(self, code: "ObjectCode", device: torch.device, architecture: int) -> None:
         self.device = device
         self.architecture = architecture  # of the code, 90 for sm_90; the device's may be higher
+        self.shared_memory = _most_shared_memory(device)  # bytes per block
         self.sm_count = torch.cuda.get_device_properties(device).multi_processor_count
         self._code = code
         self._kernels: dict[str, Any] = {}
@@ -149,6 +150,12 @@ def _argument(argument: Any) -> Any:
     if argument is None:
         return 0
     return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+
+
+def _most_shared_memory(device: torch.device) -> int:
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    _, size = driver.cuDeviceGetAttribute(attribute, driver.CUdevice(device.index))
+    return int(size)
 
 
 def _fitting(folder: Path, name: str, major: int, minor: int) -> Path | None:

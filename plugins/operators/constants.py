@@ -4,6 +4,7 @@ from enum import IntEnum
 
 DOMAIN = "tandemrt"
 HEAD_DIMS = (32, 64, 128, 256)  # head sizes that the kernels of window_attention support
+LATENT = (512, 64)  # values of a latent vector and of a rotated key that the kernels of latent_attention support
 # Limits of the kernels of gated_delta_net: sizes of a key, of which a value's is a multiple, tokens of a convolution.
 KEY_DIMS, VALUE_DIM_MULTIPLE, MAX_KERNEL = (32, 64, 96, 128), 16, 8
 # Limits of experts; hidden size and expert width must be multiples of the last two.

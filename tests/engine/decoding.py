@@ -180,7 +180,7 @@ class Decoder:
         self.contract = spec.contract(**how, cache="paged" if self.paged else "linear")
         self.device = device
         recurrent = any(binding.name == "state_index" for binding in self.contract.inputs)
-        if open_engine is None and self.paged and recurrent:  # whose operators have no ONNX function
+        if open_engine is None and self.paged and (recurrent or spec.latent):  # whose operators have no ONNX function
             self.engine: Engine = open_steps(model, self.contract, folder)
         elif open_engine is None:
             self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)

@@ -17,7 +17,7 @@ from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_outpu
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference.float8 import quantize_tokens
 from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch
-from tests.engine import attention_cases, recurrent_cases
+from tests.engine import attention_cases, latent_cases, recurrent_cases
 from tests.engine.operator_cases import case as window_case
 
 KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -134,6 +134,16 @@ def _attention_in_float8(kind: np.dtype[Any]) -> Iterator[Case]:
         given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window, **attention_cases.SCALES)
         rounded = "float8_e4m3fn" if norm else str(kind)  # last bits of a norm decide between two neighbours
         yield Case({name: array for name, array in tensors.items() if array is not None}, given, kind=rounded)
+
+
+def _latent(kind: np.dtype[Any]) -> Iterator[Case]:
+    """One head and several, and runs next to windows."""
+    for lengths, query, runs, heads in (
+        ([1, 63, 130], 1, [], 1),
+        ([1, 63], 3, [(0, 20), (65, 1), (3, 0)], 4),
+    ):
+        tensors = latent_cases.case(lengths, query, runs, heads=heads, dtype=kind)
+        yield Case(tensors, {"heads": heads, "scale": latent_cases.SCALE})
 
 
 def _recurrences(kind: np.dtype[Any]) -> Iterator[Case]:
@@ -307,6 +317,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "sample_draft": _drafts,
     "window_attention": _attention,
     "float8_window_attention": _attention_in_float8,
+    "latent_attention": _latent,
     "gated_delta_net": _recurrences,
     "swiglu": _gates,
     "linear": _rows_and_weights,

@@ -41,6 +41,7 @@ ENTRIES = {
         **{f"int4_matmul_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
         "int4_weights": "3 u64, 3 u32, 1 u64",
     },
+    "latent_attention": {},  # not the same for all dtypes: see expected
     "linear": {f"few_rows_{rows}_{stages}": "2 u64, 3 u32, 1 u64" for rows in (8, 16) for stages in (6, 16)},
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
@@ -58,6 +59,7 @@ CONVOLVE, SCAN = "11 u64, 8 u32, 1 f32, 1 u64", "7 u64, 6 u32, 3 u64"
 # Bytes: some between phases are no matter; in a loop over the logits they would be. Of int4 for one GPU alone, 12.0. Of
 # attention in attend_fixed alone, most of them for GPUs from 10.0 on, where it was not run.
 SPILLED_256 = 2100
+LATENT = "9 u64, 5 u32, 1 f32"
 SPILLED = {"verify": 160, "int4": 16, "attention": 140, "attention_float8": 116, "gated_delta_net": 52}
 
 
@@ -68,6 +70,11 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, s
     if kernel == "gated_delta_net":
         kinds = [f"{suffix}_{channels}{size}" for channels in ("", "channels_") for size in head_dims]
         return {f"{name}_{kind}": entry for kind in kinds for name, entry in (("convolve", CONVOLVE), ("scan", SCAN))}
+    if kernel == "latent_attention":
+        if dtype == "float32":
+            return {f"append_latent_{suffix}": LATENT, f"attend_latent_{suffix}": f"{LATENT}, 1 u64"}
+        attend = {f"attend_latent_{suffix}_{rows}": f"{LATENT}, 3 u32, 3 u64" for rows in (16, 32, 64)}
+        return {f"append_latent_{suffix}": LATENT, f"merge_latent_{suffix}": f"{LATENT}, 1 u32, 3 u64"} | attend
     if kernel not in ATTENTION:
         entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
         ordered = ORDERED if kernel == "float8" and dtype != "float16" else ()
@@ -101,8 +108,8 @@ def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them, one GPU all, and heads of
 # 256 values, whose sums leave no registers for the rest; each in one dtype.
 # Matmuls in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
-# is the same with other elements.
-ONE_DTYPE = (*ATTENTION, "float8", "int4", "experts", "gated_delta_net")
+# is the same with other elements. Latent attention is compiled for one GPU.
+ONE_DTYPE = (*ATTENTION, "float8", "int4", "experts", "gated_delta_net", "latent_attention")
 COMPILED = [
     (kernel, dtype, capability, sizes_of(kernel, capability, dtype))
     for kernel in compiler.kernel_names()
@@ -111,6 +118,7 @@ COMPILED = [
     if kernel not in ONE_DTYPE or dtype == "bfloat16" or capability == "9.0"
     if kernel not in ("float8", "int4", "experts") or capability in ("8.0", "9.0", LAST)
     if kernel != "attention_float8"
+    if kernel != "latent_attention" or (capability, dtype) in (("9.0", "bfloat16"), ("9.0", "float32"))
 ] + [
     ("attention", "bfloat16", "9.0", (256,)),
     *(

@@ -17,7 +17,9 @@ CAPACITY = 170  # three blocks, the last one not full
 CALLS = [(50, 37), (50, 50), (7, 7), (1, 1), (5, 5), (40, 40)]  # new tokens of two rows: chunks, windows, one token
 SIZES = {"hidden_size": 128, "head_dim": 32}  # a head size that kernels are made for
 # Families with sizes of their own: rotary embeddings that are written out for a head size.
-WIDE: dict[str, dict[str, int]] = {"phi4-mini": {}, "qwen3_5": {}, "qwen3_5_moe": {}, "qwen3_next": {}}
+_OWN = ("phi4-mini", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+_LATENT = [case for case, make in FAMILIES.items() if "kv_lora_rank" in make().to_dict()]
+WIDE: dict[str, dict[str, int]] = {case: {} for case in (*_OWN, *_LATENT)}
 SHARE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of the largest logit, that rounding may cost
 
 
@@ -43,7 +45,7 @@ def worst(errors: torch.Tensor, case: str, dtype: str) -> float:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kernels")
-    names = ["attention", "experts", "gated_delta_net", "swiglu"]
+    names = ["attention", "experts", "gated_delta_net", "latent_attention", "swiglu"]
     compile_kernels(compute_capabilities(), folder, names=names, head_dims=[32, 64])
     return folder
 

@@ -1,6 +1,7 @@
 """Time single kernels on a CUDA GPU by replay of CUDA graphs, next to other implementations of the same operation.
 
     python -m tools.bench_kernels attention         # attention over a paged KV cache
+    python -m tools.bench_kernels latent            # latent attention over a paged cache
     python -m tools.bench_kernels verify            # verification and sampling of drafts
     python -m tools.bench_kernels experts           # a mixture of experts
     python -m tools.bench_kernels float8            # FP8 matmuls, and the operators between them
@@ -12,11 +13,12 @@
 
 from collections.abc import Callable
 
-from tools.bench_kernels import attention, experts, float8, int4, verify
+from tools.bench_kernels import attention, experts, float8, int4, latent, verify
 from tools.cases import run_cases
 
 CASES: dict[str, Callable[..., None]] = {
     "attention": attention.main,
+    "latent": latent.main,
     "verify": verify.main,
     "experts": experts.main,
     "float8": float8.main,

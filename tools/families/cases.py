@@ -42,9 +42,10 @@ _GROUPS: dict[str, Any] = {
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 20,
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 512,  # as published: the kernels have these widths alone
     "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
     "v_head_dim": 20,
 }
 _SQUARE = {"hidden_size": 64}  # heads of 16 values in families without head_dim
