@@ -279,11 +279,6 @@ class Recipe(Section):
                 "backend.tensor_parallel needs backend.cache 'paged', whose decoders run in steps; got 'linear'. Drop "
                 "tensor_parallel or choose 'paged'"
             )
-        if self.ranks > 1 and self.target.dtype in BITS:
-            raise reject(
-                "backend.tensor_parallel needs target.dtype float32, float16 or bfloat16, because quantized weights "
-                f"are not split yet; got {self.target.dtype!r}. Drop tensor_parallel or choose another dtype"
-            )
         quantized = BITS.keys() & {self.target.dtype, self.draft_dtype}
         unsupported = sorted(quantized - {"int4"} if self.cache == "paged" else quantized)
         if unsupported and self.backend.name != "onnxruntime-cpu":

@@ -12,12 +12,14 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Draft, Model, Models, mask_token
 from tandemrt.export.graph.lowering import lowering_of, supported_lowering
+from tandemrt.export.model.scaled_matmul import STEP
 from tandemrt.export.model.scaled_matmul import unsupported as unsupported_quantization
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.plugins.operators.constants import HEAD_DIMS
+from tandemrt.plugins.operators.int4_layout import CHUNK
 
 _FLOAT8_FROM = ".".join(map(str, FLOAT8_FROM))  # in the notation of recipes
 
@@ -48,7 +50,10 @@ def _open(role: EngineName, recipe: Recipe) -> Model:
     _require_support(model, recipe)
     if recipe.ranks > 1 and role == "target":
         names = with_graph_names(model.checkpoint, model.spec)
-        require_splittable(model.spec, names, recipe.ranks, quantized=model.quantization is not None)
+        float8 = model.quantization is not None and model.quantization.has_float8
+        require_splittable(
+            model.spec, names, recipe.ranks, inputs=CHUNK if model.int4_matmuls else STEP if float8 else 1
+        )
     if model.kv_dtype == FLOAT8:
         _require_float8(f"{role}.kv_dtype float8_e4m3", recipe)
     return model

@@ -164,7 +164,9 @@ class Weights:
             shapes = [low_bit_format.shapes(count, inner)[kind] for count in rows]
             parts = [self._claim(n, shape, (dtype,)) for n, (dtype, shape) in zip(wanted, shapes, strict=True)]
             joined = self._adjacent(wanted, parts)
-            assert joined is not None, "quantized weights of one matmul are adjacent in the file"
+            if joined is None:  # ranges of rows of adjacent weights
+                each = [self._external(part.name, part.dtype, part.shape, part, part.nbytes) for part in parts]
+                joined = self.builder.op("Concat", *each, axis=0)
             found.append(joined)
         return tuple(found)
 

@@ -9,6 +9,7 @@ from tandemrt.export.graph.builder import dims_of
 from tandemrt.export.passes.graph_pass import GraphPass, nodes_in_order, values_typed
 from tandemrt.plugins.operators.constants import DOMAIN
 
+_WEIGHT_INPUT = {"scaled_matmul": 2, "int4_matmul": 1}  # of operators that multiply by quantized weights
 _HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 
 
@@ -16,16 +17,18 @@ def join_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) ->
     """Return the pass for ``rank`` of ``ranks``. It runs before all others, on a graph of that rank's shard.
 
     Every matmul by a matrix whose name is ``split_by_inputs`` gets an ``all_reduce`` of its result; a bias follows the
-    sum. The matmul of the head gets a range of the rows of its weight, and an ``all_gather`` of the logits.
+    sum. The matmul of an unquantized head gets a range of the rows of its weight, and an ``all_gather`` of the logits.
+    A quantized head is whole on every rank.
     """
 
     def rewrite(model: ir.Model) -> int:
         matmuls = list(_stored_matmuls(model.graph))
-        partial = [each for each in matmuls if split_by_inputs(str(each.weight.name))]
+        partial = [each.matmul for each in matmuls if split_by_inputs(str(each.weight.name))]
+        partial += [node for node in model.graph if split_by_inputs(_weight_of_operator(node))]
         heads = [each for each in matmuls if each.weight.name in _HEADS]
-        for each in partial:
-            summed = _after(model.graph, each.matmul, "all_reduce", {})
-            summed.shape = each.matmul.outputs[0].shape
+        for node in partial:
+            summed = _after(model.graph, node, "all_reduce", {})
+            summed.shape = node.outputs[0].shape
         for each in heads:
             _split_head(model.graph, each, rank, ranks)
         return len(partial) + len(heads)
@@ -52,6 +55,13 @@ def _stored_matmuls(graph: ir.Graph) -> Iterator[_StoredMatmul]:
         weight = source if cast is None else cast.inputs[0]
         if weight is not None and isinstance(weight.const_value, ir.ExternalTensor):
             yield _StoredMatmul(node, transpose, cast, weight)
+
+
+def _weight_of_operator(node: ir.Node) -> str:
+    """Return the name of the quantized weight that ``node`` multiplies by, or ""."""
+    at = _WEIGHT_INPUT.get(node.op_type) if node.domain == DOMAIN else None
+    weight = None if at is None else node.inputs[at]
+    return "" if weight is None else str(weight.name)
 
 
 def _split_head(graph: ir.Graph, head: _StoredMatmul, rank: int, ranks: int) -> None:

@@ -1,14 +1,21 @@
-"""Write the columns of the matrices that a rank of a tensor-parallel target multiplies its part of the inputs by."""
+"""Write the columns of the matrices that a rank of a tensor-parallel target multiplies its part of the inputs by.
 
-from collections.abc import Iterator
+Columns of 4-bit weights are whole chunks of 128 inputs, so their bytes keep their order
+(plugins/operators/int4_layout.py).
+"""
+
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from tandemrt.engines.bundle.manifest import COLUMNS
+from tandemrt.export.quantize.groups import nibbles
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.shard import Shard, columns_of
+from tandemrt.export.read.values import read_values
+from tandemrt.plugins.operators.int4_layout import scales_of_output, unpacked
 
 _STEP = 1 << 24  # bytes of a matrix that are read at a time
 
@@ -24,12 +31,17 @@ def write_shards(
     shards = []
     for rank in range(ranks):
         file = folder / f"{COLUMNS}{rank}.safetensors"
-        write_safetensors(file, [_part(tensor, rank, ranks) for tensor in wanted], progress=progress)
+        entries = [_part(tensor, checkpoint.tensors, rank, ranks) for tensor in wanted]
+        write_safetensors(file, entries, progress=progress)
         shards.append(Shard(rank, ranks, read_header(file)))
     return tuple(shards)
 
 
-def _part(tensor: StoredTensor, rank: int, ranks: int) -> Entry:
+def _part(tensor: StoredTensor, tensors: Mapping[str, StoredTensor], rank: int, ranks: int) -> Entry:
+    matrix, packed, kind = tensor.name.partition(".int4.")
+    if packed and kind in ("scales", "zeros"):
+        tiles = next(each for name, each in tensors.items() if name.startswith(f"{matrix}.int4.tiles"))
+        return _groups(tensor, tiles, rank, ranks)
     rows, width = tensor.shape
     item = tensor.nbytes // (rows * width)
     first, count = columns_of(tensor, rank, ranks)
@@ -43,3 +55,18 @@ def _part(tensor: StoredTensor, rank: int, ranks: int) -> Entry:
                 yield read.reshape(-1, width * item)[:, first * item : (first + count) * item].tobytes()
 
     return Entry(tensor.name, tensor.dtype, (rows, count), data)
+
+
+def _groups(tensor: StoredTensor, tiles: StoredTensor, rank: int, ranks: int) -> Entry:
+    """Return the scales or zero points of the columns that ``rank`` holds of ``tiles``."""
+    size, inner = int(tiles.name.rpartition(".tiles")[2]), 2 * tiles.shape[1] // ranks
+    count, stored = inner // size, scales_of_output(inner, size)
+    zeros = tensor.name.endswith(".zeros")
+
+    def data() -> Iterator[bytes]:
+        values = unpacked(read_values(tensor)) if zeros else read_values(tensor)
+        part = values[:, rank * count : (rank + 1) * count]
+        part = np.pad(part, [(0, 0), (0, stored - count)])
+        yield (nibbles(part) if zeros else part).tobytes()
+
+    return Entry(tensor.name, tensor.dtype, (tensor.shape[0], stored // 2 if zeros else stored), data)

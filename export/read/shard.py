@@ -2,21 +2,29 @@
 
 Queries, keys, values, gate and up are split by outputs, which are rows of the stored matrices: a rank reads a range of
 the checkpoint's file. The last matmuls of attention and MLP are split by inputs, which are columns: the build writes
-them anew, one file per rank (export/quantize/columns.py). Embeddings, norms and biases that are added after a sum over
-ranks are whole on every rank. The head is split by a graph pass (export/passes/over_ranks.py).
+them anew, one file per rank (export/quantize/columns.py). Scales and zero points of quantized weights are split like
+the weights; a scale per output of a matrix that is split by inputs is whole on every rank. Embeddings, norms and biases
+that are added after a sum over ranks are whole, too. The head is split by a graph pass (export/passes/over_ranks.py).
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from tandemrt.engines.validation.errors import BadRecipe, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.spec import ModelSpec
 
 _STEP = 8
-_BY_INPUTS = re.compile(r"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.down_proj)\.weight")
-_BY_OUTPUTS = re.compile(r"model\.layers\.\d+\.(?:self_attn\.([qkv])_proj|mlp\.(?:gate|up)_proj)\.(?:weight|bias)")
+_PACKED = r"\.int4\.\w+"  # what a build writes for a weight in 4 bits
+_BY_INPUTS = re.compile(  # "bytes": the name of a float8 weight in the graph
+    rf"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.down_proj)\.weight(?:\.bytes|{_PACKED})?"
+)
+_BY_OUTPUTS = re.compile(
+    r"model\.layers\.\d+\.(?:self_attn\.([qkv])_proj|mlp\.(?:gate|up)_proj)\."
+    rf"(?:bias|weight(?:_scale(?:_inv)?|{_PACKED})?)"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Shard:
     def _part(self, name: str, tensor: StoredTensor, spec: ModelSpec) -> StoredTensor:
         if self.is_split_by_inputs(name):
             return self.columns[name]
-        if (found := _BY_OUTPUTS.fullmatch(name)) is None:
+        if (found := _BY_OUTPUTS.fullmatch(name)) is None or prod(tensor.shape) == 1:  # one scale for all outputs
             return tensor
         if found[1] in ("k", "v"):
             heads = self.spec(spec).kv_heads
@@ -65,21 +73,19 @@ def columns_of(tensor: StoredTensor, rank: int, ranks: int) -> tuple[int, int]:
     return rank * count, count
 
 
-def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, quantized: bool) -> None:
+def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, inputs: int = 1) -> None:
     """Raise BadRecipe, which names the reason, unless the model can be split over ``ranks``.
 
-    ``checkpoint`` has the names of the graph.
+    ``checkpoint`` has the names of the graph. ``inputs``: a rank's inputs of a matmul must be a multiple of it.
     """
-    if why := _obstacle(spec, checkpoint, ranks, quantized=quantized):
+    if why := _obstacle(spec, checkpoint, ranks, inputs):
         raise BadRecipe(
             f"backend.tensor_parallel = {ranks} cannot split target.checkpoint {checkpoint.folder}: {why}; drop "
             "tensor_parallel or choose another checkpoint"
         )
 
 
-def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, quantized: bool) -> str | None:
-    if quantized:
-        return "its weights are quantized, which are not split yet"
+def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) -> str | None:
     if spec.experts is not None:
         return f"{spec.family} has experts, which are not split yet"
     if spec.recurrent is not None:
@@ -94,6 +100,9 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, quantized:
         return f"its {spec.kv_heads} KV heads are neither a multiple nor a divisor of {ranks}"
     if spec.intermediate % ranks:
         return f"the width of its MLP, {spec.intermediate}, is no multiple of {ranks}"
+    for name, width in (("attention's", spec.heads * spec.head_dim), ("MLP's", spec.intermediate)):
+        if width % (ranks * inputs):
+            return f"the {width} inputs of its {name} last matmul do not give {ranks} ranks multiples of {inputs} each"
     if spec.hidden % _STEP:
         return f"its hidden size, {spec.hidden}, is no multiple of {_STEP}, in which ranks exchange parts on a GPU"
     if transposed := [name for name, tensor in checkpoint.tensors.items() if tensor.transposed]:

@@ -4,8 +4,10 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
 from tandemrt import LLM, RequestOutput, SamplingParams
+from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe, TandemError
 from tandemrt.export.bundle.build import build
@@ -23,8 +26,13 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.layer import QKNorm
 from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
+from tandemrt.plugins.tensors.host_tensor import CPU
 from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served, score_at_once
 from tandemrt.runtime.check.reference import open_reference
+from tandemrt.runtime.device.backends.executor import Executor
+from tests.engine import quantized
+from tests.engine.test_quantized_checkpoints import FLOAT8, INT4
 from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
 from tests.waiting import eventually
 
@@ -135,6 +143,44 @@ def test_a_rank_that_dies_ends_every_request_and_is_named(bundle: Path) -> None:
             llm.generate(PROMPTS[0])
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype", "near"),
+    [  # a rank rounds its inputs to float8 with scales of its own
+        (FLOAT8["compressed-tensors, channel, inputs by token"], "float32", 0.06),
+        (INT4["gptq, zero points"], "float16", 0.01),
+    ],
+)
+def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(
+    tmp_path: Path, case: Any, dtype: str, near: float
+) -> None:
+    """The ranks are threads here."""
+    target = tiny_checkpoint(tmp_path / "t", hidden=128, head_dim=64, layers=1, seed=1)
+    model = AutoModelForCausalLM.from_pretrained(target)
+    with torch.no_grad():
+        for name, meant in quantized.rewrite(target, case.config, case.store).items():
+            model.get_submodule(name).weight.copy_(meant)
+    recipe = write_recipe(tmp_path / "r.toml", target=target, dtype=dtype, backend=f"{PAGED}\ntensor_parallel = 2")
+    bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "out").folder)
+    plan = DecodePlan.within(bundle.limits, bundle.valid_tokens)
+    entries = [bundle.engine("target"), *bundle.manifest.ranks]
+    memory = bytearray(shared_bytes(2, 1 << 20))
+    arrived = [[Semaphore(0) for _ in entries] for _ in entries]
+
+    def logits(rank: int) -> list[Any]:
+        ranks = SharedRanks(rank, memory, arrived)
+        return list(score_as_served(Executor.open(bundle, entries[rank], CPU, 1, {}, ranks), plan))
+
+    with ThreadPoolExecutor(2) as pool:
+        ours, others = pool.map(logits, range(2))
+    with torch.inference_mode():
+        expected = model(torch.tensor(np.array(plan.tokens))).logits.numpy()
+    for (*place, found), (*_, other) in zip(ours, others, strict=True):
+        np.testing.assert_array_equal(found, other)
+        _, row, position = place
+        wanted = expected[row, position]
+        assert np.linalg.norm(np.asarray(found) - wanted) < near * np.linalg.norm(wanted)
+
+
 @pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 4), (2, 2), (4, 2), (8, 1)])
 def test_shards_are_ranges_of_heads_and_together_the_whole(tmp_path: Path, ranks: int, kv_heads: int) -> None:
     rng = np.random.default_rng(0)
@@ -172,19 +218,19 @@ CONFIG = {
 
 
 @pytest.mark.parametrize(
-    ("change", "quantized", "why"),
+    ("change", "inputs", "why"),
     [
-        ({}, True, "its weights are quantized"),
-        ({"heads": 6, "kv_heads": 3}, False, "its 6 attention heads are no multiple of 4"),
-        ({"heads": 12, "kv_heads": 3}, False, "its 3 KV heads are neither a multiple nor a divisor of 4"),
-        ({"intermediate": 18}, False, "the width of its MLP, 18, is no multiple of 4"),
-        ({"qk_norm": QKNorm(over_all_heads=True)}, False, "norms queries and keys over all heads"),
+        ({"head_dim": 128}, 128, "the 16 inputs of its MLP's last matmul do not give 4 ranks multiples of 128"),
+        ({"heads": 6, "kv_heads": 3}, 1, "its 6 attention heads are no multiple of 4"),
+        ({"heads": 12, "kv_heads": 3}, 1, "its 3 KV heads are neither a multiple nor a divisor of 4"),
+        ({"intermediate": 18}, 1, "the width of its MLP, 18, is no multiple of 4"),
+        ({"qk_norm": QKNorm(over_all_heads=True)}, 1, "norms queries and keys over all heads"),
     ],
 )
-def test_a_model_that_cannot_be_split_is_rejected_by_name(change: dict[str, Any], quantized: bool, why: str) -> None:
+def test_a_model_that_cannot_be_split_is_rejected_by_name(change: dict[str, Any], inputs: int, why: str) -> None:
     checkpoint = Checkpoint(Path("models/x"), {}, {}, ())
     with pytest.raises(BadRecipe, match=f"backend.tensor_parallel = 4 cannot split .*models/x: .*{why}"):
-        require_splittable(replace(ModelSpec.from_hf(CONFIG), **change), checkpoint, 4, quantized=quantized)
+        require_splittable(replace(ModelSpec.from_hf(CONFIG), **change), checkpoint, 4, inputs=inputs)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +239,6 @@ def test_a_model_that_cannot_be_split_is_rejected_by_name(change: dict[str, Any]
         ("float32", 'name = "onnxruntime-cpu"\ntensor_parallel = 2', "unknown key 'tensor_parallel'"),
         ("bfloat16", 'name = "tensorrt"\ntensor_parallel = 2', "unknown key 'tensor_parallel'"),
         ("float32", f'{PAGED}\ncache = "linear"\ntensor_parallel = 2', "tensor_parallel needs backend.cache 'paged'"),
-        ("int4", f"{PAGED}\ntensor_parallel = 2", "tensor_parallel needs target.dtype float32, float16 or bfloat16"),
         ("float32", f"{PAGED}\ntensor_parallel = 3", "tensor_parallel: must be 1, 2, 4 or 8; got 3"),
     ],
 )
