@@ -74,7 +74,7 @@ static void rows_portable(const Call *call, size_t first, size_t last, size_t ro
 #define INLINE AVX2 __attribute__((always_inline)) static inline
 #define UNROLL _Pragma("GCC unroll 16") /* else arrays of vectors do not stay in registers */
 #define AHEAD 2048                      /* bytes between a load and its prefetch */
-#define PART 320                        /* inputs of a tile that many rows read before the next ones */
+#define PART 768                        /* inputs of a tile that many rows read before the next ones */
 
 INLINE size_t size_of(const int type) { return type == FLOAT32 ? 4 : 2; }
 
@@ -86,91 +86,72 @@ INLINE __m256 load(const char *at, const int type) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* Add the products of the inputs from ``begin`` to ``end`` to ``rows`` rows of ``tiles`` tiles. Their sums lie in ``out``
- * unless ``begin`` is 0. rows * tiles of at most 6 sums fit into the registers. */
-INLINE void block(const Call *call, size_t tile, size_t row, const int rows, const int tiles, const int type,
+/* Add the products of the inputs from ``begin`` to ``end`` to ``rows`` rows of a tile. Their sums lie in ``out`` unless
+ * ``begin`` is 0. The sums of 6 rows fit into the registers. ``prefetch``: the weights come from memory. */
+INLINE void block(const Call *call, size_t tile, size_t row, const int rows, const int type, const int prefetch,
                   size_t begin, size_t end) {
-  const size_t inner = call->inner, of_tile = inner * COLUMNS * size_of(type);
-  const char *weight = (const char *)call->weight + tile * of_tile + begin * COLUMNS * size_of(type);
+  const size_t inner = call->inner;
+  const char *weight = (const char *)call->weight + (tile * inner + begin) * COLUMNS * size_of(type);
   const float *x = call->x + row * inner;
   float *out = call->out + row * call->width + tile * COLUMNS;
   __m256 sums[6][2];
-  UNROLL for (int r = 0; r < rows; r++) UNROLL for (int t = 0; t < tiles; t++) {
-    const float *from = out + (size_t)r * call->width + t * COLUMNS;
-    sums[r * tiles + t][0] = begin ? _mm256_loadu_ps(from) : _mm256_setzero_ps();
-    sums[r * tiles + t][1] = begin ? _mm256_loadu_ps(from + 8) : _mm256_setzero_ps();
+  UNROLL for (int r = 0; r < rows; r++) {
+    sums[r][0] = begin ? _mm256_loadu_ps(out + (size_t)r * call->width) : _mm256_setzero_ps();
+    sums[r][1] = begin ? _mm256_loadu_ps(out + (size_t)r * call->width + 8) : _mm256_setzero_ps();
   }
-  for (size_t k = begin; k < end; k++, weight += COLUMNS * size_of(type)) {
-    UNROLL for (int t = 0; t < tiles; t++) {
-      const char *at = weight + (size_t)t * of_tile;
-      _mm_prefetch(at + AHEAD, _MM_HINT_T0);
-      const __m256 low = load(at, type), high = load(at + 8 * size_of(type), type);
-      UNROLL for (int r = 0; r < rows; r++) {
-        const __m256 value = _mm256_broadcast_ss(x + (size_t)r * inner + k);
-        sums[r * tiles + t][0] = _mm256_fmadd_ps(value, low, sums[r * tiles + t][0]);
-        sums[r * tiles + t][1] = _mm256_fmadd_ps(value, high, sums[r * tiles + t][1]);
-      }
+  _Pragma("GCC unroll 2") for (size_t k = begin; k < end; k++, weight += COLUMNS * size_of(type)) {
+    if (prefetch) _mm_prefetch(weight + AHEAD, _MM_HINT_T0); /* would slow down blocks that read a cache */
+    const __m256 low = load(weight, type), high = load(weight + 8 * size_of(type), type);
+    UNROLL for (int r = 0; r < rows; r++) {
+      const __m256 value = _mm256_broadcast_ss(x + (size_t)r * inner + k);
+      sums[r][0] = _mm256_fmadd_ps(value, low, sums[r][0]);
+      sums[r][1] = _mm256_fmadd_ps(value, high, sums[r][1]);
     }
   }
-  const size_t left = call->width - tile * COLUMNS; /* less than COLUMNS in the last tile */
-  UNROLL for (int r = 0; r < rows; r++) UNROLL for (int t = 0; t < tiles; t++) {
-    if (left >= (size_t)(t + 1) * COLUMNS) {
-      _mm256_storeu_ps(out + (size_t)r * call->width + t * COLUMNS, sums[r * tiles + t][0]);
-      _mm256_storeu_ps(out + (size_t)r * call->width + t * COLUMNS + 8, sums[r * tiles + t][1]);
-    } else {
-      float all[COLUMNS];
-      _mm256_storeu_ps(all, sums[r * tiles + t][0]);
-      _mm256_storeu_ps(all + 8, sums[r * tiles + t][1]);
-      store(call, row + (size_t)r, tile + (size_t)t, all);
-    }
+  const int whole = call->width - tile * COLUMNS >= COLUMNS; /* not in a narrow last tile */
+  UNROLL for (int r = 0; r < rows; r++) {
+    float all[COLUMNS], *to = whole ? out + (size_t)r * call->width : all;
+    _mm256_storeu_ps(to, sums[r][0]);
+    _mm256_storeu_ps(to + 8, sums[r][1]);
+    if (!whole) store(call, row + (size_t)r, tile, all);
   }
 }
 
 /* Define functions for weights of one type: compilers take long for a block, so there is one copy of each. */
+#define CASE(rows, type, prefetch) \
+  case rows: block(call, tile, row, rows, type, prefetch, begin, end); break;
+#define ARGUMENTS const Call *call, size_t tile, size_t row, size_t rows, size_t begin, size_t end
 #define FOR_TYPE(suffix, type)                                                                                         \
-  AVX2 static void one_tile_##suffix(const Call *call, size_t tile, size_t row, size_t rows, size_t begin, size_t end) { \
+  AVX2 static void first_rows_##suffix(ARGUMENTS) {                                                                    \
     switch (rows) {                                                                                                    \
-      case 1: block(call, tile, row, 1, 1, type, begin, end); break;                                                   \
-      case 2: block(call, tile, row, 2, 1, type, begin, end); break;                                                   \
-      case 3: block(call, tile, row, 3, 1, type, begin, end); break;                                                   \
-      case 4: block(call, tile, row, 4, 1, type, begin, end); break;                                                   \
-      case 5: block(call, tile, row, 5, 1, type, begin, end); break;                                                   \
-      default: block(call, tile, row, 6, 1, type, begin, end); break;                                                  \
+      CASE(1, type, 1) CASE(2, type, 1) CASE(3, type, 1) CASE(4, type, 1) CASE(5, type, 1) CASE(6, type, 1)            \
     }                                                                                                                  \
   }                                                                                                                    \
-  /* Few rows take several tiles at once, because a lone sum would wait for itself. Returns the next tile. */          \
-  AVX2 static size_t several_tiles_##suffix(const Call *call, size_t tile, size_t last, size_t row, size_t rows) {     \
-    if (rows == 1)                                                                                                     \
-      for (; tile + 4 <= last; tile += 4) block(call, tile, row, 1, 4, type, 0, call->inner);                          \
-    if (rows == 2)                                                                                                     \
-      for (; tile + 2 <= last; tile += 2) block(call, tile, row, 2, 2, type, 0, call->inner);                          \
-    return tile;                                                                                                       \
+  /* The weights are in a cache since the first rows. No block of more than 6 rows has less than 3. */                 \
+  AVX2 static void later_rows_##suffix(ARGUMENTS) {                                                                    \
+    switch (rows) { CASE(3, type, 0) CASE(4, type, 0) CASE(5, type, 0) CASE(6, type, 0) }                              \
   }
 
 FOR_TYPE(float32, FLOAT32)
 FOR_TYPE(float16, FLOAT16)
 FOR_TYPE(bfloat16, BFLOAT16)
 
-typedef void OneTile(const Call *, size_t tile, size_t row, size_t rows, size_t begin, size_t end);
-typedef size_t SeveralTiles(const Call *, size_t tile, size_t last, size_t row, size_t rows);
+typedef void Block(ARGUMENTS);
 
 AVX2 static void rows_avx2(const Call *call, size_t first, size_t last, size_t row, size_t end) {
-  OneTile *one_tile = call->type == FLOAT32   ? one_tile_float32
-                      : call->type == FLOAT16 ? one_tile_float16
-                                              : one_tile_bfloat16;
-  SeveralTiles *several_tiles = call->type == FLOAT32   ? several_tiles_float32
-                                : call->type == FLOAT16 ? several_tiles_float16
-                                                        : several_tiles_bfloat16;
-  const size_t inner = call->inner;
-  for (size_t tile = several_tiles(call, first, last, row, end - row); tile < last; tile++) {
-    /* A part of a tile stays in the first cache while all rows pass. The sums of a narrow tile have no place in out. */
-    const int whole = end - row <= 6 || call->width - tile * COLUMNS < COLUMNS;
+  const int type = call->type;
+  Block *first_rows = type == FLOAT32 ? first_rows_float32 : type == FLOAT16 ? first_rows_float16 : first_rows_bfloat16;
+  Block *later_rows = type == FLOAT32 ? later_rows_float32 : type == FLOAT16 ? later_rows_float16 : later_rows_bfloat16;
+  const size_t inner = call->inner, blocks = count_of(end - row, 6);
+  for (size_t tile = first; tile < last; tile++) {
+    /* A part of a tile stays in the second cache while all rows pass. The sums of a narrow tile have no place in out. */
+    const int whole = blocks == 1 || call->width - tile * COLUMNS < COLUMNS;
     const size_t part = whole ? inner : count_of(inner, count_of(inner, PART));
     for (size_t begin = 0; begin < inner; begin += part) {
       const size_t stop = begin + part < inner ? begin + part : inner;
-      for (size_t r = row; r < end;) {
-        const size_t rows = count_of(end - r, count_of(end - r, 6)); /* blocks of about equal size */
-        one_tile(call, tile, r, rows, begin, stop);
+      for (size_t r = row, left = blocks; left; left--) {
+        const size_t rows = count_of(end - r, left); /* blocks of about equal size */
+        (r == row ? first_rows : later_rows)(call, tile, r, rows, begin, stop);
         r += rows;
       }
     }
