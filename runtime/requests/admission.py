@@ -291,7 +291,8 @@ class Admission:
 
     def _validate(self, client: Client, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
-        return self._processes.submit(client, what, self._options.grammar_timeout_s, check, text)
+        limit_s = self._options.grammar_timeout_s  # for the wait, too: so every text gets an answer
+        return self._processes.submit(client, what, limit_s, check, text, wait_s=limit_s)
 
     def _thinking_rule(self) -> ThinkingRule | None:
         """Return the rule of the bundle's reasoning blocks without a budget; None: a bundle without delimiters.

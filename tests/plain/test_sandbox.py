@@ -109,6 +109,16 @@ def test_time_in_the_queue_does_not_count_against_the_time_limit(pool) -> None:
     assert (slow.result(PATIENCE_S), quick.result(PATIENCE_S)) == (None, 3)
 
 
+def test_a_call_that_waits_too_long_fails_and_later_ones_run(pool) -> None:
+    one = pool()
+    slow = submit(one, time.sleep, 0.3)
+    late = one.submit(UNNAMED, "work", PATIENCE_S, len, "abc", wait_s=0.1)
+    in_time = one.submit(UNNAMED, "work", PATIENCE_S, len, "abc", wait_s=PATIENCE_S)
+    assert (slow.result(PATIENCE_S), in_time.result(PATIENCE_S)) == (None, 3)
+    with pytest.raises(BadRequest, match="work had to wait too long for other requests; try later"):
+        late.result(PATIENCE_S)
+
+
 def test_a_killed_worker_fails_its_call_and_the_next_call_succeeds(pool) -> None:
     one = pool()
     with pytest.raises(ProcessLost, match=r"ended \(signal SIGKILL\); send it again"):

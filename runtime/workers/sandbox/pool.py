@@ -50,17 +50,19 @@ class ProcessPool:
         function: Callable[..., Any],
         *arguments: Any,
         deadline: float | None = None,
+        wait_s: float | None = None,
     ) -> "Future[Any]":
         """Return a future of ``function(*arguments)``. ``function``: a module-level function whose result is JSON.
 
         The future fails with BadRequest if the task takes longer than ``limit_s`` from its start or runs at the
-        ``deadline`` (in seconds of ``time.monotonic``), needs more memory than a process has, or raises BadRequest;
-        with ProcessLost if the process is killed; with Closed if the pool is closed. ``what`` names the task in these
+        ``deadline`` (in seconds of ``time.monotonic``), gets no process within ``wait_s``, needs more memory than a
+        process has, or raises BadRequest; with ProcessLost if the process is killed; with Closed if the pool is closed. ``what`` names the task in these
         errors; ``client``: see WorkerShares. A cancelled future leaves the queue at once.
 
         Raises QueueFull if the queue is full, Closed if the pool is closed, InternalError if no thread can start.
         """
-        work = _Work(client, what, limit_s, pickle.dumps((function, arguments)), Future(), deadline)
+        begin_by = None if wait_s is None else time.monotonic() + wait_s
+        work = _Work(client, what, limit_s, pickle.dumps((function, arguments)), Future(), deadline, begin_by)
         with self._changed:
             if self._closed:
                 raise Closed("this runtime was closed; open the bundle again")
@@ -155,6 +157,7 @@ class ProcessPool:
             return process
         limit_s = work.limit_s
         try:
+            work.require_in_time()
             if process is None or not process.alive:  # a process that ended while idle is no error
                 if process is not None:
                     process.end()
@@ -195,6 +198,11 @@ class _Work:
     message: bytes
     future: "Future[Any]"
     deadline: float | None
+    begin_by: float | None
+
+    def require_in_time(self) -> None:
+        if self.begin_by is not None and time.monotonic() > self.begin_by:
+            raise BadRequest(f"{self.what} had to wait too long for other requests; try later")
 
     def seconds_left(self) -> float:
         """Return the time limit of the task if it starts now."""
