@@ -80,7 +80,8 @@ class RankProcesses:
     ``part_bytes``: size of the memory for parts. ``command_bytes``: size of a command. ``ahead``: how many commands
     rank 0 may write before the first of them is done. ``on_failure`` is called when a rank fails, before the others
     end. ``idle``: whether rank 0's device has finished all that it does with the other ranks; if it has not for
-    ANSWER_S after the last command, the ranks fail. Raises RankFailed if a process cannot start.
+    ANSWER_S after the last command, the ranks fail. Raises RankFailed if a process cannot start, InternalError if a
+    thread cannot.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class RankProcesses:
                     process.start()
                 self._processes.append(process)
             start(threading.Thread(target=self._watch, name="tandemrt-ranks", daemon=True), "ranks")
-        except OSError as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, OSError):
+                raise
             raise RankFailed(f"tensor_parallel: a process for a rank could not start: {error}") from error
 
     def wait_until_opened(self) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from threading import Semaphore, Thread
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.validation.errors import RankFailed
+from tandemrt.engines.validation.errors import InternalError, RankFailed
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.operators.shared_ranks import (
     SharedRanks,
@@ -104,6 +105,28 @@ def test_a_rank_that_cannot_open_ends_all_ranks() -> None:
     with pytest.raises(RankFailed, match="rank 1 failed: ValueError: no weights for rank 1"):
         opened.wait_until_opened()
     assert alive(opened) == [False]
+
+
+@pytest.mark.parametrize("refused", ["process", "thread"])
+def test_ranks_without_a_process_or_thread_leave_no_process(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    started: list[Any] = []
+    start = SpawnProcess.start
+
+    def refuse_the_second(process: SpawnProcess) -> None:
+        if refused == "process" and started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        start(process)
+        started.append(process)
+
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(SpawnProcess, "start", refuse_the_second)
+    monkeypatch.setattr(Thread, "start", refuse)
+    expected, message = (RankFailed, "a process for a rank") if refused == "process" else (InternalError, "ranks: a")
+    with pytest.raises(expected, match=f"{message}.* could not start"):
+        RankProcesses(3, add_what_is_commanded, (), shared_bytes(3, PART), 8)
+    assert [process.is_alive() for process in started] == [False] * (1 if refused == "process" else 2)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

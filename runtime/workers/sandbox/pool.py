@@ -56,8 +56,9 @@ class ProcessPool:
 
         The future fails with BadRequest if the task takes longer than ``limit_s`` from its start or runs at the
         ``deadline`` (in seconds of ``time.monotonic``), gets no process within ``wait_s``, needs more memory than a
-        process has, or raises BadRequest; with ProcessLost if the process is killed; with Closed if the pool is closed. ``what`` names the task in these
-        errors; ``client``: see WorkerShares. A cancelled future leaves the queue at once.
+        process has, or raises BadRequest; with ProcessLost if the process is killed; with Closed if the pool is closed.
+        ``what`` names the task in these errors; ``client``: see WorkerShares. A cancelled future leaves the queue at
+        once.
 
         Raises QueueFull if the queue is full, Closed if the pool is closed, InternalError if no thread can start.
         """
