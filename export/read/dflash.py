@@ -27,6 +27,7 @@ FLAT = ("DFlashDraftModel", "QwenDFlashDraftModel")
 _OWN = (  # the draft's own fields in a flat config; the others describe the layers
     *("architectures", "auto_map", "dflash_config", "num_target_layers", "target_hidden_size"),
     *("block_size", "mask_token_id", "target_layer_ids"),
+    *("use_swa", "swa_window_size", "causal", "is_causal"),
     *("num_anchors", "loss_decay_gamma", "attention_backend"),  # of AngelSlim's training
 )
 
@@ -129,24 +130,42 @@ def _flat(
         raise BadCheckpoint(f"config.json: dflash_config should be an object, it is {quoted(nested)}")
     how = Fields({**fields.data, **nested}, "config.json")
     inner = {name: value for name, value in how.data.items() if name not in _OWN}
+    every = how.flag("use_swa", False) and "sliding_attention" not in (inner.get("layer_types") or [])
+    if every:
+        window = how.get("swa_window_size", inner.get("sliding_window"))
+        inner |= {"layer_types": ["sliding_attention"], "sliding_window": window}
     layer, max_context = read_layers(inner, ignored=[name for name in ignored if name not in _OWN])
-    if max_context is not None:
-        raise BadCheckpoint(
-            "config.json: tools disagree how layers with a sliding window see the block, so this form does not support "
-            f"them, got sliding_window {max_context}; choose a head in the form of speculators"
-        )
+    causal = _causal(how, inner.get("layer_types"), layer.layers, slides=max_context is not None, every=every)
     fields.skip(*fields.data)
     return DFlashSpec(
         layer=layer,
         features=_required(read_features(how, "target_layer_ids", target, offset=1), "target_layer_ids"),
         target_hidden=how.integer("target_hidden_size", target.hidden),
         draft_vocab=layer.vocab,
-        max_context=None,
+        max_context=max_context,
         block_size=how.integer("block_size"),
         mask_token=read_mask_token(how, "mask_token_id"),
-        causal=(False,) * layer.layers,
+        causal=causal,
         sample_from_anchor=from_anchor,
     )
+
+
+def _causal(how: Fields, kinds: list[str] | None, layers: int, *, slides: bool, every: bool) -> tuple[bool, ...]:
+    """Return DFlashSpec.causal of a flat config: by its own field, else sliding layers of ``layer_types`` are causal.
+
+    ``every``: all layers slide because of ``use_swa``; they see the complete block. vLLM and TensorRT-LLM read it so.
+    """
+    given = [how.flag(name, False) for name in ("causal", "is_causal") if name in how.data]
+    if len(set(given)) > 1:
+        raise BadCheckpoint(f"config.json: causal and is_causal should be equal, they are {quoted(given)}")
+    if given or every or not slides:
+        return (bool(given) and given[0],) * layers
+    if not kinds:
+        raise BadCheckpoint(
+            "config.json: use_sliding_window without layer_types does not say which layers of a block draft slide; "
+            "write layer_types, or choose another head"
+        )
+    return tuple(kind == "sliding_attention" for kind in kinds)
 
 
 def _required(features: tuple[int, ...] | None, name: str) -> tuple[int, ...]:

@@ -90,6 +90,8 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
         return f"{spec.family} has experts, which are not split yet"
     if spec.recurrent is not None:
         return f"{spec.family} has recurrent layers, which are not split yet"
+    if spec.latent is not None:
+        return f"{spec.family} caches one latent vector for all heads, which is not split yet"
     if spec.gated_attention:
         return f"{spec.family} has gated attention, which is not split yet"
     if spec.qk_norm is not None and spec.qk_norm.over_all_heads:

@@ -23,6 +23,7 @@ from tandemrt.engines.validation.errors import BadRecipe, TandemError
 from tandemrt.export.bundle.build import build
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import QKNorm
 from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.spec import ModelSpec
@@ -224,6 +225,7 @@ CONFIG = {
         ({"heads": 6, "kv_heads": 3}, 1, "its 6 attention heads are no multiple of 4"),
         ({"heads": 12, "kv_heads": 3}, 1, "its 3 KV heads are neither a multiple nor a divisor of 4"),
         ({"intermediate": 18}, 1, "the width of its MLP, 18, is no multiple of 4"),
+        ({"latent": Latent(None, 512, 8, 64, 8, bias=False)}, 1, "caches one latent vector for all heads"),
         ({"qk_norm": QKNorm(over_all_heads=True)}, 1, "norms queries and keys over all heads"),
     ],
 )

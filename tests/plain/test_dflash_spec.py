@@ -37,6 +37,28 @@ def test_the_form_of_angelslim_is_z_labs_with_options_of_its_training() -> None:
     )
 
 
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 40}
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "causal", "window"),
+    [
+        (MIXED, {}, (True, False), 40),
+        (MIXED, {"causal": False}, (False, False), 40),
+        (MIXED | {"is_causal": True}, {}, (True, True), 40),
+        ({}, {"use_swa": True, "swa_window_size": 30}, (False, False), 30),
+        ({"layer_types": ["full_attention"] * 2, "sliding_window": 40}, {"use_swa": True}, (False, False), 40),
+        ({"use_sliding_window": False, "sliding_window": None}, {}, (False, False), None),
+    ],
+)
+def test_sliding_layers_of_the_flat_form_are_read_as_vllm_reads_them(
+    changes: Any, more: Any, causal: tuple[bool, ...], window: int | None
+) -> None:
+    flat = replace(HEAD, flat=True).config()
+    spec = read(flat | changes | {"dflash_config": flat["dflash_config"] | more})
+    assert (spec.causal, spec.max_context) == (causal, window)
+
+
 def test_sampling_from_the_anchor_drafts_one_more_token() -> None:
     assert read(HEAD.config()).max_draft_tokens == 7
     assert read(HEAD.config() | {"sample_from_anchor": True}).max_draft_tokens == 8
@@ -87,13 +109,14 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
         ({"num_target_layers": 9}, "num_target_layers should be the target's num_hidden_layers, 8, it is 9"),
         (
             {"use_sliding_window": True, "sliding_window": 40},
-            "tools disagree how layers with a sliding",
+            "use_sliding_window without layer_types does not say which layers of a block draft slide",
         ),
+        ({"is_causal": True, "dflash_config": {"causal": False}}, "causal and is_causal should be equal"),
         (
             {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 7]}},
             "by their outputs, -1..6 (tools disagree on 7, the last layer's output), it is [1, 7]",
         ),
-        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1], "causal": True}}, "the field(s) 'causal'"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1], "attention_sink_bias": True}}, "'attention_sink_bias'"),
         ({"block_size": None}, "block_size should be an integer of at least 1"),
     ],
 )
