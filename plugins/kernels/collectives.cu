@@ -1,12 +1,15 @@
 // Operators that all ranks of a tensor-parallel target run together, over memory of all GPUs that each of them maps.
 //
-// Every rank has one block of memory: counters and flags, two slots for parts, and the inputs of a call. A rank copies
-// its part into its slot, raises a flag in the memory of every rank, waits for the flags of all, and reads the slots of
-// all in the order of the ranks. So all ranks get the same bits, and an element's bits depend on no other element.
+// Every rank has one block of memory: counters and flags, two slots for parts, lines, and the inputs of a call. A rank
+// copies its part into its slot, raises a flag in the memory of every rank, waits for the flags of all, and reads the
+// slots of all in the order of the ranks. So all ranks get the same bits, and an element's bits depend on no other one.
+//
+// A small part goes as lines instead: 8 bytes of it and a flag in each half of 16 bytes, stored in the memory of every
+// other rank. A half is stored at once, so its flag says that its data are there, without a fence or a second way back.
 //
 // Calls alternate between the slots. A rank that writes slot s in call n has waited for all flags of call n - 1, which a
-// rank raises after it has ended call n - 2, the last one that read slot s. Thread block b of a rank only reads what
-// thread blocks b of the others wrote, so a block waits for those alone.
+// rank raises after it has ended call n - 2, the last one that read slot s; for lines, their flags say the same. Thread
+// block b of a rank only reads what thread blocks b of the others wrote, so a block waits for those alone.
 
 #include "variants.cuh"
 
@@ -19,13 +22,13 @@ typedef unsigned long long u64;
 #define COMMANDS 512      // byte offsets in a rank's memory: counters of this kind, after those of parts
 #define FLAGS 1024        // two stages of parts, by rank and thread block
 #define COMMAND_FLAGS 9216
-#define SLOTS 16384       // then two slots of `most` bytes, then inputs
+#define SLOTS 16384       // then two slots of `most` bytes, two times `count` parts of `lines` bytes, inputs
 
 struct Ranks {
     const u64* memory;   // addresses of the memory of all ranks
     int rank, count;
     const int* aborted;  // in host memory: not 0 when a rank has failed
-    long long most;
+    long long most, lines;
 
     __device__ char* of(int rank) const { return reinterpret_cast<char*>(memory[rank]); }
     __device__ u32* counter(int kind) const { return reinterpret_cast<u32*>(of(rank) + kind) + blockIdx.x; }
@@ -34,7 +37,10 @@ struct Ranks {
     }
     __device__ u32* command_flag(int at) const { return reinterpret_cast<u32*>(of(at) + COMMAND_FLAGS) + blockIdx.x; }
     __device__ char* slot(int of_rank, u32 call) const { return of(of_rank) + SLOTS + (call & 1) * most; }
-    __device__ char* inputs(int of_rank) const { return of(of_rank) + SLOTS + 2 * most; }
+    __device__ uint4* lines_of(int of_rank, u32 call, int from) const {
+        return reinterpret_cast<uint4*>(of(of_rank) + SLOTS + 2 * most + ((call & 1) * count + from) * lines);
+    }
+    __device__ char* inputs(int of_rank) const { return of(of_rank) + SLOTS + 2 * most + 2 * count * lines; }
 };
 
 __device__ __forceinline__ void raise_flag(u32* flag, u32 call) {
@@ -81,6 +87,20 @@ __device__ __forceinline__ uint4 load(const void* from) {  // not from a cache t
     return v;
 }
 
+__device__ __forceinline__ void store_line(uint4* line, uint2 data, u32 flag) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line), "r"(data.x), "r"(flag), "r"(data.y),
+                 "r"(flag)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint2 wait_for_line(const uint4* line, u32 flag, const int* aborted) {
+    for (u32 polls = 1;; ++polls) {
+        uint4 seen = load(line);
+        bool ended = polls % 1024 == 0 && *reinterpret_cast<const volatile int*>(aborted);
+        if ((seen.y == flag && seen.w == flag) || ended) return make_uint2(seen.x, seen.z);
+    }
+}
+
 struct BFloat16 {
     static constexpr int pairs = 2;
     static __device__ __forceinline__ float wide(u32 word, int half) {
@@ -114,32 +134,52 @@ struct Float32 {
     static __device__ __forceinline__ u32 narrow(const float* values) { return __float_as_uint(values[0]); }
 };
 
-template <class Type>
-__device__ __forceinline__ uint4 add(const uint4* parts, int count) {
-    uint4 sum;
-    u32* words = &sum.x;
+template <class Type, int COUNT>
+__device__ __forceinline__ u32 add(const u32 (&words)[COUNT]) {
+    float total[Type::pairs];
     #pragma unroll
-    for (int word = 0; word < 4; ++word) {
-        float total[Type::pairs];
+    for (int half = 0; half < Type::pairs; ++half) {
+        total[half] = Type::wide(words[0], half);
         #pragma unroll
-        for (int half = 0; half < Type::pairs; ++half) {
-            total[half] = Type::wide((&parts[0].x)[word], half);
-            #pragma unroll
-            for (int rank = 1; rank < MAX_RANKS; ++rank) {
-                if (rank < count) total[half] += Type::wide((&parts[rank].x)[word], half);
-            }
-        }
-        words[word] = Type::narrow(total);
+        for (int rank = 1; rank < COUNT; ++rank) total[half] += Type::wide(words[rank], half);
     }
-    return sum;
+    return Type::narrow(total);
 }
 
 template <class Type, int COUNT>
 __device__ __forceinline__ uint4 sum_at(const Ranks& ranks, u32 call, long long at) {
-    uint4 parts[COUNT];
+    u32 words[4][COUNT];
     #pragma unroll
-    for (int rank = 0; rank < COUNT; ++rank) parts[rank] = load(ranks.slot(rank, call) + 16 * at);
-    return add<Type>(parts, COUNT);
+    for (int rank = 0; rank < COUNT; ++rank) {
+        uint4 part = load(ranks.slot(rank, call) + 16 * at);
+        words[0][rank] = part.x, words[1][rank] = part.y, words[2][rank] = part.z, words[3][rank] = part.w;
+    }
+    return make_uint4(add<Type>(words[0]), add<Type>(words[1]), add<Type>(words[2]), add<Type>(words[3]));
+}
+
+// By lines: every rank adds all elements, as soon as they are here.
+template <class Type, int COUNT>
+__device__ void reduce_lines(const Ranks& ranks, u32 call, const uint2* x, long long lines, uint2* sum) {
+    u32 flag = 2 * call + 1;  // never that of memory without lines, 0
+    long long first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    for (long long at = first; at < lines; at += step) {
+        uint2 own = x[at];
+        #pragma unroll
+        for (int rank = 0; rank < COUNT; ++rank) {
+            if (rank != ranks.rank) store_line(ranks.lines_of(rank, call, ranks.rank) + at, own, flag);
+        }
+    }
+    for (long long at = first; at < lines; at += step) {
+        u32 low[COUNT], high[COUNT];
+        #pragma unroll
+        for (int rank = 0; rank < COUNT; ++rank) {
+            uint2 part = rank == ranks.rank ? x[at]
+                                            : wait_for_line(ranks.lines_of(ranks.rank, call, rank) + at, flag,
+                                                            ranks.aborted);
+            low[rank] = part.x, high[rank] = part.y;
+        }
+        sum[at] = make_uint2(add<Type>(low), add<Type>(high));
+    }
 }
 
 // One shot: every rank adds all elements. `vectors`: of 16 bytes.
@@ -181,9 +221,12 @@ __device__ void reduce_by_ranges(const Ranks& ranks, u32 call, const uint4* x, l
 }
 
 template <class Type, int COUNT>
-__device__ void reduce(const Ranks& ranks, const uint4* x, long long vectors, int by_ranges, uint4* sum) {
+__device__ void reduce(const Ranks& ranks, const uint4* x, long long vectors, int way, uint4* sum) {
     u32 call = begin_call(ranks, 0);
-    if (by_ranges) {
+    if (way == 2) {
+        const uint2* from = reinterpret_cast<const uint2*>(x);
+        reduce_lines<Type, COUNT>(ranks, call, from, 2 * vectors, reinterpret_cast<uint2*>(sum));
+    } else if (way == 1) {
         reduce_by_ranges<Type, COUNT>(ranks, call, x, vectors, sum);
     } else {
         reduce_once<Type, COUNT>(ranks, call, x, vectors, sum);
@@ -191,16 +234,16 @@ __device__ void reduce(const Ranks& ranks, const uint4* x, long long vectors, in
     end_call(ranks, 0, call);
 }
 
-#define ARGUMENTS const u64 *memory, int rank, int count, const int *aborted, long long most
-#define RANKS {memory, rank, count, aborted, most}
+#define ARGUMENTS const u64 *memory, int rank, int count, const int *aborted, long long most, long long lines
+#define RANKS {memory, rank, count, aborted, most, lines}
 
 #define ALL_REDUCE(NAME, TYPE)                                                                                        \
     extern "C" __global__ void __launch_bounds__(512)                                                                 \
-        all_reduce_##NAME(ARGUMENTS, const uint4* x, long long vectors, int by_ranges, uint4* sum) {                  \
+        all_reduce_##NAME(ARGUMENTS, const uint4* x, long long vectors, int way, uint4* sum) {                        \
         Ranks ranks = RANKS;                                                                                          \
-        if (count == 2) reduce<TYPE, 2>(ranks, x, vectors, by_ranges, sum);                                           \
-        if (count == 4) reduce<TYPE, 4>(ranks, x, vectors, by_ranges, sum);                                           \
-        if (count == 8) reduce<TYPE, 8>(ranks, x, vectors, by_ranges, sum);                                           \
+        if (count == 2) reduce<TYPE, 2>(ranks, x, vectors, way, sum);                                                 \
+        if (count == 4) reduce<TYPE, 4>(ranks, x, vectors, way, sum);                                                 \
+        if (count == 8) reduce<TYPE, 8>(ranks, x, vectors, way, sum);                                                 \
     }
 
 IF_BF16(ALL_REDUCE(bf16, BFloat16))

@@ -24,6 +24,9 @@ _VECTOR = 16  # bytes
 _HANDLE = 64  # bytes of a cudaIpcMemHandle_t
 # Bytes from which on two shots are faster, from three ranks on: two ranks read as much either way. Equal bits.
 BY_RANGES_FROM = 1 << 18
+# Bytes up to which lines are faster, for two ranks: a line takes twice the bytes, and goes to every other rank.
+LINES_TO = 1 << 20
+_ONCE, _RANGES, _LINES = 0, 1, 2  # ways to add, as in collectives.cu
 UNITS = {16: "128", 4: "32", 2: "16"}  # bytes that all_gather copies at a time: the kernel's suffix
 
 
@@ -38,12 +41,15 @@ class DeviceRanks:
         self.rank, self.count = shared.rank, shared.count
         self.device = device
         self.most = -(-most // 256) * 256
+        self.most_by_lines = LINES_TO // (self.count - 1) // 256 * 256
+        self._lines = 2 * self.most_by_lines  # bytes of the lines of one rank
+        nbytes = _SLOTS + 2 * self.most + 2 * self.count * self._lines + inputs
         self.aborted = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._abort = self.aborted.numpy()
         with torch.cuda.device(device):
             torch.cuda.current_stream(device).synchronize()  # creates torch's context
-            own = _made(runtime.cudaMalloc(_SLOTS + 2 * self.most + inputs))
-            _made(runtime.cudaMemset(own, 0, _SLOTS))
+            own = _made(runtime.cudaMalloc(nbytes))
+            _made(runtime.cudaMemset(own, 0, nbytes))
             torch.cuda.synchronize(device)
             handles = [bytes(part) for part in shared.exchange(np.frombuffer(_handle(own), np.uint8))]
             addresses = [own if rank == self.rank else _opened(handle) for rank, handle in enumerate(handles)]
@@ -59,7 +65,8 @@ class DeviceRanks:
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The first arguments of every kernel."""
-        return self.memory, np.int32(self.rank), np.int32(self.count), self.aborted, np.int64(self.most)
+        sizes = np.int64(self.most), np.int64(self._lines)
+        return self.memory, np.int32(self.rank), np.int32(self.count), self.aborted, *sizes
 
 
 class CollectiveCall:
@@ -88,9 +95,12 @@ def launch_all_reduce(tensors: Tensors, attributes: Mapping[str, Any], context: 
     vectors = x.nbytes // _VECTOR
     module = KernelModule.of(context, "collectives")
     kernel = module.kernel(f"all_reduce_{suffix(x)}")
-    by_ranges = ranks.count > 2 and x.nbytes >= BY_RANGES_FROM
-    arguments = (*ranks.arguments, x, np.int64(vectors), np.int32(by_ranges), total)
-    spread = vectors // ranks.count if by_ranges else vectors
+    way, spread = _ONCE, vectors
+    if x.nbytes <= ranks.most_by_lines:
+        way, spread = _LINES, 2 * vectors
+    elif ranks.count > 2 and x.nbytes >= BY_RANGES_FROM:
+        way, spread = _RANGES, vectors // ranks.count
+    arguments = (*ranks.arguments, x, np.int64(vectors), np.int32(way), total)
     return CollectiveCall(ranks.device, Launch(kernel, _grid(module, spread), (_THREADS, 1, 1), *arguments))
 
 

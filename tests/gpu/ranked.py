@@ -18,7 +18,7 @@ from tandemrt.plugins.operators.shared_ranks import SharedRanks
 from tandemrt.runtime.workers.ranks import Link
 
 MOST, INPUTS = 64 << 20, 1 << 20
-SHAPES = [(1, 64), (5, 4096), (33, 8192), (320, 8192), (2048, 8192)]
+SHAPES = [(1, 64), (5, 4096), (33, 8192), (2, 64), (320, 8192), (2048, 8192)]
 GATHERS = [(1, 160, 320), (5, 161, 321), (7, 64128, 128256), (3, 5, 9)]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
+from tandemrt.runtime.workers import ranks
 from tests.gpu.here import compute_capabilities
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import eventually
+from tools.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 PROMPTS = ["the and the", '{"a":', "hello world " * 4, "x", "a long prompt of many words " * 6]
@@ -78,15 +81,50 @@ def test_speculation_changes_no_text_on_two_gpus(llm: LLM) -> None:
     assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > 0
 
 
-def test_a_rank_that_dies_ends_every_request_and_is_named(bundle: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "why"), [("SIGKILL", "rank 1 was ended by SIGKILL"), ("SIGSTOP", "rank 1 has not answered for")]
+)
+def test_a_rank_that_dies_or_hangs_ends_every_request_and_is_named(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, end: str, why: str
+) -> None:
     with LLM(bundle) as llm:
+        monkeypatch.setattr(ranks, "ANSWER_S", 2.0)
         process = llm.loop.target.engines["target"]._processes._processes[0]  # type: ignore[attr-defined]
         items: list[Any] = []
         params = SamplingParams(max_tokens=400, ignore_eos=True)
         requests = [llm.submit(prompt, params, items.append) for prompt in PROMPTS[:4]]
         assert eventually(lambda: len(items) > 3)
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.Signals[end])
         assert eventually(lambda: sum(item.output is not None for item in items) == len(requests))
         ended = [item.output for item in items if item.output is not None]
         assert {output.finish_reason for output in ended} == {"error"}
-        assert all("rank 1 was ended by SIGKILL" in str(output.error) for output in ended)
+        assert all(why in str(output.error) for output in ended)
+    assert not process.is_alive()
+
+
+@pytest.mark.parametrize("form", [WeightFormat.FP8, WeightFormat.INT4])
+def test_quantized_weights_on_two_gpus_give_the_logits_of_one(tmp_path: Path, form: WeightFormat) -> None:
+    target = tiny_checkpoint(tmp_path / "t", hidden=256, head_dim=64, layers=2, seed=1, max_length=512)
+    save_file(quantize_matmuls(load_file(target / "model.safetensors"), form), target / "model.safetensors")
+    write_quantization_config(target, form)
+    named = ", ".join(f'"{each}"' for each in compute_capabilities())
+    logprobs: list[dict[int, float]] = []
+    for count in (1, 2):
+        recipe = write_recipe(
+            tmp_path / f"{count}.toml",
+            target=target,
+            dtype="bfloat16",
+            backend=f'name = "onnxruntime-cuda"\ncompute_capabilities = [{named}]\ntensor_parallel = {count}',
+            length=512,
+        )
+        with LLM(build(Recipe.load(recipe), tmp_path / str(count)).folder) as llm:
+            params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
+            found = llm.generate(list(range(40, 80)), params)
+            texts = [llm.generate(PROMPTS, sampled(ignore_eos=True)) for _ in range(2)]  # eagerly, and from graphs
+        assert [output.token_ids for output in texts[0]] == [output.token_ids for output in texts[1]]
+        assert found.logprobs is not None
+        logprobs.append(dict(found.logprobs[0].top))
+    one, two = logprobs
+    assert len(one.keys() & two.keys()) > 15
+    for token in one.keys() & two.keys():
+        assert abs(one[token] - two[token]) < 0.1
