@@ -93,10 +93,11 @@ __device__ __forceinline__ void store_line(uint4* line, uint2 data, u32 flag) {
                  : "memory");
 }
 
+// All threads wait here: if they read host memory after fewer polls, 512 us would pass for 1,024 warps.
 __device__ __forceinline__ uint2 wait_for_line(const uint4* line, u32 flag, const int* aborted) {
     for (u32 polls = 1;; ++polls) {
         uint4 seen = load(line);
-        bool ended = polls % 1024 == 0 && *reinterpret_cast<const volatile int*>(aborted);
+        bool ended = polls % (1 << 20) == 0 && *reinterpret_cast<const volatile int*>(aborted);
         if ((seen.y == flag && seen.w == flag) || ended) return make_uint2(seen.x, seen.z);
     }
 }
