@@ -76,7 +76,7 @@ def check_invariance(
         yield texts.compare("prompts in the prefix cache", requests.run(llm))
         if second is not None:
             yield second.compare("a next turn whose first turn is in the prefix cache", turns.run(llm))
-    yield from _preempted(bundle, options, requests, wanted)
+    yield from _preempted(bundle, options, requests, texts)
 
 
 def _open(bundle: Bundle, options: RuntimeOptions, **changes: Any) -> LLM:
@@ -84,20 +84,20 @@ def _open(bundle: Bundle, options: RuntimeOptions, **changes: Any) -> LLM:
 
 
 def _preempted(
-    bundle: Bundle, options: RuntimeOptions, requests: _Requests, wanted: list[RequestOutput]
+    bundle: Bundle, options: RuntimeOptions, requests: _Requests, texts: "_Comparison"
 ) -> Iterator[CheckResult]:
-    """Run with memory for few requests. On a GPU a resumed text is processed as a prompt, which is not promised."""
+    """Run with memory for few requests, so that some are preempted and resume."""
     check = "preempted requests"
     if bundle.limits.cache_blocks is None:
         yield CheckResult(check, _REFERENCE, "a linear cache preempts no request", "not applicable")
         return
-    longest = max(len(output.prompt_token_ids) + len(output.token_ids) for output in wanted)
+    longest = max(len(output.prompt_token_ids) + len(output.token_ids) for output in texts.wanted)
     tokens = max(bundle.limits.capacity, 2 * longest)
     with _open(bundle, options, prefix_caching=False, cache_tokens=tokens) as llm:
         found = requests.run(llm)
-        on_cpu, preemptions = llm.loop.target.engines["target"].device.type == "cpu", llm.metrics.preemptions
+        preemptions = llm.metrics.preemptions
     if preemptions:
-        yield _Comparison(wanted, on_cpu).compare(f"{check}, {preemptions} times", found)
+        yield texts.compare(f"{check}, {preemptions} times", found)
     else:
         yield CheckResult(check, _REFERENCE, f"memory for {tokens} tokens preempted no request", "not applicable")
 

@@ -117,7 +117,7 @@ class VerifyInputWriter:
         overrule = running.request.rule is Rule.REJECTION and not this.only_fast_forward
         with nullcontext() if running.grammar_time is None else running.grammar_time.step():
             limit = most if running.slot in this.may_fast_forward else 0
-            filled = running.constraint.fill_rows(draft, self._masks, first, limit=limit, override=overrule)
+            filled = running.fill_rows(draft, self._masks, first, limit=limit, override=overrule)
         if running.grammar_time is not None:
             running.grammar_time.last_fill_s = running.grammar_time.last_step_s
         return draft, filled
@@ -128,6 +128,8 @@ class VerifyInputWriter:
         if running.grammar_time is not None:
             self._metrics.fill_seconds.observe(running.grammar_time.last_fill_s)
         tokens = filled.tokens
+        if running.rereading:
+            return DraftToVerify(tokens, 0, filled.fast_forward)
         kept = _common_prefix(tokens, draft)
         if request.trace is not None:
             allowed = [self._masks.count_allowed(first + row) for row in range(len(tokens) + 1)]
@@ -191,6 +193,9 @@ class Committer:
         for slot, running in this.rows.items():
             if not running.finished:  # cancelled since
                 emitted = tokens[slot][: counts[slot]]
+                if running.rereading:
+                    self._reread_one(running, emitted)
+                    continue
                 if this.adaptive:
                     proposed = this.num_proposed_for(running)
                     accepted = min(max(0, len(emitted) - 1), verified.num_from_drafter[slot], proposed)
@@ -267,6 +272,12 @@ class Committer:
             self.end(running, Finish("error", error))
         else:
             self.end(running, None)
+
+    def _reread_one(self, running: RunningRequest, emitted: list[int]) -> None:
+        try:
+            running.reread(emitted)
+        except BaseException as error:  # ends only this request
+            self.end(running, Finish("error", error))
 
     def _logprobs(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> list[TokenLogprobs]:
         """Return the logprobs of ``emitted``. The host buffer must still hold the masks of the round."""

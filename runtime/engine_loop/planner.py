@@ -132,8 +132,8 @@ def plan_round(
         slot
         for slot, running in rows.items()
         if running.request.num_draft_tokens
-        and (draft_windows.fast_forward or running.request.scores_prompt)
-        and running.constraint.may_fast_forward(draft_windows.largest + 1)
+        and (draft_windows.fast_forward or running.request.scores_prompt or running.rereading)
+        and running.may_fast_forward(draft_windows.largest + 1)
     )
     batch = bucket(max(rows) + 1, slots)
     rules = frozenset(request.rule for request in requested)
@@ -159,7 +159,7 @@ class Preemption:
     Memory goes to the oldest request first; the youngest one is preempted. ``end`` ends a request with an error.
 
     A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
-    are still cached. Tokens that the round in flight decides for it are dropped; the same random numbers decide
+    are still cached; for batch invariance rounds process its output again. Tokens that the round in flight decides for it are dropped; the same random numbers decide
     them again.
     """
 

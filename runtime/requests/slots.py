@@ -68,10 +68,11 @@ class Slots:
         if slot is None:
             raise InternalError(f"slots: all {self.count} are taken; a request must leave before another one joins")
         tokens, request = queued.tokens, queued.request
+        rereads = not self._cache_manager.caches_outputs
         # The first round writes into the last token's block, so that block must not be shared. A draft head also needs
         # the target's states of the preceding tokens, which only a prefill computes.
-        blocks = queued.hashes
-        hashes = blocks.first(tokens, max(0, len(tokens) - 1 - blocks.lookahead) // BLOCK_SIZE) if blocks else ()
+        blocks, text = queued.hashes, request.prompt if rereads else tokens
+        hashes = blocks.first(text, max(0, len(text) - 1 - blocks.lookahead) // BLOCK_SIZE) if blocks else ()
         with ExitStack() as undo:
             undo.callback(self._cache_manager.leave, slot)
             cached = self._cache_manager.reserve(slot, self._needed(len(tokens), request), hashes)
@@ -81,7 +82,7 @@ class Slots:
             if running is None:
                 running = RunningRequest(queued, slot, cached)
             else:
-                running.assign_slot(slot, cached)
+                running.assign_slot(slot, cached, rereads=rereads)
             for listener in self._listeners:
                 undo.callback(listener.leave, slot)  # before join: one that raises may hold partial state
                 listener.join(running)

@@ -175,3 +175,58 @@ def test_a_request_whose_slot_cannot_be_cleared_still_continues(
         driven.finish()
     assert "preemption: freeing slot" in caplog.text
     assert [driven.output_of(at) for at in range(3)] == alone
+
+
+ADJUSTED = {"presence_penalty": 0.9, "frequency_penalty": 0.4, "logprobs": 1, "bad_words": ["the"]}
+
+
+@pytest.mark.parametrize(
+    ("llm", "params"),
+    [(True, {}), (True, {"num_draft_tokens": 0}), (False, ADJUSTED)],
+    ids=["overlap", "overlap-no drafts", "lockstep-adjusted"],
+    indirect=["llm"],
+)
+def test_rounds_process_the_output_of_a_preempted_request_again_where_prompts_may_round_otherwise(
+    llm: LLM, llm_without_caching: LLM, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+) -> None:
+    """A batch-invariant target writes each position by one kernel: a prompt's, or that of rounds."""
+    llm.loop.cache_manager.caches_outputs = False
+    asked = SamplingParams(**{"temperature": 1.0, "seed": 3, "max_tokens": 90, "ignore_eos": True, **params})
+    alone = [llm_without_caching.generate(prompt, asked) for prompt in PROMPTS]
+    layout, ends = llm.loop.target.layout, list[int]()
+    write = layout.write
+    monkeypatch.setattr(
+        layout, "write", lambda chunks, *rest: (ends.extend(chunk.end for chunk in chunks), write(chunks, *rest))
+    )
+    driven = ManualRuntime(llm, **params)
+    driven.finish()
+    assert llm.metrics.preemptions > 0
+    assert max(ends) == len(PROMPTS[0]) - 1
+    for at, wanted in enumerate(alone):
+        assert (driven.output_of(at), driven.output(at).text) == (wanted.token_ids, wanted.text)
+        assert driven.output(at).logprobs is None or len(driven.output(at).logprobs) == 90
+
+
+@pytest.mark.parametrize("llm", [True], ids=["overlap"], indirect=True)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_that_ends_or_is_preempted_while_it_processes_its_output_again_keeps_its_text(
+    llm: LLM, alone: list[list[int]], again: bool
+) -> None:
+    llm.loop.cache_manager.caches_outputs = False
+    driven = ManualRuntime(llm)
+    before = len(driven.output_of(driven.until_one_is_preempted_with_text()))
+    while not any(running.rereading and running.output_length for running in llm.loop.slots):
+        driven.step()
+    [running] = [running for running in llm.loop.slots if running.rereading]
+    at = driven.requests.index(running.request)
+    if again:
+        llm.loop._preemption._preempt(running)
+        llm.loop._last = None
+        driven.finish()
+        assert driven.output_of(at) == alone[at]
+    else:
+        llm.cancel(running.request)
+        driven.step()
+        output = driven.output(at)
+        assert output.token_ids == driven.output_of(at) == alone[at][: len(output.token_ids)]
+        assert len(output.token_ids) >= before > 0
