@@ -313,6 +313,12 @@ class Lines:
             console.print(
                 f"    {kernel['ms_per_round']:7.3f} ms a round, {kernel['us_each']:7.1f} us each  {kernel['name']}"
             )
+        for gap in result["gaps"]:
+            console.print(
+                f"    {gap['ms_per_round']:7.3f} ms a round, {gap['us_each']:7.1f} us each  without work between "
+                f"{gap['before']} and {gap['after']}",
+                markup=False,
+            )
         return result
 
     def _rounds(self) -> int:

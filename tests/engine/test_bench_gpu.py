@@ -189,3 +189,4 @@ def test_idle_time_is_the_time_without_a_kernel():
     assert found["idle_share"] == pytest.approx(20 / 100)
     assert (found["ms_per_round"], found["launches_per_round"]) == (0.05, 1.5)
     assert found["kernels"] == [{"name": "matmul", "ms_per_round": 0.04, "us_each": 40.0}]
+    assert found["gaps"] == [{"before": "matmul", "after": "matmul", "ms_per_round": 0.01, "us_each": 20.0}]
