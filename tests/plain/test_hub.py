@@ -211,4 +211,4 @@ def test_included_recipes_of_published_pairs_name_the_hub(name: str) -> None:
     pair = Recipe.load(locate(name))
     for checkpoint in pair.checkpoints().values():
         assert (said := pair.hub_name(checkpoint)) is not None
-        assert said.split("/")[0] in ("Qwen", "meta-llama")
+        assert said.split("/")[0] in ("Qwen", "meta-llama", "RedHatAI")

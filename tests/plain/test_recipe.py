@@ -93,7 +93,7 @@ def test_a_recipe_is_immutable(tmp_path: Path) -> None:
 def test_included_recipes_load_and_are_found_by_name() -> None:
     demos: dict[str, type] = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft}
     demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-pard": PardDraft, "demo-dflash": DFlashDraft}
-    pairs = {"qwen3-8b": ModelDraft, "llama-3.1-8b": ModelDraft}
+    pairs = {"qwen3-8b": Eagle3Draft, "llama-3.1-8b": Eagle3Draft}
     on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
     assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu}
     for name, kind in (demos | pairs | on_a_cpu).items():
