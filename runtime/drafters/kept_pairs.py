@@ -36,7 +36,7 @@ class KeptPairs:
 
     def hide(self, slot: int) -> None:
         """Process no pair again until ``carry``: the slot is placed after prompt tokens that are not processed yet."""
-        self._counts[slot] = 0
+        self._counts[slot].zero_()  # an assignment would copy the number and wait for the device
 
     def carry(self, slot: int, tokens: list[int], states: torch.Tensor) -> None:
         """Keep the last pairs of a prompt in prefill: ``tokens``, with the last of ``states``."""
@@ -46,10 +46,10 @@ class KeptPairs:
             self._tokens[slot, :old] = self._tokens[slot, begin : begin + old].clone()
             self._states[slot, :old] = self._states[slot, begin : begin + old].clone()
         upload(tokens, self._tokens[slot, old : old + new])
-        self._tokens[slot, old + new :] = -1
+        self._tokens[slot, old + new :].fill_(-1)
         self._states[slot, old : old + new] = states[len(states) - new :]
         self._carried[slot] = old + new
-        self._counts[slot] = old + new
+        self._counts[slot].fill_(old + new)
 
     def add_emitted(self, tokens: torch.Tensor, states: torch.Tensor, count: torch.Tensor) -> None:
         """Append the emitted pairs of a round: the first ``count`` [batch] of ``tokens`` [batch, query]."""
@@ -66,6 +66,6 @@ class KeptPairs:
         taken = (columns + counts + new * (pairs - counts)).clamp_(max=pairs + query - 1)
         rows = (taken + self._rows(batch, pairs + query)).reshape(-1)
         self._tokens[:batch, :width] = all_tokens.view(-1)[rows].view(batch, width)
-        self._tokens[:batch, width:] = -1
+        self._tokens[:batch, width:].fill_(-1)
         self._states[:batch, :width] = all_states.view(-1, hidden)[rows].view(batch, width, hidden)
         self._counts[:batch].copy_(keep[:, 0] + count)

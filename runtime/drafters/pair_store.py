@@ -56,8 +56,8 @@ class PairStore:
 
     def clear(self, slot: int) -> None:
         """Remove the pairs of ``slot``."""
-        self.tokens[slot] = -1
-        self.counts[slot] = 0
+        self.tokens[slot].fill_(-1)  # an assignment would copy the number and wait for the device
+        self.counts[slot].zero_()
 
     def fuse(self, tokens: int) -> None:
         """Compute ``fused`` from the features of the first ``tokens`` tokens of the target's call."""
@@ -75,10 +75,10 @@ class PairStore:
     def replace(self, slot: int, tokens: torch.Tensor, states: torch.Tensor) -> None:
         """Set the only pair of the slots from ``slot`` on: ``tokens`` [slots], ``states`` [slots, hidden]."""
         end = slot + len(tokens)
-        self.tokens[slot:end] = -1
+        self.tokens[slot:end].fill_(-1)
         self.tokens[slot:end, 0] = tokens
         self.states[slot:end, 0] = states
-        self.counts[slot:end] = 1
+        self.counts[slot:end].fill_(1)
 
     def add_emitted(self, batch: int, query: int, *, replace: bool) -> None:
         """Pair the emitted tokens of a round, in RoundBuffers, with ``fused``.
@@ -90,7 +90,7 @@ class PairStore:
         if replace:
             self.states[:batch, :query] = states
             self.tokens[:batch, :query] = tokens
-            self.tokens[:batch, query:] = -1
+            self.tokens[:batch, query:].fill_(-1)
             counts.copy_(buffers.count.view(batch))
             return
         next_pair = (self._slot_ids[:batch], counts)

@@ -55,8 +55,8 @@ class ParallelDrafter(NullHooks):
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
-        self._new_tokens[slot] = -1
-        self._counts[slot] = 0
+        self._new_tokens[slot].fill_(-1)  # an assignment would copy the number and wait for the device
+        self._counts[slot].zero_()
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
         """See Drafter.prefill."""
@@ -90,7 +90,7 @@ class ParallelDrafter(NullHooks):
         tokens = self._draft.buffers.tokens.view(batch, query)
         if self._backlog.emitted(this):
             self._new_tokens[:batch, :query] = tokens
-            self._new_tokens[:batch, query:] = -1
+            self._new_tokens[:batch, query:].fill_(-1)
             counts.copy_(self._draft.buffers.count.view(batch))
             return
         self._new_tokens[self._slot_ids[:batch], counts] = tokens[:, 0]  # the round emits at most one token
@@ -103,9 +103,9 @@ class ParallelDrafter(NullHooks):
     def _start(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Set the only new token of each of ``slots``."""
         for slot, token in zip(slots, tokens, strict=True):
-            self._new_tokens[slot] = -1
+            self._new_tokens[slot].fill_(-1)
             upload([token], self._new_tokens[slot, :1])
-            self._counts[slot] = 1
+            self._counts[slot].fill_(1)
         self._backlog.join()
 
     def _run(self, shape: RoundShape) -> None:
