@@ -16,15 +16,15 @@ _HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 def join_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) -> GraphPass:
     """Return the pass for ``rank`` of ``ranks``. It runs before all others, on a graph of that rank's shard.
 
-    Every matmul by a matrix whose name is ``split_by_inputs`` gets an ``all_reduce`` of its result; a bias follows the
-    sum. The matmul of an unquantized head gets a range of the rows of its weight, and an ``all_gather`` of the logits.
-    A quantized head is whole on every rank.
+    Every matmul by a matrix whose name is ``split_by_inputs`` gets an ``all_reduce`` of its result, and so do experts;
+    a bias follows the sum. The matmul of an unquantized head gets a range of the rows of its weight, and an
+    ``all_gather`` of the logits. A quantized head is whole on every rank.
     """
 
     def rewrite(model: ir.Model) -> int:
         matmuls = list(_stored_matmuls(model.graph))
         partial = [each.matmul for each in matmuls if split_by_inputs(str(each.weight.name))]
-        partial += [node for node in model.graph if split_by_inputs(_weight_of_operator(node))]
+        partial += [n for n in model.graph if _is(n, "experts") or split_by_inputs(_weight_of_operator(n))]
         heads = [each for each in matmuls if each.weight.name in _HEADS]
         for node in partial:
             summed = _after(model.graph, node, "all_reduce", {})
@@ -59,9 +59,14 @@ def _stored_matmuls(graph: ir.Graph) -> Iterator[_StoredMatmul]:
 
 def _weight_of_operator(node: ir.Node) -> str:
     """Return the name of the quantized weight that ``node`` multiplies by, or ""."""
-    at = _WEIGHT_INPUT.get(node.op_type) if node.domain == DOMAIN else None
-    weight = None if at is None else node.inputs[at]
+    if not any(_is(node, name) for name in _WEIGHT_INPUT):
+        return ""
+    weight = node.inputs[_WEIGHT_INPUT[node.op_type]]
     return "" if weight is None else str(weight.name)
+
+
+def _is(node: ir.Node, operator: str) -> bool:
+    return (node.domain, node.op_type) == (DOMAIN, operator)
 
 
 def _split_head(graph: ir.Graph, head: _StoredMatmul, rank: int, ranks: int) -> None:

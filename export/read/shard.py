@@ -2,9 +2,10 @@
 
 Queries, keys, values, gate and up are split by outputs, which are rows of the stored matrices: a rank reads a range of
 the checkpoint's file. The last matmuls of attention and MLP are split by inputs, which are columns: the build writes
-them anew, one file per rank (export/quantize/columns.py). Scales and zero points of quantized weights are split like
-the weights; a scale per output of a matrix that is split by inputs is whole on every rank. Embeddings, norms and biases
-that are added after a sum over ranks are whole, too. The head is split by a graph pass (export/passes/over_ranks.py).
+them anew, one file per rank (export/quantize/columns.py). Each expert is split like an MLP. Scales and zero points of
+quantized weights are split like the weights; a scale per output of a matrix that is split by inputs is whole on every
+rank. Embeddings, norms and biases that are added after a sum over ranks are whole, too. The head is split by a graph
+pass (export/passes/over_ranks.py).
 """
 
 import re
@@ -15,14 +16,16 @@ from math import prod
 from tandemrt.engines.validation.errors import BadRecipe, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.operators.constants import WIDTH_MULTIPLE
 
 _STEP = 8
 _PACKED = r"\.int4\.\w+"  # what a build writes for a weight in 4 bits
+_EXPERT = r"(?:experts\.\d+\.)?"
 _BY_INPUTS = re.compile(  # "bytes": the name of a float8 weight in the graph
-    rf"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.down_proj)\.weight(?:\.bytes|{_PACKED})?"
+    rf"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.{_EXPERT}down_proj)\.weight(?:\.bytes|{_PACKED})?"
 )
 _BY_OUTPUTS = re.compile(
-    r"model\.layers\.\d+\.(?:self_attn\.([qkv])_proj|mlp\.(?:gate|up)_proj)\."
+    rf"model\.layers\.\d+\.(?:self_attn\.([qkv])_proj|mlp\.{_EXPERT}(?:gate|up)_proj)\."
     rf"(?:bias|weight(?:_scale(?:_inv)?|{_PACKED})?)"
 )
 
@@ -42,8 +45,10 @@ class Shard:
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """Return the sizes of this rank's layers. A KV head that several ranks need is on each of them."""
+        experts = spec.experts
         return replace(
             spec,
+            experts=experts and replace(experts, intermediate=experts.intermediate // self.ranks),
             heads=spec.heads // self.ranks,
             kv_heads=max(1, spec.kv_heads // self.ranks),
             intermediate=spec.intermediate // self.ranks,
@@ -86,8 +91,13 @@ def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, i
 
 
 def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) -> str | None:
-    if spec.experts is not None:
-        return f"{spec.family} has experts, which are not split yet"
+    if spec.experts is not None and spec.experts.shared is not None:
+        return f"{spec.family} has shared experts, which are not split yet"
+    if spec.experts is not None and (inputs > 1 or spec.experts.gate_up != "separate"):
+        return f"{spec.family} has experts that are quantized or fused, which are not split yet"
+    if spec.experts is not None and spec.experts.intermediate % (ranks * WIDTH_MULTIPLE):
+        width, each = spec.experts.intermediate, WIDTH_MULTIPLE
+        return f"the width of its experts, {width}, does not give {ranks} ranks multiples of {each} each"
     if spec.recurrent is not None:
         return f"{spec.family} has recurrent layers, which are not split yet"
     if spec.latent is not None:

@@ -3,9 +3,10 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
@@ -33,8 +34,9 @@ from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served, scor
 from tandemrt.runtime.check.reference import open_reference
 from tandemrt.runtime.device.backends.executor import Executor
 from tests.engine import quantized
-from tests.engine.test_quantized_checkpoints import FLOAT8, INT4
-from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.engine.decoding import make_checkpoint
+from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, Float8
+from tests.makers import ON_A_GPU, VOCAB, tiny_checkpoint, tiny_hybrid, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
 
 PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
@@ -144,22 +146,45 @@ def test_a_rank_that_dies_ends_every_request_and_is_named(bundle: Path) -> None:
             llm.generate(PROMPTS[0])
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype", "near"),
-    [  # a rank rounds its inputs to float8 with scales of its own
-        (FLOAT8["compressed-tensors, channel, inputs by token"], "float32", 0.06),
-        (INT4["gptq, zero points"], "float16", 0.01),
-    ],
-)
-def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(
-    tmp_path: Path, case: Any, dtype: str, near: float
-) -> None:
-    """The ranks are threads here."""
-    target = tiny_checkpoint(tmp_path / "t", hidden=128, head_dim=64, layers=1, seed=1)
-    model = AutoModelForCausalLM.from_pretrained(target)
+def write_quantized(target: Path, case: Any) -> PreTrainedModel:
+    """Write a checkpoint; the model that it means rounds inputs as two ranks do, each by scales of its own."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 128}
+    model = make_checkpoint("qwen3", target, sizes=sizes | {"num_attention_heads": 8, "head_dim": 32})
+    tiny_tokenizer(target)
+
+    def rounded(_: torch.nn.Module, given: tuple[torch.Tensor], *, split: bool) -> tuple[torch.Tensor]:
+        return (quantized.rounded(given[0], None, given[0].shape[-1] // 2 if split else 0),)
+
     with torch.no_grad():
         for name, meant in quantized.rewrite(target, case.config, case.store).items():
-            model.get_submodule(name).weight.copy_(meant)
+            matmul = model.get_submodule(name)
+            matmul.weight.copy_(meant)
+            if isinstance(case, Float8):
+                matmul.register_forward_pre_hook(partial(rounded, split=name.endswith(("o_proj", "down_proj"))))
+    return model
+
+
+def write_experts(target: Path) -> PreTrainedModel:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "head_dim": 32, "moe_intermediate_size": 32}
+    model = make_checkpoint("qwen3_moe", target, sizes=sizes | {"max_position_embeddings": 128})
+    tiny_tokenizer(target)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("write", "dtype", "near"),
+    [
+        (partial(write_quantized, case=FLOAT8["compressed-tensors, channel, inputs by token"]), "float32", 0.01),
+        (partial(write_quantized, case=INT4["gptq, zero points"]), "float16", 0.01),
+        (write_experts, "float32", 1e-4),
+    ],
+)
+def test_ranks_with_quantized_weights_or_experts_have_the_logits_that_the_checkpoint_means(
+    tmp_path: Path, write: Callable[[Path], PreTrainedModel], dtype: str, near: float
+) -> None:
+    """The ranks are threads here."""
+    target = tmp_path / "t"
+    model = write(target)
     recipe = write_recipe(tmp_path / "r.toml", target=target, dtype=dtype, backend=f"{PAGED}\ntensor_parallel = 2")
     bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "out").folder)
     plan = DecodePlan.within(bundle.limits, bundle.valid_tokens)

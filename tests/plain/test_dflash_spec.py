@@ -116,7 +116,10 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
             {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 7]}},
             "by their outputs, -1..6 (tools disagree on 7, the last layer's output), it is [1, 7]",
         ),
-        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1], "attention_sink_bias": True}}, "'attention_sink_bias'"),
+        (
+            {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1], "attention_sink_bias": True}},
+            "'attention_sink_bias'",
+        ),
         ({"block_size": None}, "block_size should be an integer of at least 1"),
     ],
 )
