@@ -33,8 +33,9 @@ PLAN = Plan([1], SamplingParams(stop=("cd",)))
 
 
 def test_mixed_requests_with_faults_and_floods_get_the_same_output_as_alone(tmp_path: Path) -> None:
+    soak = [sys.executable, "-m", "tools.soak", "--requests", "180", "--seed", "1", "--distinct", "24"]
     done = subprocess.run(
-        [sys.executable, "-m", "tools.soak", "--requests", "180", "--seed", "1", "--json", str(tmp_path / "soak.json")],
+        [*soak, "--json", str(tmp_path / "soak.json")],
         cwd=ROOT,
         capture_output=True,
         text=True,

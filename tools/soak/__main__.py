@@ -38,7 +38,7 @@ from tools.soak.reference import Reference
 from tools.soak.result import SoakResult
 from tools.soak.triton import TritonDriver
 
-DISTINCT = 400  # plans to draw from; each is run alone once
+DISTINCT = 400  # plans to draw from
 WAVE = 50
 FLOOD = 30
 TOO_LARGE = 1  # request of a flood that fits no engine
@@ -127,6 +127,9 @@ def main(
     faults: Annotated[str, typer.Option(help=f"Kinds of faults, with commas: {', '.join(KINDS)}; or none.")] = ",".join(
         KINDS
     ),
+    distinct: Annotated[
+        int, typer.Option(min=2, help="Different requests to draw from; each is run alone once.")
+    ] = DISTINCT,
     triton: Annotated[bool, typer.Option("--triton", help="Send every wave to a Triton server as well.")] = False,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds after which a wave counts as stuck.")] = PATIENCE_S,
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
@@ -143,6 +146,7 @@ def main(
         minutes=minutes,
         seed=seed,
         faults=kinds,
+        distinct=distinct,
         triton=triton,
         patience_s=patience,
         console=console,
@@ -151,7 +155,7 @@ def main(
     console.print(result.table())
     for finding in result.findings[:SHOWN]:
         console.print(f"- {finding}", markup=False)
-    repeat = f"python -m tools.soak --requests {result.requests} --seed {seed} --faults {faults}"
+    repeat = f"python -m tools.soak --requests {result.requests} --seed {seed} --distinct {distinct} --faults {faults}"
     console.print(f"{len(result.findings)} findings; to repeat it: {repeat}{' --triton' if triton else ''}")
     if result.stuck:  # the interpreter would wait for the blocked threads
         sys.stdout.flush()
