@@ -26,7 +26,7 @@ from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.constants import read_constants
 from tandemrt.runtime.device.backends.executor import Executor
 from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.device.backends.subgraphs import open_subgraph
+from tandemrt.runtime.device.backends.subgraphs import open_subgraphs
 from tools.families.cases import FAMILIES
 
 CPU = torch.device("cpu")
@@ -145,11 +145,10 @@ def open_steps(
     for file, subgraph in subgraphs.items():
         save_model(subgraph, folder / file)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    opened = {
-        step.file: open_subgraph(folder / step.file, decoder.contract_of(step, contract), device, stream, threads=1)
-        for step in decoder.steps
-        if isinstance(step, Subgraph)
-    }
+    steps = [step for step in decoder.steps if isinstance(step, Subgraph)]
+    wanted = [(folder / step.file, decoder.contract_of(step, contract)) for step in steps]
+    found = open_subgraphs(wanted, device, stream, threads=1)
+    opened = {step.file: each for step, each in zip(steps, found, strict=True)}
     on_device = read_constants(folder / decoder.constants.file, device) if decoder.constants else {}
     largest = [{"batch": 1, "rows": tokens, "tokens": tokens}]
     return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1), largest)

@@ -15,7 +15,6 @@ from tandemrt.engines.contract.calls import Sizes, largest_calls
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step, Subgraph
 from tandemrt.engines.contract.operators import COLLECTIVES
-from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Call, Context, Ranks
@@ -25,9 +24,7 @@ from tandemrt.runtime.device.backends.base import check_tensors
 from tandemrt.runtime.device.backends.buffer_plan import bytes_of, plan_buffers
 from tandemrt.runtime.device.backends.constants import read_constants
 from tandemrt.runtime.device.backends.shared_weights import Initializers
-from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph, open_subgraph
-
-_CONCURRENT_LOADS = 4  # subgraphs that load at a time: each holds its weights in host memory meanwhile
+from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph, open_subgraphs
 
 
 class Executor:
@@ -81,13 +78,9 @@ class Executor:
         assert decoder is not None
         # The current stream of this thread; the loading threads have another one.
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-        def load(subgraph: Subgraph) -> OpenSubgraph:
-            expected = decoder.contract_of(subgraph, contract)
-            return open_subgraph(bundle.folder / subgraph.file, expected, device, stream, threads, shared)
-
         steps = [subgraph for subgraph in decoder.subgraphs if subgraph is not decoder.constants]
-        opened = map_in_threads(load, steps, _CONCURRENT_LOADS)
+        wanted = [(bundle.folder / step.file, decoder.contract_of(step, contract)) for step in steps]
+        opened = open_subgraphs(wanted, device, stream, threads, shared)
         subgraphs = dict(zip((subgraph.file for subgraph in steps), opened, strict=True))
         constants = read_constants(bundle.folder / decoder.constants.file, device) if decoder.constants else {}
         limits = bundle.limits
