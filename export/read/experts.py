@@ -288,6 +288,16 @@ def deepseek_v2_experts(fields: Fields, layers: int) -> Experts:
     return replace(experts, router=router if groups != (1, 1) else Router(scale=router.scale), shared=shared)
 
 
+def mistral4_experts(fields: Fields, layers: int) -> Experts:
+    """Mistral 4: DeepSeek's groups and shared experts, with a softmax without a correction."""
+    width, number = fields.integer("moe_intermediate_size"), fields.integer("n_routed_experts")
+    scale = fields.number_or_absent("routed_scaling_factor", 1.0)
+    router = Router("softmax", False, *_groups(fields, number), added_sum=1e-20, scale=scale)
+    normalized = fields.flag("norm_topk_prob", True)
+    experts = _experts(number, fields.integer("num_experts_per_tok"), width, normalized, _sparse_layers(fields, layers))
+    return replace(experts, router=router, shared=SharedExpert(width * fields.integer("n_shared_experts", 1)))
+
+
 def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:
     if chosen > count:
         raise BadCheckpoint(

@@ -131,7 +131,14 @@ _GEMMA: dict[str, Any] = {
 _OF_GEMMA = ("head_dim", "rms_norm_eps", "tie_word_embeddings")  # defaults of Gemma 1, too
 
 _ROWS = (
-    Family("llama", ("LlamaForCausalLM",), biases=of.named_biases, no_effect_values={"pretraining_tp": (1,)}),
+    Family(
+        "llama",
+        ("LlamaForCausalLM", "IQuestCoderForCausalLM", "InternLM3ForCausalLM"),
+        aliases=("iquestcoder", "internlm3"),
+        field_names={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        biases=of.named_biases,
+        no_effect_values={"pretraining_tp": (1,), "clip_qkv": (None,)},
+    ),
     Family(
         "mistral",
         ("MistralForCausalLM",),
@@ -677,6 +684,18 @@ _ROWS = (
         experts=experts.granite_experts,
     ),
     Family(
+        "granitemoe_swa",
+        ("GraniteMoeSWAForCausalLM",),
+        defaults={"sliding_window": 128},
+        sinks=True,
+        biases=of.attention_biases,
+        windows=alternating_windows(4, full=0),
+        rotary=rotary_by_theta,
+        scales=of.granite_scales,
+        unused_fields=_ROUTER,
+        experts=experts.granite_experts,
+    ),
+    Family(
         "ernie4_5_moe",
         ("Ernie4_5_MoeForCausalLM",),
         defaults={"tie_word_embeddings": True},
@@ -819,6 +838,26 @@ _ROWS = (
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=_DEEPSEEK,
         experts=experts.deepseek_experts(),
+    ),
+    Family(
+        "mistral4",
+        ("Mistral4ForCausalLM",),
+        defaults={
+            "q_lora_rank": 1024,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 4,
+            "first_k_dense_replace": 0,
+        },
+        latent=latent,
+        scales=latent_scales,
+        biases=of.latent_biases,
+        rope=RopeRules(partial=1.0, interleaved=True, rotated_field="qk_rope_head_dim"),
+        no_effect_values={"rope_interleave": (True,)},
+        unused_fields=_DEEPSEEK,
+        experts=experts.mistral4_experts,
     ),
     Family(
         "youtu",

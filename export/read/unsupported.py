@@ -39,15 +39,13 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "it is described by code in the checkpoint, which is not run": (
         *("AquilaModel", "AquilaForCausalLM", "DeepseekForCausalLM", "Fairseq2LlamaForCausalLM", "GritLM"),
-        *("HCXVisionForCausalLM", "InternLMForCausalLM", "InternLM3ForCausalLM", "LLaMAForCausalLM"),
+        *("HCXVisionForCausalLM", "InternLMForCausalLM", "LLaMAForCausalLM"),
         *("MiniCPMForCausalLM", "OuroForCausalLM", "PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
         *("Plamo3ForCausalLM", "SolarForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
     ),
     "it is a drafter that reads its target's keys and values": ("Gemma4AssistantForCausalLM",),
 }
 UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in names} | {
-    "Kimi_K25ForConditionalGeneration": _KIMI,
-    "KimiK25ForConditionalGeneration": _KIMI,
     "KimiVLForConditionalGeneration": _KIMI,
     "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",

@@ -26,7 +26,21 @@ class TextPart:
 
 _QWEN = {"rope_theta": 1_000_000.0}
 _QWEN3 = {"rope_theta": 500_000.0}
+_LLAVA = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 VISION_LANGUAGE = {
+    "Exaone4_5_ForConditionalGeneration": TextPart({"exaone4": "Exaone4ForCausalLM"}),
+    "Glm4vMoeForConditionalGeneration": TextPart({"glm4v_moe_text": "Glm4MoeForCausalLM"}),
+    "GotOcr2ForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM"}),
+    "Idefics3ForConditionalGeneration": TextPart({"llama": "LlamaForCausalLM"}),
+    "KimiK25ForConditionalGeneration": TextPart(_KIMI),
+    "Kimi_K25ForConditionalGeneration": TextPart(_KIMI),
+    "Lfm2VlForConditionalGeneration": TextPart({"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}),
+    "LightOnOcrForConditionalGeneration": TextPart({"qwen3": "Qwen3ForCausalLM"}),
+    "LlavaForConditionalGeneration": TextPart(_LLAVA),
+    "LlavaNextForConditionalGeneration": TextPart(_LLAVA),
+    "LlavaOnevisionForConditionalGeneration": TextPart(_LLAVA),
+    "SmolVLMForConditionalGeneration": TextPart({"llama": "LlamaForCausalLM"}),
     "Gemma3ForConditionalGeneration": TextPart({"gemma3_text": "Gemma3ForCausalLM"}),
     "Gemma4ForConditionalGeneration": TextPart({"gemma4_text": "Gemma4ForCausalLM"}),
     "Glm46VForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}),
@@ -34,7 +48,7 @@ VISION_LANGUAGE = {
     "InternVLForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}),
     "Llama4ForConditionalGeneration": TextPart({"llama4_text": "Llama4ForCausalLM"}),
     "Mistral3ForConditionalGeneration": TextPart(
-        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
     ),
     "Qwen2VLForConditionalGeneration": TextPart({"qwen2_vl_text": "Qwen2ForCausalLM"}, "qwen2_vl", _QWEN),
     "Qwen2_5_VLForConditionalGeneration": TextPart({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, "qwen2_5_vl", _QWEN),
@@ -50,14 +64,19 @@ _FIELDS_OF_IMAGES = frozenset((
     *("projector_hidden_act", "multimodal_projector_bias", "mm_tokens_per_image", "image_seq_length"),
     *("audio_config", "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id"),
     "vision_soft_tokens_per_image",
+    *("image_grid_pinpoints", "video_token_index", "vision_aspect_ratio", "scale_factor", "downsample_factor"),
+    *("projector_bias", "projector_hidden_size", "projector_use_layernorm", "visual_indicator_token_ids"),
+    *("projection_hidden_size", "projection_layer_norm_eps", "media_placeholder_token_id", "video_placeholder"),
+    *("use_unified_vision_chunk", "ignore_index", "_pad_token_id", "image_newline_token_id"),
     *("downsample_ratio", "image_token_index", "vision_token_id"),
     *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
     *(f"{kind}_{end}_token_id" for kind in ("image", "video", "vision") for end in ("start", "end")),
 ))  # fmt: skip
 # Prefixes of the text part: in the first files, and in current transformers.
-_TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
+_TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)(?:language_model|text_model)\.)")
 _TOWER = re.compile(
-    r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\."
+    r"(?:model\.)?(?:(?:vision_tower|vision_model|vision_encoder|vision_projection|visual|multi_modal_projector|"
+    r"mm_projector|mlp_AR|connector|audio_tower|embed_vision|embed_audio|visual_embeddings_table)\.|image_newline$)"
 )
 
 

@@ -332,6 +332,18 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "olmoe": _of("olmoe", num_experts=6, num_experts_per_tok=3, rope_parameters=_THETA, **_SQUARE),
     "flex_olmo": _of("flex_olmo", num_experts=6, num_experts_per_tok=3, rope_parameters=_THETA, **_SQUARE),
     "granitemoe": _of("granitemoe", **_SQUARE | _GRANITE, num_local_experts=6, num_experts_per_tok=3),
+    "granitemoe_swa": _of(
+        "granitemoe_swa",
+        **_HEADS | _GRANITE,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        shared_intermediate_size=24,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING[::-1],
+        layer_rope_theta=[0, 500.0],
+    ),
+    "iquestcoder": _of("iquestcoder", **_HEADS, rope_parameters=_THETA),
+    "internlm3": _of("internlm3", **_HEADS, attention_bias=True, mlp_bias=True, rope_parameters=_THETA),
     "granitemoeshared": _of(
         "granitemoeshared",
         **_SQUARE | _GRANITE,
