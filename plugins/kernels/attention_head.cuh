@@ -56,51 +56,50 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-template <class T, int D>
-__device__ Head<D> load_head(const typename T::Element* from) {
+// Read a head: load2(i) gives elements i and i + 1.
+template <int D, class Load2>
+__device__ __forceinline__ Head<D> read_pairs(Load2 load2) {
     using H = Head<D>;
     H x;
 #pragma unroll
     for (int p = 0; p < H::PARTS; ++p) {
-        x.low[p] = H::has(p) ? T::load2(from + H::at(p)) : make_float2(0, 0);
-        x.high[p] = H::has(p) ? T::load2(from + D / 2 + H::at(p)) : make_float2(0, 0);
+        x.low[p] = H::has(p) ? load2(H::at(p)) : make_float2(0, 0);
+        x.high[p] = H::has(p) ? load2(D / 2 + H::at(p)) : make_float2(0, 0);
     }
     return x;
 }
 
-template <class T, int D>
-__device__ void store_head(typename T::Element* to, const Head<D>& x) {
+// Write a head: store2(i, x) takes elements i and i + 1.
+template <int D, class Store2>
+__device__ __forceinline__ void write_pairs(const Head<D>& x, Store2 store2) {
     using H = Head<D>;
 #pragma unroll
     for (int p = 0; p < H::PARTS; ++p) {
         if (!H::has(p)) continue;
-        T::store2(to + H::at(p), x.low[p]);
-        T::store2(to + D / 2 + H::at(p), x.high[p]);
+        store2(H::at(p), x.low[p]);
+        store2(D / 2 + H::at(p), x.high[p]);
     }
+}
+
+template <class T, int D>
+__device__ Head<D> load_head(const typename T::Element* from) {
+    return read_pairs<D>([&](int i) { return T::load2(from + i); });
+}
+
+template <class T, int D>
+__device__ void store_head(typename T::Element* to, const Head<D>& x) {
+    write_pairs(x, [&](int i, float2 pair) { T::store2(to + i, pair); });
 }
 
 // The cached form of a head: divided by the scale of the cache, and back.
 template <class T, int D>
 __device__ void store_cached(typename T::Cached* to, const Head<D>& x, float scale) {
-    using H = Head<D>;
-#pragma unroll
-    for (int p = 0; p < H::PARTS; ++p) {
-        if (!H::has(p)) continue;
-        T::store_cached2(to + H::at(p), x.low[p], scale);
-        T::store_cached2(to + D / 2 + H::at(p), x.high[p], scale);
-    }
+    write_pairs(x, [&](int i, float2 pair) { T::store_cached2(to + i, pair, scale); });
 }
 
 template <class T, int D>
 __device__ Head<D> load_cached(const typename T::Cached* from) {
-    using H = Head<D>;
-    H x;
-#pragma unroll
-    for (int p = 0; p < H::PARTS; ++p) {
-        x.low[p] = H::has(p) ? T::load_cached2(from + H::at(p)) : make_float2(0, 0);
-        x.high[p] = H::has(p) ? T::load_cached2(from + D / 2 + H::at(p)) : make_float2(0, 0);
-    }
-    return x;
+    return read_pairs<D>([&](int i) { return T::load_cached2(from + i); });
 }
 
 __device__ inline float2 times(float2 a, float2 b, float c) { return make_float2(a.x * b.x * c, a.y * b.y * c); }
