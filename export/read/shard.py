@@ -20,7 +20,7 @@ from tandemrt.plugins.operators.constants import WIDTH_MULTIPLE
 
 _STEP = 8
 _PACKED = r"\.int4\.\w+"  # what a build writes for a weight in 4 bits
-_EXPERT = r"(?:experts\.\d+\.)?"
+_EXPERT = r"(?:experts\.\d+\.|shared_\w+\.)?"
 _BY_INPUTS = re.compile(  # "bytes": the name of a float8 weight in the graph
     rf"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.{_EXPERT}down_proj)\.weight(?:\.bytes|{_PACKED})?"
 )
@@ -46,9 +46,12 @@ class Shard:
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """Return the sizes of this rank's layers. A KV head that several ranks need is on each of them."""
         experts = spec.experts
+        if experts is not None:
+            shared = experts.shared and replace(experts.shared, intermediate=experts.shared.intermediate // self.ranks)
+            experts = replace(experts, intermediate=experts.intermediate // self.ranks, shared=shared)
         return replace(
             spec,
-            experts=experts and replace(experts, intermediate=experts.intermediate // self.ranks),
+            experts=experts,
             heads=spec.heads // self.ranks,
             kv_heads=max(1, spec.kv_heads // self.ranks),
             intermediate=spec.intermediate // self.ranks,
@@ -91,13 +94,16 @@ def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, i
 
 
 def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) -> str | None:
-    if spec.experts is not None and spec.experts.shared is not None:
-        return f"{spec.family} has shared experts, which are not split yet"
-    if spec.experts is not None and (inputs > 1 or spec.experts.gate_up != "separate"):
-        return f"{spec.family} has experts that are quantized or fused, which are not split yet"
-    if spec.experts is not None and spec.experts.intermediate % (ranks * WIDTH_MULTIPLE):
-        width, each = spec.experts.intermediate, WIDTH_MULTIPLE
-        return f"the width of its experts, {width}, does not give {ranks} ranks multiples of {each} each"
+    if any("gate_up_proj" in name for name in checkpoint.tensors):
+        return f"{spec.family} joins gate and up in one tensor, which is not split yet"
+    if spec.experts is not None and inputs > 1:
+        return f"{spec.family} has experts and quantized weights, which are not split yet"
+    if spec.experts is not None:
+        shared = spec.experts.shared
+        for width in (spec.experts.intermediate, WIDTH_MULTIPLE * ranks if shared is None else shared.intermediate):
+            if width % (ranks * WIDTH_MULTIPLE):
+                rule = f"does not give {ranks} ranks multiples of {WIDTH_MULTIPLE} each"
+                return f"the width of its experts, {width}, {rule}"
     if spec.recurrent is not None:
         return f"{spec.family} has recurrent layers, which are not split yet"
     if spec.latent is not None:

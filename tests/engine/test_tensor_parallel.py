@@ -165,8 +165,10 @@ def write_quantized(target: Path, case: Any) -> PreTrainedModel:
 
 
 def write_experts(target: Path) -> PreTrainedModel:
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "head_dim": 32, "moe_intermediate_size": 32}
-    model = make_checkpoint("qwen3_moe", target, sizes=sizes | {"max_position_embeddings": 128})
+    """A model with experts and a shared expert."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 128, "num_attention_heads": 4, "moe_intermediate_size": 32}
+    sizes |= {"head_dim": 32, "shared_expert_intermediate_size": 48, "max_position_embeddings": 128}
+    model = make_checkpoint("qwen2_moe", target, sizes=sizes)
     tiny_tokenizer(target)
     return model
 
