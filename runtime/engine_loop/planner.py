@@ -159,8 +159,8 @@ class Preemption:
     Memory goes to the oldest request first; the youngest one is preempted. ``end`` ends a request with an error.
 
     A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
-    are still cached; for batch invariance rounds process its output again. Tokens that the round in flight decides for it are dropped; the same random numbers decide
-    them again.
+    are still cached; for batch invariance rounds process its output again. Tokens that the round in flight decides for
+    it are dropped; the same random numbers decide them again.
     """
 
     def __init__(
