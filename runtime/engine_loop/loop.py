@@ -237,7 +237,8 @@ class RoundSteps:
             this = this.with_fast_forward() if this.may_fast_forward else this
         if this.only_fast_forward or this.prompts != NO_PROMPTS:  # prompts fix the window
             return this
-        return replace(this, window=self._drafter.window_needed(this))
+        window = self._drafter.window_needed(this)
+        return this if window == this.window else replace(this, window=window)
 
     def propose(self, this: Round) -> Buffer | None:
         """Write the drafts of the round; return their probabilities, see Drafter.propose."""

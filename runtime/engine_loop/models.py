@@ -48,6 +48,10 @@ class TargetRunner:
         self._score_call = cache_calls(self._bind_score)
         self._adjust_call = cache(self._bind_adjust)
         self._verify_call = cache(self._bind_verify)
+        self._score_outputs = cache(self._written_by_score)
+        self._verify_outputs = cache(self._written_by_verify)
+        target = engines["target"]
+        self._checked = target if isinstance(target, CheckedEngine) else None
 
     def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """Process the next prompt tokens [slots, tokens] of the slots from ``slot`` on, over a linear cache.
@@ -71,14 +75,17 @@ class TargetRunner:
             self._write_windows(self.buffers.token_ids.view(shape.batch, shape.query))
             self._score_call(shape).run()
 
-        outputs = [self._logits(shape), *self._features(self.buffers.features, self._token_shape(shape)).values()]
-        self._graphs.run(("target", shape), work, outputs=outputs, capturable=self.engines["target"].capturable)
+        self._graphs.run(
+            ("target", shape),
+            work,
+            outputs=self._score_outputs(shape),
+            capturable=self.engines["target"].capturable,
+        )
 
     def check(self) -> None:
         """Raise if results that the host has waited for may be wrong."""
-        target = self.engines["target"]
-        if isinstance(target, CheckedEngine):
-            target.check()
+        if self._checked is not None:
+            self._checked.check()
 
     def adjust(self, this: Round) -> None:
         """Apply biases and penalties to the logits, if a request has any. Their entries must be uploaded."""
@@ -99,11 +106,12 @@ class TargetRunner:
         ``draft_probs``: the result of Drafter.propose.
         """
         shape = this.shape.without_prompts._replace(keep_probs=draft_probs is not None)
+        outputs, state = self._verify_outputs(shape)
         self._graphs.run(
             ("verify", shape),
             lambda: self._verify_call(shape, draft_probs).run(),
-            outputs=[self.buffers.tokens.view(shape.batch, shape.query), self.buffers.count.view(shape.batch)],
-            state=list(self.state.advance_tensors(shape.batch).values()),
+            outputs=outputs,
+            state=state,
             capturable=self.engines["verify_probs" if shape.keep_probs else "verify"].capturable,
         )
 
@@ -168,6 +176,14 @@ class TargetRunner:
                 **self.buffers.entries.view(shape.batch, columns),
             }
         )
+
+    def _written_by_score(self, shape: RoundShape) -> list[torch.Tensor]:
+        return [self._logits(shape), *self._features(self.buffers.features, self._token_shape(shape)).values()]
+
+    def _written_by_verify(self, shape: RoundShape) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the tensors that verification overwrites, and those that it updates."""
+        outputs = [self.buffers.tokens.view(shape.batch, shape.query), self.buffers.count.view(shape.batch)]
+        return outputs, list(self.state.advance_tensors(shape.batch).values())
 
     def _bind_verify(self, shape: RoundShape, draft_probs: Buffer | None) -> Call:
         batch, rows = shape.batch, shape.query

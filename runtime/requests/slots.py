@@ -262,7 +262,8 @@ class Round:
 
     def unfinished(self) -> "Round":
         """Return the round with the same calls, without requests that finished after it was planned."""
-        return replace(self, rows={slot: running for slot, running in self.rows.items() if not running.finished})
+        left = {slot: running for slot, running in self.rows.items() if not running.finished}
+        return self if len(left) == len(self.rows) else replace(self, rows=left)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tandemrt.plugins.reference import token_bitmask, verify_draft
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
 from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.slot_state import SlotState
 
 VOCAB = 70
 SCORES = (0.0, 1.0, 2.0, -3.0, -np.inf)
@@ -72,7 +73,11 @@ def test_a_batch_gets_the_tokens_of_the_definition(
     bound = {**given_tensors, **sampling, **made}
     tensors = {b.name: bound[b.name].astype(b.dtype) for b in (*graph.contract.inputs, *graph.contract.outputs)}
     tensors = {name: torch.tensor(array) for name, array in tensors.items()}
-    call: Any = GreedyVerification(graph.contract, graph.device, lambda: graph).bind(tensors)
+    state = SlotState(batch, graph.device)
+    state.newest.copy_(torch.tensor(random.integers(0, VOCAB, (batch, 2))))
+    before, moving = state.newest.numpy().copy(), state.advance_tensors(batch)
+    engine = GreedyVerification(graph.contract, graph.device, lambda: graph)
+    call: Any = engine.bind_advancing(tensors, moving)
     call._graph = counted = CountedCall(call._graph)
     call.run()
 
@@ -80,5 +85,9 @@ def test_a_batch_gets_the_tokens_of_the_definition(
     expected = verify_draft(masked, given_tensors["draft_tokens"], given_tensors["draft_len"], **sampling)
     np.testing.assert_array_equal(tensors["tokens"].numpy(), expected[0])
     np.testing.assert_array_equal(tensors["count"].numpy(), expected[1])
+    for row, (last, emitted, count) in enumerate(zip(before, *expected, strict=True)):
+        np.testing.assert_array_equal(state.newest.numpy()[row], [*last, *emitted[:count]][-2:])
+    for name in SlotState.PLACE:
+        np.testing.assert_array_equal(moving[name].numpy(), expected[1])
     wrong = np.isnan(masked) | np.isposinf(masked)
     assert counted.runs == (sampled or bool(wrong.any()))

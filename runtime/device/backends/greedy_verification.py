@@ -38,17 +38,26 @@ class GreedyVerification:
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
         """See Engine.bind."""
+        return self.bind_advancing(tensors, {}, filters=filters)
+
+    def bind_advancing(
+        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, filters: bool = True
+    ) -> Call:
+        """See AdvancingEngine.bind_advancing."""
         check_tensors(self.contract, tensors, self.device)
         arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
-        return _GreedyCall(lambda: self._graph.bind(tensors, filters=filters), arrays)
+        advance = {name: array_of(tensor) for name, tensor in moving.items()}
+        return _GreedyCall(lambda: self._graph.bind(tensors, filters=filters), arrays, advance)
 
 
 class _GreedyCall:
-    def __init__(self, bind_graph: Callable[[], Call], arrays: dict[str, Any]) -> None:
+    def __init__(self, bind_graph: Callable[[], Call], arrays: dict[str, Any], moving: dict[str, Any]) -> None:
         self._bind_graph = bind_graph
         self._logits, self._words, self._temperature = (arrays[n] for n in ("logits", "bitmask", "temperature"))
         self._draft, self._length = arrays["draft_tokens"], arrays["draft_len"]
         self._tokens, self._count = arrays["tokens"], arrays["count"]
+        self._newest = moving.get("newest")
+        self._places = [place for name, place in moving.items() if name != "newest"]
 
     @cached_property
     def _graph(self) -> Call:
@@ -56,12 +65,17 @@ class _GreedyCall:
 
     def run(self) -> None:
         """Run once."""
+        self._verify()
+        if self._newest is not None:
+            self._advance(self._newest)
+
+    def _verify(self) -> None:
         if self._temperature.max() > 0:
             self._graph.run()
             return
         scores = _masked(self._logits, self._words)
         choice = scores.argmax(-1)
-        best = np.take_along_axis(scores, choice[..., None], -1)[..., 0]
+        best = scores.reshape(-1, scores.shape[-1])[np.arange(choice.size), choice.reshape(-1)].reshape(choice.shape)
         if not (best < np.inf).all():  # infinity or NaN, which cannot be chosen
             self._graph.run()
             return
@@ -77,6 +91,15 @@ class _GreedyCall:
             emitted = choice[at][: accepted + samplable[at][accepted]]
             self._tokens[at, : len(emitted)] = emitted
             self._count[at] = len(emitted)
+
+    def _advance(self, newest: npt.NDArray[np.int64]) -> None:
+        counts, tokens = self._count.tolist(), self._tokens.tolist()
+        newest[:] = [
+            [*last, *emitted][count : count + 2]
+            for last, emitted, count in zip(newest.tolist(), tokens, counts, strict=True)
+        ]
+        for place in self._places:
+            place += self._count
 
 
 def _masked(logits: npt.NDArray[np.float32], words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
