@@ -65,8 +65,14 @@ IMPLEMENTATIONS = {
     "latent_attention": OperatorImplementations(
         "reference.latent_attention:latent_attention", None, "kernels.latent_attention:launch"
     ),
-    "gated_delta_net": OperatorImplementations(
-        "reference.gated_delta_net:gated_delta_net", None, "kernels.gated_delta_net:launch"
+    "linear_attention": OperatorImplementations(
+        "reference.linear_attention:linear_attention", None, "kernels.linear_attention:launch"
+    ),
+    "short_convolution": OperatorImplementations(
+        "reference.linear_attention:short_convolution", None, "kernels.short_convolution:launch"
+    ),
+    "residual_norm": OperatorImplementations(
+        "reference.residual_norm:residual_norm", "functions.residual_norm:bodies", "kernels.residual_norm:launch"
     ),
     "swiglu": OperatorImplementations("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "linear": OperatorImplementations("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),

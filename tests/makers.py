@@ -134,7 +134,20 @@ def tiny_latent(folder: Path, kind: str = "youtu", *, layers: int = 2, seed: int
     return tiny_tokenizer(folder)
 
 
-ON_A_GPU = {"linear_key_head_dim": 32}  # the least key size of a delta net with kernels
+# The least sizes of keys and of attention heads with kernels, by kind.
+_WITH_KERNELS = {
+    "delta net": {"linear_key_head_dim": 32},
+    "mamba": {"mamba_d_state": 32, "num_attention_heads": 1},
+    "convolution": {"num_attention_heads": 1},
+}
+ON_A_GPU = _WITH_KERNELS["delta net"]
+
+
+def on_a_gpu(kind: str) -> dict[str, int]:
+    """Return the sizes of a tiny hybrid that its kernels support."""
+    return _WITH_KERNELS[kind]
+
+
 _RECURRENT = {"delta net": "linear_attention", "mamba": "linear_attention", "convolution": "conv"}
 _HYBRIDS: dict[str, dict[str, Any]] = {
     "delta net": {

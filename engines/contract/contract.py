@@ -34,6 +34,11 @@ CacheKind = Literal["linear", "paged"]
 BLOCK_SIZE = 64  # tokens in one block of a paged cache
 
 
+def num_snapshots(slots: int, cache: CacheKind) -> int:
+    """Return how many copies of the states of a slot the prefix cache holds. On a GPU, each may take 100 MB."""
+    return 2 * slots if cache == "linear" else 2 + slots // 4
+
+
 @dataclass(frozen=True)
 class Contract:
     """Inputs, outputs, and the outputs that share memory with an input."""
@@ -121,7 +126,7 @@ def decoder(
     ``recurrent`` layers keep no keys and values unless ``heads`` names them. They keep the state after the first
     ``state_index`` tokens of a row, and the inputs of its tokens, that of position p at p % ``history``. A call replays
     the tokens between ``state_index`` and ``write_index``, and leaves the state after ``commit_index`` tokens; see
-    ``gated_delta_net`` (docs/operators.md). With a paged cache a call gets the states of all slots: row r is slot r,
+    ``linear_attention`` (docs/operators.md). With a paged cache a call gets the states of all slots: row r is slot r,
     and ``prompt_slots`` and ``prompt_state_index`` are those of the prompt runs.
     """
     paged = cache == "paged"

@@ -8,7 +8,7 @@ from typing import get_args
 from tandemrt.engines.bundle.digest import holds_weights
 from tandemrt.engines.bundle.manifest import COLUMNS, Manifest
 from tandemrt.engines.contract.binding import Binding
-from tandemrt.engines.contract.contract import BLOCK_SIZE, blocks_of
+from tandemrt.engines.contract.contract import BLOCK_SIZE, blocks_of, num_snapshots
 from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.recipe.recipe import Ranks
 from tandemrt.engines.validation.errors import BadRequest, quoted
@@ -26,7 +26,8 @@ class Capacity:
         memory: of the GPU.
         gpus: number of GPUs that the target is split over. All sizes are those of the first, which also has the draft.
         weights: of all engines.
-        rounds: logits of a step with a full batch, draft probabilities, and states of recurrent layers.
+        rounds: logits of a step with a full batch, draft probabilities, and states of recurrent
+            layers, copies for the prefix cache included.
         token: keys and values of one token, in all models together.
         tokens: number of tokens that fit into the KV caches.
         requests: number of requests of the bundle's full length that fit.
@@ -66,11 +67,12 @@ def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacit
     states = [each for each in held if each not in caches]  # of recurrent layers, of a fixed size per slot
     per_token = sum(_per_token(each, limits.capacity) for each in caches)
     logits = manifest.engines["target"].contract["logits"]
+    slots = limits.batch + num_snapshots(limits.batch, "linear" if limits.cache_blocks is None else "paged")
     rows = limits.batch * (limits.num_draft_tokens + 1)
     rounds = (
         rows * manifest.vocab * BYTES[logits.dtype]
         + limits.batch * limits.num_draft_tokens * manifest.vocab * BYTES["float32"]
-        + sum(prod(each.resolve({"batch": limits.batch, "slots": limits.batch})) * BYTES[each.dtype] for each in states)
+        + slots * sum(prod(each.resolve({"batch": 1, "slots": 1})) * BYTES[each.dtype] for each in states)
     )
     left = max(0, int(memory * SHARE) - weights - rounds)
     tokens = left // per_token

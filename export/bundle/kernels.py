@@ -11,7 +11,7 @@ from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, capabilities_fo
 from tandemrt.engines.contract.operators import SCHEMAS, WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.models import Model, Models
-from tandemrt.export.read.recurrent_layers import DeltaNet
+from tandemrt.export.read.recurrent_layers import ShortConvolution
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # Kernels that replace the engines without weights; the other kernels run between the subgraphs of a decoder.
@@ -19,7 +19,7 @@ _WEIGHTLESS_KERNELS = {SCHEMAS[operator].kernels for operator in WEIGHTLESS_ENGI
 _FLOAT8_KERNELS, _INT4_KERNELS, _EXPERT_KERNELS = (
     SCHEMAS[name].kernels for name in ("scaled_matmul", "int4_matmul", "experts")
 )
-_RECURRENT_KERNELS = SCHEMAS["gated_delta_net"].kernels
+_RECURRENT_KERNELS, _CONVOLUTION_KERNELS = (SCHEMAS[name].kernels for name in ("linear_attention", "short_convolution"))
 _LATENT_KERNELS = SCHEMAS["latent_attention"].kernels
 _LINEAR_KERNELS = SCHEMAS["linear"].kernels
 _COLLECTIVE_KERNELS = SCHEMAS["all_reduce"].kernels
@@ -56,7 +56,7 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
     by_head = [model for model in models if model.spec.latent is None]
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in by_head))
     nets = [model.spec.recurrent for model in models if isinstance(model, Model)]
-    key_dims = [net.key_dim for net in nets if isinstance(net, DeltaNet)]
+    key_dims = [net.state[1] for net in nets if net is not None and net.state]
     sizes = dict.fromkeys((_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS), head_dims)
     sizes[_RECURRENT_KERNELS] = tuple(dict.fromkeys(key_dims))
     wanted = {
@@ -68,6 +68,7 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
         _INT4_KERNELS: any(isinstance(model, Model) and model.int4_matmuls for model in models),
         _EXPERT_KERNELS: any(isinstance(model, Model) and model.spec.experts for model in models),
         _RECURRENT_KERNELS: bool(key_dims),
+        _CONVOLUTION_KERNELS: any(isinstance(net, ShortConvolution) for net in nets),
         _LINEAR_KERNELS: target.batch_invariant,
         _COLLECTIVE_KERNELS: recipe.ranks > 1,
         _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in by_head),

@@ -1,12 +1,12 @@
-"""Gated delta net: the operator ``gated_delta_net`` (docs/operators.md), on a CPU by onnxruntime's operators."""
+"""Gated delta net: the operator ``linear_attention`` (docs/operators.md), on a CPU operators of onnxruntime."""
 
 import onnx_ir as ir
 
-from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear, merge_linears
 from tandemrt.export.model.norm import normed
-from tandemrt.export.model.packed_recurrence import DeltaNetWeights, PackedCall
+from tandemrt.export.model.packed_recurrence import LayerWeights, PackedCall
 from tandemrt.export.model.recurrence import (
     Held,
     Recurrence,
@@ -24,22 +24,64 @@ def gated_delta_net(
 ) -> tuple[ir.Value, Held]:
     """Append a layer (export/model/recurrent.py)."""
     assert held.state is not None
-    mixed, gate = _projected(b, x, w, name, net, call)
     weights = _weights(b, w, name, net)
+    epsilon = net.norm_eps or call.spec.norm_eps
     if isinstance(call, PackedCall):
-        out, after = call.delta_net(b, mixed, weights, net, held, w.dtype)
-    else:
-        ordered, earlier = call.earlier(b, held.recent, w.dtype)
-        out, state = call.run(b, _span(b, mixed, earlier, w, weights, net, call), held.state, w.dtype)
-        after = Held(call.tokens.store(b, ordered, mixed), state)
-    headed = _reshaped(b, out, net.value_heads, net.value_dim)
-    scaled = normed(b, headed, w(f"{name}.norm.weight", (net.value_dim,)), w.dtype, net.norm_eps or call.spec.norm_eps)
+        merged, places = _merged(name, net)
+        return call.linear_attention(
+            b,
+            call.matmul(b, x, w, merged),
+            weights,
+            held,
+            w.dtype,
+            key_heads=net.key_heads,
+            places=places,
+            epsilon=epsilon,
+            update_scale=net.update_scale,
+        )
+    mixed, gate = _projected(b, x, w, name, net, call)
+    ordered, earlier = call.earlier(b, held.recent, w.dtype)
+    out, state = call.run(b, _span(b, mixed, earlier, w, weights, net, call), held.state, w.dtype)
+    after = Held(call.tokens.store(b, ordered, mixed), state)
+    headed = b.op("Reshape", out, b.constant([0, 0, net.value_heads, net.value_dim]))
+    assert weights.norm is not None
+    scaled = normed(b, headed, b.cast(weights.norm, w.dtype), w.dtype, epsilon)
     # `gate` has the shape of the output.
-    return b.op("Mul", _reshaped(b, scaled, net.mixed, dims=len(dims_of(gate))), silu(b, gate)), after
+    return b.op("Mul", b.op("Reshape", scaled, b.constant([0, 0, net.mixed])), silu(b, gate)), after
+
+
+def _merged(name: str, net: DeltaNet) -> tuple[Linear, dict[str, int]]:
+    """Return the matmul that projects the input, and where the parts of its result are."""
+    keys, values, heads = net.key_heads * net.key_dim, net.value_heads * net.value_dim, net.value_heads
+    if net.projections == "by key head":
+        shared = heads // net.key_heads
+        widths = {"in_proj_ba": 2 * heads, "in_proj_qkvz": net.channels + values}
+        first = 2 * heads
+        starts = {"query_at": first, "key_at": first + net.key_dim, "value_at": first + 2 * net.key_dim}
+        starts |= {"gate_at": first + 2 * net.key_dim + shared * net.value_dim, "update_at": 0, "decay_at": shared}
+        return _of_parts(name, widths), starts | {"by_key_head": 1}
+    starts = {"decay_at": 0, "update_at": heads, "query_at": 2 * heads, "key_at": 2 * heads + keys}
+    starts |= {"value_at": 2 * heads + 2 * keys, "gate_at": 2 * heads + net.channels}
+    return _of_parts(name, _stored(net)), starts
+
+
+def _stored(net: DeltaNet) -> dict[str, int]:
+    """Return the widths of the weights that project the input, in the order of their names.
+
+    In this order they are adjacent in the file.
+    """
+    keys, values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+    separate = {"q_proj": keys, "k_proj": keys, "v_proj": values}
+    mixed = separate if net.projections == "separate" else {"in_proj_qkv": net.channels}
+    return {"in_proj_a": net.value_heads, "in_proj_b": net.value_heads, **mixed, "in_proj_z": values}
+
+
+def _of_parts(name: str, widths: dict[str, int]) -> Linear:
+    return merge_linears(*(Linear.stored(f"{name}.{part}", width) for part, width in widths.items()))
 
 
 def _projected(
-    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: DeltaNet, call: RecurrentCall | PackedCall
+    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: DeltaNet, call: RecurrentCall
 ) -> tuple[ir.Value, ir.Value]:
     """Return the inputs of each token, [..., width], and its output gate."""
     values = net.value_heads * net.value_dim
@@ -50,48 +92,31 @@ def _projected(
         *qkv, gate = _by_kind(b, qkvz, net.key_heads, [net.key_dim, net.key_dim, *[shared * net.value_dim] * 2])
         update, decay = _by_kind(b, gates, net.key_heads, [shared] * 2)
         return b.op("Concat", *qkv, decay, update, axis=-1), gate
-    # In the order of their names, in which they are adjacent in the file.
-    widths = {
-        "in_proj_a": net.value_heads,
-        "in_proj_b": net.value_heads,
-        "in_proj_qkv": net.channels,
-        "in_proj_z": values,
-    }
-    stored = widths
-    if net.projections == "separate":
-        keys = net.key_heads * net.key_dim
-        parts = {"q_proj": keys, "k_proj": keys, "v_proj": values}
-        stored = {"in_proj_a": net.value_heads, "in_proj_b": net.value_heads, **parts, "in_proj_z": values}
-    merged = merge_linears(*(Linear.stored(f"{name}.{part}", width) for part, width in stored.items()))
-    projected = call.matmul(b, x, w, merged)
-    decay, update, mixed, gate = b.ops("Split", projected, b.constant(list(widths.values())), outputs=4, axis=-1)
+    projected = call.matmul(b, x, w, _of_parts(name, _stored(net)))
+    widths = [net.value_heads, net.value_heads, net.channels, values]
+    decay, update, mixed, gate = b.ops("Split", projected, b.constant(widths), outputs=4, axis=-1)
     return b.op("Concat", mixed, decay, update, axis=-1), gate
 
 
 def _by_kind(b: GraphBuilder, x: ir.Value, heads: int, widths: list[int]) -> tuple[ir.Value, ...]:
     """Split ``x``, which has ``widths`` values of each kind per key head, into all values of each kind."""
-    headed = _reshaped(b, x, heads, sum(widths))
+    headed = b.op("Reshape", x, b.constant([0, 0, heads, sum(widths)]))
     parts = b.ops("Split", headed, b.constant(widths), outputs=len(widths), axis=-1)
     return tuple(
-        _reshaped(b, part, heads * width, dims=len(dims_of(x))) for part, width in zip(parts, widths, strict=True)
+        b.op("Reshape", part, b.constant([0, 0, heads * width])) for part, width in zip(parts, widths, strict=True)
     )
 
 
-def _reshaped(b: GraphBuilder, x: ir.Value, *last: int, dims: int | None = None) -> ir.Value:
-    """Return ``x`` with ``last`` in place of its last dimension, or of all from ``dims`` - 1 on."""
-    kept = (len(dims_of(x)) if dims is None else dims) - 1
-    return b.op("Reshape", x, b.constant([0] * kept + list(last)))
-
-
-def _weights(b: GraphBuilder, w: Weights, name: str, net: DeltaNet) -> DeltaNetWeights:
+def _weights(b: GraphBuilder, w: Weights, name: str, net: DeltaNet) -> LayerWeights:
     stored = {"conv1d": net.channels}
     if net.projections == "separate":
         keys, values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
         stored = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": values}
-    return DeltaNetWeights(
+    return LayerWeights(
         w.stacked([f"{name}.{part}.weight" for part in stored], list(stored.values()), (1, net.kernel)),
         b.op("Neg", b.op("Exp", b.cast(w.stored(f"{name}.A_log", (net.value_heads,)), "float32"))),
         b.cast(w.stored(f"{name}.dt_bias", (net.value_heads,)), "float32"),
+        b.cast(w.stored(f"{name}.norm.weight", (net.value_dim,)), "float32"),
     )
 
 
@@ -100,7 +125,7 @@ def _span(
     mixed: ir.Value,
     earlier: ir.Value,
     w: Weights,
-    weights: DeltaNetWeights,
+    weights: LayerWeights,
     net: DeltaNet,
     call: RecurrentCall,
 ) -> Recurrence:

@@ -1,4 +1,4 @@
-"""Mamba-2 on a CPU over a linear cache, by onnxruntime's operators."""
+"""Mamba-2: the operator ``linear_attention`` (docs/operators.md), on a CPU operators of onnxruntime."""
 
 import onnx_ir as ir
 
@@ -6,14 +6,16 @@ from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import normed
+from tandemrt.export.model.packed_recurrence import LayerWeights, PackedCall
 from tandemrt.export.model.recent_tokens import cut_tokens
 from tandemrt.export.model.recurrence import Held, Recurrence, RecurrentCall, convolved, for_each_head, silu
 from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.recurrent_layers import Mamba2
+from tandemrt.plugins.operators.constants import OutputNorm
 
 
 def mamba2(
-    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: Mamba2, call: RecurrentCall, held: Held
+    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: Mamba2, call: RecurrentCall | PackedCall, held: Held
 ) -> tuple[ir.Value, Held]:
     """Append a layer (export/model/recurrent.py).
 
@@ -27,6 +29,9 @@ def mamba2(
     assert held.state is not None
     projection = Linear.stored(f"{name}.in_proj", net.mixed + net.width, bias=net.bias)
     projected = _by_part(b, call.matmul(b, scaled_by(b, x, net.scales[0], w.dtype), w, projection), net, w.dtype)
+    if isinstance(call, PackedCall):
+        out, after = _packed(b, projected, w, name, net, call, held)
+        return scaled_by(b, out, net.scales[2], w.dtype), after
     gate, mixed = b.ops("Split", projected, b.constant([net.mixed, net.width]), outputs=2, axis=2)
     ordered, earlier = call.earlier(b, held.recent, w.dtype)
     span, value = _span(b, mixed, earlier, w, name, net, call)
@@ -36,6 +41,37 @@ def mamba2(
     out = b.op("Add", out, b.op("Reshape", direct, b.constant([0, 0, net.mixed])))
     gated = _gated(b, out, gate, w, name, net, call.spec.norm_eps)
     return scaled_by(b, gated, net.scales[2], w.dtype), Held(call.tokens.store(b, ordered, mixed), state)
+
+
+def _packed(
+    b: GraphBuilder, projected: ir.Value, w: Weights, name: str, net: Mamba2, call: PackedCall, held: Held
+) -> tuple[ir.Value, Held]:
+    keys = net.groups * net.state_dim
+    starts = {"gate_at": 0, "value_at": net.mixed, "key_at": 2 * net.mixed, "query_at": 2 * net.mixed + keys}
+    weights = LayerWeights(
+        w.stacked([f"{name}.conv1d.weight"], [net.channels], (1, net.kernel)),
+        _decay_scale(b, w, name, net),
+        b.cast(w.stored(f"{name}.dt_bias", (net.heads,)), "float32"),
+        None if net.norm is None else b.cast(w.stored(f"{name}.norm.weight", (net.mixed,)), "float32"),
+        w(f"{name}.conv1d.bias", (net.channels,)) if net.conv_bias else None,
+        b.cast(w.stored(f"{name}.D", (net.heads,)), "float32"),
+    )
+    return call.linear_attention(
+        b,
+        projected,
+        weights,
+        held,
+        w.dtype,
+        key_heads=net.groups,
+        places=starts | {"decay_at": 2 * net.mixed + 2 * keys},
+        norm=OutputNorm.AFTER_GATE if net.norm == "after the gate" else OutputNorm.BEFORE_GATE,
+        norm_groups=net.groups,
+        epsilon=call.spec.norm_eps,
+    )
+
+
+def _decay_scale(b: GraphBuilder, w: Weights, name: str, net: Mamba2) -> ir.Value:
+    return b.op("Neg", b.op("Exp", b.cast(w.stored(f"{name}.A_log", (net.heads,)), "float32")))
 
 
 def _span(
@@ -54,7 +90,7 @@ def _span(
     (step,) = b.custom(  # its softplus, times 1, gives a token the same bits in any call
         "LinearAttentionGate", step, bias, ones, domain=LIBRARY, outputs=[(w.dtype, ("batch", "span", net.heads))]
     )
-    scale = b.op("Neg", b.op("Exp", b.cast(w.stored(f"{name}.A_log", (net.heads,)), "float32")))
+    scale = _decay_scale(b, w, name, net)
     stepped = b.op("Mul", _by_head(b, value, net), b.op("Unsqueeze", step, b.constant([3])))
     query, key = (
         for_each_head(b, b.op("Reshape", each, b.constant([0, 0, net.groups, net.state_dim])), net.heads)

@@ -1,4 +1,4 @@
-"""Parts that recurrent layers share on a CPU over a linear cache (docs/operators.md: gated_delta_net).
+"""Parts that recurrent layers share on a CPU over a linear cache (docs/operators.md: linear_attention).
 
 onnxruntime's operators process tokens one after the other, so a token has the same bits in any call.
 """

@@ -19,7 +19,7 @@ from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, R
 
 # A function gets the layer's normed input [batch, tokens, hidden], the prefix of its weights, and what the slots hold.
 # It returns [batch, tokens, mixed], the input of the output matmul, and what the slots hold after the call. Over a
-# paged cache (PackedCall) these have no batch. Only gated delta nets run there (export/model/support.py).
+# paged cache (PackedCall) these have no batch.
 FUNCTIONS: Mapping[type[RecurrentLayers], Callable[..., tuple[ir.Value, Held]]] = {
     DeltaNet: gated_delta_net,
     KimiDelta: kimi_delta,

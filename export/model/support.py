@@ -3,9 +3,10 @@
 from tandemrt.export.graph.lowering import HEAD_DIM_STEP, Lowering
 from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import UNIFORM, Experts, Router
-from tandemrt.export.read.recurrent_layers import DeltaNet, RecurrentLayers
+from tandemrt.export.read.recurrent_layers import Mamba2, RecurrentLayers, ShortConvolution
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import (
+    DELTA_KEY_DIMS,
     HIDDEN_MULTIPLE,
     KEY_DIMS,
     LATENT,
@@ -21,8 +22,8 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
     """Return why a lowering does not support a model with rows of ``capacity`` tokens, and the fix; None: it does."""
     if spec.recurrent is not None and lowering not in ("grouped", "paged"):
         return (
-            f"{spec.family} has recurrent layers, which run with onnxruntime-cuda over a paged cache if they are gated "
-            f"delta nets, or on a CPU with attention heads of a multiple of {HEAD_DIM_STEP} values, and as many of "
+            f"{spec.family} has recurrent layers, which run with onnxruntime-cuda over a paged cache, or on a CPU "
+            f"with attention heads of a multiple of {HEAD_DIM_STEP} values, and as many of "
             "them rotated; the backend must be one of these"
         )
     if spec.sinks and lowering != "grouped":
@@ -63,19 +64,24 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
 
 
 def _unsupported_recurrence(spec: ModelSpec, net: RecurrentLayers | None) -> str | None:
-    """Return the part of the model that the operator ``gated_delta_net`` (paged cache) does not support, or None."""
+    """Return the part of the model that the operators of recurrent layers (paged cache) do not support, or None."""
     if net is None:
         return None
-    if not isinstance(net, DeltaNet):
+    if isinstance(net, ShortConvolution):
+        if net.kernel <= MAX_KERNEL and net.channels % 2 == 0:
+            return None
         return (
-            f"{spec.family} has recurrent layers that are no gated delta nets, which run on a CPU alone; choose "
-            "onnxruntime-cpu"
+            f"{spec.family} has convolutions of {net.kernel} tokens of {net.channels} channels; on a GPU at most "
+            f"{MAX_KERNEL} tokens of an even number of channels run: choose onnxruntime-cpu"
         )
-    if net.key_dim not in KEY_DIMS or net.value_dim % VALUE_DIM_MULTIPLE or net.kernel > MAX_KERNEL:
+    heads, key_dim, value_dim = net.state
+    key_dims = KEY_DIMS if isinstance(net, Mamba2) else DELTA_KEY_DIMS
+    if key_dim not in key_dims or value_dim % VALUE_DIM_MULTIPLE or net.kernel > MAX_KERNEL or heads % 2:
         return (
-            f"{spec.family} has a gated delta net with keys of {net.key_dim} values, values of {net.value_dim} and a "
-            f"convolution of {net.kernel} tokens; on a GPU keys of {', '.join(map(str, KEY_DIMS))} run, values of a "
-            f"multiple of {VALUE_DIM_MULTIPLE} and convolutions of at most {MAX_KERNEL}: choose onnxruntime-cpu"
+            f"{spec.family} has recurrent layers with {heads} heads, keys of {key_dim} values, values of {value_dim} "
+            f"and a convolution of {net.kernel} tokens; on a GPU keys of {', '.join(map(str, key_dims))} run, values "
+            f"of a multiple of {VALUE_DIM_MULTIPLE}, an even number of heads and convolutions of at most {MAX_KERNEL}: "
+            "choose onnxruntime-cpu"
         )
     return None
 

@@ -1,4 +1,5 @@
-"""Fuse RMS norms, with or without a residual add, into onnxruntime's SkipSimplifiedLayerNormalization.
+"""Fuse RMS norms, with or without a residual add, into onnxruntime's SkipSimplifiedLayerNormalization, or into
+``residual_norm`` if their weight is wider than the stream.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
@@ -9,6 +10,8 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import LIBRARY, dims_of
 from tandemrt.export.passes.graph_pass import graph_pass, nodes_in_order, values_typed
+from tandemrt.plugins.functions.residual_norm import residual_norm
+from tandemrt.plugins.operators.constants import DOMAIN
 
 _OPERATOR = "SkipSimplifiedLayerNormalization"
 
@@ -70,6 +73,35 @@ def fuse_lone_norms(model: ir.Model) -> int:
     return count
 
 
+@graph_pass(requires=(nodes_in_order, values_typed), ensures=(nodes_in_order, values_typed))
+def fuse_wide_norms(model: ir.Model) -> int:
+    """Replace every Add(skip, x) in 16 bits and the norm of it by a float32 weight with one ``residual_norm``.
+
+    Such a norm is a Cast to float32, an RMSNormalization and a Cast back.
+    """
+    count, order = 0, _order(model.graph)
+    for norm in list(model.graph):
+        found = _wide_norm(norm, order)
+        if found is None:
+            continue
+        add, widened, narrowed = found
+        outputs = [ir.Value(), ir.Value()]
+        attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
+        inputs = [*add.inputs, norm.inputs[1]]
+        fused = ir.node("residual_norm", inputs, attributes, domain=DOMAIN, outputs=outputs, name=norm.name)
+        order[fused] = order[norm]
+        replaced = [narrowed.outputs[0], add.outputs[0]]
+        ir.convenience.replace_nodes_and_values(
+            model.graph, norm, [narrowed, norm, widened, add], [fused], replaced, outputs
+        )
+        count += 1
+    if count:
+        body = residual_norm()
+        model.functions[body.identifier()] = body
+        model.graph.opset_imports.setdefault(DOMAIN, 1)
+    return count
+
+
 def lone_norm(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Return the input and the weight of ``node`` if it is a norm that SkipSimplifiedLayerNormalization computes.
 
@@ -101,6 +133,24 @@ def _lone_norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]
         found = lone_norm(norm)
         if found is not None and found[0].dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
             yield norm, *found
+
+
+def _wide_norm(norm: ir.Node, order: Mapping[ir.Node, int]) -> tuple[ir.Node, ir.Node, ir.Node] | None:
+    """Return the Add and the two Casts around ``norm``, or None if it is no norm in float32 of a narrower sum."""
+    if (norm.domain, norm.op_type) != ("", "RMSNormalization") or not _over_last(norm) or norm.inputs[0] is None:
+        return None
+    widened, readers = norm.inputs[0].producer(), [use.node for use in norm.outputs[0].uses()]
+    if widened is None or widened.op_type != "Cast" or len(widened.outputs[0].uses()) != 1 or len(readers) != 1:
+        return None
+    (narrowed,), total = readers, widened.inputs[0]
+    add = None if total is None else total.producer()
+    if narrowed.op_type != "Cast" or total is None or add is None or (add.domain, add.op_type) != ("", "Add"):
+        return None
+    skip, x = add.inputs
+    if skip is None or x is None or dims_of(skip) != dims_of(x) or narrowed.outputs[0].dtype != total.dtype:
+        return None
+    early = any(order[each] < order[widened] for each in total.consumers() if each is not widened)
+    return None if early or int(dims_of(x)[-1]) % 2 else (add, widened, narrowed)
 
 
 def _fusable_add(norm: ir.Node, order: Mapping[ir.Node, int]) -> ir.Node | None:

@@ -37,7 +37,7 @@ class ShortConvolution:
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Layers with a gated delta net in place of attention; see ``gated_delta_net`` in docs/operators.md.
+    """Layers with a gated delta net in place of attention; see ``linear_attention`` in docs/operators.md.
 
     ``layers``: for each layer, whether it has one. ``kernel``: the tokens that the convolution reads, its own included.
     Each key head serves the same number of consecutive value heads. ``projections``: four weights project the input,

@@ -5,8 +5,19 @@ from enum import IntEnum
 DOMAIN = "tandemrt"
 HEAD_DIMS = (32, 64, 128, 256)  # head sizes that the kernels of window_attention support
 LATENT = (512, 64)  # values of a latent vector and of a rotated key that the kernels of latent_attention support
-# Limits of the kernels of gated_delta_net: sizes of a key, of which a value's is a multiple, tokens of a convolution.
-KEY_DIMS, VALUE_DIM_MULTIPLE, MAX_KERNEL = (32, 64, 96, 128), 16, 8
+# Limits of the kernels of linear_attention: sizes of a key, by the delta rule and without it, of which a value's is a
+# multiple, tokens of a convolution.
+DELTA_KEY_DIMS, KEY_DIMS, VALUE_DIM_MULTIPLE, MAX_KERNEL = (32, 64, 96, 128), (32, 64, 96, 128, 256), 16, 8
+
+
+class OutputNorm(IntEnum):
+    """The norm of a group of outputs of linear_attention."""
+
+    NONE = 0
+    BEFORE_GATE = 1
+    AFTER_GATE = 2
+
+
 # Limits of experts; hidden size and expert width must be multiples of the last two.
 MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, HIDDEN_MULTIPLE, WIDTH_MULTIPLE = 512, 32, 16, 8
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tandemrt.engines.bundle.manifest import Limits
-from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract, blocks_of, table_width
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract, blocks_of, num_snapshots, table_width
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.caches.linear import LinearCache, LinearCacheManager
-from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates, is_recurrent
+from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates, Snapshots, is_recurrent
 from tandemrt.runtime.caches.tensors import cache_tensors
 from tandemrt.runtime.device.backends.base import Call, Engine
 from tandemrt.runtime.device.streams import upload
@@ -60,11 +60,11 @@ class KVCacheManager(Protocol):
         that are cached already, a multiple of BLOCK_SIZE; 0 if the slot was not empty.
         """
 
-    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+    def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
         """Let other requests reuse the first blocks of ``slot``, identified by ``hashes``.
 
         The work that writes these blocks must be enqueued before, so that later readers run after it on the device.
-        The blocks must not change afterwards.
+        The blocks must not change afterwards. ``of_prompt``: all are blocks of the prompt.
         """
 
     def leave(self, slot: int) -> None:
@@ -78,22 +78,22 @@ class BlockTable:
     writes after the last one, and readers of a shared block read after all writes to it.
     """
 
-    reuses_whole_chunks = False
-
     def __init__(
         self, slots: int, max_blocks: int, blocks: int, device: torch.device, *, caches_outputs: bool = True
     ) -> None:
         self.caches_outputs = caches_outputs
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
         self.allocator = BlockAllocator(blocks)
-        self._states: list[RecurrentStates] = []
+        self._snapshots = Snapshots()
 
     def add(self, states: RecurrentStates) -> None:
-        """Manage the states of a decoder's recurrent layers, too.
+        """Manage the states of a decoder's recurrent layers, too."""
+        self._snapshots.add(states, num_snapshots(len(self.device), "paged"))
 
-        Prefixes are not reused then: a prompt could continue only from a copy of the states at a prefix's end.
-        """
-        self._states.append(states)
+    @property
+    def reuses_whole_chunks(self) -> bool:
+        """See KVCacheManager.reuses_whole_chunks."""
+        return bool(self._snapshots)
 
     @property
     def usage(self) -> float:
@@ -106,21 +106,25 @@ class BlockTable:
         held = self.allocator.num_blocks(slot)
         if held >= blocks_of(tokens):  # the usual case, because every round reserves memory for every slot
             return 0
-        hashes = () if self._states else hashes
         found = 0 if held else self.allocator.count_cached(hashes)
+        if found and self._snapshots:  # recurrent layers continue only from a copy of their state
+            found = self._snapshots.longest(hashes[:found])
+            hashes = hashes[:found]
         blocks = self.allocator.allocate(slot, tokens, hashes)
         if blocks is None:
             return None
         upload(blocks, self.device[slot, held : held + len(blocks)])
         if not held:
-            for states in self._states:
-                states.restart(slot)
+            self._snapshots.restart(slot)
+        if found and self._snapshots:
+            self._snapshots.restore(slot, hashes[found - 1])
         return found * BLOCK_SIZE
 
-    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+    def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
         """See KVCacheManager.register_prefix."""
-        if not self._states:
-            self.allocator.register_prefix(slot, hashes)
+        self.allocator.register_prefix(slot, hashes)
+        if of_prompt:  # to take a copy, the host waits for the device
+            self._snapshots.take(slot, hashes)
 
     def leave(self, slot: int) -> None:
         """See KVCacheManager.leave."""

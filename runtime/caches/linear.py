@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract, num_snapshots
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.recurrent import RecurrentStates, Snapshots, is_recurrent
 from tandemrt.runtime.caches.tensors import cache_tensors
@@ -74,7 +74,7 @@ class LinearCacheManager:
         self._rows += rows
         self._saved += [torch.zeros_like(tensor[:, :, : self._num_saved]) for tensor in rows]
         if cache.states is not None:
-            self._snapshots.add(cache.states, self._slots)
+            self._snapshots.add(cache.states, num_snapshots(self._slots, "linear"))
 
     @property
     def reuses_whole_chunks(self) -> bool:
@@ -108,7 +108,7 @@ class LinearCacheManager:
         self._hashes[slot] = list(hashes[:found])
         return found * BLOCK_SIZE
 
-    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+    def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:  # noqa: ARG002
         """See KVCacheManager.register_prefix."""
         self._hashes[slot] = list(hashes)
         self._snapshots.take(slot, hashes)

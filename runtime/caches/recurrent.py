@@ -9,7 +9,6 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.backends.base import Call
 
 STATES = ("past_state.", "past_recent.")  # beginnings of their names in a contract
-SNAPSHOTS_PER_SLOT = 2
 
 
 def is_recurrent(contract: Contract) -> bool:
@@ -21,7 +20,7 @@ class RecurrentStates:
     """The states of a decoder's recurrent layers, and the tokens that they cover, over a linear or a paged cache.
 
     A call replays the tokens after those of the state, up to its ``write_index``, and moves the state to
-    ``commit_index`` (docs/operators.md, gated_delta_net). Rejected drafts leave no trace, because only the tokens
+    ``commit_index`` (docs/operators.md, linear_attention). Rejected drafts leave no trace, because only the tokens
     before ``write_index`` are replayed.
 
     Attributes:
@@ -96,8 +95,8 @@ class Snapshot:
 class Snapshots:
     """States at the ends of blocks, by the hash of the last block, for prompts that begin with these blocks.
 
-    A state is found only at the block ends where a copy was taken: where a chunk of a prompt ended. At most
-    SNAPSHOTS_PER_SLOT per slot are held; the one that was unused for the longest time goes first.
+    A state is found only at the block ends where a copy was taken: where a chunk of a prompt ended. Their
+    number is bounded; the one that was unused for the longest time goes first.
     """
 
     def __init__(self) -> None:
@@ -109,15 +108,20 @@ class Snapshots:
         """Whether any model has recurrent layers."""
         return bool(self._models)
 
-    def add(self, states: RecurrentStates, slots: int) -> None:
-        """Manage the states of a further model, too."""
+    def add(self, states: RecurrentStates, most: int) -> None:
+        """Manage the states of a further model, too, and hold at most ``most`` copies of all."""
         self._models.append(states)
-        self._most = SNAPSHOTS_PER_SLOT * slots
+        self._most = most
 
     def clear(self, slot: int) -> None:
         """Reset all states of ``slot`` to the beginning of a text."""
         for states in self._models:
             states.clear(slot)
+
+    def restart(self, slot: int) -> None:
+        """Reset the indices of ``slot`` alone; see RecurrentStates.restart."""
+        for states in self._models:
+            states.restart(slot)
 
     def take(self, slot: int, hashes: Sequence[bytes]) -> None:
         """Copy the states of ``slot`` if they are at the end of the blocks with ``hashes``, or one token before it."""

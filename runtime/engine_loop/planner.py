@@ -73,6 +73,8 @@ class RoundPlanner:
         layout = self._target.layout
         if num_tokens(chunks) < num_tokens(missing) and layout.budget(this.window_tokens, budget) < budget:
             chunks = plan(missing, layout.budget(this.window_tokens, budget))
+            if slots.reuses_whole_chunks:
+                chunks = at_block_ends(chunks)
             this = plan_round(slots, draft_windows, slots.count, chunks)
         this = replace(this, prompts=layout.prompts_of(this.window_tokens, chunks))
         running = {each.slot: each for each in slots}

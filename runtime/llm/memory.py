@@ -4,11 +4,12 @@ import os
 from math import prod
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.contract import CacheKind, num_snapshots
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import num_cache_blocks
-from tandemrt.runtime.caches.recurrent import SNAPSHOTS_PER_SLOT, STATES
+from tandemrt.runtime.caches.recurrent import STATES
 
 
 def require_memory(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> None:
@@ -41,12 +42,10 @@ def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     sizes["blocks"] = num_cache_blocks(limits, options.cache_tokens)
     dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in held]
     each_size = [prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True)]
-    recurrent = [  # over a linear cache: a paged one has no copies of states
-        size
-        for each, size in zip(held, each_size, strict=True)
-        if each.name.startswith(STATES) and "batch" in each.shape
-    ]
-    return sum(each_size) + SNAPSHOTS_PER_SLOT * sum(recurrent)
+    recurrent = [size for each, size in zip(held, each_size, strict=True) if each.name.startswith(STATES)]
+    cache: CacheKind = "linear" if limits.cache_blocks is None else "paged"
+    copies = num_snapshots(limits.batch, cache) if options.prefix_caching else 0
+    return sum(each_size) + copies * sum(recurrent) // limits.batch
 
 
 def _total(device: torch.device) -> int:

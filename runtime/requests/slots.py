@@ -98,7 +98,8 @@ class Slots:
         """Let other requests reuse the whole blocks among the first ``tokens`` tokens of ``running``."""
         blocks = (tokens if self._cache_manager.caches_outputs else min(tokens, running.prefill_end)) // BLOCK_SIZE
         if running.hashes is not None and blocks > running.registered_blocks:
-            self._cache_manager.register_prefix(running.slot, running.hashes.first(running.tokens, blocks))
+            hashes, of_prompt = running.hashes.first(running.tokens, blocks), blocks * BLOCK_SIZE <= running.prefill_end
+            self._cache_manager.register_prefix(running.slot, hashes, of_prompt=of_prompt)
             running.registered_blocks = blocks
         running.request.prompt_cached |= not running.prefilling
 

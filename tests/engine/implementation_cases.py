@@ -10,6 +10,7 @@ import torch
 
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.plugins.implementations import launcher, reference
+from tandemrt.plugins.operators.constants import OutputNorm
 from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.operators.float_tiles import tiled
 from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
@@ -148,16 +149,40 @@ def _latent(kind: np.dtype[Any]) -> Iterator[Case]:
 
 def _recurrences(kind: np.dtype[Any]) -> Iterator[Case]:
     """Beginnings of texts, tokens to replay, free slots, empty runs, and a run followed by a window of its text."""
-    by_head = recurrent_cases.Sizes(2, 4, 32, 48)
-    by_channel = recurrent_cases.Sizes(2, 2, 32, 16, per_channel=True)
-    for sizes, rows, query, runs in (
-        (by_head, [(0, 0, 0), (3, 5, 5), (7, 7, 7), (0, 0, 0)], 5, []),
-        (by_head, [(20, 25, 20), (3, 1, 1)], 1, []),
-        (by_head, [(8, 9, 9)], 3, [(1, 0, 0, 70), (0, 0, 0, 9), (2, 12, 13, 1), (1, 3, 3, 0)]),
-        (by_channel, [(4, 6, 6), (0, 2, 1)], 2, [(3, 10, 11, 12)]),
-    ):
-        inputs = recurrent_cases.call(sizes, kind, rows, query, runs)
-        yield Case(inputs, {**sizes.heads, "update_scale": 1.0 if query == 5 else 2.0})
+    by_kind = recurrent_cases.Sizes(2, 4, 32, 48)
+    by_key_head = recurrent_cases.Sizes(2, 4, 32, 48, order="by key head", update_scale=2.0)
+    by_channel = recurrent_cases.Sizes(2, 2, 32, 16, per_channel=True, update_scale=2.0)
+    mamba = recurrent_cases.Sizes(2, 4, 32, 80, order="as Mamba-2")
+    for sizes, call in zip((by_kind, mamba, by_key_head, by_channel), _RECURRENT_CALLS, strict=True):
+        yield Case(recurrent_cases.call(sizes, kind, *call), sizes.attributes)
+    inputs = recurrent_cases.call(mamba, kind, *_RECURRENT_CALLS[2])
+    yield Case(inputs, mamba.attributes | {"norm": int(OutputNorm.NONE), "norm_groups": 1})
+
+
+# Rows, tokens of a window, runs: see recurrent_cases.call.
+_RECURRENT_CALLS: tuple[tuple[Any, ...], ...] = (
+    ([(0, 0, 0), (3, 5, 5), (7, 7, 7), (0, 0, 0)], 5, []),
+    ([(20, 25, 20), (3, 1, 1)], 1, []),
+    ([(8, 9, 9)], 3, [(1, 0, 0, 70), (0, 0, 0, 9), (2, 12, 13, 1), (1, 3, 3, 0)]),
+    ([(4, 6, 6), (0, 2, 1)], 2, [(3, 10, 11, 12)]),
+)
+
+
+def _short_convolutions(kind: np.dtype[Any]) -> Iterator[Case]:
+    for channels, call in zip((32, 34, 512, 2), _RECURRENT_CALLS, strict=True):
+        yield Case(recurrent_cases.convolution_call(channels, kind, *call))
+
+
+def _residual_norms(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    for shape in ((1, 2), (3, 66), (2, 3, 5000)):
+        x, update = (rng.normal(size=shape).astype(kind) for _ in range(2))
+        yield Case(
+            {"x": x, "update": update, "weight": 1 + rng.normal(size=shape[-1]).astype(np.float32) / 9}, _EPSILON
+        )
+
+
+_EPSILON = {"epsilon": 1e-5}
 
 
 def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
@@ -318,7 +343,9 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "window_attention": _attention,
     "float8_window_attention": _attention_in_float8,
     "latent_attention": _latent,
-    "gated_delta_net": _recurrences,
+    "linear_attention": _recurrences,
+    "short_convolution": _short_convolutions,
+    "residual_norm": _residual_norms,
     "swiglu": _gates,
     "linear": _rows_and_weights,
     "all_reduce": _parts_of_one_rank,

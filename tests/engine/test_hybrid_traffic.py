@@ -26,19 +26,19 @@ from tandemrt.runtime.requests.request import Request, StreamOutput
 from tests.engine.draft_kinds import DFLASH, DSPARK, EAGLE3, MASK, PEAGLE
 from tests.engine.test_hybrid_heads import add_mtp
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.makers import on_a_gpu, tiny_checkpoint, tiny_hybrid, write_recipe
 
 LENGTH, TOKENS, WINDOW = 260, 8, 4
 TEXT = [(7 * i * i + 3 * i) % 199 for i in range(200)]
 TARGETS = ("delta net", "mamba", "convolution")
 DRAFTS = ("ngram", "hybrid", "attention", "pard", "eagle3", "peagle", "dflash", "dspark")
 # In every run: each target, and a draft without a model, a hybrid one, one with a cache of its own, and a head.
-# The paged cache of a GPU, whose operators run on a CPU here, has no prefix cache.
+# The operators of a GPU's paged cache run on a CPU here.
 PAIRS = [("delta net", "ngram"), ("mamba", "hybrid"), ("delta net", "pard"), ("convolution", "eagle3")]
 PAIRS += [("paged delta net", "hybrid")]
 ALL_PAIRS = [
     ("delta net", "mtp"),
-    *(("paged delta net", draft) for draft in ("ngram", "hybrid", "attention")),
+    *((f"paged {target}", draft) for target in TARGETS for draft in ("ngram", "hybrid", "attention")),
     *((target, draft) for target in TARGETS for draft in DRAFTS),
 ]
 REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "0"))  # of a long run, over all pairs
@@ -100,8 +100,8 @@ class Traffic:
 
 
 def hybrid(folder: Path, kind: str, **sizes: int) -> Path:
-    paged = kind.startswith("paged ")
-    return tiny_hybrid(folder, kind.removeprefix("paged "), seed=1, **sizes, **(ON_A_GPU if paged else {}))
+    name = kind.removeprefix("paged ")
+    return tiny_hybrid(folder, name, seed=1, **sizes, **(on_a_gpu(name) if name != kind else {}))
 
 
 def drafting(folder: Path, target: str, draft: str) -> str:
@@ -215,13 +215,14 @@ def failing(grow: Callable[..., bool], calls: set[int]) -> Callable[..., bool]:
     return lambda running: next(number) not in calls and grow(running)
 
 
-def test_prompts_continue_from_cached_prefixes(traffic: Traffic) -> None:
-    llm = traffic.llm("mamba", "hybrid")
+@pytest.mark.parametrize("target", ["mamba", "paged delta net"])
+def test_prompts_continue_from_cached_prefixes(traffic: Traffic, target: str) -> None:
+    llm = traffic.llm(target, "hybrid")
     llm.loop.planner.chunk = 128
     for own in range(3):
         before = llm.metrics.cached
         each = Asked(192, 20, own)
-        assert llm.generate(each.prompt, params(own)).logprobs == traffic.alone("mamba", each)
+        assert llm.generate(each.prompt, params(own)).logprobs == traffic.alone(target, each)
         assert own == 0 or llm.metrics.cached - before == 192
 
 

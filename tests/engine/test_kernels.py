@@ -35,13 +35,15 @@ ENTRIES = {
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
         "scale_matmul": "2 u64, 1 u32, 1 u64",
     },
-    "gated_delta_net": {},  # with sizes: see expected
     "int4": {
         **{f"int4_matmul_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
         **{f"int4_matmul_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
         "int4_weights": "3 u64, 3 u32, 1 u64",
     },
     "latent_attention": {},  # not the same for all dtypes: see expected
+    "linear_attention": {},  # with sizes: see expected
+    "residual_norm": {"residual_norm": "3 u64, 1 u32, 1 f32, 2 u64"},
+    "short_convolution": {"short_convolution": "7 u64, 5 u32, 2 u64", "keep_recent": "4 u64, 3 u32, 1 u64"},
     "linear": {f"few_rows_{rows}_{stages}": "2 u64, 3 u32, 1 u64" for rows in (8, 16) for stages in (6, 16)},
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
@@ -55,26 +57,29 @@ ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
 ATTEND_RUNS, WIDEN = "11 u64, 8 u32, 4 f32, 6 u64", "11 u64, 6 u32, 4 f32, 4 u64"
-CONVOLVE, SCAN = "11 u64, 8 u32, 1 f32, 1 u64", "7 u64, 6 u32, 3 u64"
+CONVOLVE, SCAN = "12 u64, 21 u32, 1 f32, 1 u64", "8 u64, 19 u32, 3 u64"
+FINISH = "4 u64, 20 u32, 1 f32, 1 u64"
 # Bytes: some between phases are no matter; in a loop over the logits they would be. Of int4 for one GPU alone, 12.0. Of
 # attention in attend_fixed alone, most of them for GPUs from 10.0 on, where it was not run.
 SPILLED_256 = 2100
 LATENT = "9 u64, 5 u32, 1 f32"
-SPILLED = {"verify": 160, "int4": 16, "attention": 140, "attention_float8": 116, "gated_delta_net": 52}
+SPILLED = {"verify": 160, "int4": 16, "attention": 140, "attention_float8": 116, "linear_attention": 84}
 
 
 def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, str]:
     suffix = SUFFIXES[dtype]
     if kernel in ("int4", "linear") and dtype == "float32":
         return {}
-    if kernel == "gated_delta_net":
-        kinds = [f"{suffix}_{channels}{size}" for channels in ("", "channels_") for size in head_dims]
-        return {f"{name}_{kind}": entry for kind in kinds for name, entry in (("convolve", CONVOLVE), ("scan", SCAN))}
     if kernel == "latent_attention":
         if dtype == "float32":
             return {f"append_latent_{suffix}": LATENT, f"attend_latent_{suffix}": f"{LATENT}, 1 u64"}
         attend = {f"attend_latent_{suffix}_{rows}": f"{LATENT}, 3 u32, 3 u64" for rows in (16, 32, 64)}
         return {f"append_latent_{suffix}": LATENT, f"merge_latent_{suffix}": f"{LATENT}, 1 u32, 3 u64"} | attend
+    if kernel == "linear_attention":
+        rules = ("delta", "channels", "gated")
+        kinds = [f"{suffix}_{rule}_{size}" for size in head_dims for rule in rules if size <= 128 or rule == "gated"]
+        steps = (("convolve", CONVOLVE), ("scan", SCAN), ("finish", FINISH))
+        return {f"{name}_{kind}": entry for kind in kinds for name, entry in steps}
     if kernel not in ATTENTION:
         entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
         ordered = ORDERED if kernel == "float8" and dtype != "float16" else ()
@@ -100,7 +105,7 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
     """Return the head sizes to compile a kernel for."""
-    if kernel == "gated_delta_net":
+    if kernel == "linear_attention":
         return KEY_DIMS if capability == "9.0" else (128,)
     return HEAD_DIMS[:-1] if kernel != "attention" or (capability, dtype) == ("9.0", "bfloat16") else (128,)
 
@@ -109,7 +114,7 @@ def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
 # 256 values, whose sums leave no registers for the rest; each in one dtype.
 # Matmuls in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
 # is the same with other elements. Latent attention is compiled for one GPU.
-ONE_DTYPE = (*ATTENTION, "float8", "int4", "experts", "gated_delta_net", "latent_attention")
+ONE_DTYPE = (*ATTENTION, "float8", "int4", "experts", "linear_attention", "latent_attention")
 COMPILED = [
     (kernel, dtype, capability, sizes_of(kernel, capability, dtype))
     for kernel in compiler.kernel_names()

@@ -28,10 +28,12 @@ from tools.families.cases import FAMILIES
 # Every model has two layers. A layer has four matmuls on a GPU and a CPU: queries, keys and values; their output; gate
 # and up; down. The ninth is lm_head.
 PRE_NORM_GROUPED = {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 9}
-PRE_NORM_PAGED = {"fuse_residual_norms": 4, "defer_scales": 0, "fuse_lone_norms": 1, "fuse_transposed_matmuls": 9}
+PRE_NORM_PAGED = PRE_NORM_GROUPED | {"fuse_wide_norms": 0, "defer_scales": 0, "fuse_lone_norms": 1}
+# Norms whose weights are stored minus one, in 16 bits.
+IN_16_BITS = {"gemma3": 4, "qwen3_5": 8}
 # A norm after attention and MLP leaves the last norm alone to read a residual sum.
 POST_NORM_GROUPED = PRE_NORM_GROUPED | {"fuse_residual_norms": 1}
-UNSUPPORTED: Mapping[str, int] = {}
+UNSUPPORTED: dict[str, int] = {}
 # Families with a dense first layer and a layer of 6 or 8 experts and a shared one.
 ONE_OF_TWO, ONE_OF_TWO_IN_GROUPS = ("ernie4_5_moe", "glm4_moe air", "exaone_moe", "hy_v3"), ("glm4_moe", "dots1")
 LAYER_NORMS = ("starcoder2", "stablelm", "nemotron", "jais2")
@@ -93,7 +95,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(("mixtral", "qwen3_moe"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7}),
     "qwen3_moe with a dense layer": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 8},
     **dict.fromkeys(("olmoe", "minimax_m2"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 7}),
-    "flex_olmo": {"fuse_residual_norms": 1, "defer_scales": 0, "fuse_lone_norms": 8, "fuse_transposed_matmuls": 7},
+    "flex_olmo": PRE_NORM_PAGED | {"fuse_residual_norms": 1, "fuse_lone_norms": 8, "fuse_transposed_matmuls": 7},
     "granitemoe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7},
     **dict.fromkeys(("granitemoeshared", "solar_open"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 11}),
     "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
@@ -102,14 +104,19 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(("gpt_oss", "granite_swa"), UNSUPPORTED),
     **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite", "youtu"), UNSUPPORTED),
     **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts", "phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
-    # Each of three delta nets has a lone norm of its output. A delta net has 2 matmuls, or 3 with joined projections.
-    "qwen3_5": {"fuse_residual_norms": 8, "defer_scales": 0, "fuse_lone_norms": 4, "fuse_transposed_matmuls": 17},
-    "qwen3_5_moe": {"fuse_residual_norms": 8, "defer_scales": 0, "fuse_lone_norms": 4, "fuse_transposed_matmuls": 25},
-    "qwen3_next": {"fuse_residual_norms": 8, "defer_scales": 0, "fuse_lone_norms": 4, "fuse_transposed_matmuls": 26},
-    "olmo_hybrid": {"fuse_residual_norms": 4, "defer_scales": 0, "fuse_lone_norms": 7, "fuse_transposed_matmuls": 13},
-    **dict.fromkeys(("lfm2", "lfm2_moe", "kimi_linear"), UNSUPPORTED),
-    **dict.fromkeys(("granite 4", "granite 4 dense", "bamba", "nemotron_h"), UNSUPPORTED),
-    **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), UNSUPPORTED),
+    # Hybrid models have two to four layers here.
+    "qwen3_5": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 17},
+    "qwen3_5_moe": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 25},
+    "qwen3_next": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 23},
+    "olmo_hybrid": PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 13},
+    "lfm2": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 17},
+    "lfm2_moe": PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 11},
+    "granite 4": PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 16},
+    **dict.fromkeys(
+        ("granite 4 dense", "bamba"), PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 13}
+    ),
+    **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 15}),
+    **dict.fromkeys(("kimi_linear", "nemotron_h"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),
@@ -134,6 +141,13 @@ def test_every_pass_rewrites_as_often_as_the_family_needs(
             counts_of(tmp_path, lowering)
         return
     assert counts_of(tmp_path, lowering) == counts
+
+
+@pytest.mark.parametrize(("case", "count"), IN_16_BITS.items())
+def test_norms_whose_weights_are_stored_minus_one_are_fused_in_16_bits(tmp_path: Path, case: str, count: int) -> None:
+    make_checkpoint(case, tmp_path)
+    wanted = PAGED[case] | {"fuse_wide_norms": count, "fuse_residual_norms": 0}
+    assert counts_of(tmp_path, "paged", dtype="bfloat16") == wanted
 
 
 @pytest.mark.parametrize("lowering", ["length", "mask"])
@@ -173,11 +187,11 @@ def test_a_batch_invariant_target_has_no_matmul_left_to_transpose(tmp_path: Path
     [
         # The block's attention names its tokens otherwise than the residual stream, so the first sum is not fused.
         ("grouped", PRE_NORM_GROUPED | {"fuse_residual_norms": 3}, {"fuse_residual_norms": 0}),
-        ("paged", PRE_NORM_PAGED, {"fuse_residual_norms": 0, "defer_scales": 0, "fuse_lone_norms": 1}),
+        ("paged", PRE_NORM_PAGED, PRE_NORM_PAGED | {"fuse_residual_norms": 0}),
     ],
 )
 def test_a_block_draft_is_fused_as_its_target(
-    tmp_path: Path, lowering: Lowering, counts: Mapping[str, int], context: Mapping[str, int]
+    tmp_path: Path, lowering: Lowering, counts: dict[str, int], context: dict[str, int]
 ) -> None:
     weights = BLOCK_DRAFT.weights() | {EMBEDDING: Draw(9).matrix(VOCAB, BLOCK_DRAFT.hidden)}
     checkpoint = Checkpoint.open(BLOCK_DRAFT.save(tmp_path, weights))
@@ -185,10 +199,12 @@ def test_a_block_draft_is_fused_as_its_target(
     sizes: Any = {"dtype": "float32", "capacity": CAPACITY, "lowering": lowering}
     assert PIPELINES[lowering](build_dflash(spec, checkpoint, **sizes)) == counts
     # Of the target's features, and of keys and values per layer.
-    assert PIPELINES[lowering](build_context(spec, checkpoint, **sizes)) == {**context, "fuse_transposed_matmuls": 3}
+    assert PIPELINES[lowering](build_context(spec, checkpoint, **sizes)) == context | {"fuse_transposed_matmuls": 3}
 
 
-@pytest.mark.parametrize(("lowering", "lone"), [("grouped", {}), ("paged", {"defer_scales": 0, "fuse_lone_norms": 2})])
+@pytest.mark.parametrize(
+    ("lowering", "lone"), [("grouped", {}), ("paged", {"fuse_wide_norms": 0, "defer_scales": 0, "fuse_lone_norms": 2})]
+)
 def test_the_layer_of_an_eagle3_head_is_fused(tmp_path: Path, lowering: Lowering, lone: Mapping[str, int]) -> None:
     """The first norms, of the token and of the state, are lone norms."""
     checkpoint = Checkpoint.open(EAGLE3.save(tmp_path, EAGLE3.weights()))

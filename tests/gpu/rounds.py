@@ -1,7 +1,7 @@
 """Rounds on a CUDA device. All requests arrive before the first round, so runs have equal shapes and bits."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.metrics.metrics import Metrics
-from tests.gpu.here import compute_capabilities
+from tests.gpu.here import compute_capabilities, skipped_without_equal_bits
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import eventually
 from tools.gpu.ties import first_difference
@@ -42,6 +42,32 @@ MIXED: Requests = [
 EVEN: Requests = [
     (f"row {i} ", {"temperature": 0.4 * i, "seed": i, "max_tokens": 40, "ignore_eos": True}) for i in range(4)
 ]
+
+
+def texts(count: int, *, words: Callable[[int], int]) -> Requests:
+    """Texts of 40 tokens, greedy and sampled; prompt i has ``words(i)`` words."""
+    return [
+        (
+            f"row {i} " + "the " * words(i),
+            {"temperature": 0.3 * (i % 4), "seed": i, "max_tokens": 40, "ignore_eos": True},
+        )
+        for i in range(count)
+    ]
+
+
+def check_invisible(bundle: Path, requests: Requests) -> None:
+    """Assert that draft windows of 4, 2 and no tokens give equal texts, all requests at once and each alone.
+
+    There are more requests than slots.
+    """
+    found = []
+    for window in (0, 4, 2):
+        with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
+            found.append([output.token_ids for output in drive(llm, requests)])
+            if window:
+                found.append([drive(llm, [each])[0].token_ids for each in requests])
+                assert llm.metrics.drafted > 0
+    assert all(each == found[0] for each in found)
 
 
 def tiny(

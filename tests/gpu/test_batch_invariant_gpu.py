@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandemrt import LLM
 from tandemrt.engines.contract.gpus import FLOAT8_FROM
 from tandemrt.plugins.kernels import experts, float8_matmul, int4_matmul, linear
 from tandemrt.plugins.kernels.attention import launch
@@ -14,7 +13,7 @@ from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tests.gpu.here import CAPABILITY, compute_capabilities, needs_float8, skipped_without_equal_bits
-from tests.gpu.rounds import drive, paged, tiny
+from tests.gpu.rounds import check_invisible, paged, texts, tiny
 
 FLOAT8 = torch.float8_e4m3fn
 ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
@@ -182,12 +181,6 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
         assert torch.equal(found, windows[rows])
 
 
-TEXTS = [
-    (f"row {i} " + "the " * (i % 7), {"temperature": 0.3 * (i % 4), "seed": i, "max_tokens": 40, "ignore_eos": True})
-    for i in range(12)
-]
-
-
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [
@@ -198,16 +191,10 @@ TEXTS = [
     ],
 )
 def test_speculation_and_batch_mates_change_no_text(tmp_path: Path, dtype: str, kv_dtype: str | None) -> None:
-    """More texts than slots, and each of them alone. The random models have nearly flat distributions."""
+    """The random models have nearly flat distributions."""
     backend = paged() + "\nbatch_invariant = true"
     bundle = tiny(tmp_path / "tiny", backend=backend, dtype=dtype, kv_dtype=kv_dtype)
-    found = []
-    for window in (0, 4, 2):
-        with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
-            found.append([output.token_ids for output in drive(llm, TEXTS)])
-            if window:
-                found.append([drive(llm, [each])[0].token_ids for each in TEXTS])
-    assert all(texts == found[0] for texts in found)
+    check_invisible(bundle, texts(12, words=lambda i: i % 7))
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -45,8 +45,16 @@ def worst(errors: torch.Tensor, case: str, dtype: str) -> float:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kernels")
-    names = ["attention", "experts", "gated_delta_net", "latent_attention", "swiglu"]
-    compile_kernels(compute_capabilities(), folder, names=names, head_dims=[32, 64])
+    names = [
+        "attention",
+        "experts",
+        "latent_attention",
+        "linear_attention",
+        "residual_norm",
+        "short_convolution",
+        "swiglu",
+    ]
+    compile_kernels(compute_capabilities(), folder, names=[*names, "short_convolution"], head_dims=[32, 64])
     return folder
 
 

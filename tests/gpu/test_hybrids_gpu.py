@@ -9,24 +9,18 @@ from tandemrt import LLM
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tests.gpu.here import skipped_without_equal_bits
-from tests.gpu.rounds import by_graphs_and_eagerly, drive, output_of, paged
-from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.gpu.rounds import by_graphs_and_eagerly, check_invisible, drive, output_of, paged, texts
+from tests.makers import ON_A_GPU, on_a_gpu, tiny_checkpoint, tiny_hybrid, write_recipe
 
 # As published: heads of 256 values with a gate, keys and values of 128.
 PUBLISHED = {"head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-TEXTS = [
-    (
-        f"row {i} " + "the " * (5 * i % 30),
-        {"temperature": 0.3 * (i % 4), "seed": i, "max_tokens": 40, "ignore_eos": True},
-    )
-    for i in range(12)
-]
+TEXTS = texts(12, words=lambda i: 5 * i % 30)
 
 
-def bundle_of(folder: Path, *, dtype: str, draft: str = "hybrid", **sizes: int) -> Path:
-    target = tiny_hybrid(folder / "target", seed=1, **sizes)
+def bundle_of(folder: Path, *, dtype: str, draft: str = "hybrid", kind: str = "delta net", **sizes: int) -> Path:
+    target = tiny_hybrid(folder / "target", kind, seed=1, **sizes)
     drafts: dict[str, dict[str, Any]] = {
-        "hybrid": {"draft": tiny_hybrid(folder / "draft", layers=3, seed=1, **sizes)},
+        "hybrid": {"draft": tiny_hybrid(folder / "draft", kind, layers=3, seed=1, **sizes)},
         "attention": {"draft": tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=64)},
         "target": {"draft": target},
         "ngram": {"drafting": 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'},
@@ -37,18 +31,20 @@ def bundle_of(folder: Path, *, dtype: str, draft: str = "hybrid", **sizes: int) 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("sizes", [ON_A_GPU, PUBLISHED], ids=["tiny", "published"])
-def test_speculation_and_batch_mates_change_no_text(tmp_path: Path, dtype: str, sizes: dict[str, int]) -> None:
-    """More texts than slots, and each of them alone."""
-    bundle = bundle_of(tmp_path, dtype=dtype, **sizes)
-    found = []
-    for window in (0, 4, 2):
-        with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
-            found.append([output.token_ids for output in drive(llm, TEXTS)])
-            if window:
-                found.append([drive(llm, [each])[0].token_ids for each in TEXTS])
-                assert llm.metrics.drafted > 0
-    assert all(texts == found[0] for texts in found)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("delta net", ON_A_GPU),
+        ("delta net", PUBLISHED),
+        ("mamba", on_a_gpu("mamba")),
+        ("mamba", {"mamba_d_state": 128, "mamba_n_groups": 1, "num_attention_heads": 1}),
+        ("convolution", on_a_gpu("convolution")),
+    ],
+)
+def test_speculation_and_batch_mates_change_no_text(
+    tmp_path: Path, dtype: str, kind: str, sizes: dict[str, int]
+) -> None:
+    check_invisible(bundle_of(tmp_path, dtype=dtype, kind=kind, **sizes), TEXTS)
 
 
 @pytest.mark.parametrize("draft", ["attention", "ngram"])

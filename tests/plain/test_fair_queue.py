@@ -38,7 +38,7 @@ class KVCacheManager:
             self.first()
         return 0 if self.open else None
 
-    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+    def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
         pass
 
     def leave(self, slot: int) -> None:

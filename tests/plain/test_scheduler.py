@@ -38,7 +38,7 @@ class Turnstile:
         self.asked.append(tokens)
         return 0 if self.count is None or len(self.asked) <= self.count else None
 
-    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
+    def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
         pass
 
     def leave(self, slot: int) -> None:

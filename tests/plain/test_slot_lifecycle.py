@@ -57,8 +57,8 @@ class Fragile:
         self._break("after its join")
         return found
 
-    def register_prefix(self, slot: int, hashes: Sequence[bytes]) -> None:
-        self.inner.register_prefix(slot, hashes)
+    def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
+        self.inner.register_prefix(slot, hashes, of_prompt=of_prompt)
 
     def leave(self, slot: int) -> None:
         self.inner.leave(slot)

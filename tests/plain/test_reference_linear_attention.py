@@ -1,4 +1,4 @@
-"""The reference of gated_delta_net gives the outputs of transformers after any prompts, drafts and rollbacks."""
+"""The reference of linear_attention gives the outputs of transformers after any prompts, drafts and rollbacks."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen3_5.modeling_qwen3_5 import causal_conv1d_fn, torch_recurrent_gated_delta_rule
 
-from tandemrt.plugins.reference.gated_delta_net import gated_delta_net
+from tandemrt.plugins.operators.constants import OutputNorm
+from tandemrt.plugins.reference.linear_attention import linear_attention
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL, WINDOW = 2, 4, 6, 5, 4, 5
 KEYS, CHANNELS = KEY_HEADS * KEY_DIM, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
@@ -22,6 +23,9 @@ def weights(generator: np.random.Generator, *, per_channel: bool) -> dict[str, A
         "conv_weight": generator.standard_normal((CHANNELS, KERNEL)).astype(np.float32),
         "decay_scale": -np.exp(generator.standard_normal(VALUE_HEADS)).astype(np.float32),
         "dt_bias": generator.standard_normal(decays).astype(np.float32),
+        "conv_bias": np.zeros(CHANNELS, np.float32),
+        "skip": np.zeros(VALUE_HEADS, np.float32),
+        "norm_weight": np.zeros(1, np.float32),
     }
 
 
@@ -77,9 +81,24 @@ class Texts:
         return out[:count]
 
     def _call(self, mixed: np.ndarray, indices: dict[str, Any], **prompts: Any) -> np.ndarray:
-        heads = {"key_heads": KEY_HEADS, "value_heads": VALUE_HEADS}
-        out, self.state, self.recent = gated_delta_net(
-            mixed, self.state, self.recent, **self.weights, **indices, **prompts, **heads
+        width, decays = mixed.shape[1], len(self.weights["dt_bias"])
+        gate = np.full((len(mixed), VALUE_HEADS * VALUE_DIM), 40, mixed.dtype)  # its sigmoid is 1
+        attributes = {
+            "key_heads": KEY_HEADS,
+            "value_heads": VALUE_HEADS,
+            "sigmoid_gate": 1,
+            "norm": OutputNorm.NONE,
+            "norm_groups": 1,
+            "query_at": 0,
+            "key_at": KEYS,
+            "value_at": 2 * KEYS,
+            "decay_at": CHANNELS,
+            "update_at": CHANNELS + decays,
+            "gate_at": width,
+        }
+        projected = np.concatenate([mixed, gate], axis=1)
+        out, self.state, self.recent = linear_attention(
+            projected, self.state, self.recent, **self.weights, **indices, **prompts, **attributes
         )
         return out
 

@@ -1,4 +1,4 @@
-"""The kernels of gated_delta_net: the bits of a token do not depend on windows, chunks, slots or neighbours."""
+"""The kernels of linear_attention: the bits of a token do not depend on windows, chunks, slots or neighbours."""
 
 from pathlib import Path
 
@@ -10,13 +10,16 @@ from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.operators.launch import Call, Context
 from tests.engine.implementation_cases import KINDS, to_torch
-from tests.engine.recurrent_cases import HISTORY, WINDOW, Sizes, weights
+from tests.engine.recurrent_cases import HISTORY, WINDOW, Sizes
 from tests.gpu.here import compute_capabilities
 
 SIZES = {
     "by head": Sizes(2, 4, 128, 128),
     "by channel": Sizes(2, 2, 64, 64, per_channel=True),
     "of OLMo": Sizes(2, 2, 96, 192),
+    "of Qwen3-Next": Sizes(2, 4, 128, 128, order="by key head"),
+    "of Mamba-2": Sizes(2, 8, 128, 80, order="as Mamba-2"),
+    "of Falcon-H1": Sizes(1, 4, 256, 64, order="as Mamba-2"),
 }
 TOKENS = 40
 
@@ -24,7 +27,7 @@ TOKENS = 40
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    compile_kernels(compute_capabilities(), folder, names=["gated_delta_net"])
+    compile_kernels(compute_capabilities(), folder, names=["linear_attention"])
     return Context(torch.device("cuda", 0), folder)
 
 
@@ -33,12 +36,12 @@ class Texts:
 
     def __init__(self, context: Context, sizes: Sizes, dtype: str, slots: int) -> None:
         self.context, self.sizes = context, sizes
-        drawn = weights(np.random.default_rng(1), sizes, KINDS[dtype])
+        drawn = sizes.weights(np.random.default_rng(1), KINDS[dtype])
         self.weights = {name: to_torch(each).cuda() for name, each in drawn.items()}
         self.dtype = getattr(torch, dtype)
         # What the last owners of the slots left must not matter.
         self.state = torch.full(sizes.state(slots), torch.nan, device="cuda")
-        self.recent = torch.full((slots, HISTORY, sizes.width), torch.nan, dtype=self.dtype, device="cuda")
+        self.recent = torch.full((slots, HISTORY, sizes.parts.width), torch.nan, dtype=self.dtype, device="cuda")
         self.covered = torch.zeros(slots, dtype=torch.int64, device="cuda")
 
     def bind(
@@ -60,7 +63,7 @@ class Texts:
         slots = torch.tensor([slot for slot, *_ in runs], **integers)
         out = torch.full((len(mixed), self.sizes.value_heads * self.sizes.value_dim), 77.0, device="cuda")
         tensors = {
-            "mixed": mixed,
+            "projected": mixed,
             "state": self.state,
             "recent": self.recent,
             **self.weights,
@@ -75,8 +78,8 @@ class Texts:
             "out": out.to(self.dtype),
         }
         self.bound = tensors
-        attributes = {**self.sizes.heads, "update_scale": 1.0}
-        return launcher("gated_delta_net", self.context)(tensors, attributes, self.context), tensors["out"]
+        attributes = self.sizes.attributes
+        return launcher("linear_attention", self.context)(tensors, attributes, self.context), tensors["out"]
 
     def prompt(self, mixed: torch.Tensor, *runs: tuple[int, int, int]) -> torch.Tensor:
         call, out = self.bind(mixed, self.covered[:0], list(runs))
@@ -98,7 +101,7 @@ def text(request: pytest.FixtureRequest, context: Context) -> tuple[Sizes, str, 
     """Sizes, dtype, the tokens of a text, and its outputs: the whole text as one prompt."""
     kind, dtype = request.param
     sizes = SIZES[kind]
-    drawn = torch.randn(TOKENS, sizes.width, generator=torch.Generator("cuda").manual_seed(2), device="cuda")
+    drawn = torch.randn(TOKENS, sizes.parts.pitch, generator=torch.Generator("cuda").manual_seed(2), device="cuda")
     tokens = drawn.to(getattr(torch, dtype))
     out = Texts(context, sizes, dtype, 1).prompt(tokens, (0, 0, TOKENS))
     assert out.isfinite().all()
@@ -124,7 +127,7 @@ def test_any_windows_with_rejected_drafts_give_the_bits_of_the_prompt(context: C
     texts.prompt(tokens[:10], (1, 0, 10))
     start = 10
     for query, kept in ((1, 1), (5, 5), (5, 2), (5, 0), (1, 1), (3, 3), (2, 1), (5, 5), (4, 4), (5, 4)):
-        window = torch.randn(3, query, sizes.width, device="cuda").to(tokens.dtype)
+        window = torch.randn(3, query, sizes.parts.pitch, device="cuda").to(tokens.dtype)
         window[1, :kept] = tokens[start : start + kept]
         out = texts.windows(window.view(3 * query, -1), [0, start, 7]).view(3, query, -1)
         torch.testing.assert_close(out[1, :kept], wanted[start : start + kept], rtol=0, atol=0)
@@ -145,7 +148,7 @@ def test_a_run_and_a_window_of_its_text_share_a_call(context: Context, text: tup
 
 def test_a_captured_run_serves_later_positions(context: Context) -> None:
     sizes = SIZES["by head"]
-    tokens = torch.randn(30, sizes.width, device="cuda").bfloat16()
+    tokens = torch.randn(30, sizes.parts.pitch, device="cuda").bfloat16()
     wanted = Texts(context, sizes, "bfloat16", 1).prompt(tokens, (0, 0, 30))
     texts = Texts(context, sizes, "bfloat16", 1)
     texts.prompt(tokens[:5], (0, 0, 5))
@@ -163,4 +166,4 @@ def test_a_captured_run_serves_later_positions(context: Context) -> None:
 def test_shapes_without_kernels_are_refused_by_name(context: Context) -> None:
     texts = Texts(context, Sizes(1, 1, 40, 16), "bfloat16", 1)
     with pytest.raises(ValueError, match=r"state: key sizes of .* are needed, got \[1, 1, 40, 16\]"):
-        texts.prompt(torch.zeros(WINDOW, texts.sizes.width, dtype=torch.bfloat16, device="cuda"), (0, 0, WINDOW))
+        texts.prompt(torch.zeros(WINDOW, texts.sizes.parts.pitch, dtype=torch.bfloat16, device="cuda"), (0, 0, WINDOW))
