@@ -102,7 +102,13 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "vaultgemma", "hunyuan", "hunyuan_v1_moe"), UNSUPPORTED),
     **dict.fromkeys(("gpt_oss", "granite_swa"), UNSUPPORTED),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v2 lite", "deepseek_v3", "glm4_moe_lite", "youtu"), UNSUPPORTED),
+    # Latent vectors, and latent queries, have lone norms.
+    **dict.fromkeys(
+        ("deepseek_v3", "glm4_moe_lite"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 14}
+    ),
+    "deepseek_v2": UNSUPPORTED,
+    "deepseek_v2 lite": PRE_NORM_PAGED | {"fuse_lone_norms": 3, "fuse_transposed_matmuls": 12},
+    "youtu": PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 13},
     **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts", "phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
     # Hybrid models have two to four layers here.
     "qwen3_5": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 17},
