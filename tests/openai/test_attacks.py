@@ -42,3 +42,9 @@ def test_an_attack_is_measured(served: Served) -> None:
     assert found.answer.startswith("refused: prompt: at most 8192 bytes")
     assert 0 < found.gaps.p50 <= found.gaps.p99 <= found.gaps.longest
     assert found.answered_s is not None
+
+
+def test_an_attack_of_several_outputs_ends_with_the_last_of_them(served: Served) -> None:
+    frontend = PythonFrontend(served.llm, os.getpid())
+    assert frontend.send({"prompt": "x", "n": 8, "max_tokens": 20, "ignore_eos": True, "seed": 1}) == "length"
+    assert (served.llm.waiting, served.llm.running) == (0, 0)

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.runtime.llm.llm import LLM
-from tandemrt.runtime.requests.request import StreamOutput
+from tandemrt.runtime.requests.request import RequestOutput, StreamOutput
 from tandemrt.runtime.workers.clients import Client
 from tools.attack.requests import Fields
 from tools.clients.http import Body, post, post_lines
-from tools.clients.listener import Listener
 from tools.clients.openai import openai_server
 
 REFUSED = "refused: "
@@ -52,15 +51,19 @@ class PythonFrontend:
     def send(self, fields: Fields) -> str:
         params = dict(fields)
         prompt = params.pop("messages", None) or params.pop("prompt")
-        listener = Listener()
+        ended: SimpleQueue[RequestOutput] = SimpleQueue()
+
+        def listen(item: StreamOutput) -> None:
+            if item.output is not None:
+                ended.put(item.output)
+
         try:
-            self._llm.submit(prompt, SamplingParams(**params), listener, client=Client("attacker"))
+            self._llm.submit(prompt, SamplingParams(**params), listen, client=Client("attacker"))
         except TandemError as error:
             return refused(str(error))
-        listener.wait()
-        output = listener.output
-        assert output is not None
-        return output.finish_reason if output.error is None else refused(output.error)
+        outputs = [ended.get() for _ in range(params.get("n", 1))]
+        errors = [output.error for output in outputs if output.error is not None]
+        return refused(errors[0]) if errors else outputs[0].finish_reason
 
     def stream(self) -> Iterator[float]:
         arrivals: SimpleQueue[tuple[float, bool]] = SimpleQueue()
