@@ -45,6 +45,12 @@ def qwen2_experts(fields: Fields, layers: int) -> Experts:
     return replace(qwen_experts(fields, layers), shared=shared)
 
 
+def flint_experts(fields: Fields, layers: int) -> Experts:
+    """Flint: as Qwen3-MoE, with a sigmoid without a correction, and a shared expert without a gate."""
+    shared = SharedExpert(fields.integer("shared_expert_intermediate_size", 1024), "shared_expert")
+    return replace(qwen_experts(fields, layers), router=Router("sigmoid"), shared=shared)
+
+
 def olmoe_experts(fields: Fields, layers: int) -> Experts:
     """OLMoE and FlexOlmo: experts in every layer."""
     count, chosen = fields.integer("num_experts", 64), fields.integer("num_experts_per_tok", 8)

@@ -45,6 +45,14 @@ def listed_window(fields: Fields, layers: int) -> Windows:
     return _window_of(fields, kinds), tuple(kinds)
 
 
+def flint_windows(fields: Fields, layers: int) -> Windows:
+    """Flint: ``layer_types``, else full attention in the first two layers, every fourth layer and the last."""
+    kinds = layer_types(fields, layers)
+    if kinds is None:
+        kinds = [at > 1 and at % 4 != 1 and at != layers - 1 for at in range(layers)]
+    return _window_of(fields, kinds), tuple(kinds)
+
+
 def configured_window(fields: Fields, layers: int) -> Windows:
     """Qwen2 and Qwen3: ``layer_types``, else layers from ``max_window_layers`` on if ``use_sliding_window`` is set."""
     kinds = layer_types(fields, layers)

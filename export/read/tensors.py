@@ -15,7 +15,7 @@ from tandemrt.export.read.vision_language import text_tensor, vision_language
 # Names of families for the router, its correction, experts and shared experts: pattern -> the common name.
 _COMMON = (
     (re.compile(r"(\.layers\.\d+)\.feed_forward\."), r"\1.mlp."),  # Llama 4
-    (re.compile(r"\.self_attn\.attention_sink_bias"), ".self_attn.sinks"),  # MiMo V2
+    (re.compile(r"\.self_attn\.(?:attention_sink_bias|softmax_offset)"), ".self_attn.sinks"),  # MiMo V2, Flint
     (re.compile(r"\.block_sparse_moe\."), ".mlp."),  # Mixtral, MiniMax, Granite
     (re.compile(r"(\.layers\.\d+)\.shared_mlp\."), r"\1.mlp.shared_mlp."),  # Granite
     (re.compile(r"\.shared_mlp\.input_linear\."), ".shared_mlp.gate_up_proj."),

@@ -31,7 +31,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM"),
         *("Plamo2ForCausalLM", "MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     ),
-    "its attention has output gates of another form": ("AfmoeForCausalLM", "Step3p5ForCausalLM"),
+    "its attention has output gates of another form": ("AfmoeForCausalLM", "Step3p5ForCausalLM", "LagunaForCausalLM"),
     "its activation has learned parameters": ("ApertusForCausalLM",),
     "its experts run next to an MLP of their own": ("ArcticForCausalLM", "Grok1ModelForCausalLM"),
     f"{_LATENT}, with parts that are not read": (
@@ -43,7 +43,60 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MiniCPMForCausalLM", "OuroForCausalLM", "PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
         *("Plamo3ForCausalLM", "SolarForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
     ),
-    "it is a drafter that reads its target's keys and values": ("Gemma4AssistantForCausalLM",),
+    "it is a drafter that reads its target's keys and values": (
+        *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
+    ),
+    "its keys are chosen by an index, next to other parts that are not read": (
+        *("AXK2ForCausalLM", "Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "HYV4ForCausalLM"),
+        *("Glm5NextForConditionalGeneration", "Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
+        *("MiniMaxM3VLForCausalLM", "MiniMaxM3VLForConditionalGeneration"),
+    ),
+    "its router or the norms around its experts are of a kind that is not read": (
+        *("AXK1ForCausalLM", "BeamForCausalLM", "Kolibri1ForCausalLM", "JetMoeForCausalLM", "ZayaForCausalLM"),
+    ),
+    "its layers with and without a sliding window each have rope_parameters of their own": ("MellumForCausalLM",),
+    "it has recurrent layers or convolutions of another kind": (
+        *("BailingHybridForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),
+        *("Inkling2ForConditionalGeneration", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM"),
+        *("ZambaForCausalLM", "BltForCausalLM", "HrmTextForCausalLM", "Lfm3VlForConditionalGeneration"),
+    ),
+    "its norms have no weights, or lie at places that are not read": (
+        *("NanoChatForCausalLM", "BitNetForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM"),
+    ),
+    "its text part has parts that are not read": (
+        *("AriaTextForCausalLM", "AriaForConditionalGeneration", "AyaVisionForConditionalGeneration"),
+        *("Cohere2VisionForConditionalGeneration", "CohereCompassForCausalLM", "CohereCompassForConditionalGeneration"),
+        *("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration", "MllamaForCausalLM"),
+        *("MllamaForConditionalGeneration", "MuseGlimmerForConditionalGeneration", "MuseSparkForConditionalGeneration"),
+        *("MistralLarge4ForConditionalGeneration", "Step3VLForConditionalGeneration", "Phi4MultimodalForCausalLM"),
+        *("Ernie4_5_VLMoeForConditionalGeneration", "PaddleOCRVLForConditionalGeneration", "Phi4MMForCausalLM"),
+        *("HunYuanVLForConditionalGeneration", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+    ),
+    "the tensors around its text part have names that are not read": (
+        *(
+            "FastVlmForConditionalGeneration",
+            "GlmOcrForConditionalGeneration",
+            "Granite4VisionForConditionalGeneration",
+        ),
+        *(
+            "GraniteDoclingForConditionalGeneration",
+            "Idefics2ForConditionalGeneration",
+            "Molmo2ForConditionalGeneration",
+        ),
+        *("MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration", "MiniCPMV", "MiniCPMO"),
+        *("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "Ovis2ForConditionalGeneration", "Ovis2_5"),
+        *("PaliGemmaForConditionalGeneration", "PerceptionLMForConditionalGeneration", "InternVLChatModel"),
+        *("QianfanOCRForConditionalGeneration", "Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration"),
+        *("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration"),
+        *("DeepseekVLV2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekOcr2ForConditionalGeneration"),
+        *(
+            "LlavaNextVideoForConditionalGeneration",
+            "VideoLlama3ForConditionalGeneration",
+            "JanusForConditionalGeneration",
+        ),
+        *("DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration", "Phi3VForCausalLM"),
+    ),
+    "it writes texts by diffusion, not token by token": ("DiffusionGemmaForBlockDiffusion",),
 }
 UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in names} | {
     "KimiVLForConditionalGeneration": _KIMI,

@@ -332,6 +332,18 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "olmoe": _of("olmoe", num_experts=6, num_experts_per_tok=3, rope_parameters=_THETA, **_SQUARE),
     "flex_olmo": _of("flex_olmo", num_experts=6, num_experts_per_tok=3, rope_parameters=_THETA, **_SQUARE),
     "granitemoe": _of("granitemoe", **_SQUARE | _GRANITE, num_local_experts=6, num_experts_per_tok=3),
+    "flint": _of(
+        "flint",
+        **_HEADS,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=3,
+        mlp_only_layers=[0],
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        rope_parameters=_THETA,
+    ),
     "granitemoe_swa": _of(
         "granitemoe_swa",
         **_HEADS | _GRANITE,
