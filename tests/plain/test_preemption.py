@@ -71,7 +71,9 @@ def test_a_block_is_registered_in_one_round_only(monkeypatch: pytest.MonkeyPatch
     calls: list[int] = []
     register = memory.table.register_prefix
     monkeypatch.setattr(
-        memory.table, "register_prefix", lambda slot, hashes: (calls.append(slot), register(slot, hashes))
+        memory.table,
+        "register_prefix",
+        lambda slot, *given, **named: (calls.append(slot), register(slot, *given, **named)),
     )
     for _ in range(3):
         memory.preemption.reserve_memory(None)

@@ -56,6 +56,9 @@ class FakeTarget:
     def score(self, this: Round) -> None:
         pass
 
+    def check(self) -> None:
+        pass
+
     def adjust(self, this: Round) -> None:
         pass
 
