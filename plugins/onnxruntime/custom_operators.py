@@ -13,9 +13,11 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.user_cache import cache_folder, is_private, make_private
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 OPERATORS = ("int4_int8_matmul", "tiled_matmul")
 COMPILERS = ("cc", "gcc", "clang")  # after $CC
 # Without contraction a sum has the same bits in every function that inlines it.
-_OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
+_OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
 _TIMEOUT_S = 120.0
 _FOLDER = Path(__file__).parent
 _SOURCES = ("int4_int8_matmul.c", "tiled_matmul.c", "register.c")
@@ -82,9 +84,16 @@ def _compile(path: Path) -> Path | None:
     if compiler is None:
         return None
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    command = [compiler, *_OPTIONS, "-o", str(partial), *(str(_FOLDER / name) for name in _SOURCES), "-lm"]
-    try:
+
+    def run(*arguments: str) -> None:
+        command = [compiler, *_OPTIONS, *arguments]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+
+    try:
+        with TemporaryDirectory(dir=path.parent) as folder:
+            objects = {name: f"{folder}/{name}.o" for name in _SOURCES}
+            map_in_threads(lambda name: run("-c", "-o", objects[name], str(_FOLDER / name)), _SOURCES, len(_SOURCES))
+            run("-shared", "-o", str(partial), *objects.values(), "-lm")
         ctypes.CDLL(str(partial))  # raises OSError for another machine's code
         partial.chmod(0o700)
         partial.replace(path)
