@@ -9,7 +9,7 @@
     python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench_gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in some of the layers
     python -m tools.bench_gpu --family qwen3_5_text --size 9b                    # three of four layers are recurrent
-    python -m tools.bench_gpu --tensor-parallel 2                                # the target on two GPUs
+    python -m tools.bench_gpu --tensor-parallel 2 --size 70b --layers 12         # the target on two GPUs
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # only the parts about prompts
 
 Drafts of other kinds than ``model`` have random weights at published shapes (tools/random_drafts.py) and are accepted
@@ -210,8 +210,9 @@ def main(
             if at_once and device.startswith("cuda"):
                 bench.part("busy", partial(parts.busy, min(16, max(at_once))))
         if long:
-            bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature, kv_dtype))
-    with_peer = size is Size.B8 and weights is WeightFormat.UNQUANTIZED and kv_dtype is None
+            on_ranks = {"kv_dtype": kv_dtype, "tensor_parallel": tensor_parallel}
+            bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature, **on_ranks))
+    with_peer = size is Size.B8 and weights is WeightFormat.UNQUANTIZED and kv_dtype is None and tensor_parallel == 1
     console.print(markdown({b: both for b, both in batches.items() if both}, window, with_peer=with_peer), markup=False)
     failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
     outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
@@ -232,11 +233,11 @@ def _draft_format(draft: Kind, weights: WeightFormat, asked: WeightFormat | None
 
 
 def long_prompt(
-    folder: Path, device: str, tokens: int, chunk: int, temperature: float, kv_dtype: str | None
+    folder: Path, device: str, tokens: int, chunk: int, temperature: float, **options: Any
 ) -> dict[str, Any]:
-    """Measure one prompt of ``tokens`` tokens, in a bundle of its own with one slot."""
+    """Measure one prompt of ``tokens`` tokens, in a bundle of its own with one slot. ``options``: of make_bundle."""
     sizes: dict[str, Any] = {"batch": 1, "length": tokens + 16, "chunk": chunk, "window": 1}
-    bundle = make_bundle(folder, "long", device=device, **sizes, kv_dtype=kv_dtype)
+    bundle = make_bundle(folder, "long", device=device, **sizes, **options)
     with LLM(bundle.folder, device=device, num_draft_tokens=0) as llm:
         return PromptParts(console, llm, bundle, tokens=tokens, temperature=temperature, window=0).long()
 

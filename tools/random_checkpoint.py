@@ -78,6 +78,7 @@ _HYBRID = {"head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 
 _HYBRID |= {"linear_value_head_dim": 32}
 _SIZES: dict[tuple[str, str], Dims] = {
     ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
+    ("llama", "70b"): _dims(128_256, 8192, 28_672, 80, 64, 8, 131_072),
     ("mistral", "8b"): _dims(32_768, 4096, 14_336, 32, 32, 8, 32_768),
     ("qwen2", "8b"): _dims(152_064, 3584, 18_944, 28, 28, 4, 131_072),
     ("qwen3", "8b"): _dims(151_936, 4096, 12_288, 36, 32, 8, 40_960) | {"head_dim": 128},
@@ -126,6 +127,7 @@ class Size(StrEnum):
     B8 = "8b"
     B9 = "9b"
     B30_A3B = "30b-a3b"
+    B70 = "70b"
 
 
 class Dtype(StrEnum):

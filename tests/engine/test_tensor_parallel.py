@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.validation.errors import BadRecipe, TandemError
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, TandemError
 from tandemrt.export.bundle.build import build
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -33,6 +33,7 @@ from tandemrt.plugins.tensors.host_tensor import CPU
 from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served, score_at_once
 from tandemrt.runtime.check.reference import open_reference
 from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.ranks import require_on_gpus
 from tests.engine import quantized
 from tests.engine.decoding import make_checkpoint
 from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, Float8
@@ -174,15 +175,20 @@ def write_experts(target: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(
-    ("write", "dtype", "near"),
+    ("write", "dtype", "near", "what"),
     [
-        (partial(write_quantized, case=FLOAT8["compressed-tensors, channel, inputs by token"]), "float32", 0.01),
-        (partial(write_quantized, case=INT4["gptq, zero points"]), "float16", 0.01),
-        (write_experts, "float32", 1e-4),
+        (
+            partial(write_quantized, case=FLOAT8["compressed-tensors, channel, inputs by token"]),
+            "float32",
+            0.01,
+            "weights in float8",
+        ),
+        (partial(write_quantized, case=INT4["gptq, zero points"]), "float16", 0.01, "weights in 4 bits"),
+        (write_experts, "float32", 1e-4, "experts"),
     ],
 )
 def test_ranks_with_quantized_weights_or_experts_have_the_logits_that_the_checkpoint_means(
-    tmp_path: Path, write: Callable[[Path], PreTrainedModel], dtype: str, near: float
+    tmp_path: Path, write: Callable[[Path], PreTrainedModel], dtype: str, near: float, what: str
 ) -> None:
     """The ranks are threads here."""
     target = tmp_path / "t"
@@ -191,6 +197,8 @@ def test_ranks_with_quantized_weights_or_experts_have_the_logits_that_the_checkp
     bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "out").folder)
     plan = DecodePlan.within(bundle.limits, bundle.valid_tokens)
     entries = [bundle.engine("target"), *bundle.manifest.ranks]
+    with pytest.raises(BackendUnavailable, match=f"with {what} ran on CPUs only"):
+        require_on_gpus(entries[0])
     memory = bytearray(shared_bytes(2, 1 << 20))
     arrived = [[Semaphore(0) for _ in entries] for _ in entries]
 

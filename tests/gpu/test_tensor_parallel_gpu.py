@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
+from tandemrt.runtime.device.backends import ranks as backend_ranks
 from tandemrt.runtime.workers import ranks
 from tests.gpu.here import compute_capabilities
 from tests.makers import tiny_checkpoint, write_recipe
@@ -103,7 +104,11 @@ def test_a_rank_that_dies_or_hangs_ends_every_request_and_is_named(
 
 
 @pytest.mark.parametrize("form", [WeightFormat.FP8, WeightFormat.INT4])
-def test_quantized_weights_on_two_gpus_give_the_logits_of_one(tmp_path: Path, form: WeightFormat) -> None:
+def test_quantized_weights_on_two_gpus_give_the_logits_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: WeightFormat
+) -> None:
+    """Not executed yet: once it passes, NOT_ON_GPUS loses these operators."""
+    monkeypatch.setattr(backend_ranks, "NOT_ON_GPUS", {})
     target = tiny_checkpoint(tmp_path / "t", hidden=256, head_dim=64, layers=2, seed=1, max_length=512)
     save_file(quantize_matmuls(load_file(target / "model.safetensors"), form), target / "model.safetensors")
     write_quantization_config(target, form)

@@ -52,6 +52,13 @@ _BOUND_CALLS = 256  # that a rank keeps, by shape
 _AHEAD = 32  # commands that rank 0 may write before a GPU's host has enqueued the first of them
 _HANDLE_BYTES = 64  # that ranks exchange on the host when GPUs exchange the parts
 _RUNS_BEFORE_CAPTURE = 2  # in their first runs, engines choose kernels and grow their arenas
+# Operators, and what needs them: these ran over several ranks on CPUs alone.
+NOT_ON_GPUS = {
+    "scaled_matmul": "weights in float8",
+    "float8_matmul": "weights in float8",
+    "int4_matmul": "weights in 4 bits",
+    "experts": "experts",
+}
 _CACHES = 2  # sets of caches that a rank keeps; a second one serves `tandemrt check`
 
 
@@ -86,8 +93,8 @@ class RankedEngine:
     ) -> "RankedEngine":
         """Start the other ranks, and open the target of ``bundle`` on all.
 
-        On GPUs, rank r has the r-th after ``device``. Raises as Executor.open does, BackendUnavailable if there are
-        too few GPUs, and RankFailed if another rank cannot open its part.
+        On GPUs, rank r has the r-th after ``device``. Raises as Executor.open and require_on_gpus do,
+        BackendUnavailable if there are too few GPUs, and RankFailed if another rank cannot open its part.
         """
         entry, count = bundle.engine("target"), 1 + len(bundle.manifest.ranks)
         on_gpu = device.type == "cuda"
@@ -96,6 +103,8 @@ class RankedEngine:
                 f"device: a target over {count} ranks needs as many GPUs from {str(device)!r} on, torch finds {found} "
                 "here in all; use another device, or build the bundle with a smaller tensor_parallel"
             )
+        if on_gpu:
+            require_on_gpus(entry)
         threads = threads or max(1, (os.cpu_count() or 1) // count)
         processes = RankProcesses(
             count,
@@ -276,6 +285,17 @@ def _ranks(bundle: Bundle, entry: Engine, device: torch.device, shared: SharedRa
     from tandemrt.plugins.kernels.collectives import DeviceRanks
 
     return DeviceRanks(shared, device, _most_bytes(bundle, entry), _input_bytes(bundle, entry.contract))
+
+
+def require_on_gpus(entry: Engine) -> None:
+    """Raise BackendUnavailable for a target that several ranks run on CPUs alone so far."""
+    assert entry.decoder is not None
+    found = {NOT_ON_GPUS[step.name] for step in entry.decoder.operators if step.name in NOT_ON_GPUS}
+    if found:
+        raise BackendUnavailable(
+            f"device: a target over several ranks with {' and '.join(sorted(found))} ran on CPUs only and is rejected "
+            "on GPUs; build the bundle without tensor_parallel or from an unquantized dense checkpoint"
+        )
 
 
 def _packed(sizes: Sequence[int]) -> tuple[list[int], int]:
