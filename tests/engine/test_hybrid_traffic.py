@@ -38,6 +38,7 @@ PAIRS = [("delta net", "ngram"), ("mamba", "hybrid"), ("delta net", "pard"), ("c
 PAIRS += [("paged delta net", "hybrid")]
 ALL_PAIRS = [
     ("delta net", "mtp"),
+    ("paged delta net", "mtp"),
     *((f"paged {target}", draft) for target in TARGETS for draft in ("ngram", "hybrid", "attention")),
     *((target, draft) for target in TARGETS for draft in DRAFTS),
 ]

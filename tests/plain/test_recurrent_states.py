@@ -1,0 +1,66 @@
+"""States of recurrent layers over a paged cache: who owns a slot, and where its text continues."""
+
+import pytest
+import torch
+
+from tandemrt.engines.contract.contract import BLOCK_SIZE, num_snapshots
+from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.caches.recurrent import RecurrentStates
+
+CPU, SLOTS = torch.device("cpu"), 2
+HASHES = [b"first", b"second"]
+
+
+class Text:
+    """A table of two slots, and the states of one layer."""
+
+    def __init__(self) -> None:
+        self.table = BlockTable(SLOTS, 4, 9, CPU)
+        self.state = torch.zeros(SLOTS, 1)
+        self.states = RecurrentStates({"past_state.0": self.state}, SLOTS, CPU)
+        self.table.add(self.states)
+
+    def write(self, slot: int, tokens: int, value: float) -> None:
+        """Let the state of ``slot`` cover ``tokens`` tokens, as a call does."""
+        self.state[slot] = value
+        self.states.indices(slot, 1)["state_index"].fill_(tokens)
+
+
+@pytest.fixture
+def text() -> Text:
+    return Text()
+
+
+def test_a_slot_begins_a_text_whatever_its_last_owner_left(text: Text) -> None:
+    text.write(1, 100, 7.0)
+    assert text.table.reserve(1, 20) == 0
+    assert text.states.covered(1) == 0
+
+
+def test_a_prefix_is_reused_up_to_a_copy_of_its_states(text: Text) -> None:
+    text.table.reserve(0, 2 * BLOCK_SIZE + 1, HASHES)
+    text.write(0, BLOCK_SIZE - 1, 1.0)  # one token before the end of the first block, as after a prompt's chunk
+    text.table.register_prefix(0, HASHES[:1])
+    text.write(0, 2 * BLOCK_SIZE + 1, 2.0)  # a later token than the end of the second
+    text.table.register_prefix(0, HASHES)
+    assert text.table.reserve(1, 2 * BLOCK_SIZE + 1, HASHES) == BLOCK_SIZE
+    assert (text.states.covered(1), text.state[1].item()) == (BLOCK_SIZE - 1, 1.0)
+
+
+def test_blocks_without_a_copy_of_the_states_are_not_reused(text: Text) -> None:
+    text.table.reserve(0, BLOCK_SIZE, HASHES[:1])
+    text.write(0, BLOCK_SIZE, 1.0)
+    text.table.register_prefix(0, HASHES[:1], of_prompt=False)
+    assert text.table.reserve(1, BLOCK_SIZE, HASHES[:1]) == 0
+
+
+def test_the_oldest_copies_go_first(text: Text) -> None:
+    names = [bytes([at]) for at in range(num_snapshots(SLOTS, "paged") + 1)]
+    for name in names:
+        text.table.reserve(0, BLOCK_SIZE, [name])
+        text.write(0, BLOCK_SIZE, 1.0)
+        text.table.register_prefix(0, [name])
+        text.table.leave(0)
+    assert text.table.reserve(1, BLOCK_SIZE, names[:1]) == 0
+    text.table.leave(1)
+    assert text.table.reserve(1, BLOCK_SIZE, names[-1:]) == BLOCK_SIZE
