@@ -11,7 +11,7 @@ from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, Cache
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
-from tandemrt.export.model.rotary import Tables, head_order, rotary_tables
+from tandemrt.export.model.rotary import Tables, head_order, whole_head_tables
 from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -42,7 +42,8 @@ class PagedLatentAttention:
         dtype: str,
     ) -> "PagedLatentAttention":
         """Make tables for every position of a row's blocks, to the end of the last block."""
-        tables = rotary_tables(b, spec.rope, table_width(capacity) * BLOCK_SIZE, dtype)
+        rope = next(spec.rope_of(layer) for layer in range(spec.layers) if spec.has_attention(layer))  # of all of them
+        tables = whole_head_tables(b, rope, latent.rotated // 2, table_width(capacity) * BLOCK_SIZE, dtype)
         names = [binding.name for binding in SCHEMAS["latent_attention"].inputs if binding.name in graph_inputs]
         return cls(spec, latent, {name: graph_inputs[name] for name in names}, tables)
 
@@ -52,7 +53,7 @@ class PagedLatentAttention:
         """Append the attention; only its operator lies between ``query.<layer>`` and ``mixed.<layer>``."""
         spec, latent, tokens = self.spec, self.latent, dims_of(x)[0]
         query, key = latent_projections(b, x, w, spec, latent, attention.name)
-        order = head_order(spec.rope, latent.rotated)
+        order = head_order(attention.rope, latent.rotated)
         if order != list(range(latent.rotated)):
             order += range(latent.rotated, latent.cached)
             key = b.op("Gather", key, b.constant(order), axis=1)

@@ -90,8 +90,6 @@ def _unsupported_latent(spec: ModelSpec, latent: Latent | None) -> str | None:
     """Return the part of the model that the operator ``latent_attention`` (paged cache) does not support, or None."""
     if latent is None:
         return None
-    if spec.recurrent is not None:
-        return f"{spec.family} has latent attention next to recurrent layers; both run on a CPU alone: onnxruntime-cpu"
     if (latent.rank, latent.rotated) != LATENT:
         return (
             f"{spec.family} has latent vectors of {latent.rank} values and rotated keys of {latent.rotated}; over a "

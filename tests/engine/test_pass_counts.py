@@ -122,7 +122,8 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
         ("granite 4 dense", "bamba"), PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 13}
     ),
     **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 15}),
-    **dict.fromkeys(("kimi_linear", "nemotron_h"), UNSUPPORTED),
+    "kimi_linear": PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_lone_norms": 2, "fuse_transposed_matmuls": 20},
+    "nemotron_h": UNSUPPORTED,
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

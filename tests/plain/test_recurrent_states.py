@@ -5,10 +5,20 @@ import torch
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, num_snapshots
 from tandemrt.runtime.caches.kv_cache import BlockTable
-from tandemrt.runtime.caches.recurrent import RecurrentStates
+from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates
 
 CPU, SLOTS = torch.device("cpu"), 2
 HASHES = [b"first", b"second"]
+
+
+class Recorder:
+    """A call that records the ``prompt_state_index`` that it reads."""
+
+    def __init__(self, covered: torch.Tensor) -> None:
+        self.covered, self.read = covered, list[int]()
+
+    def run(self) -> None:
+        self.read = self.covered.tolist()
 
 
 class Text:
@@ -64,3 +74,11 @@ def test_the_oldest_copies_go_first(text: Text) -> None:
     assert text.table.reserve(1, BLOCK_SIZE, names[:1]) == 0
     text.table.leave(1)
     assert text.table.reserve(1, BLOCK_SIZE, names[-1:]) == BLOCK_SIZE
+
+
+def test_a_run_reads_the_index_of_the_states_before_it_and_leaves_that_of_its_last_token(text: Text) -> None:
+    text.write(1, 9, 1.0)
+    runs = PromptRuns(torch.tensor([1]), torch.tensor([0, 5]), torch.tensor([10]), torch.zeros(1, dtype=torch.int64))
+    call = Recorder(runs.covered)
+    text.states.with_runs(call, runs).run()
+    assert (call.read, text.states.covered(1)) == ([9], 14)

@@ -494,8 +494,8 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         n_shared_experts=2,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         num_hidden_layers=3,
-        linear_num_heads=3,
-        linear_head_dim=16,
+        linear_num_heads=4,
+        linear_head_dim=32,
     ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }
