@@ -1,9 +1,9 @@
 """States of recurrent layers over a paged cache: who owns a slot, and where its text continues."""
 
 import pytest
-import torch
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, num_snapshots
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates
 
