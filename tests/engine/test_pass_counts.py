@@ -46,9 +46,9 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("olmoe", "granitemoe", "minimax_m2"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 43}),
     "flex_olmo": POST_NORM_GROUPED | {"fuse_transposed_matmuls": 43},
     # A shared expert has 2 matmuls, and one more for its gate.
-    **dict.fromkeys(("granitemoeshared", "hunyuan_v1_moe"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 47}),
+    **dict.fromkeys(("granitemoeshared", "granitemoe_swa", "hunyuan_v1_moe"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 47}),
     "qwen2_moe": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 49},
-    **dict.fromkeys(ONE_OF_TWO, PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 28}),
+    **dict.fromkeys((*ONE_OF_TWO, "flint"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 28}),
     **dict.fromkeys(ONE_OF_TWO_IN_GROUPS, PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 34}),
     "solar_open": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 59},
     # Latent attention has 3 matmuls before attention, one fewer without latent queries; those per head stay.
@@ -101,7 +101,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "vaultgemma", "hunyuan", "hunyuan_v1_moe"), UNSUPPORTED),
-    **dict.fromkeys(("gpt_oss", "granite_swa"), UNSUPPORTED),
+    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "flint"), UNSUPPORTED),
     # Latent vectors, and latent queries, have lone norms.
     **dict.fromkeys(
         ("deepseek_v3", "glm4_moe_lite"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 14}
