@@ -15,8 +15,8 @@ from cuda.bindings import runtime
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.operators.launch import Tensors as RuntimeTensors
 from tandemrt.plugins.operators.shared_ranks import SharedRanks
-from tandemrt.plugins.tensors.torch import Tensor
 
 _SLOTS = 16384  # bytes of counters and flags, as in collectives.cu
 _MOST_BLOCKS, _THREADS, _PUBLISHERS = 128, 512, 8
@@ -72,7 +72,7 @@ class DeviceRanks:
 class CollectiveCall:
     """One bound launch. Capturable: a run allocates nothing and reads nothing on the host."""
 
-    def __init__(self, device: torch.device, launch: Launch, keep: Sequence[Tensor] = ()) -> None:
+    def __init__(self, device: torch.device, launch: Launch, keep: Sequence[Any] = ()) -> None:
         self._keep = keep  # the launch has their addresses alone
         self._device = device
         self._launch = launch
@@ -122,22 +122,24 @@ def launch_all_gather(tensors: Tensors, attributes: Mapping[str, Any], context: 
     return CollectiveCall(ranks.device, Launch(kernel, _grid(module, x.nbytes // unit), (_THREADS, 1, 1), *arguments))
 
 
-def publish(context: Context, tensors: Sequence[Tensor], places: Sequence[int]) -> CollectiveCall:
+def publish(context: Context, tensors: RuntimeTensors, places: Sequence[int]) -> CollectiveCall:
     """Bind, on rank 0, the copy of the inputs of a call to ``places`` (bytes) that the other ranks ``receive``."""
     ranks = _of(context)
     entries = [
-        [each.data_ptr(), place, each.nbytes] for each, place in zip(tensors, places, strict=True) if each.nbytes
+        [each.data_ptr(), place, each.nbytes]
+        for each, place in zip(tensors.values(), places, strict=True)
+        if each.nbytes
     ]
     table = torch.tensor(entries, dtype=torch.int64, device=ranks.device)
     kernel = KernelModule.of(context, "collectives").kernel("publish")
     arguments = (*ranks.arguments, table, np.int32(len(entries)))
     launch = Launch(kernel, (_PUBLISHERS, 1, 1), (_THREADS, 1, 1), *arguments)
-    return CollectiveCall(ranks.device, launch, keep=tensors)
+    return CollectiveCall(ranks.device, launch, keep=list(tensors.values()))
 
 
-def receive(context: Context, memory: Tensor) -> CollectiveCall:
-    """Bind, on another rank than 0, the wait for the next inputs and their copy to ``memory``."""
-    ranks = _of(context)
+def receive(context: Context, tensors: RuntimeTensors) -> CollectiveCall:
+    """Bind, on another rank than 0, the wait for the next inputs and their copy to the tensor ``memory``."""
+    ranks, memory = _of(context), tensors["memory"]
     vectors = -(-memory.nbytes // _VECTOR)
     kernel = KernelModule.of(context, "collectives").kernel("receive")
     arguments = (*ranks.arguments, memory, np.int64(vectors), np.int32(_PUBLISHERS))

@@ -46,7 +46,9 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("olmoe", "granitemoe", "minimax_m2"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 43}),
     "flex_olmo": POST_NORM_GROUPED | {"fuse_transposed_matmuls": 43},
     # A shared expert has 2 matmuls, and one more for its gate.
-    **dict.fromkeys(("granitemoeshared", "granitemoe_swa", "hunyuan_v1_moe"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 47}),
+    **dict.fromkeys(
+        ("granitemoeshared", "granitemoe_swa", "hunyuan_v1_moe"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 47}
+    ),
     "qwen2_moe": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 49},
     **dict.fromkeys((*ONE_OF_TWO, "flint"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 28}),
     **dict.fromkeys(ONE_OF_TWO_IN_GROUPS, PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 34}),

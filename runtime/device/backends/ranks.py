@@ -130,17 +130,17 @@ class RankedEngine:
         steps = self._executor.bind(tensors, filters=filters)
         cache = tensors[self.contract.aliases[0][1]]
         number = self._caches.setdefault(cache.data_ptr(), len(self._caches))
-        inputs = [tensors[binding.name] for binding in self._inputs]
-        sizes = [size for tensor in inputs for size in tensor.shape]
+        inputs = {binding.name: tensors[binding.name] for binding in self._inputs}
+        sizes = [size for tensor in inputs.values() for size in tensor.shape]
         header = np.zeros(_HEADER, np.int64)
         tokens = len(tensors["token_ids"])
         graphed = self._cuda_graphs and tokens <= MAX_GRAPH_TOKENS
         header[: 4 + len(sizes)] = [1, graphed, number, cache.shape[0], *sizes]
         if self.device.type == "cpu":
-            return RankedCall(self._processes, steps, [header, *map(array_of, inputs)], None)
+            return RankedCall(self._processes, steps, [header, *map(array_of, inputs.values())], None)
         from tandemrt.plugins.kernels.collectives import publish
 
-        places, _ = _packed([each.nbytes for each in inputs])
+        places, _ = _packed([each.nbytes for each in inputs.values()])
         published = publish(self._executor.context, inputs, places)
         return RankedCall(self._processes, GraphedCall([published, steps], graphed), [header], self._ended)
 
@@ -266,7 +266,7 @@ class RankCalls:
             return steps
         from tandemrt.plugins.kernels.collectives import receive
 
-        received = receive(self._executor.context, self._received[:end])
+        received = receive(self._executor.context, {"memory": self._received[:end]})
         return GraphedCall([received, steps], bool(graphed))
 
     def _new_caches(self, number: int, blocks: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
