@@ -1,10 +1,12 @@
 """States of recurrent layers over a paged cache: who owns a slot, and where its text continues."""
 
+from collections.abc import Mapping
+
 import pytest
 
-from tandemrt.engines.contract.contract import BLOCK_SIZE, num_snapshots
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Recurrent, decoder, num_snapshots
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.caches.kv_cache import BlockTable, PagedCache
 from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates
 
 CPU, SLOTS = torch.device("cpu"), 2
@@ -82,3 +84,44 @@ def test_a_run_reads_the_index_of_the_states_before_it_and_leaves_that_of_its_la
     call = Recorder(runs.covered)
     text.states.with_runs(call, runs).run()
     assert (call.read, text.states.covered(1)) == ([9], 14)
+
+
+class Reader:
+    """A decoder with a recurrent layer whose calls only record the ``prompt_state_index`` that they read."""
+
+    capturable = False
+    device = CPU
+    contract = decoder(
+        layers=1,
+        kv_heads=1,
+        head_dim=1,
+        capacity=96,
+        vocab=8,
+        dtype="float32",
+        cache="paged",
+        recurrent={0: Recurrent((1, 1, 1), 1)},
+        history=4,
+    )
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Recorder:  # noqa: ARG002
+        return Recorder(tensors["prompt_state_index"])
+
+
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_a_call_without_windows_moves_the_states_of_its_prompts_alone(slot: int) -> None:
+    table = BlockTable(SLOTS, 4, 9, CPU)
+    cache = PagedCache(Reader.contract, table, CPU)
+    (states,) = table._snapshots._models
+    expected = [9, 20]
+    for each, tokens in enumerate(expected):
+        states.indices(each, 1)["state_index"].fill_(tokens)
+    run = {
+        "token_ids": torch.tensor([3, 4, 5]),
+        "write_index": torch.zeros(1, dtype=torch.int64),
+        "prompt_rows": torch.zeros(3, dtype=torch.int32),
+        "prompt_starts": torch.tensor([0, 3], dtype=torch.int32),
+        "prompt_index": torch.tensor([expected[slot] + 1]),
+    }
+    cache.bind(Reader(), 0, run, prompt_slots=torch.tensor([slot])).run()
+    expected[slot] += 3  # the states stay one token before the end of the run
+    assert [states.covered(each) for each in range(SLOTS)] == expected
