@@ -5,6 +5,7 @@ A byte holds two floats, the first one in its low half. A scale of MXFP4 is the 
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
@@ -27,15 +28,24 @@ def read_mxfp4(blocks: StoredTensor, scales: StoredTensor) -> QuantizedMatrix:
 
     Raises BadCheckpoint for a scale of 255, which is not a number.
     """
-    exponents, packed = read_values(scales), read_values(blocks)
+    powers = read_powers(scales)
+    codes = unpacked(read_values(blocks)).reshape(*powers.shape, MXFP4_GROUP)
+    # Values are doubled. The smallest power, 2**-127, is a denormal number, and half of it too.
+    return QuantizedMatrix(MXFP4_FORM, powers.shape[1] * MXFP4_GROUP, _INTEGERS[codes], powers * np.float32(0.5))
+
+
+def read_powers(scales: StoredTensor) -> npt.NDArray[np.float32]:
+    """Read scales of an MX format: exponents of powers of 2 in uint8, with a bias of 127.
+
+    Raises BadCheckpoint for an exponent of 255, which is not a number.
+    """
+    exponents = read_values(scales)
     if (exponents == 255).any():
         raise BadCheckpoint(
             f"{scales.file}: tensor {quoted(scales.name)} should hold exponents below 255, which is not a number in "
-            f"MXFP4; it holds {int((exponents == 255).sum())} values of 255; download the checkpoint again"
+            f"MX formats; it holds {int((exponents == 255).sum())} values of 255; download the checkpoint again"
         )
-    codes = unpacked(packed).reshape(*exponents.shape, MXFP4_GROUP)
-    powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)  # bias 127, and 1 for the doubled values
-    return QuantizedMatrix(MXFP4_FORM, exponents.shape[1] * MXFP4_GROUP, _INTEGERS[codes], powers.astype(np.float32))
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
 
 
 def read_nvfp4(

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
-from tandemrt.export.quantize.float4 import MXFP4_FORM, NVFP4_FORM, read_mxfp4, read_nvfp4
+from tandemrt.export.quantize.float4 import MXFP4_FORM, NVFP4_FORM, read_mxfp4, read_nvfp4, read_powers
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.stored_integers import integer_format, integer_shape, read_integers, read_reordered
 from tandemrt.export.quantize.table4 import TENSORS as TABLE4_TENSORS
@@ -26,7 +26,7 @@ def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
         inputs = "input_global_scale" if scheme.layout == "compressed-tensors" else "input_scale"
         kinds: tuple[str, ...] = (_float4_values(scheme), "weight_scale", _GLOBAL[scheme.layout], inputs)
     elif scheme.weight == "mxfp4":
-        kinds = ("blocks", "scales") if scheme.layout == "mxfp4" else ("weight_packed", "weight_scale")
+        kinds = (_float4_values(scheme), "scales" if scheme.layout == "mxfp4" else "weight_scale", "input_scale")
     elif scheme.layout == "compressed-tensors" and scheme.packed:
         kinds = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", *_INPUTS)
     elif scheme.layout == "integers":
@@ -55,10 +55,13 @@ def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -
         return integer_shape(module, tensors, scheme)
     if scheme.weight == "table4":
         return table4_shape(module, tensors)
-    if scheme.weight == "float8_e4m3fn":
+    if scheme.weight in ("float8_e4m3fn", "mxfp8"):
         weight = tensors.get(f"{module}.weight")
-        if weight is None or len(weight.shape) != 2:
-            raise BadCheckpoint(f"tensor {quoted(f'{module}.weight')} should be a matrix by its quantization_config")
+        if weight is None or len(weight.shape) != 2 or weight.dtype != "float8_e4m3fn":
+            raise BadCheckpoint(
+                f"tensor {quoted(f'{module}.weight')} should be a float8_e4m3fn matrix by its quantization_config, it "
+                f"is {'missing' if weight is None else f'{weight.dtype}{list(weight.shape)}'}; quantize the model again"
+            )
         rows, inner = weight.shape[::-1] if weight.transposed else weight.shape
         return rows, inner
     tensor, group = find(tensors, f"{module}.{_float4_values(scheme)}"), scheme.group_shape[1]
@@ -109,8 +112,11 @@ def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
     if scheme is None:
         return matrix
     rows, inner = matrix.shape
-    tensor = find(tensors, f"{module}.{scheme.scale}")
-    counts = scheme.scales(rows, inner)
+    name, counts = f"{module}.{scheme.scale}", scheme.scales(rows, inner)
+    if scheme.weight == "mxfp8":
+        powers = read_powers(typed(tensors, name, counts, ("uint8",)))
+        return matrix * powers.repeat(scheme.group_shape[1], axis=1)[:, :inner]
+    tensor = find(tensors, name)
     flat = {counts, counts[:1]} if counts[1] == 1 else {counts}
     if tensor.shape not in flat | ({()} if counts == (1, 1) else set()) or tensor.dtype not in FLOATS:
         raise BadCheckpoint(

@@ -97,6 +97,29 @@ def pack(
     }
 
 
+def mxfp8(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """Return a weight in MXFP8, scales as exponents of powers of 2 per 32 inputs, and its dequantized values."""
+    blocks = weight.unflatten(1, (-1, 32))
+    exponents = (blocks.abs().amax(-1) / 448).log2().ceil()
+    spread = exponents.exp2()[..., None]
+    found = (blocks / spread).to(FP8)
+    stored = {"weight": found.flatten(1), "weight_scale": (exponents + 127).to(torch.uint8)}
+    return stored, (found.float() * spread).flatten(1)
+
+
+def mxfp4(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """Return a weight in MXFP4, and its dequantized values; the first value of a byte is in its low half."""
+    floats = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    blocks = weight.unflatten(1, (-1, 32))
+    exponents = (blocks.abs().amax(-1) / 6).log2().ceil()
+    spread = exponents.exp2()[..., None]
+    code = (blocks.abs()[..., None] / spread[..., None] - floats).abs().argmin(-1)
+    signed = (code + 8 * (blocks < 0)).flatten(1)
+    packed = (signed[:, 0::2] + 16 * signed[:, 1::2]).to(torch.uint8)
+    meant = (floats[code] * blocks.sign() * spread).flatten(1)
+    return {"weight": packed, "weight_scale": (exponents + 127).to(torch.uint8)}, meant
+
+
 def nvfp4(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     """Return a weight in ModelOpt's NVFP4, and its dequantized values; the first value of a byte is in its low half."""
     floats = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])

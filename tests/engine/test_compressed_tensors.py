@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandemrt.export.bundle.publish import publish
-from tandemrt.export.quantize.stored_weights import read_low_bit
+from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
@@ -94,7 +94,7 @@ def test_packed_weights_give_the_logits_of_transformers_but_for_rounded_inputs(t
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
-@pytest.mark.parametrize("preset", ["W8A8", "W8A16", "NVFP4", "NVFP4A16", "MXFP4", "MXFP4A16"])
+@pytest.mark.parametrize("preset", ["W8A8", "W8A16", "NVFP4", "NVFP4A16", "MXFP4", "MXFP4A16", "MXFP8"])
 def test_weights_have_the_values_that_the_library_decompresses(tmp_path, preset):
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import preset_name_to_scheme
@@ -107,11 +107,16 @@ def test_weights_have_the_values_that_the_library_decompresses(tmp_path, preset)
     decompress = BaseCompressor.get_value_from_registry(group["format"]).decompress
     expected = decompress(own, preset_name_to_scheme(preset, ["Linear"]))["weight"]
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
-    found = read_low_bit(module, checkpoint.tensors, quantization.scheme(module))
+    scheme = quantization.scheme(module)
+    found = (
+        read_low_bit(module, checkpoint.tensors, scheme).dequantized
+        if scheme.packed
+        else read_matrix(module, checkpoint.tensors, scheme)
+    )
     # The library multiplies 4-bit floats by their scales in bfloat16.
     tolerance = 2**-7 if "FP4" in preset else 1e-6
-    np.testing.assert_allclose(found.dequantized, expected.float().numpy(), rtol=tolerance)
-    assert bool(quantization.notes()) == (preset in ("W8A8", "NVFP4", "MXFP4"))
+    np.testing.assert_allclose(found, expected.float().numpy(), rtol=tolerance)
+    assert bool(quantization.notes()) == (preset in ("W8A8", "NVFP4", "MXFP4", "MXFP8"))
 
 
 def test_a_float4_bundle_gives_the_logits_of_its_dequantized_weights(tmp_path):

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
-from tandemrt.export.quantize.stored_weights import read_low_bit
+from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
@@ -72,6 +73,19 @@ class Reordered:
         return stored, meant[:, back]
 
 
+@dataclass(frozen=True)
+class Mxfp8:
+    """MXFP8 with scales named ``scale``."""
+
+    config: dict[str, object]
+    scale: str
+
+    def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
+        stored, meant = quantized.mxfp8(weight)
+        return {"weight": stored["weight"], self.scale: stored["weight_scale"]}, meant
+
+
+MXFP8 = {"quant_method": "mxfp8", "weight_block_size": [1, 32], "ignored_layers": ["lm_head"]}
 CASES = {
     "nf4": FourBits(double=False),
     "nf4, double quantization": FourBits(double=True),
@@ -80,6 +94,9 @@ CASES = {
     "fp8, block": FLOAT8["fp8, block"],
     "modelopt, NVFP4": OTHERS["modelopt, NVFP4"],
     "awq": INT4["awq"],
+    "modelopt, MXFP8": Mxfp8(MODELOPT | {"quant_algo": "MXFP8"}, "weight_scale"),
+    "mxfp8": Mxfp8(MXFP8, "weight_scale_inv"),
+    "quark, MXFP4": OTHERS["quark, MXFP4"],
 }
 
 
@@ -102,6 +119,16 @@ def test_dequantized_weights_have_the_values_of_their_format(tmp_path, case):
     assert written.weights == len(meant)
     assert sorted(found) == sorted(load_file(tiny_checkpoint(tmp_path / "plain") / "model.safetensors"))
     assert read_quantization(written.checkpoint.config, written.checkpoint.folder) is None
+
+
+def test_mxfp8_has_the_values_that_transformers_dequantizes(tmp_path):
+    store(tmp_path, "mxfp8", head_dim=32)
+    checkpoint, module = Checkpoint.open(tmp_path), "model.layers.0.mlp.down_proj"
+    stored = load_file(tmp_path / "model.safetensors")
+    pair = stored[f"{module}.weight"], stored[f"{module}.weight_scale_inv"]
+    expected = Fp8Dequantize(None)._dequantize_one(*pair, torch.float32)
+    found = read_matrix(module, checkpoint.tensors, read_quantization(checkpoint.config, tmp_path).scheme(module))
+    assert torch.equal(torch.from_numpy(found), expected)
 
 
 def test_a_dequantized_bundle_equals_that_of_the_unquantized_weights(tmp_path):
@@ -135,6 +162,7 @@ def test_scales_of_keys_and_values_survive(tmp_path):
 @pytest.mark.parametrize(
     ("case", "options", "message"),
     [
+        ("mxfp8", {}, r"MXFP8 \(mxfp8\) have no matmuls on any backend; write target.dequantize = true"),
         ("nf4", {}, r"4-bit floats of bitsandbytes \(bitsandbytes\) have no matmuls on any backend; write target.deq"),
         (
             "modelopt, NVFP4",
@@ -162,6 +190,13 @@ def test_low_bit_dtypes_round_weights_again_without_the_option(tmp_path):
         Recipe.load(file)
 
 
+def test_low_bit_dtypes_round_mxfp8_again(tmp_path):
+    meant = store(tmp_path / "from", "modelopt, MXFP8", hidden=128, head_dim=32)
+    written = quantized.packed(tmp_path / "from", bits=8)
+    assert not [name for name in written.tensors if name.endswith("weight_scale")]
+    assert {f"{module}.weight" for module in meant}.isdisjoint(written.tensors)
+
+
 def test_the_option_needs_quantized_weights(tmp_path):
     file = write_recipe(tmp_path / "r.toml", target=tiny_checkpoint(tmp_path / "from"))
     file.write_text(file.read_text().replace("[target]", "[target]\ndequantize = true"))
@@ -173,6 +208,8 @@ def test_the_option_needs_quantized_weights(tmp_path):
     ("case", "name", "tensor", "message"),
     [
         ("nf4", f"weight.{STATE}", torch.tensor([123], dtype=torch.uint8), f"{STATE}' should hold JSON"),
+        ("mxfp8", "weight_scale_inv", torch.full((64, 1), 255, dtype=torch.uint8), "exponents below 255.* 64 values"),
+        ("mxfp8", "weight", torch.ones(64, 64), r"should be a float8_e4m3fn matrix .*, it is float32\[64, 64\]"),
         ("nf4", "weight.absmax", torch.ones(3), r"weight.absmax' should be float32\[\d+\]"),
         ("bitsandbytes, int8", "weight_format", torch.tensor(2, dtype=torch.uint8), "weight_format' should be 0, rows"),
     ],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
@@ -17,7 +18,7 @@ from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.config import METHODS, read_quantization
 from tests.engine import quantized
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits
 from tests.makers import tiny_checkpoint, write_recipe
@@ -78,6 +79,29 @@ class Float8:
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
 QWEN = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+QUARK_SPEC = {"dtype": "fp8_e4m3", "ch_axis": None, "group_size": None, "is_dynamic": False, "qscheme": "per_tensor"}
+MX_SPEC = {"dtype": "fp4", "ch_axis": -1, "group_size": 32, "qscheme": "per_group", "scale_format": "e8m0"}
+
+
+def quark(weight: dict[str, object], inputs: dict[str, object]) -> dict[str, object]:
+    """Return a quantization_config as Quark writes it."""
+    common = {"observer_cls": "PerTensorMinMaxObserver", "round_method": "half_even", "symmetric": True}
+    specs = {"weight": weight | common, "input_tensors": inputs | common, "output_tensors": None, "bias": None}
+    return {
+        "quant_method": "quark",
+        "global_quant_config": specs,
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+        "exclude": ["lm_head"],
+        "algo_config": None,
+        "export": {"kv_cache_group": [], "pack_method": "reorder", "weight_format": "real_quantized"},
+        "quant_mode": "eager_mode",
+        "version": "0.8",
+    }
+
+
+BY_OUTPUT = QUARK_SPEC | {"qscheme": "per_channel", "ch_axis": 0}
+BY_TOKEN = QUARK_SPEC | {"qscheme": "per_channel", "ch_axis": 1, "is_dynamic": True}
 FLOAT8 = {
     "compressed-tensors, channel, inputs by token": Float8(
         float8_group("channel", strategy="token", dynamic=True), (1, 0)
@@ -96,6 +120,8 @@ FLOAT8 = {
     ),
     "fbgemm_fp8": Float8({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, (1, 0)),
     "modelopt": Float8(MODELOPT, (0, 0), input_scale="input_scale", shape=()),
+    "quark": Float8(quark(QUARK_SPEC, QUARK_SPEC), (0, 0), input_scale="input_scale", shape=()),
+    "quark, by output and token": Float8(quark(BY_OUTPUT, BY_TOKEN), (1, 0), shape=(-1,)),
 }
 
 
@@ -168,6 +194,19 @@ class Nvfp4:
         return quantized.write(folder, self.config, self.store)
 
 
+@dataclass(frozen=True)
+class QuarkMxfp4:
+    """Quark's MXFP4."""
+
+    config = quark(MX_SPEC, MX_SPEC | {"is_dynamic": True})
+
+    def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
+        return quantized.mxfp4(weight)
+
+    def write(self, folder: Path) -> PreTrainedModel:
+        return quantized.write(folder, self.config, self.store)
+
+
 GPTQ_V2 = GPTQ | {"group_size": 32, "sym": False, "checkpoint_format": "gptq_v2"}
 INT4 = {
     "compressed-tensors, groups of 32": Integers("compressed-tensors", 32, False, int4_group(32, True)),
@@ -199,6 +238,7 @@ OTHERS = {
     ),
     "modelopt, W8A16": Integers("integers", 0, False, MODELOPT | {"quant_algo": "W8A16"}, 8),
     "modelopt, NVFP4": Nvfp4(MODELOPT | {"quant_algo": "W4A16_NVFP4", "group_size": 16}),
+    "quark, MXFP4": QuarkMxfp4(),
 }
 
 
@@ -254,6 +294,14 @@ def test_scales_of_another_shape_are_rejected(tmp_path):
     edited(tmp_path, weight_scale_inv=torch.ones(2, 3))
     with pytest.raises(BadCheckpoint, match=r"weight_scale_inv' should have shape \[2, 2\].*\[2, 3\]"):
         Decoder(tmp_path, "grouped", batch=1)
+
+
+@pytest.mark.parametrize("method", sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
+def test_every_method_of_transformers_is_read_or_rejected_with_its_reason(method):
+    if method.removesuffix("_4bit").removesuffix("_8bit") in METHODS:
+        return
+    with pytest.raises(BadCheckpoint, match=rf"quant_method is '{method}': the exporter does not implement .+; .+"):
+        read_quantization({"quantization_config": {"quant_method": method}}, Path())
 
 
 def test_weights_that_contradict_the_config_are_rejected(tmp_path):

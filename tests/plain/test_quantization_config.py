@@ -15,12 +15,19 @@ CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True
 LAYER = "model.layers.0."
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
+MX = FLOAT8 | {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+QUARK = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "observer_cls": "PerTensorMinMaxObserver"}
 BY_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
 
 
 def compressed(*groups: dict[str, Any], **fields: Any) -> dict[str, Any]:
     named = {f"group_{i}": {"targets": ["Linear"], **group} for i, group in enumerate(groups)}
     return {"quant_method": "compressed-tensors", "config_groups": named, "ignore": ["lm_head"], **fields}
+
+
+def quark(weight: object, inputs: object = None, *, output_tensors: object = None, **fields: object) -> dict[str, Any]:
+    specs = {"weight": weight, "input_tensors": inputs, "output_tensors": output_tensors}
+    return {"quant_method": "quark", "global_quant_config": specs, "exclude": ["lm_head"], **fields}
 
 
 def read(said: object, folder: Path = Path("nowhere")) -> Quantization:
@@ -173,7 +180,30 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"quant_method": "hqq"}, "quant_method should be one of compressed-tensors, .*it is 'hqq'"),
+        ({"quant_method": "unheard"}, "quant_method should be one of compressed-tensors, .*it is 'unheard'"),
+        ({"quant_method": "hqq"}, "quant_method is 'hqq': .* W_q and meta tensors; choose a checkpoint in a format of"),
+        ({"bits": 4, "group_size": 64}, "quant_method is missing, as in checkpoints of MLX: the exporter does not"),
+        (compressed({"weights": INT4}, format="mxfp6-pack-quantized"), "floats of 6 bits; quantize with preset MXFP4"),
+        (compressed({"weights": INT4}, sparsity_config={"format": "a"}), "does not implement sparse weights; quantize"),
+        (compressed({"weights": INT4}, transform_config={"a": {}}), "rotations of inputs .*; quantize without transf"),
+        (compressed({"weights": MX | {"group_size": 64}}, format="mxfp8-quantized"), "group_size is 64"),
+        ({"quant_method": "auto-round", "data_type": "mx_fp"}, "data_type is 'mx_fp': .*AutoRound's MXFP4 and MXFP8;"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
+            "keys and values in NVFP4;",
+        ),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "experts in 4-bit floats next to FP8 .*; choose a checkpoint"),
+        ({"quant_method": "mxfp8", "weight_block_size": [128, 128]}, r"weight_block_size is \[128, 128\]"),
+        (
+            quark({"dtype": "int8"}),
+            "global_quant_config: weight: dtype is 'int8'.*; quantize the model to FP8 or MXFP4",
+        ),
+        (quark([{}, {}]), "weight is rounded 2 times, such as to INT4 and FP8.*; quantize the model to FP8 or MXFP4"),
+        (quark(QUARK, QUARK | {"is_dynamic": True}), "would let the requests of a batch change one another"),
+        (quark(QUARK, None, algo_config=[{"name": "rotation"}]), "algo_config has 'rotation', which may change the"),
+        (quark(QUARK, None, export={"weight_format": "fake_quantized"}), "export: weight_format is 'fake_quantized'"),
+        (quark(QUARK, None, export={"kv_cache_group": ["*k_proj"]}), r"'\*k_proj' is not in both; export the model"),
+        (quark(QUARK, None, output_tensors=QUARK), "output_tensors is .*, which the exporter implements for the kv_c"),
         ({"quant_method": "bitsandbytes"}, "one of load_in_4bit and load_in_8bit should be true, they are False and F"),
         ("fp8", "quant_method should be one of .*it is 'fp8'"),
         (
@@ -224,6 +254,32 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
 def test_unknown_fields_and_values_are_rejected_by_name(said, message):
     with pytest.raises(BadCheckpoint, match=message):
         read(said)
+
+
+def test_mxfp8_has_a_power_of_2_per_32_inputs() -> None:
+    found = read(compressed({"weights": MX, "input_activations": MX | {"dynamic": True}}, format="mxfp8-quantized"))
+    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme(
+        "mxfp8", "compressed-tensors", (1, 32), unrounded="8-bit floats"
+    )
+    assert (found.without_matmuls, found.is_packed, found.has_float8) == ("MXFP8", False, False)
+
+
+def test_the_first_pattern_of_quark_gives_the_scheme_of_a_module_and_marks_keys_and_values() -> None:
+    cache = {"weight": QUARK, "input_tensors": QUARK, "output_tensors": QUARK, "bias": None}
+    mxfp4 = {"dtype": "fp4", "qscheme": "per_group", "ch_axis": -1, "group_size": 32, "scale_format": "e8m0"}
+    own = {"*k_proj": cache, "*v_proj": cache, "re:model.layers.0": {"weight": mxfp4, "input_tensors": None}}
+    groups = {"kv_cache_group": ["*k_proj", "*v_proj"], "weight_format": "real_quantized"}
+    found = read(quark(QUARK, None, layer_quant_config=own, export=groups, exclude=["lm_head", "*.mlp.gate"]))
+    static = Scheme("float8_e4m3fn", "modelopt", (FULL_DIM, FULL_DIM), inputs="static")
+    assert found.float8_cache
+    assert found.scheme(f"{LAYER}self_attn.k_proj") == static
+    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme("mxfp4", "modelopt", (1, 32))
+    assert found.scheme("model.layers.1.mlp.up_proj") == Scheme("float8_e4m3fn", "modelopt", (FULL_DIM, FULL_DIM))
+    assert found.scheme("lm_head") is found.scheme(f"{LAYER}mlp.gate") is None
+
+
+def test_a_bitsandbytes_config_needs_no_method() -> None:
+    assert read({"load_in_8bit": True}).method == "bitsandbytes"
 
 
 def test_a_cache_without_scales_stores_keys_and_values_as_they_are() -> None:

@@ -11,14 +11,14 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.kv_cache import read_cache_scheme
 from tandemrt.export.read.quantization.module_patterns import EMBEDDING, compile_pattern, read_strings
-from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MXFP4_GROUP
+from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MX_GROUP
 from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE as NVFP4_GROUP
 from tandemrt.export.read.quantization.scheme import FULL_DIM, GROUPS, Layout, Quantization, Scheme
 
 # The accepted names of the format; the groups define what is stored.
 _FORMATS = (
     *("float-quantized", "naive-quantized", "pack-quantized", "mixed-precision", "int-quantized"),
-    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
 )
 _UNPACKED = ("int-quantized", "naive-quantized")  # formats that store one integer per byte
 _SEARCHED = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")  # settings of the calibration
@@ -32,9 +32,17 @@ def read_compressed_tensors(config: dict[str, Any], where: str) -> Quantization:
     fields.only("format", *_FORMATS)
     stored = fields.get("format")
     float8_cache = read_cache_scheme(fields)
-    fields.only("sparsity_config", None, {})
+    if sparsity := fields.get("sparsity_config"):
+        raise BadCheckpoint(
+            f"{where}: sparsity_config is {quoted(sparsity)}: the exporter does not implement sparse weights; quantize "
+            "without sparse compression"
+        )
     fields.only("moe_sparsity_config", None)
-    fields.only("transform_config", None, {})
+    if transform := fields.get("transform_config"):
+        raise BadCheckpoint(
+            f"{where}: transform_config is {quoted(transform)}: the exporter does not implement rotations of inputs "
+            "(SpinQuant, QuIP); quantize without transforms"
+        )
     ignored = _named(read_strings(fields, "ignore"), where)
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not (groups or float8_cache):  # no groups: only keys and values are quantized
@@ -58,7 +66,7 @@ def _group(group: dict[str, Any], where: str, stored: Any) -> tuple[Callable[[st
     inputs = fields.get("input_activations")
     stored = fields.get("format", stored)
     fields.finish()
-    scheme = _weights(Fields(weights, f"{where}: weights"), unpacked=stored in _UNPACKED)
+    scheme = _weights(Fields(weights, f"{where}: weights"), stored)
     if inputs is not None:
         given = Fields(_object(inputs, f"{where}: input_activations"), f"{where}: input_activations")
         if scheme.weight == "float8_e4m3fn":
@@ -68,13 +76,19 @@ def _group(group: dict[str, Any], where: str, stored: Any) -> tuple[Callable[[st
     return targets, scheme
 
 
-def _weights(fields: Fields, *, unpacked: bool) -> Scheme:
+def _weights(fields: Fields, stored: Any) -> Scheme:
     kind, bits = fields.get("type", "int"), fields.get("num_bits", 8)
     strategy = fields.get("strategy")
     symmetric = fields.flag("symmetric", True)
     fields.only("dynamic", False)
     fields.skip(*_SEARCHED)
-    if (kind, bits) == ("float", 8):
+    if (kind, bits) == ("float", 8) and stored == "mxfp8-quantized":
+        fields.only("symmetric", True)
+        fields.only("block_structure", None)
+        fields.only("group_size", MX_GROUP)
+        block = _one_of(fields, "strategy", strategy, {"group": (1, MX_GROUP)})
+        scheme = Scheme("mxfp8", "compressed-tensors", block)
+    elif (kind, bits) == ("float", 8):
         fields.only("symmetric", True)
         blocks = {"tensor": (FULL_DIM, FULL_DIM), "channel": (1, FULL_DIM), "block": _block(fields)}
         fields.skip("group_size")
@@ -86,7 +100,7 @@ def _weights(fields: Fields, *, unpacked: bool) -> Scheme:
             fields.only("group_size", *GROUPS)
             blocks["group"] = (1, fields.integer("group_size"))
         fields.skip("group_size")
-        unpacked = unpacked and bits == 8
+        unpacked = stored in _UNPACKED and bits == 8
         if unpacked:
             fields.only("symmetric", True)
             blocks["tensor"] = (FULL_DIM, FULL_DIM)
@@ -96,14 +110,15 @@ def _weights(fields: Fields, *, unpacked: bool) -> Scheme:
     elif (kind, bits) == ("float", 4):
         fields.only("block_structure", None)
         fields.only("symmetric", True)
-        blocks = {"tensor_group": (1, NVFP4_GROUP), "group": (1, MXFP4_GROUP)}
+        blocks = {"tensor_group": (1, NVFP4_GROUP), "group": (1, MX_GROUP)}
         block = _one_of(fields, "strategy", strategy, blocks)
         fields.only("group_size", block[1])
         scheme = Scheme("nvfp4" if strategy == "tensor_group" else "mxfp4", "compressed-tensors", block)
     else:
         raise BadCheckpoint(
             f"{fields.where} should be float or int of 4 or 8 bits, they are {quoted(kind)} of {quoted(bits)}; other "
-            "weights are not implemented"
+            "weights are not implemented; quantize with a preset such as W4A16, W8A16 or FP8_DYNAMIC, or export the "
+            "checkpoint that is not quantized"
         )
     fields.finish()
     return scheme

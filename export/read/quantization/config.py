@@ -8,11 +8,13 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.quantization.bitsandbytes import read_bitsandbytes
 from tandemrt.export.read.quantization.compressed_tensors import read_compressed_tensors
-from tandemrt.export.read.quantization.fp8 import read_fbgemm_fp8, read_fp8
+from tandemrt.export.read.quantization.fp8 import read_fbgemm_fp8, read_fp8, read_mxfp8
 from tandemrt.export.read.quantization.gptq_awq import read_auto_round, read_awq, read_gptq
 from tandemrt.export.read.quantization.modelopt import read_modelopt
 from tandemrt.export.read.quantization.mxfp4 import read_mxfp4
+from tandemrt.export.read.quantization.quark import read_quark
 from tandemrt.export.read.quantization.scheme import Quantization
+from tandemrt.export.read.quantization.unsupported import require_implemented
 
 METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,
@@ -23,7 +25,9 @@ METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "awq": read_awq,
     "auto-round": read_auto_round,
     "mxfp4": read_mxfp4,
+    "mxfp8": read_mxfp8,
     "bitsandbytes": read_bitsandbytes,
+    "quark": read_quark,
 }
 _SEPARATE_FILE = "hf_quant_config.json"  # older versions of ModelOpt write it instead of a field of config.json
 
@@ -40,7 +44,9 @@ def read_quantization(config: Mapping[str, Any], folder: Path) -> Quantization |
         given = _read_separate_file(folder / _SEPARATE_FILE)
     if given is None:
         return None
-    method = str(given.get("quant_method")) if isinstance(given, dict) else None
+    method = _method(given) if isinstance(given, dict) else None
+    if isinstance(given, dict):
+        require_implemented(method, given, where)
     if method is None or method not in METHODS:
         found = quoted(given if method is None else method)
         raise BadCheckpoint(
@@ -48,6 +54,13 @@ def read_quantization(config: Mapping[str, Any], folder: Path) -> Quantization |
             "tool that writes one of these, or export the checkpoint that is not quantized"
         )
     return METHODS[method](given, where)
+
+
+def _method(given: dict[str, Any]) -> str | None:
+    method = given.get("quant_method")
+    if method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        return "bitsandbytes"  # older versions write no quant_method, and transformers reads it like this
+    return None if method is None else str(method)
 
 
 def _read_separate_file(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Read ``fp8`` of transformers (Qwen3-FP8, DeepSeek, Devstral): float8_e4m3fn, scales per 128 x 128 or per tensor.
+"""Read ``fp8`` and ``mxfp8`` of transformers: float8_e4m3fn, scales per 128 x 128, per tensor or per 32 inputs.
 
 Source: transformers, integrations/finegrained_fp8.py.
 """
@@ -8,6 +8,7 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.module_patterns import match_name_parts, matmuls_except, read_strings
+from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MX_GROUP
 from tandemrt.export.read.quantization.scheme import FULL_DIM, Quantization, Scheme
 
 
@@ -33,6 +34,24 @@ def read_fp8(config: dict[str, Any], where: str) -> Quantization:
     scheme = Scheme("float8_e4m3fn", "fp8", block, inputs=how, input_group=block[1])
     remarks = ("scales of inputs are not rounded to powers of 2, as scale_fmt ue8m0 would",) if powers else ()
     return Quantization("fp8", ((matmuls_except(match_name_parts(ignored)), scheme),), remarks=remarks)
+
+
+def read_mxfp8(config: dict[str, Any], where: str) -> Quantization:
+    """Read a config of ``mxfp8``: scales are powers of 2, stored as exponents in ``weight_scale_inv``.
+
+    Raises BadCheckpoint, by name, for unknown fields and values.
+    """
+    fields = Fields(config, where)
+    fields.skip("quant_method", "dequantize")
+    fields.only("fmt", "e4m3", "float8_e4m3fn")
+    fields.only("scale_fmt", "ue8m0", "float")  # transformers reads the type of the stored scales instead
+    fields.only("modules_to_convert", None, [])
+    fields.only("activation_scheme", "dynamic")
+    fields.only("weight_block_size", [1, MX_GROUP])
+    ignored = (*read_strings(fields, "modules_to_not_convert"), *read_strings(fields, "ignored_layers"), "mlp.gate")
+    fields.finish()
+    scheme = Scheme("mxfp8", "fp8", (1, MX_GROUP), unrounded="8-bit floats")
+    return Quantization("mxfp8", ((matmuls_except(match_name_parts(ignored)), scheme),))
 
 
 def read_fbgemm_fp8(config: dict[str, Any], where: str) -> Quantization:

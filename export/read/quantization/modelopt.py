@@ -12,6 +12,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.kv_cache import read_cache_scheme
 from tandemrt.export.read.quantization.module_patterns import matmuls_except, read_strings
+from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MX_GROUP
 from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE
 from tandemrt.export.read.quantization.scheme import FULL_DIM, Quantization, Scheme
 
@@ -24,6 +25,7 @@ _SCHEMES: Mapping[str, Scheme] = {
     "NVFP4_AWQ": replace(_NVFP4, unrounded="4-bit floats"),
     "W4A16_NVFP4": _NVFP4,
     "W4A8_NVFP4_FP8": replace(_NVFP4, unrounded="8-bit floats"),
+    "MXFP8": Scheme("mxfp8", "modelopt", (1, MX_GROUP), unrounded="8-bit floats"),
     "W8A16": _INT8,
     "W8A8_SQ_PER_CHANNEL": replace(_INT8, unrounded="8-bit integers"),
 }

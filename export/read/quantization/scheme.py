@@ -12,7 +12,7 @@ Layout = Literal[
 BITS = {"int4": 4, "int8": 8}  # of integer weights
 # Weights that a build writes in another layout, which matmuls read; and their names in messages.
 _PACKED = {"int4": "4-bit integers", "int8": "8-bit integers", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}
-_WITHOUT_MATMULS = {"table4": "4-bit floats of bitsandbytes"}
+_WITHOUT_MATMULS = {"table4": "4-bit floats of bitsandbytes", "mxfp8": "MXFP8"}
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Scheme:
     """How the weight [outputs, inputs] of a matmul is stored, and how its input is rounded.
 
     ``weight``: *int4* and *int8* are integers, *mxfp4* floats of 4 bits with powers of 2 as scales, *nvfp4* floats of 4
-    bits with float8_e4m3fn scales and one more scale per tensor, *table4* positions in a table of 16 floats.
+    bits with float8_e4m3fn scales and one more scale per tensor, *table4* positions in a table of 16 floats, *mxfp8*
+    float8_e4m3fn with powers of 2 as scales.
     ``layout``: the tensors that store the weight; *integers* is one signed byte per value. ``group_shape``: the outputs
     and inputs per scale, FULL_DIM for all: (FULL_DIM, FULL_DIM) is one scale per tensor, (1, FULL_DIM) one per channel,
     (1, 128) groups. ``symmetric``: there are no zero points. ``inputs``: *unquantized*; *static*: rounded to
@@ -29,7 +30,7 @@ class Scheme:
     for its notes; "": it does not.
     """
 
-    weight: Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4", "table4"]
+    weight: Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4", "table4", "mxfp8"]
     layout: Layout
     group_shape: tuple[int, int]
     symmetric: bool = True
@@ -49,7 +50,7 @@ class Scheme:
 
     @property
     def scale(self) -> str:
-        """The last part of the name of a float8_e4m3fn weight's scale tensor."""
+        """The last part of the name of a float8_e4m3fn or MXFP8 weight's scale tensor."""
         return "weight_scale_inv" if self.layout == "fp8" else "weight_scale"
 
     @property
