@@ -212,7 +212,7 @@ def test_a_cuda_bundle_holds_its_decoders_in_subgraphs_and_its_kernels(paged: Pa
             assert (attributes["scale"], attributes["epsilon"]) == (pytest.approx(32**-0.5), pytest.approx(1e-6))
         assert "block_table" in {binding.name for binding in bundle.contract(name).inputs}
     assert bundle.limits.cache_blocks == 5  # of 64 tokens
-    kernels = ("adjust", "attention", "swiglu", "verify")  # those of its operators: no experts, nothing in float8
+    kernels = ("adjust", "attention", "residual_norm", "swiglu", "verify")  # no experts, nothing in float8
     assert bundle.manifest.kernels == kernels_of(*kernels, sm=["90"])
     for kernel in kernels:
         assert (bundle.kernels_dir / f"{kernel}.sm_90.cubin").read_bytes()[:4] == b"\x7fELF"

@@ -58,8 +58,10 @@ def test_a_pattern_that_never_ends_delays_no_request_and_is_refused_in_time(tiny
             errors.append(str(request.failure).partition(": ")[2])
             assert request.output.text == '"' + STUCK["enum"][0] + '"'
             assert [item.output is None for item in heard].count(False) == 1
-        assert errors[0] == errors[1] == "checking the finished text took longer than 3 s; simplify it"
-        assert errors[-1] == "checking the finished text had to wait too long for other requests; try later"
+        slow = "checking the finished text took longer than 3 s; simplify it"
+        late = "checking the finished text had to wait too long for other requests; try later"
+        assert errors.count(slow) >= 2
+        assert set(errors) <= {slow, late}
         assert llm.metrics.finished == {"length": 7, "error": len(stuck)}
         assert llm.generate("x", asked(CHECKED)).finish_reason == "stop"
 

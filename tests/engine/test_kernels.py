@@ -40,6 +40,7 @@ ENTRIES = {
         **{f"int4_matmul_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
         "int4_weights": "3 u64, 3 u32, 1 u64",
     },
+    "collectives": {"all_reduce": "1 u64, 2 u32, 5 u64, 1 u32, 1 u64"},
     "latent_attention": {},  # not the same for all dtypes: see expected
     "linear_attention": {},  # with sizes: see expected
     "residual_norm": {"residual_norm": "3 u64, 1 u32, 1 f32, 2 u64"},
@@ -52,6 +53,11 @@ ENTRIES = {
         "draft_probs": "11 u64, 1 u32, 1 u64",
     },
 }
+COLLECTIVES = {  # of bytes, whatever the dtype
+    **{f"all_gather_{bits}": "1 u64, 2 u32, 4 u64, 3 u32, 1 u64" for bits in (16, 32, 128)},
+    "publish": "1 u64, 2 u32, 4 u64, 1 u32",
+    "receive": "1 u64, 2 u32, 5 u64, 1 u32",
+}
 ORDERED = ("8_5", "8_6", "16_4", "16_5")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
@@ -63,7 +69,14 @@ FINISH = "4 u64, 20 u32, 1 f32, 1 u64"
 # attention in attend_fixed alone, most of them for GPUs from 10.0 on, where it was not run.
 SPILLED_256 = 2100
 LATENT = "9 u64, 5 u32, 1 f32"
-SPILLED = {"verify": 160, "int4": 16, "attention": 140, "attention_float8": 116, "linear_attention": 84}
+SPILLED = {
+    "verify": 160,
+    "int4": 16,
+    "attention": 140,
+    "attention_float8": 116,
+    "linear_attention": 84,
+    "collectives": 8,
+}
 
 
 def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, str]:
@@ -82,6 +95,8 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, s
         return {f"{name}_{kind}": entry for kind in kinds for name, entry in steps}
     if kernel not in ATTENTION:
         entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
+        if kernel == "collectives":
+            return entries | COLLECTIVES
         ordered = ORDERED if kernel == "float8" and dtype != "float16" else ()
         return entries | {f"few_ordered_{name}_{suffix}": "4 u64, 3 u32, 1 u64" for name in ordered}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
@@ -114,7 +129,7 @@ def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
 # 256 values, whose sums leave no registers for the rest; each in one dtype.
 # Matmuls in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
 # is the same with other elements. Latent attention is compiled for one GPU.
-ONE_DTYPE = (*ATTENTION, "float8", "int4", "experts", "linear_attention", "latent_attention")
+ONE_DTYPE = (*ATTENTION, "collectives", "float8", "int4", "experts", "linear_attention", "latent_attention")
 COMPILED = [
     (kernel, dtype, capability, sizes_of(kernel, capability, dtype))
     for kernel in compiler.kernel_names()
