@@ -7,6 +7,7 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear, merge_linears
+from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Activation, ClampedSwiglu
 from tandemrt.plugins.operators.constants import DOMAIN
 
@@ -73,12 +74,15 @@ def activate(b: GraphBuilder, gate_output: ir.Value | None, up_output: ir.Value,
 
 
 def clamped_swiglu(b: GraphBuilder, gate: ir.Value, up: ir.Value, how: ClampedSwiglu, dtype: str) -> ir.Value:
-    """Return (up + 1) * gate * sigmoid(alpha * gate), with gate and up clamped, in standard operators."""
+    """Return (up + offset) * gate * sigmoid(alpha * gate), clamped as ``how`` says, in standard operators."""
     limit = b.constant(how.limit, dtype)
-    gate = b.op("Min", gate, limit)
+    if not how.clamped_after:
+        gate = b.op("Min", gate, limit)
     up = b.op("Clip", up, b.constant(-how.limit, dtype), limit)
-    glu = b.op("Mul", gate, b.op("Sigmoid", b.op("Mul", gate, b.constant(how.alpha, dtype))))
-    return b.op("Mul", b.op("Add", up, b.constant(1, dtype)), glu)
+    glu = b.op("Mul", gate, b.op("Sigmoid", scaled_by(b, gate, how.alpha, dtype)))
+    if how.clamped_after:
+        glu = b.op("Min", glu, limit)
+    return b.op("Mul", b.op("Add", up, b.constant(how.offset, dtype)) if how.offset else up, glu)
 
 
 def _activated(b: GraphBuilder, x: ir.Value, kind: Activation) -> ir.Value:

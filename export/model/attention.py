@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
-from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import stored_norm
@@ -40,6 +40,7 @@ class AttentionWeights:
         sinks: name of the attention sinks, [heads] logits added to every softmax; None: the layer has none.
         reads_earlier: the layer has no keys and values; it reads the updated cache of an earlier layer.
         values_are_keys: the values are the keys before their norm.
+        head_gate: the matmul whose sigmoid multiplies the output of each head; None: there is none.
     """
 
     name: str
@@ -54,6 +55,7 @@ class AttentionWeights:
     sinks: str | None
     reads_earlier: bool = False
     values_are_keys: bool = False
+    head_gate: Linear | None = None
 
 
 def query_and_gate(
@@ -72,6 +74,18 @@ def query_and_gate(
 def gated_output(b: GraphBuilder, mixed: ir.Value, gate: ir.Value | None) -> ir.Value:
     """Return the output of attention times sigmoid of its gate; the output itself if it has none."""
     return mixed if gate is None else b.op("Mul", mixed, b.op("Sigmoid", gate))
+
+
+def gated_heads(b: GraphBuilder, mixed: ir.Value, x: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:
+    """Return the output of each head times sigmoid of its gate, a matmul of ``x``; the output itself without a gate."""
+    if attention.head_gate is None:
+        return mixed
+    heads = attention.heads
+    factors = b.op("Unsqueeze", b.op("Sigmoid", attention.head_gate(b, x, w)), b.constant([-1]))
+    split = b.op("Reshape", mixed, b.constant([0, 0, heads.query, heads.dim]))
+    joined = b.op("Reshape", b.op("Mul", split, factors), b.constant([0, 0, heads.query * heads.dim]))
+    joined.shape = ir.Shape([*dims_of(x)[:2], heads.query * heads.dim])  # a Reshape loses the name of padded tokens
+    return joined
 
 
 class Attention(Protocol):

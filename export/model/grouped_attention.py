@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, Cache, gated_output, query_and_gate, rotation
+from tandemrt.export.model.attention import AttentionWeights, Cache, gated_heads, gated_output, query_and_gate, rotation
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import normed as norm_by
@@ -149,7 +149,7 @@ class GroupedAttention:
             mixed = latent_outputs(b, vectors, w, self.spec, latent, attention.name)
         if variants.value_dim:
             mixed = self._cut_values(b, mixed, attention.heads, x)
-        return gated_output(b, mixed, gate), Cache(key, value)
+        return gated_heads(b, gated_output(b, mixed, gate), x, w, attention), Cache(key, value)
 
     def _over_cache(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, cached: Cache

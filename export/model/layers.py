@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.activation import GatedActivation, activate
+from tandemrt.export.model.activation import GatedActivation, activate, clamped_swiglu
 from tandemrt.export.model.attention import Attention, AttentionWeights, Cache
 from tandemrt.export.model.layer_inputs import with_own_input
 from tandemrt.export.model.linear import Linear
@@ -203,6 +203,7 @@ def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeight
         sinks=f"{name}.sinks" if spec.sinks_of(layer) else None,
         reads_earlier=spec.cache_of(layer) != layer,
         values_are_keys=spec.variants.values_are_keys and spec.window_of(layer) is None,
+        head_gate=Linear.stored(f"{name}.g_proj", heads.query) if spec.variants.head_gates else None,
     )
 
 
@@ -265,6 +266,8 @@ def _mlp(
     """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
     gate, up = (Linear.stored(f"{name}.{kind}_proj", width, bias=spec.mlp_bias) for kind in ("gate", "up"))
     down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.mlp_bias)
+    if (clamp := spec.mlp_clamp_of(layer)) is not None:
+        return down(b, clamped_swiglu(b, gate(b, x, w), up(b, x, w), clamp, w.dtype), w)
     if spec.scales.mlp_gate != 1.0 or spec.scales.mlp_output != 1.0:
         scaled = scaled_by(b, gate(b, x, w), spec.scales.mlp_gate, w.dtype)
         update = down(b, activate(b, scaled, up(b, x, w), spec.activation), w)

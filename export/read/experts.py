@@ -37,6 +37,11 @@ def qwen_experts(fields: Fields, layers: int) -> Experts:
     )
 
 
+def mellum_experts(fields: Fields, layers: int) -> Experts:
+    """Mellum: as Qwen3-MoE, in the layers that ``mlp_layer_types`` names."""
+    return replace(qwen_experts(fields, layers), layers=_sparse_layers(fields, layers))
+
+
 def qwen2_experts(fields: Fields, layers: int) -> Experts:
     """Qwen2-MoE: as Qwen3-MoE, and a shared expert with a gate."""
     shared = SharedExpert(
@@ -125,6 +130,26 @@ def mimo_v2_experts(fields: Fields, layers: int) -> Experts:
     router = Router("sigmoid", True, *_groups(fields, number), least_sum=_LEAST, scale=scale)
     width, normalized = fields.integer("moe_intermediate_size", 2048), fields.flag("norm_topk_prob", True)
     return replace(_experts(number, fields.integer("num_experts_per_tok", 8), width, normalized, sparse), router=router)
+
+
+def step_experts(fields: Fields, layers: int) -> Experts:
+    """Step 3.5: a sigmoid with a correction, a shared expert; ``mlp_layer_types``, else ``moe_layers_enum``."""
+    for name, value in (
+        *(("use_moe", True), ("use_moe_router_bias", True), ("norm_expert_weight", True)),
+        ("moe_router_activation", "sigmoid"),
+    ):
+        fields.only(name, value)
+    count, chosen = fields.integer("n_routed_experts", 288), fields.integer("num_experts_per_tok", 8)
+    listed = fields.get("moe_layers_enum")
+    sparse = _sparse_layers(fields, layers)
+    if listed is not None and fields.get("mlp_layer_types") is None:
+        items = [each.strip() for each in listed.split(",")] if isinstance(listed, str) else listed
+        if not isinstance(items, list) or not all(str(each).isdecimal() for each in items):
+            raise BadCheckpoint(f"config.json: moe_layers_enum should list layers, as in '3,4', it is {quoted(listed)}")
+        sparse = tuple(layer in set(map(int, items)) for layer in range(layers))
+    experts = _experts(count, chosen, fields.integer("moe_intermediate_size", 1280), True, sparse)
+    router = Router("sigmoid", correction=True, scale=fields.number_or_absent("moe_router_scaling_factor", 1.0))
+    return replace(experts, router=router, shared=SharedExpert(fields.integer("share_expert_dim", 1280)))
 
 
 def gpt_oss_experts(fields: Fields, layers: int) -> Experts:

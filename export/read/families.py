@@ -21,6 +21,7 @@ from tandemrt.export.read.layer_kinds import (
     configured_window,
     ending_in_full,
     flint_windows,
+    full_unless_listed,
     hybrid_window,
     listed_full_attention,
     listed_rotary,
@@ -46,7 +47,7 @@ from tandemrt.export.read.recurrent import (
     short_convolution,
 )
 from tandemrt.export.read.rope import RopeRules
-from tandemrt.export.read.variants import gemma4_layers, gemma4_scales, mimo_v2_layers
+from tandemrt.export.read.variants import gemma4_layers, gemma4_scales, mimo_v2_layers, step_layers
 
 _NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _NORMS_AROUND = NormNames(
@@ -647,6 +648,54 @@ _ROWS = (
         no_effect_values={"hybrid_block_size": (None,), "attention_projection_layout": ("split",)},
         unused_fields=(*_DEEPSEEK, "attention_chunk_size"),
         experts=experts.mimo_v2_experts,
+    ),
+    Family(
+        "step3p5",
+        ("Step3p5ForCausalLM",),
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "first_k_dense_replace": 3},
+        field_names={
+            "max_seq_len": "max_position_embeddings",
+            "moe_num_experts": "n_routed_experts",
+            "moe_top_k": "num_experts_per_tok",
+            "num_attention_groups": "num_key_value_heads",
+            "num_local_experts": "n_routed_experts",
+            "num_mtp_layers": "num_nextn_predict_layers",
+            "share_expert_dims": "share_expert_dim",
+        },
+        norm_offset=True,
+        qk_norm=QKNorm(),
+        biases=of.named_biases,
+        windows=full_unless_listed,
+        rope=RopeRules(partial=1.0, local_theta=("rope_theta", 10_000.0)),
+        scales=of.query_scalar,
+        variants=step_layers,
+        no_effect_values={
+            "att_impl_type": ("GQA",),
+            "moe_every_n_layer": (1,),
+            "moe_layer_offset": (0,),
+            "need_fp32_gate": (True, False),
+            "sink": (False,),
+            "use_rope_layers": ([],),
+            "use_bidirectional_attention": (False,),
+            "use_head_wise_attn_gate": (True,),
+            "use_qk_norm": (True,),
+            "yarn_only_types": (["full_attention"],),
+            "zero_centered": (True,),
+        },
+        unused_fields=(*_ROUTER, "mtp_layer_types", "mtp_mlp_layer_types"),
+        experts=experts.step_experts,
+    ),
+    Family(
+        "mellum",
+        ("MellumForCausalLM",),
+        defaults={"head_dim": 128, "num_key_value_heads": 4, "sliding_window": 1024, "norm_topk_prob": True}
+        | {"num_local_experts": 64, "moe_intermediate_size": 896, "first_k_dense_replace": 0},
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        windows=full_unless_listed,
+        rope=RopeRules(default={"rope_theta": 500_000.0}, local_theta=("rope_local_base_freq", 10_000.0)),
+        unused_fields=(*_ROUTER, "num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
+        experts=experts.mellum_experts,
     ),
     Family(
         "qwen2_moe",

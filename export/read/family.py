@@ -151,6 +151,11 @@ def hyperclovax_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:
     return replace(scales, attention=head_dim**-0.5 if common else scales.attention, logits=1 / scales.logits)
 
 
+def query_scalar(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    """Step 3.5: ``query_pre_attn_scalar`` in place of the size of a head."""
+    return Scales(attention=fields.number("query_pre_attn_scalar", head_dim) ** -0.5)
+
+
 def embedding_scale(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     """Gemma 1: embeddings are scaled."""
     return Scales(attention=head_dim**-0.5, embedding=hidden**0.5)

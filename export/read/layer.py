@@ -37,7 +37,9 @@ class Variants:
     earlier layer of its kind, sliding or not, and its MLP has width ``sharing_intermediate``. ``scaled``: one stored
     factor multiplies the residual stream after each layer. ``value_dim``: a head of values has fewer values than one of
     keys, which are cached with zeros after them; 0: as many. ``value_scale`` multiplies them. ``sliding_sinks``: of the
-    layers only those with a sliding window have attention sinks.
+    layers only those with a sliding window have attention sinks. ``head_gates``: the sigmoid of one more matmul
+    multiplies the output of each head. ``expert_clamps``: for each layer what replaces the activation of its experts,
+    and ``mlp_clamps`` that of its MLP or shared expert; None: nothing; (): nothing in any layer.
     """
 
     heads: tuple[Heads, ...] | None = None
@@ -50,6 +52,9 @@ class Variants:
     value_dim: int = 0
     value_scale: float = 1.0
     sliding_sinks: bool = False
+    head_gates: bool = False
+    expert_clamps: tuple["ClampedSwiglu | None", ...] = ()
+    mlp_clamps: tuple["ClampedSwiglu | None", ...] = ()
 
 
 UNIFORM = Variants()
@@ -87,10 +92,15 @@ class QKNorm:
 
 @dataclass(frozen=True)
 class ClampedSwiglu:
-    """(up + 1) * gate * sigmoid(``alpha`` * gate), with gate clamped to at most ``limit`` and up to -limit..limit."""
+    """(up + ``offset``) * gate * sigmoid(``alpha`` * gate), with gate at most ``limit`` and up in -limit..limit.
+
+    ``clamped_after``: the product gate * sigmoid(alpha * gate) is at most ``limit``, in place of gate (Step 3.5).
+    """
 
     alpha: float
     limit: float
+    offset: float = 1.0
+    clamped_after: bool = False
 
 
 @dataclass(frozen=True)

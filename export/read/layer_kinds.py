@@ -45,6 +45,12 @@ def listed_window(fields: Fields, layers: int) -> Windows:
     return _window_of(fields, kinds), tuple(kinds)
 
 
+def full_unless_listed(fields: Fields, layers: int) -> Windows:
+    """Mellum and Step 3.5: ``layer_types``, else full attention in all layers."""
+    kinds = layer_types(fields, layers) or [False] * layers
+    return _window_of(fields, kinds), tuple(kinds)
+
+
 def flint_windows(fields: Fields, layers: int) -> Windows:
     """Flint: ``layer_types``, else full attention in the first two layers, every fourth layer and the last."""
     kinds = layer_types(fields, layers)
@@ -163,7 +169,7 @@ def named_layers(
 
 def layer_types(fields: Fields, layers: int) -> list[bool] | None:
     """Return for each layer whether layer_types gives it a sliding window; None if there are no layer_types."""
-    kinds = fields.get("layer_types")
+    kinds = without_mtp(fields, fields.get("layer_types"), layers)
     if not isinstance(kinds, list | None):
         raise BadCheckpoint(f"config.json: layer_types should be a list, it is {quoted(kinds)}")
     if kinds is None:
@@ -175,6 +181,12 @@ def layer_types(fields: Fields, layers: int) -> list[bool] | None:
             f"it has {len(kinds)} entries and {quoted(unknown) if unknown else 'no others'}"
         )
     return [kind == "sliding_attention" for kind in kinds]
+
+
+def without_mtp(fields: Fields, listed: Any, layers: int) -> Any:
+    """Return a list with an entry per layer without the entries of MTP layers, which may follow (Step 3.5)."""
+    further = fields.get("num_nextn_predict_layers", 0)
+    return listed[:layers] if isinstance(listed, list) and len(listed) == layers + further else listed
 
 
 def _window_of(fields: Fields, sliding: Sequence[bool]) -> int | None:

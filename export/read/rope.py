@@ -12,6 +12,7 @@ import torch
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.layer_kinds import without_mtp
 from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
 
 _NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # rope_parameters overrides rope_scaling
@@ -80,16 +81,25 @@ class Rope:
 
 
 def ropes(
-    config: Fields, head_dims: tuple[int, int], max_length: int, rules: RopeRules, length: int | None
+    config: Fields,
+    head_dims: tuple[int, int],
+    max_length: int,
+    rules: RopeRules,
+    length: int | None,
+    sliding: tuple[bool, ...],
 ) -> tuple[Rope, Rope | None]:
     """Return the rule of all layers, and the rule of layers with a sliding window if it differs, else None.
 
-    ``head_dims``: the sizes of heads of full and of sliding layers.
+    ``head_dims``: the sizes of heads of full and of sliding layers. ``sliding``: the layers with a sliding window.
     """
     if rules.local_theta is None:
         return Rope.from_hf(config, head_dims[0], max_length, rules=rules, length=length), None
-    found = _parameters(config, rules)
-    local: Mapping[str, Any] = {"rope_theta": config.number(*rules.local_theta)}
+    local: Mapping[str, Any] = {}
+    if isinstance(config.get("rope_theta"), list):
+        found = _listed(config, rules, sliding)
+    else:
+        found = _parameters(config, rules)
+        local = {"rope_theta": config.number(*rules.local_theta)}
     if "full_attention" in found or "sliding_attention" in found:
         local = {**local, **_object(config, found.get("sliding_attention", {}))}
         found = {"rope_theta": found["rope_theta"], **_object(config, found.get("full_attention", {}))}
@@ -98,6 +108,27 @@ def ropes(
         for part, head_dim in zip((found, local), head_dims, strict=True)
     )
     return rope, other if other != rope else None
+
+
+def _listed(config: Fields, rules: RopeRules, sliding: tuple[bool, ...]) -> dict[str, Any]:
+    """Step 3.5: ``rope_theta`` and ``partial_rotary_factors`` with a value per layer; only full layers are scaled."""
+    layers, theta = len(sliding), rules.default["rope_theta"]
+    found: dict[str, Any] = {"rope_theta": theta, "full_attention": {}, "sliding_attention": {}}
+    lists = (("rope_theta", "rope_theta", theta), ("partial_rotary_factors", "partial_rotary_factor", rules.partial))
+    for listed, name, default in lists:
+        values = without_mtp(config, config.get(listed, [default] * layers), layers)
+        for kind, slides in (("full_attention", False), ("sliding_attention", True)):
+            of_kind = list(values) if isinstance(values, list) and len(values) == layers else []
+            of_kind = [value for value, each in zip(of_kind, sliding, strict=False) if each == slides]
+            if not isinstance(values, list) or len(values) != layers or any(each != of_kind[0] for each in of_kind):
+                raise BadCheckpoint(
+                    f"{config.where}: {listed} should have a value for each of {layers} layers, equal in layers of the "
+                    f"same kind, it is {quoted(values)}"
+                )
+            found[kind][name] = of_kind[0] if of_kind else default
+    if config.get("rope_scaling") is not None:
+        found["full_attention"] |= _object(config, config.get("rope_scaling"))
+    return found
 
 
 def _parameters(config: Fields, rules: RopeRules) -> dict[str, Any]:

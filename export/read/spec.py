@@ -14,6 +14,7 @@ from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import (
     UNIFORM,
     Activation,
+    ClampedSwiglu,
     Experts,
     Heads,
     NormNames,
@@ -114,7 +115,7 @@ class ModelSpec:
         experts = family.experts(fields, layers)
         variants = family.variants(fields, Heads(heads, kv_heads, head_dim), windows)
         full = rotary if variants.heads is None else max(each.dim for each in variants.heads)
-        rope, local_rope = ropes(fields, (full, rotary), max_length, family.rope, length)
+        rope, local_rope = ropes(fields, (full, rotary), max_length, family.rope, length, windows[1])
         spec = cls(
             family=family.name,
             layers=layers,
@@ -182,7 +183,14 @@ class ModelSpec:
 
     def experts_of(self, layer: int) -> Experts | None:
         """Return the experts of a layer; None if it has an MLP."""
-        return self.experts if self.experts is not None and self.experts.layers[layer] else None
+        if self.experts is None or not self.experts.layers[layer]:
+            return None
+        clamps = self.variants.expert_clamps
+        return replace(self.experts, clamped=clamps[layer]) if clamps else self.experts
+
+    def mlp_clamp_of(self, layer: int) -> ClampedSwiglu | None:
+        """Return what replaces the activation of the MLP or of the shared expert of a layer; None: nothing."""
+        return self.variants.mlp_clamps[layer] if self.variants.mlp_clamps else None
 
     def recurrent_of(self, layer: int) -> RecurrentLayers | None:
         """Return the recurrent net of a layer; None if it has attention."""

@@ -10,7 +10,7 @@ from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.mtp import mtp_prefixes
 from tandemrt.export.read.recurrent_layers import KimiDelta
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.vision_language import text_tensor, vision_language
+from tandemrt.export.read.vision_language import text_config, text_tensor, vision_language
 
 # Names of families for the router, its correction, experts and shared experts: pattern -> the common name.
 _COMMON = (
@@ -66,7 +66,14 @@ _STARCODER = (
     (re.compile(r"\.mlp\.c_fc\."), ".mlp.up_proj."),
     (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
 )
+_STEP = (
+    (re.compile(r"\.moe\.router_bias$"), ".mlp.gate.e_score_correction_bias"),
+    (re.compile(r"\.moe\.gate\."), ".mlp.gate."),
+    (re.compile(r"\.moe\.(gate_proj|up_proj|down_proj)\.weight$"), r".mlp.experts.\1"),
+    (re.compile(r"(\.layers\.\d+)\.share_expert\."), r"\1.mlp.shared_experts."),
+)
 _OF_FAMILY = {
+    "step3p5": _STEP,
     "starcoder2": _STARCODER,
     "lfm2": _LFM,
     "lfm2_moe": _LFM,
@@ -84,7 +91,7 @@ _DENSE_GRANITE = (  # Granite 4 without experts: the shared MLP is the only one
 )
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
+_STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias|_blocks|_scales|)")
 
 
 def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
@@ -96,8 +103,9 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     sum of its parts, and for a tensor that does not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
-    images = vision_language(checkpoint.config) is not None
-    further = ("mtp.",) if spec.recurrent is not None else mtp_prefixes(checkpoint.config, spec.layers)
+    images = vision_language(checkpoint.config)
+    config = checkpoint.config if images is None else text_config(checkpoint.config, images)[0]
+    further = ("mtp.",) if spec.recurrent is not None else mtp_prefixes(config, spec.layers)
     further += ("model.mtp.",)  # MiMo V2, whose config does not count them
     transposed = stores_transposed_experts(checkpoint, spec)
     unread = tuple(
@@ -106,8 +114,8 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
         for part in ("k_", "v_")
     )
     for name, tensor in checkpoint.tensors.items():
-        text_name = text_tensor(name) if images else name
-        if text_name is not None and not name.startswith(further) and not text_name.startswith(unread):
+        text_name = name if images is None else text_tensor(name)
+        if text_name is not None and not text_name.startswith((*further, *unread)):
             tensors |= _parts(_common(text_name, spec), tensor, spec, transposed)
     return replace(checkpoint, tensors=tensors)
 

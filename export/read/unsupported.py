@@ -31,7 +31,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM"),
         *("Plamo2ForCausalLM", "MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     ),
-    "its attention has output gates of another form": ("AfmoeForCausalLM", "Step3p5ForCausalLM", "LagunaForCausalLM"),
+    "its attention has output gates of another form": ("AfmoeForCausalLM", "LagunaForCausalLM"),
     "its activation has learned parameters": ("ApertusForCausalLM",),
     "its experts run next to an MLP of their own": ("ArcticForCausalLM", "Grok1ModelForCausalLM"),
     f"{_LATENT}, with parts that are not read": (
@@ -54,7 +54,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "its router or the norms around its experts are of a kind that is not read": (
         *("AXK1ForCausalLM", "BeamForCausalLM", "Kolibri1ForCausalLM", "JetMoeForCausalLM", "ZayaForCausalLM"),
     ),
-    "its layers with and without a sliding window each have rope_parameters of their own": ("MellumForCausalLM",),
     "it has recurrent layers or convolutions of another kind": (
         *("BailingHybridForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),
         *("Inkling2ForConditionalGeneration", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM"),
@@ -105,7 +104,6 @@ UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in name
     "Lfm3ForCausalLM": _LFM3,
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,
-    "Step3p7ForConditionalGeneration": "its activations are clamped layer by layer, and its attention has output gates",
     "MiniMaxM3SparseForConditionalGeneration": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,
     "LongcatFlashForCausalLM": f"{_LATENT}, twice in a layer, and some of its experts return their input",

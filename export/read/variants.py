@@ -1,9 +1,12 @@
-"""Read the properties by which layers of one model differ in shape: Gemma 4, MiMo V2."""
+"""Read the properties by which layers of one model differ in shape: Gemma 4, MiMo V2, Step 3.5."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import UNIFORM, Heads, LayerInputs, Scales, Variants
-from tandemrt.export.read.layer_kinds import Windows
+from tandemrt.export.read.layer import UNIFORM, ClampedSwiglu, Heads, LayerInputs, Scales, Variants
+from tandemrt.export.read.layer_kinds import Windows, without_mtp
 
 
 def uniform_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:  # noqa: ARG001
@@ -57,6 +60,40 @@ def mimo_v2_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
     )
 
 
+def step_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
+    """Step 3.5: other query heads in sliding layers, a gate per head, and bounds of activations in listed layers."""
+    sliding, query = windows[1], heads.query
+    given = fields.get("attention_other_setting", {})
+    if not isinstance(given, Mapping):
+        raise BadCheckpoint(f"config.json: attention_other_setting should be an object, it is {quoted(given)}")
+    other = Fields(given, "config.json, attention_other_setting")
+    for name, same in (
+        *(("attention_type", "sliding_attention"), ("num_attention_groups", heads.kv)),
+        *(("head_dim", heads.dim), ("true_head_dim", heads.dim)),
+    ):
+        other.only(name, same)
+    query = fields.integer("num_sliding_attention_heads", other.integer("num_attention_heads", heads.query))
+    other.finish()
+    if query % heads.kv:
+        raise BadCheckpoint(
+            f"config.json: the attention heads of sliding layers should be a multiple of num_key_value_heads, got "
+            f"{query}, {heads.kv}"
+        )
+    saved = _saved_layers(fields)  # transformers saves the number a second time, by layer
+    expected = {str(at): {"num_attention_heads": query} for at, slides in enumerate(sliding) if slides}
+    if saved is not None and saved != expected:
+        raise BadCheckpoint(
+            f"config.json: per_layer_config should give num_attention_heads {query} to the sliding layers, it is "
+            f"{quoted(saved)}"
+        )
+    return Variants(
+        heads=tuple(Heads(query, heads.kv, heads.dim) if slides else heads for slides in sliding),
+        head_gates=True,
+        expert_clamps=_clamps(fields, "swiglu_limits", len(sliding)),
+        mlp_clamps=_clamps(fields, "swiglu_limits_shared", len(sliding)),
+    )
+
+
 def gemma4_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     """Return the scales of Gemma 4: queries are normed, so scores are not scaled."""
     capped = fields.get("final_logit_softcapping") is not None
@@ -64,9 +101,30 @@ def gemma4_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa
     return Scales(attention=1.0, embedding=hidden**0.5, logits_softcap=cap)
 
 
+def _saved_layers(fields: Fields) -> Any:
+    """Return ``per_layer_config``; transformers writes zeros before numbers of layers, so that all are equally long."""
+    saved = fields.get("per_layer_config")
+    return {str(at).lstrip("0") or "0": each for at, each in saved.items()} if isinstance(saved, dict) else saved
+
+
+def _clamps(fields: Fields, name: str, layers: int) -> tuple[ClampedSwiglu | None, ...]:
+    """Return the bounds of activations by layer; 0 and null bound nothing."""
+    limits = without_mtp(fields, fields.get(name, [None] * layers), layers)
+    if (
+        not isinstance(limits, list)
+        or len(limits) != layers
+        or not all(each is None or (type(each) in (int, float) and each >= 0) for each in limits)
+    ):
+        raise BadCheckpoint(
+            f"config.json: {name} should hold a number of at least 0, or null, for each of {layers} layers, it is "
+            f"{quoted(limits)}"
+        )
+    return tuple(ClampedSwiglu(1.0, float(each), offset=0.0, clamped_after=True) if each else None for each in limits)
+
+
 def _full_heads(fields: Fields, heads: Heads, sliding: tuple[bool, ...], as_keys: bool) -> Heads:
     """Return the heads of full layers: from ``global_*`` fields, or as transformers 5 saves them, layer by layer."""
-    saved = fields.get("per_layer_config")
+    saved = _saved_layers(fields)
     if saved is None:
         found = {"head_dim": fields.integer("global_head_dim", 512, most=65_536)}
         kv_heads = fields.get("num_global_key_value_heads")

@@ -29,6 +29,7 @@ _QWEN3 = {"rope_theta": 500_000.0}
 _LLAVA = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 VISION_LANGUAGE = {
+    "Step3p7ForConditionalGeneration": TextPart({"step3p5": "Step3p5ForCausalLM"}),
     "Exaone4_5_ForConditionalGeneration": TextPart({"exaone4": "Exaone4ForCausalLM"}),
     "Glm4vMoeForConditionalGeneration": TextPart({"glm4v_moe_text": "Glm4MoeForCausalLM"}),
     "GotOcr2ForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM"}),
@@ -68,7 +69,7 @@ _FIELDS_OF_IMAGES = frozenset((
     *("projector_bias", "projector_hidden_size", "projector_use_layernorm", "visual_indicator_token_ids"),
     *("projection_hidden_size", "projection_layer_norm_eps", "media_placeholder_token_id", "video_placeholder"),
     *("use_unified_vision_chunk", "ignore_index", "_pad_token_id", "image_newline_token_id"),
-    *("downsample_ratio", "image_token_index", "vision_token_id"),
+    *("understand_projector_stride", "downsample_ratio", "image_token_index", "vision_token_id"),
     *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
     *(f"{kind}_{end}_token_id" for kind in ("image", "video", "vision") for end in ("start", "end")),
 ))  # fmt: skip
@@ -76,7 +77,7 @@ _FIELDS_OF_IMAGES = frozenset((
 _TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)(?:language_model|text_model)\.)")
 _TOWER = re.compile(
     r"(?:model\.)?(?:(?:vision_tower|vision_model|vision_encoder|vision_projection|visual|multi_modal_projector|"
-    r"mm_projector|mlp_AR|connector|audio_tower|embed_vision|embed_audio|visual_embeddings_table)\.|image_newline$)"
+    r"mm_projector|vit_large_projector|mlp_AR|connector|audio_tower|embed_vision|embed_audio|visual_embeddings_table)\.|image_newline$)"
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from tandemrt.engines.contract.contract import Contract, table_width
 from tandemrt.engines.contract.decoder import Subgraph
@@ -27,7 +27,7 @@ from tandemrt.runtime.device.backends.constants import read_constants
 from tandemrt.runtime.device.backends.executor import Executor
 from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.device.backends.subgraphs import open_subgraphs
-from tools.families.cases import FAMILIES
+from tools.families.cases import FAMILIES, of_config
 
 CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40
@@ -83,8 +83,8 @@ def make_checkpoint(
 ) -> PreTrainedModel:
     """Save a random checkpoint and return the model. ``sizes`` replaces fields of the case's config."""
     config = (CONFIGS | SLIDING | FAMILIES)[case]()
-    config.update(sizes or {})
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    config.get_text_config().update(sizes or {})
+    model = of_config(config, dtype=dtype, attn_implementation="eager").eval()
     randomize(model)
     model.save_pretrained(folder, **save)
     return model

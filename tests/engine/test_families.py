@@ -392,6 +392,17 @@ def test_tensor_names_of_a_text_part_are_independent_of_the_transformers_version
     assert not any("vision" in name or "projector" in name for name in with_graph_names(older, spec).tensors)
 
 
+def test_mtp_layers_of_a_text_part_are_left_out(tmp_path: Path) -> None:
+    make_checkpoint("step3p5", tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    config = checkpoint.config | {"text_config": checkpoint.config["text_config"] | {"num_nextn_predict_layers": 1}}
+    layers = {name.replace("layers.2", "layers.3"): tensor for name, tensor in checkpoint.tensors.items()}
+    more = Checkpoint(checkpoint.folder, config, {**checkpoint.tensors, **layers}, checkpoint.files)
+    assert len(more.tensors) > len(checkpoint.tensors)
+    names = with_graph_names(more, ModelSpec.from_hf(config)).tensors
+    assert names.keys() == with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors.keys()
+
+
 def test_a_fused_weight_is_read_in_parts_in_place(tmp_path: Path) -> None:
     make_checkpoint("phi3", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)

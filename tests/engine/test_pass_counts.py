@@ -42,7 +42,7 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     # An expert has its matmuls in a nested graph of its own.
     "mixtral": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 31},
     "qwen3_moe": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 43},
-    "qwen3_moe with a dense layer": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 26},
+    **dict.fromkeys(("qwen3_moe with a dense layer", "mellum"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 26}),
     **dict.fromkeys(("olmoe", "granitemoe", "minimax_m2"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 43}),
     "flex_olmo": POST_NORM_GROUPED | {"fuse_transposed_matmuls": 43},
     # A shared expert has 2 matmuls, and one more for its gate.
@@ -67,6 +67,8 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "phimoe": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 43},
     # Three layers; experts are stored as [inputs, outputs].
     "llama4": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 15},
+    # Three layers; gate and up are two matmuls where they are clamped, and heads have a matmul for their gates.
+    "step3p5": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 44},
     "mimo_v2_flash": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 30},  # values are a matmul of their own
     # Gemma 4: keys that are values are a matmul of their own; five layers with two matmuls for their inputs.
     "gemma4": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 32},
@@ -95,7 +97,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(LAYER_NORMS, PRE_NORM_PAGED | {"fuse_residual_norms": 0, "fuse_lone_norms": 0}),
     # All experts of a layer are one operator; the router is a matmul.
     **dict.fromkeys(("mixtral", "qwen3_moe"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7}),
-    "qwen3_moe with a dense layer": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 8},
+    **dict.fromkeys(("qwen3_moe with a dense layer", "mellum"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 8}),
     **dict.fromkeys(("olmoe", "minimax_m2"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 7}),
     "flex_olmo": PRE_NORM_PAGED | {"fuse_residual_norms": 1, "fuse_lone_norms": 8, "fuse_transposed_matmuls": 7},
     "granitemoe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7},
@@ -103,7 +105,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "vaultgemma", "hunyuan", "hunyuan_v1_moe"), UNSUPPORTED),
-    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "flint"), UNSUPPORTED),
+    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "flint", "step3p5"), UNSUPPORTED),
     # Latent vectors, and latent queries, have lone norms.
     **dict.fromkeys(
         ("deepseek_v3", "glm4_moe_lite"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 14}

@@ -109,6 +109,36 @@ PUBLISHED = {
         lambda spec: spec.max_length == 8192 and spec.experts.shared == SharedExpert(8192, "shared_expert")
         and (spec.rope_of(2).interleaved, spec.rope_of(3)) == (True, None) and spec.scales.query_beta == 0.1,
     ),
+    "Step-3.5-Flash": (
+        json.dumps({
+            "architectures": ["Step3p5ForCausalLM"], "att_impl_type": "GQA", "attention_other_setting": {
+                "attention_type": "sliding_attention", "head_dim": 128, "num_attention_groups": 8,
+                "num_attention_heads": 96, "true_head_dim": 128},
+            "auto_map": {"AutoConfig": "configuration_step3p5.Step3p5Config",
+                         "AutoModelForCausalLM": "modeling_step3p5.Step3p5ForCausalLM"},
+            "head_dim": 128, "hidden_size": 4096, "intermediate_size": 11264, "max_position_embeddings": 262144,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3] * 12, "max_seq_len": 262144,
+            "model_type": "step3p5", "moe_every_n_layer": 1, "moe_intermediate_size": 1280, "moe_layer_offset": 0,
+            "moe_layers_enum": ",".join(map(str, range(3, 45))), "moe_num_experts": 288, "moe_top_k": 8,
+            "moe_router_activation": "sigmoid", "moe_router_scaling_factor": 3.0, "need_fp32_gate": True,
+            "norm_expert_weight": True, "num_attention_groups": 8, "num_attention_heads": 64,
+            "num_hidden_layers": 45, "num_nextn_predict_layers": 3,
+            "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 12, "rms_norm_eps": 1e-5,
+            "rope_scaling": {"factor": 2.0, "high_freq_factor": 32.0, "low_freq_factor": 1.0,
+                             "original_max_position_embeddings": 131072, "rope_type": "llama3"},
+            "rope_theta": [5000000.0, 10000.0, 10000.0, 10000.0] * 12, "share_expert_dim": 1280, "sink": False,
+            "sliding_window": 512, "swiglu_limits": [*[0.0] * 43, 7.0, 7.0, *[0.0] * 3],
+            "swiglu_limits_shared": [*[0.0] * 44, 16.0, *[0.0] * 3], "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "use_head_wise_attn_gate": True, "use_moe": True, "use_moe_router_bias": True,
+            "use_qk_norm": True, "use_rope_layers": [], "vocab_size": 128896, "yarn_only_types": ["full_attention"],
+            "zero_centered": True,
+        }),
+        lambda spec: [spec.heads_of(layer).query for layer in (0, 1)] == [64, 96] and spec.window_of(1) == 512
+        and [spec.rope_of(layer).rotated for layer in (0, 1)] == [64, 128] and spec.experts.layers[:4].count(True) == 1
+        and [(rope.kind, rope.theta) for rope in (spec.rope, spec.local_rope)] == [("llama3", 5e6), ("default", 1e4)]
+        and [spec.experts_of(layer).clamped is None for layer in (42, 43, 44)] == [True, False, False]
+        and [clamp and clamp.limit for clamp in map(spec.mlp_clamp_of, (43, 44))] == [None, 16.0],
+    ),
     "MiMo-V2-Flash": (
         json.dumps({
             "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True, "attention_bias": False,

@@ -559,6 +559,8 @@ REQUIRED = {
     "bamba": {"mamba_n_heads": 8},
     "nemotron_h": {"layers_block_type": ["linear_attention"] * 8},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "step3p5": {"layer_types": ["full_attention", "sliding_attention"] * 4, "sliding_window": 24},
+    "mellum": {"layer_types": ["full_attention", "sliding_attention"] * 4},
 }
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
@@ -596,6 +598,33 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         ours = [scales.attention, scales.embedding, scales.residual, scales.logits]
         names = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
         assert ours == [getattr(theirs, name) for name in names]
+
+
+def test_values_by_layer_of_step_3_5_are_read_as_transformers_saves_them():
+    config = json.loads(PUBLISHED["Step-3.5-Flash"][0])
+    saved = json.loads(AutoConfig.for_model(**config).to_json_string(use_diff=False))
+    saved["architectures"] = config["architectures"]
+    assert isinstance(saved["rope_parameters"]["full_attention"]["rope_theta"], float)
+    assert "attention_other_setting" not in saved
+    assert ModelSpec.from_hf(saved) == ModelSpec.from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate is False"),
+        ({"rope_theta": [1.0] * 7}, "rope_theta should have a value for each of 45 layers"),
+        ({"partial_rotary_factors": [0.5, 1.0, 0.5, 1.0] * 12}, "partial_rotary_factors should .* the same kind"),
+        ({"swiglu_limits": [-1] * 48}, "swiglu_limits should hold a number of at least 0, or null, for each of 45"),
+        ({"moe_layers_enum": "3,x"}, "moe_layers_enum should list layers"),
+        ({"num_sliding_attention_heads": 12}, "should be a multiple of num_key_value_heads, got 12, 8"),
+        ({"attention_other_setting": {"head_dim": 64}}, "head_dim is 64"),
+    ],
+)
+def test_other_forms_of_step_3_5_are_rejected(changes, message):
+    config = json.loads(PUBLISHED["Step-3.5-Flash"][0]) | changes
+    with pytest.raises(BadCheckpoint, match=message):
+        ModelSpec.from_hf(config)
 
 
 def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():

@@ -12,12 +12,12 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
-from tools.families.cases import FAMILIES
+from tools.families.cases import FAMILIES, of_config
 from tools.filler_tokenizer import write_tokenizer
 
 VOCAB, TOKENS, LENGTH = 512, 40, 96
@@ -70,8 +70,8 @@ def write_checkpoint(name: str, folder: Path) -> PreTrainedModel:
     """Write a random model of a family, with a tokenizer."""
     torch.manual_seed(1)
     config = FAMILIES[name]()
-    config.update({"vocab_size": VOCAB, "eos_token_id": VOCAB - 1, "bos_token_id": None})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    config.get_text_config().update({"vocab_size": VOCAB, "eos_token_id": VOCAB - 1, "bos_token_id": None})
+    model = of_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 LENGTH = 72  # compared tokens: three times the sliding window, and longer than the unscaled range of rotary positions
 WINDOW = 24
@@ -119,6 +125,12 @@ def _longrope(pairs: int) -> dict[str, Any]:
 
 def _of(model_type: str, **fields: Any) -> Callable[[], PreTrainedConfig]:
     return lambda: AutoConfig.for_model(model_type, **_DIMS | fields)
+
+
+def of_config(config: PreTrainedConfig, **how: Any) -> PreTrainedModel:
+    """Make the model of a case: a text model, or a vision-language one where transformers has no other class."""
+    maker = AutoModelForImageTextToText if config.model_type == "step3p7" else AutoModelForCausalLM
+    return maker.from_config(config, **how)
 
 
 FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -320,6 +332,48 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
             "full_attention": _THETA | {"partial_rotary_factor": 0.334},
             "sliding_attention": _THETA | {"rope_theta": 90.0, "partial_rotary_factor": 0.334},
         },
+    ),
+    "step3p5": lambda: AutoConfig.for_model(  # transformers has it as the text part of Step 3.7 alone
+        "step3p7",
+        text_config=_DIMS
+        | _EXPERTS
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "pad_token_id": 1,
+            "n_routed_experts": 4,
+            "share_expert_dim": 20,
+            "num_sliding_attention_heads": 6,
+            "moe_router_scaling_factor": 3.0,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "swiglu_limits": [None, 0.3, 0.0],
+            "swiglu_limits_shared": [0.2, 0.4, 0.0],
+            "rope_parameters": {
+                "full_attention": _LLAMA3 | {"partial_rotary_factor": 0.5},
+                "sliding_attention": _THETA | {"rope_theta": 90.0},
+            },
+        },
+        vision_config={
+            "width": 32,
+            "layers": 1,
+            "heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+            "mlp_ratio": 1.0,
+        },
+        tie_word_embeddings=False,
+    ),
+    "mellum": _of(
+        "mellum",
+        **_HEADS | _EXPERTS,
+        num_experts=6,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        mlp_layer_types=["dense", "sparse"],
+        rope_parameters={"full_attention": _YARN, "sliding_attention": _THETA},
     ),
     "qwen2_moe": _of(
         "qwen2_moe",
