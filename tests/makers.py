@@ -38,8 +38,7 @@ def tiny_checkpoint(
     seed: int = 0,
 ) -> Path:
     """Write a random Qwen3 model in float32 with the tokenizer of ``tiny_tokenizer``. Return the folder."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config
 
     config = Qwen3Config(
         vocab_size=vocab,
@@ -55,10 +54,7 @@ def tiny_checkpoint(
         eos_token_id=263,
         pad_token_id=262,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    return tiny_tokenizer(folder)
+    return _random_model(config, folder, seed)
 
 
 def tiny_hybrid(
@@ -69,8 +65,7 @@ def tiny_hybrid(
     ``kind``: "delta net" (Qwen3.5), "mamba" (Granite 4) or "convolution" (LFM2). ``sizes``: other fields of its config.
     Returns the folder.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(
         **_HYBRIDS[kind] | sizes,
@@ -84,10 +79,7 @@ def tiny_hybrid(
         eos_token_id=263,
         pad_token_id=262,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return tiny_tokenizer(folder)
+    return _random_model(config, folder, seed)
 
 
 def tiny_latent(folder: Path, kind: str = "youtu", *, layers: int = 2, seed: int = 0) -> Path:
@@ -95,8 +87,7 @@ def tiny_latent(folder: Path, kind: str = "youtu", *, layers: int = 2, seed: int
 
     Returns the folder.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     experts = {
         "n_routed_experts": 8,
@@ -128,6 +119,14 @@ def tiny_latent(folder: Path, kind: str = "youtu", *, layers: int = 2, seed: int
         eos_token_id=263,
         pad_token_id=262,
     )
+    return _random_model(config, folder, seed)
+
+
+def _random_model(config: Any, folder: Path, seed: int) -> Path:
+    """Write a random model of ``config`` with the tokenizer of ``tiny_tokenizer``. Return the folder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)

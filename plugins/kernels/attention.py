@@ -11,7 +11,8 @@ from tandemrt.plugins.kernels.attention_prompts import PromptTensors, prompt_cal
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.attention_windows import WindowTensors, window_launches
 from tandemrt.plugins.kernels.attention_workspace import Workspace
-from tandemrt.plugins.kernels.module import Launch, Tensors, current_stream
+from tandemrt.plugins.kernels.module import Launch, Tensors, run_in_order
+from tandemrt.plugins.kernels.tensors import check, check_packed
 from tandemrt.plugins.operators.constants import HEAD_DIMS
 from tandemrt.plugins.operators.launch import Call, Context
 
@@ -78,31 +79,23 @@ class AttentionLauncher:
         splits: int | None = None,
     ) -> None:
         blocks, _, block_size, head_dim = key_cache.shape
-        tokens, batch, prompts = len(qkv), len(write_index), len(prompt_index)
+        tokens, batch = len(qkv), len(write_index)
         windows = tokens - len(prompt_rows)
         max_blocks, positions, half = block_table.shape[1], len(cosine), head_dim // 2
-        _check("qkv", qkv, qkv.dtype, (tokens, (heads + 2 * kv_heads) * head_dim))
+        check("qkv", qkv, qkv.dtype, (tokens, (heads + 2 * kv_heads) * head_dim))
         cached = torch.float8_e4m3fn if key_cache.dtype == torch.float8_e4m3fn else qkv.dtype
-        _check("key_cache", key_cache, cached, (blocks, kv_heads, block_size, head_dim))
-        _check("value_cache", value_cache, cached, (blocks, kv_heads, block_size, head_dim))
-        _check("block_table", block_table, torch.int32, (batch, max_blocks))
-        _check("write_index", write_index, torch.int64, (batch,))
-        _check("prompt_rows", prompt_rows, torch.int32, (tokens - windows,))
-        _check("prompt_starts", prompt_starts, torch.int32, (prompts + 1,))
-        _check("prompt_index", prompt_index, torch.int64, (prompts,))
-        _check("prompt_table", prompt_table, torch.int32, (prompts, max_blocks))
-        _check("cosine", cosine, qkv.dtype, (positions, half))
-        _check("sine", sine, qkv.dtype, (positions, half))
-        _check("mixed", mixed, qkv.dtype, (tokens, heads * head_dim))
+        check("key_cache", key_cache, cached, (blocks, kv_heads, block_size, head_dim))
+        check("value_cache", value_cache, cached, (blocks, kv_heads, block_size, head_dim))
+        check("cosine", cosine, qkv.dtype, (positions, half))
+        check("sine", sine, qkv.dtype, (positions, half))
+        check("mixed", mixed, qkv.dtype, (tokens, heads * head_dim))
         for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
             if norm is not None:
-                _check(name, norm, qkv.dtype, (head_dim,))
+                check(name, norm, qkv.dtype, (head_dim,))
         _check_sizes(heads, kv_heads, head_dim, block_size, max_blocks, qkv.dtype, (q_norm is None, k_norm is None))
-        if windows < 0 or windows % batch or (windows < tokens and not prompts):
-            raise ValueError(
-                "qkv: windows of equal length and runs of prompts are needed, "
-                f"got {tokens} tokens, {batch} rows, {tokens - windows} prompt tokens and {prompts} runs"
-            )
+        place = {"block_table": block_table, "write_index": write_index, "prompt_rows": prompt_rows}
+        place |= {"prompt_starts": prompt_starts, "prompt_index": prompt_index, "prompt_table": prompt_table}
+        check_packed("qkv", tokens, place)
 
         self._device = qkv.device
         self._prompts: tuple[Call, ...] = ()
@@ -111,8 +104,9 @@ class AttentionLauncher:
         sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon, key_scale, value_scale)
         layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm)
         if windows < tokens:
-            place = (prompt_rows, prompt_starts, prompt_index, prompt_table)
-            runs = PromptTensors(qkv[windows:], *place, layer, mixed[windows:])
+            runs = PromptTensors(
+                qkv[windows:], prompt_rows, prompt_starts, prompt_index, prompt_table, layer, mixed[windows:]
+            )
             self._prompts = prompt_calls(runs, sizes, context, workspace)
         if windows:
             rows, query = WindowTensors(qkv, block_table, write_index, layer, mixed), windows // batch
@@ -124,17 +118,7 @@ class AttentionLauncher:
         """Enqueue on torch's current stream: prompts first, because windows may follow them in the same text."""
         for call in self._prompts:
             call.run()
-        stream = current_stream(self._device)
-        for launch in self._windows:
-            launch.run(stream)
-
-
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
-        raise ValueError(
-            f"{name}: a contiguous {dtype}{list(shape)} is needed, got {tensor.dtype}{list(tensor.shape)} "
-            f"with strides {tensor.stride()}"
-        )
+        run_in_order(self._windows, self._device)
 
 
 def _check_sizes(

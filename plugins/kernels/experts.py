@@ -11,7 +11,7 @@ import torch
 
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fits_groups
 from tandemrt.plugins.kernels.experts_route import Routes, max_items
-from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
 from tandemrt.plugins.operators.launch import Call, Context
 
@@ -80,9 +80,7 @@ class Mixture:
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        stream = current_stream(self._device)
-        for each in self._launches:
-            each.run(stream)
+        run_in_order(self._launches, self._device)
 
 
 def _require_sizes(tensors: Tensors, chosen: int) -> None:

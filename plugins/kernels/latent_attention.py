@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from tandemrt.engines.validation.errors import BackendUnavailable
-from tandemrt.plugins.kernels.module import Grid, KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.module import Grid, KernelModule, Launch, Tensors, run_in_order, suffix
+from tandemrt.plugins.kernels.tensors import check, check_packed
 from tandemrt.plugins.operators.constants import LATENT
 from tandemrt.plugins.operators.launch import Context
 
@@ -147,9 +148,7 @@ class LatentAttentionLauncher:
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        stream = current_stream(self._device)
-        for each in self._launches:
-            each.run(stream)
+        run_in_order(self._launches, self._device)
 
 
 class _Workspace:
@@ -170,35 +169,14 @@ class _Workspace:
 
 def _check(tensors: Tensors, heads: int) -> None:
     """Raise ValueError for shapes and dtypes that the kernels do not support."""
-    query, cache, table = tensors["query"], tensors["cache"], tensors["block_table"]
-    tokens, batch, prompts = len(query), len(tensors["write_index"]), len(tensors["prompt_index"])
-    of_runs, blocks = len(tensors["prompt_rows"]), table.shape[1]
-    needed = {
-        "query": (query.dtype, (tokens, heads * _CACHED)),
-        "key": (query.dtype, (tokens, _CACHED)),
-        "cache": (query.dtype, (len(cache), 1, cache.shape[2], _CACHED)),
-        "block_table": (torch.int32, (batch, blocks)),
-        "write_index": (torch.int64, (batch,)),
-        "prompt_rows": (torch.int32, (of_runs,)),
-        "prompt_starts": (torch.int32, (prompts + 1,)),
-        "prompt_index": (torch.int64, (prompts,)),
-        "prompt_table": (torch.int32, (prompts, blocks)),
-        "cosine": (query.dtype, (len(tensors["cosine"]), _ROTATED // 2)),
-        "sine": (query.dtype, (len(tensors["cosine"]), _ROTATED // 2)),
-        "mixed": (query.dtype, (tokens, heads * _RANK)),
-    }
-    for name, (dtype, shape) in needed.items():
-        tensor = tensors[name]
-        if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name}: a contiguous {dtype}{list(shape)} is needed, got {tensor.dtype}{list(tensor.shape)} "
-                f"with strides {tensor.stride()}"
-            )
+    query, cache = tensors["query"], tensors["cache"]
+    tokens, angles = len(query), (len(tensors["cosine"]), _ROTATED // 2)
+    check("query", query, query.dtype, (tokens, heads * _CACHED))
+    check("key", tensors["key"], query.dtype, (tokens, _CACHED))
+    check("cache", cache, query.dtype, (len(cache), 1, cache.shape[2], _CACHED))
+    check("cosine", tensors["cosine"], query.dtype, angles)
+    check("sine", tensors["sine"], query.dtype, angles)
+    check("mixed", tensors["mixed"], query.dtype, (tokens, heads * _RANK))
     if cache.shape[2] % _KEYS:
         raise ValueError(f"block_size: a multiple of {_KEYS} is needed, got {cache.shape[2]}")
-    windows = tokens - of_runs
-    if windows < 0 or (windows and windows % batch) or (of_runs and not prompts):
-        raise ValueError(
-            "query: windows of equal length and runs of prompts are needed, "
-            f"got {tokens} tokens, {batch} rows, {of_runs} prompt tokens and {prompts} runs"
-        )
+    check_packed("query", tokens, tensors)

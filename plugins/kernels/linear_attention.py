@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.tensors import check
 from tandemrt.plugins.operators.constants import (
     DELTA_KEY_DIMS,
@@ -171,9 +171,7 @@ class LinearAttentionLauncher:
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        stream = current_stream(self._device)
-        for each in self._launches:
-            each.run(stream)
+        run_in_order(self._launches, self._device)
 
 
 class _Workspace:

@@ -1,6 +1,6 @@
 """Load compiled kernels for a device and launch them on torch's current stream."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,13 @@ class Launch:
 def current_stream(device: torch.device) -> "Stream":
     """Return torch's current stream on ``device``, for :meth:`Launch.run`."""
     return Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
+
+
+def run_in_order(launches: Iterable[Launch], device: torch.device) -> None:
+    """Enqueue ``launches`` on torch's current stream of ``device``."""
+    stream = current_stream(device)
+    for each in launches:
+        each.run(stream)
 
 
 def suffix(tensor: torch.Tensor) -> str:

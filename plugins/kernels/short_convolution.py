@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.tensors import check
 from tandemrt.plugins.operators.constants import MAX_KERNEL
 from tandemrt.plugins.operators.launch import Context
@@ -68,6 +68,4 @@ class ShortConvolutionLauncher:
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        stream = current_stream(self._device)
-        for each in self._launches:
-            each.run(stream)
+        run_in_order(self._launches, self._device)

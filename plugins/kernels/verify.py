@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tandemrt.engines.contract.operators import SAMPLING
-from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.operators.launch import Context
 
 _SAMPLING = tuple(binding.name for binding in SAMPLING)
@@ -112,7 +112,7 @@ class VerifyLaunch:
 
     def run(self) -> None:
         """Enqueue the launches on torch's current stream."""
-        _run(self._launches, self._device)
+        run_in_order(self._launches, self._device)
 
 
 class ProposeLaunch:
@@ -142,7 +142,7 @@ class ProposeLaunch:
 
     def run(self) -> None:
         """Enqueue the launches on torch's current stream."""
-        _run(self._launches, self._device)
+        run_in_order(self._launches, self._device)
 
 
 def _choice(
@@ -215,9 +215,3 @@ def _workspace(context: Context) -> Workspace:
 
 def _sm_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _run(launches: list[Launch], device: torch.device) -> None:
-    stream = current_stream(device)
-    for launch in launches:
-        launch.run(stream)
