@@ -63,7 +63,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         "capacity": manifest.limits.capacity,
         "vocab": draft_vocab or vocab if name == "draft" else vocab,
         "dtype": dtype,
-        "cache": "linear" if manifest.limits.cache_blocks is None else "paged",
+        "cache": manifest.limits.cache,
         "latent": bool(keys) and not any(each.name.startswith("past_value.") for each in given.inputs),
     }
     if name in ("target", "draft") and sizes["cache"] == "paged" and keys and keys[0].dtype == FLOAT8:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from tandemrt.engines.bundle.digest import holds_weights
 from tandemrt.engines.bundle.draft import BlockEntry, DraftEntry, FeatureEntry, MaskedEntry
 from tandemrt.engines.contract.calls import capacity, longest_chunk, slack
-from tandemrt.engines.contract.contract import Contract, blocks_of
+from tandemrt.engines.contract.contract import CacheKind, Contract, blocks_of
 from tandemrt.engines.contract.decoder import Decoder
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.limits import MAX_DELIMITERS, DelimiterText, VocabSize
@@ -69,12 +69,17 @@ class Limits(Record):
     prefill_chunk: Count
     cache_blocks: Count | None = None
 
+    @property
+    def cache(self) -> CacheKind:
+        """The kind of the caches of target and draft."""
+        return "linear" if self.cache_blocks is None else "paged"
+
     @model_validator(mode="after")
     def _leave_slack(self) -> "Limits":
         if self.capacity < (needed := capacity(self.length, self.num_draft_tokens)):
             rule = f"capacity must be at least length + num_draft_tokens + 1 = {quoted(needed)}"
             raise reject(f"{rule}; got {quoted(self.capacity)}")
-        most = longest_chunk(self.batch, self.length, "linear" if self.cache_blocks is None else "paged")
+        most = longest_chunk(self.batch, self.length, self.cache)
         if self.prefill_chunk > most:
             rule = f"prefill_chunk must be at most {quoted(most)}, the most prompt tokens that one round can have"
             raise reject(f"{rule}; got {quoted(self.prefill_chunk)}")

@@ -67,7 +67,7 @@ def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacit
     states = [each for each in held if each not in caches]  # of recurrent layers, of a fixed size per slot
     per_token = sum(_per_token(each, limits.capacity) for each in caches)
     logits = manifest.engines["target"].contract["logits"]
-    slots = limits.batch + num_snapshots(limits.batch, "linear" if limits.cache_blocks is None else "paged")
+    slots = limits.batch + num_snapshots(limits.batch, limits.cache)
     rows = limits.batch * (limits.num_draft_tokens + 1)
     rounds = (
         rows * manifest.vocab * BYTES[logits.dtype]

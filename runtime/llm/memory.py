@@ -4,7 +4,7 @@ import os
 from math import prod
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.contract.contract import CacheKind, num_snapshots
+from tandemrt.engines.contract.contract import num_snapshots
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.plugins.tensors import torch
@@ -43,8 +43,7 @@ def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in held]
     each_size = [prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True)]
     recurrent = [size for each, size in zip(held, each_size, strict=True) if each.name.startswith(STATES)]
-    cache: CacheKind = "linear" if limits.cache_blocks is None else "paged"
-    copies = num_snapshots(limits.batch, cache) if options.prefix_caching else 0
+    copies = num_snapshots(limits.batch, limits.cache) if options.prefix_caching else 0
     return sum(each_size) + copies * sum(recurrent) // limits.batch
 
 
