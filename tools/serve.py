@@ -13,7 +13,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from contextlib import suppress
 from importlib.util import find_spec
@@ -125,11 +124,17 @@ class TritonServer:
             time.sleep(0.1)
 
     def _ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/v2/health/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        # The server opens its port of metrics last, after the one that says that it is ready.
+        pages = f"{self.url}/v2/health/ready", f"http://127.0.0.1:{self.metrics}/metrics"
+        return all(_answers(page) for page in pages)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def stop_on_signals() -> None:
