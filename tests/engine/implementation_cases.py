@@ -48,18 +48,10 @@ def cases(operator: str, dtype: str) -> Iterator[Case]:
 def hold(operator: str, case: Case, context: Context) -> None:
     """Assert that the implementation on the context's device gives the reference result, and writes all of it."""
     schema = SCHEMAS[operator]
-    made = reference(operator)(**case.inputs, **case.attributes)
-    wanted = [made] if isinstance(made, np.ndarray) else list(made)[: case.outputs]
-    tensors = {name: to_torch(array.copy()).to(context.device) for name, array in case.inputs.items()}
-    results = []
-    for binding, expected in zip(schema.outputs, wanted, strict=False):
-        if binding.name not in schema.in_place:
-            empty = torch.full(expected.shape, SENTINEL, dtype=to_torch(expected).dtype, device=context.device)
-            tensors[binding.name] = empty
-        results.append(tensors[schema.in_place.get(binding.name, binding.name)])
+    tensors, wanted = allocated(operator, case, context.device)
     launcher(operator, context)(tensors, case.attributes, context).run()
-    for binding, expected, tensor in zip(schema.outputs, wanted, results, strict=False):
-        found, name = to_numpy(tensor), f"{operator}: {binding.name}"
+    for binding, expected in zip(schema.outputs, wanted, strict=False):
+        found, name = to_numpy(tensors[schema.in_place.get(binding.name, binding.name)]), f"{operator}: {binding.name}"
         exact = expected.dtype == FLOAT8 and operator == "quantize_tokens"
         if exact or np.issubdtype(expected.dtype, np.integer):
             np.testing.assert_array_equal(found, expected, err_msg=name)
@@ -67,6 +59,18 @@ def hold(operator: str, case: Case, context: Context) -> None:
             near = max(NEAR[str(each)] for each in (expected.dtype, case.kind))
             wide = (found.astype(np.float64), expected.astype(np.float64))
             np.testing.assert_allclose(*wide, rtol=near, atol=near, err_msg=name)
+
+
+def allocated(operator: str, case: Case, device: torch.device) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:
+    """Return the tensors that a launcher takes, outputs filled with a sentinel, and the reference results."""
+    schema = SCHEMAS[operator]
+    made = reference(operator)(**case.inputs, **case.attributes)
+    wanted = [made] if isinstance(made, np.ndarray) else list(made)[: case.outputs]
+    tensors = {name: to_torch(array.copy()).to(device) for name, array in case.inputs.items()}
+    for binding, expected in zip(schema.outputs, wanted, strict=False):
+        if binding.name not in schema.in_place:
+            tensors[binding.name] = torch.full(expected.shape, SENTINEL, dtype=to_torch(expected).dtype, device=device)
+    return tensors, wanted
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:

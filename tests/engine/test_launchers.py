@@ -1,0 +1,69 @@
+"""Launchers of CUDA kernels pass what the kernels declare: every case of every operator, bound without a GPU."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tandemrt.plugins.implementations import IMPLEMENTATIONS
+from tandemrt.plugins.kernels.module import KernelModule, Launch
+from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
+from tandemrt.plugins.operators.launch import Context
+from tests.engine.implementation_cases import KINDS, LARGEST, allocated, cases
+from tests.engine.test_kernels import expected
+
+CPU = torch.device("cpu")
+PASSED_AS = {torch.Tensor: "u64", type(None): "u64", np.int32: "u32", np.uint32: "u32", np.float32: "f32"}
+OPERATORS = sorted(name for name, row in IMPLEMENTATIONS.items() if row.cuda and name != "linear")  # cuBLASLt alone
+FEW = 16  # rows; a float8 matmul of more calls cuBLASLt
+
+
+class Kernels:
+    """In place of KernelModule: names and parameters of the kernels of one file, on a GPU with ``architecture``."""
+
+    shared_memory, sm_count, device = 232_448, 132, CPU
+
+    def __init__(self, name: str, architecture: int) -> None:
+        self.architecture = architecture
+        sizes = KEY_DIMS if name == "linear_attention" else HEAD_DIMS
+        self._entries = {entry: has for dtype in KINDS for entry, has in expected(name, dtype, sizes).items()}
+
+    def kernel(self, name: str, *, shared: int = 0) -> tuple[str, str]:
+        assert 0 <= shared <= self.shared_memory
+        return name, self._entries[name]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_launcher_passes_the_arguments_that_its_kernels_declare(
+    operator: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = str(IMPLEMENTATIONS[operator].cuda).partition(":")
+    bind = getattr(import_module(f"tandemrt.plugins.{module}"), name)
+    bound: set[str] = set()
+    monkeypatch.setattr(Launch, "__init__", lambda _, *given, **__: bound.add(_checked(*given)))
+    properties = SimpleNamespace(multi_processor_count=Kernels.sm_count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    for case in cases(operator, "bfloat16" if operator == "int4_matmul" else dtype):
+        if "quantized" in case.inputs and len(case.inputs["quantized"]) > FEW:
+            continue
+        tensors, _ = allocated(operator, case, CPU)
+        for architecture in (80, 90):
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=architecture: divmod(of, 10))
+            monkeypatch.setattr(KernelModule, "of", lambda _, name, of=architecture: Kernels(name, of))
+            bind(tensors, case.attributes, Context(CPU, Path(), sizes=LARGEST))
+    assert bound or operator in ("all_gather", "all_reduce"), "one rank has nothing to launch"
+
+
+def _checked(kernel: tuple[str, str], grid: Any, block: Any, *arguments: Any) -> str:
+    name, parameters = kernel
+    declared = [kind for count, kind in re.findall(r"(\d+) (\w+)", parameters) for _ in range(int(count))]
+    kinds = [torch.Tensor if isinstance(each, torch.Tensor) else type(each) for each in arguments]
+    assert [PASSED_AS.get(kind, kind) for kind in kinds] == declared, name
+    assert all(isinstance(size, int) and size > 0 for size in (*grid, *block)), name
+    return name
