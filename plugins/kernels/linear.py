@@ -25,11 +25,7 @@ _ROWS = 64  # rows of a trial, repeated
 # microseconds that our kernels gain in a decoder over a trial: they read their weight while the previous kernel runs,
 # and the next kernel begins while they run. A trial in float8 also begins without what the copy engine needs.
 _READ_AHEAD, _READ_AHEAD_FLOAT8 = 2.0, 5.0
-_REQUIRED_COUNTS = (
-    1,
-    8,
-    256,
-)  # numbers of rows that must have algorithms of equal bits; others are tried when bound
+_REQUIRED_COUNTS = (1, 8, 256)  # rows that must have algorithms of equal bits; others are tried when bound
 
 
 def launch(

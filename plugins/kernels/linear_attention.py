@@ -93,9 +93,7 @@ class LinearAttentionLauncher:
                 f"state: key sizes of {key_dims}, value sizes of a multiple of {VALUE_DIM_MULTIPLE} and at most "
                 f"{MAX_KERNEL} tokens of a convolution are needed, got {list(state.shape)}, {kernel} and {history}"
             )
-        in_pairs = [
-            each[part] for each in (parts.first, parts.stride) for part in (0, 1, 2, 5)
-        ]  # all but decays, updates
+        in_pairs = [each[part] for each in (parts.first, parts.stride) for part in (0, 1, 2, 5)]  # not decays, updates
         if any(number % 2 for number in (parts.pitch, parts.width, *in_pairs)):
             raise ValueError(f"projected: parts of an even number of values are needed, got {parts}")
         module = KernelModule.of(context, "linear_attention")
