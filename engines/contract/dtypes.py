@@ -1,5 +1,6 @@
 """Element types of tensors: the project's numpy-style names and their names in other libraries."""
 
+# TensorProto.DataType, also of onnx-ir and of onnxruntime's IO binding.
 ONNX = {
     "float32": 1,
     "uint8": 2,
@@ -10,7 +11,7 @@ ONNX = {
     "uint32": 12,
     "bfloat16": 16,
     "float8_e4m3fn": 17,  # of weights, keys and values, and what inputs of matmuls are rounded to
-}  # TensorProto.DataType, also of onnx-ir and of onnxruntime's IO binding
+}
 BYTES = {
     "float32": 4,
     "uint8": 1,
@@ -22,6 +23,7 @@ BYTES = {
     "bfloat16": 2,
     "float8_e4m3fn": 1,
 }
+# Members of tensorrt.DataType.
 TENSORRT = {
     "float32": "FLOAT",
     "float16": "HALF",
@@ -29,7 +31,7 @@ TENSORRT = {
     "int64": "INT64",
     "int32": "INT32",
     "bool": "BOOL",
-}  # members of tensorrt.DataType
+}
 # Suffix of a kernel's name, by the dtype that it computes in.
 KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 COMPUTE = ("float32", "float16", "bfloat16")  # dtypes that a decoder computes in

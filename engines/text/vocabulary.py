@@ -27,9 +27,8 @@ class Vocabulary:
     tokens: tuple[bytes, ...] = field(repr=False)
     special: frozenset[int] = field(repr=False)  # control tokens: in the tokenizer, without bytes
     valid_tokens: int  # one past the tokenizer's largest id; ids from here on are padding
-    encode: Callable[[str], list[int]] | None = field(
-        default=None, repr=False
-    )  # the tokenizer's, for text without control tokens
+    # The tokenizer's, for text without control tokens.
+    encode: Callable[[str], list[int]] | None = field(default=None, repr=False)
     control: Mapping[str, int] = field(default_factory=dict, repr=False)  # text of a control token -> id
 
     @cached_property

@@ -40,9 +40,8 @@ class GraphBuilder:
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
-        self._made: list[dict[Hashable, Any]] = [
-            {}
-        ]  # what ``once`` made, in this graph and the nested ones being written
+        # What ``once`` made, in this graph and the nested ones being written.
+        self._made: list[dict[Hashable, Any]] = [{}]
         self._functions: dict[ir.OperatorIdentifier, ir.Function] = {}
         self._scope: list[str] = []
         self._counts: dict[str, int] = {}

@@ -41,9 +41,8 @@ class LowBitFormat:
             by_tile = shape[0], -(-inner // self.group_size) * OUTPUTS
             found = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
             return found | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
-        count = (
-            scales_of_output(inner, self.group_size) if self.tiles else -(-inner // self.group_size)
-        )  # the last may be padded
+        # The last may be padded.
+        count = scales_of_output(inner, self.group_size) if self.tiles else -(-inner // self.group_size)
         found = (
             {f"tiles{self.group_size}": ("uint8", (rows, padded_inner(inner) // 2))}
             if self.tiles

@@ -19,9 +19,8 @@ from tandemrt.export.read.values import require_scales
 from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
 
-_DERIVED = re.compile(
-    r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-)  # old Llama checkpoints store it; config.json defines it
+# Old Llama checkpoints store it; config.json defines it.
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 _TILES = ".tiles"
 
@@ -202,9 +201,8 @@ class Weights:
         left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
         left = [name for name in left if not name.endswith(_TILES)]  # copies of weights
         if self.quantization is not None and self.quantization.float8_cache:
-            left = [
-                name for name in left if not is_cache_scale(name)
-            ]  # scales of a float8 cache are unused with another cache dtype
+            # Scales of a float8 cache are unused with another cache dtype.
+            left = [name for name in left if not is_cache_scale(name)]
         if left:
             shown = clipped(", ".join(sorted(left)[:5])) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
             raise BadCheckpoint(

@@ -38,13 +38,14 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     positions = body.concat(body.op("Reshape", window_positions, _ALL), runs.positions, axis=0)
     rows = body.concat(body.op("Reshape", window_rows, _ALL), runs.rows + batch, axis=0)
 
+    # Each is [tokens, heads, head_dim].
     q, k, v = body.ops(
         "Split",
         body.op("Reshape", qkv, body.concat(_ZERO, _ALL, head_dim, axis=0)),
         body.concat(heads, kv_heads, kv_heads, axis=0),
         outputs=3,
         axis=1,
-    )  # [tokens, heads, head_dim]
+    )
     epsilon = body.attribute("epsilon", ir.AttributeType.FLOAT, "epsilon")
     if qk_norm:
         q, k = (

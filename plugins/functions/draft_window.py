@@ -16,9 +16,8 @@ class DraftWindow:
         self.length = length  # int64 [batch]
         self.batch, self.rows, self.vocab = logits.size(0), logits.size(1), logits.size(2)  # int64 [1]
         self.width = draft.size(1)  # K
-        self.samplable = logits.max_last(keepdims=False) > np.float32(
-            -np.inf
-        )  # [batch, rows]: some token can be sampled
+        # [batch, rows]: some token can be sampled
+        self.samplable = logits.max_last(keepdims=False) > np.float32(-np.inf)
         self.in_vocab = (draft >= np.int64(0)) & (draft < self.vocab)  # [batch, K]
         drafted = body.arange(self.width) < length.expand_dims(-1)
         self._readable = self.in_vocab & self.samplable.first(self.width, 1) & drafted

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 SCALES = (1.0, 1.4, 0.8, 0.6, 0.4, 0.3, 0.2, 0.1)  # 1 first, so that it wins ties
 
 
-@takes_options(
-    leave_out=("queue_limit", "profile", "adaptive_draft_tokens")
-)  # the draft length would depend on the scale
+# The draft length would depend on the scale.
+@takes_options(leave_out=("queue_limit", "profile", "adaptive_draft_tokens"))
 def calibrate(
     bundle: BundlePath,
     prompts: Annotated[

@@ -17,12 +17,8 @@ from tandemrt.runtime.device.graphs import Graphs
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.drafters.target_ids import TargetIds
 
-_PROPOSING = (
-    "markov",
-    "propose",
-    "propose_probs",
-    *DRAFT_LAYERS,
-)  # engines that run in `propose`, if a bundle has them
+# Engines that run in `propose`, if a bundle has them.
+_PROPOSING = ("markov", "propose", "propose_probs", *DRAFT_LAYERS)
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,8 @@ class Metrics:
     queue_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from submission to a slot
     time_to_first_token_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from submission
     inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # one value per token
-    fill_seconds: Histogram = field(
-        default_factory=lambda: Histogram(_SHORT_SECONDS)
-    )  # to fill the mask rows of one request, per round
+    # To fill the mask rows of one request, per round.
+    fill_seconds: Histogram = field(default_factory=lambda: Histogram(_SHORT_SECONDS))
     accepted_per_step: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
 
     def __post_init__(self) -> None:

@@ -216,9 +216,8 @@ class Admission:
         kind = self._bundle.draft.kind
         undrafted = kind == "model" and num_draft_tokens == 0 < self._num_draft_tokens
         hashes = BlockHashes(self._digest, salt, lookahead=self._bundle.draft.lookahead, undrafted=undrafted)
-        hashes.first(
-            ids, max(0, len(ids) - hashes.lookahead) // BLOCK_SIZE
-        )  # computed here to save the engine loop the work
+        # Computed here to save the engine loop the work.
+        hashes.first(ids, max(0, len(ids) - hashes.lookahead) // BLOCK_SIZE)
         return hashes
 
     def _constraints(

@@ -39,9 +39,8 @@ def case(vocab, window, batch=BATCH, seed=0):
     probs[rng.random((batch, window)) < 0.2] *= 3  # not a distribution, but defined: it leaves an empty residual
     impossible = rng.random((batch, window)) < 0.1
     chosen = np.where(impossible, 0, np.take_along_axis(probs, draft[..., None], axis=-1)[..., 0])
-    np.put_along_axis(
-        probs, draft[..., None], chosen[..., None], axis=-1
-    )  # drafts that their own distribution excludes
+    # Drafts that their own distribution excludes.
+    np.put_along_axis(probs, draft[..., None], chosen[..., None], axis=-1)
     odd = rng.random(draft.shape) < 0.05
     draft[odd] = rng.choice([-1, vocab, 2**40], odd.sum())
     length = rng.integers(0, window + 1, batch)

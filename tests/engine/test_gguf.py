@@ -143,9 +143,8 @@ def test_quantized_weights_have_the_values_of_their_type(tmp_path: Path, kind: s
 def test_a_type_without_a_matmul_is_dequantized_as_the_package_gguf_does(tmp_path: Path, kind: str) -> None:
     found = gguf.GGMLQuantizationType[kind]
     values, nbytes = gguf.GGML_QUANT_SIZES[found]
-    blocks = np.random.default_rng(3).integers(
-        0, 100, (4, 2 * nbytes), dtype=np.uint8
-    )  # scales of any bytes are finite
+    # Scales of any bytes are finite.
+    blocks = np.random.default_rng(3).integers(0, 100, (4, 2 * nbytes), dtype=np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_block_count(1)
     writer.add_embedding_length(2 * values)

@@ -68,9 +68,8 @@ def test_an_end_delimiter_inside_an_implicit_end_counts_outside_a_block():
     rule = ThinkingRule(
         think_start=(1, 1), think_ends=[(1,)], forced_end=(1,), implicit_ends=[(2, 1)], vocabulary=VOCABULARY
     )
-    assert (
-        rule.matcher.read((2, 1, 1)).block_open is False
-    )  # the first 1 is an end, so the second begins no start delimiter
+    # The first 1 is an end, so the second begins no start delimiter.
+    assert rule.matcher.read((2, 1, 1)).block_open is False
 
 
 @pytest.mark.parametrize("budget", [-2, 1.5, 2.0, True, "3", [1]])

@@ -62,10 +62,8 @@ def test_fast_forward_tokens_are_inserted_before_between_and_after_drafts() -> N
     assert fill_window(state, [], 9) == (byte_tokens("ab"), [0, 1])
     assert fill_window(state, byte_tokens("abx"), 9) == (byte_tokens("abxcd"), [3, 4])
     assert fill_window(state, byte_tokens("abq"), 9) == (byte_tokens("ab"), [])
-    assert fill_window(state, byte_tokens("qbx"), 9) == (
-        byte_tokens("ab"),
-        [0, 1],
-    )  # drafts after a replaced token are dropped
+    # Drafts after a replaced token are dropped.
+    assert fill_window(state, byte_tokens("qbx"), 9) == (byte_tokens("ab"), [0, 1])
     assert fill_window(state, byte_tokens("abxcdy"), 20) == ([*byte_tokens("abxcdyef"), STOP], [6, 7, 8])
     assert fill_window(state, byte_tokens("abxcd"), 4) == (byte_tokens("abxcd"), [])
 
@@ -97,10 +95,8 @@ def test_with_override_fast_forward_tokens_do_not_depend_on_the_drafts() -> None
     for draft in ([*byte_tokens("x"), merged], [*byte_tokens("x"), *apart], [*byte_tokens("x"), *byte_tokens("qq")]):
         tokens, forced = fill_window(state, draft, 2, override=True)
         assert (tokens[:2], forced) == ([*byte_tokens("x"), merged], [1])
-    assert fill_window(state, [*byte_tokens("x"), *apart], 3) == (
-        [*byte_tokens("x"), *apart],
-        [],
-    )  # an equally valid tokenization of the text
+    # An equally valid tokenization of the text.
+    assert fill_window(state, [*byte_tokens("x"), *apart], 3) == ([*byte_tokens("x"), *apart], [])
 
 
 def test_a_single_allowed_token_is_fast_forwarded_without_a_grammar() -> None:

@@ -12,9 +12,8 @@ SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 64}
 def prompts(bundle: Bundle, count: int, length: int, seed: int = 0) -> list[list[int]]:
     """Return random tokens without special tokens. All prompts of all seeds differ."""
     assert bundle.reasoning is not None
-    special = (
-        min(bundle.reasoning.think_start.ids + bundle.stop_ids) - 1
-    )  # tools/filler_tokenizer.py puts special tokens last
+    # tools/filler_tokenizer.py puts special tokens last
+    special = min(bundle.reasoning.think_start.ids + bundle.stop_ids) - 1
     draw = Random(f"{length} {seed}")
     return [[draw.randrange(special) for _ in range(length)] for _ in range(count)]
 
