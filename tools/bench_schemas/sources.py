@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ def collections(folder: Path) -> dict[str, list[Case]]:
     """Yield the cases of every collection in ``folder``, by the collection's name.
 
     Known are MaskBench (files with ``schema`` and ``tests``), JSON-Schema-Test-Suite (``tests/draft*``) and SchemaStore
-    (``src/schemas/json`` with ``src/test`` and ``src/negative_test``).
+    (``src/schemas/json`` with ``src/test`` and ``src/negative_test``). MaskBench disables some keywords by an
+    underscore; they are restored in a second collection.
     """
     found: dict[str, list[Case]] = {}
     for place in sorted(folder.rglob("maskbench/data")):
         found["MaskBench"] = list(_maskbench(place))
+        found["MaskBench, restored"] = [replace(case, schema=_restored(case.schema)) for case in found["MaskBench"]]
     for place in sorted(folder.rglob("tests/draft*")):
         if place.name in ("draft2020-12", "draft2019-09", "draft7", "draft6", "draft4"):
             found[f"suite {place.name}"] = list(_suite(place))
@@ -39,6 +41,19 @@ def _maskbench(folder: Path) -> Iterator[Case]:
         if isinstance(value, dict) and "schema" in value:
             tests = tuple((test["data"], bool(test["valid"])) for test in value.get("tests", ()))
             yield Case(file.stem, value["schema"], tests)
+
+
+def _restored(schema: Any) -> Any:
+    """Return a schema of MaskBench with the keywords ``_format`` and ``_uniqueItems`` under their real names."""
+    if isinstance(schema, list):
+        return [_restored(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kinds = {"_format": str, "_uniqueItems": bool}
+    return {
+        name.removeprefix("_") if name in kinds and isinstance(value, kinds[name]) else name: _restored(value)
+        for name, value in schema.items()
+    }
 
 
 def _suite(folder: Path) -> Iterator[Case]:

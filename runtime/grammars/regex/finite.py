@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tandemrt.runtime.grammars.regex import parser, patterns
-from tandemrt.runtime.grammars.regex.syntax import Anchor, Characters, Group, Item, UnsupportedPattern
+from tandemrt.runtime.grammars.regex.syntax import Anchor, Characters, Group, Item, Look, UnsupportedPattern
 
 _MAX_LENGTH = 256  # of a listed text
 
@@ -31,7 +31,7 @@ def _of_branches(group: Group, most: int) -> set[str] | None:
 
 
 def _repeated(item: Item, most: int) -> set[str] | None:
-    assert not isinstance(item.atom, Anchor)
+    assert not isinstance(item.atom, Anchor | Look)
     once = _of_branches(item.atom, most) if isinstance(item.atom, Group) else _of_characters(item.atom, most)
     if once is None or once == {""}:
         return once

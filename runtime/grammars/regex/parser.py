@@ -9,6 +9,7 @@ from tandemrt.runtime.grammars.regex.syntax import (
     Characters,
     Group,
     Item,
+    Look,
     Range,
     UnsupportedPattern,
     inverted,
@@ -28,7 +29,8 @@ _CODE = re.compile(
     r"x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
     r"|u([0-9a-fA-F]{4})"
 )
-_GROUP = re.compile(r"\?(:|P?<[A-Za-z_]\w*>)")
+_GROUP = re.compile(r"\?(:|P?<(?!\d)[\w$]+>)")
+_LOOK = re.compile(r"\?(<?)([=!])")
 
 
 def read(pattern: str) -> Group:
@@ -61,17 +63,17 @@ class _Reader:
 
     def _item(self) -> Item:
         character = self._next()
-        atom: Characters | Anchor | Group
+        atom: Characters | Anchor | Look | Group
         if character in "^$":
             atom = Anchor(character)
         elif character == "(":
-            atom = self._group()
+            atom = self._look() or self._group()
         elif character == "[":
             atom = self._class()
         elif character == ".":
             atom = Characters(tuple(_LINE_ENDS), negated=True)
         elif character == "\\":
-            atom = self._escape()
+            atom = self._word_boundary() or self._escape()
         elif character in "*+?" or (character == "{" and BOUNDS.match(self._text, self._at - 1)):
             raise UnsupportedPattern(f"the repetition {character} without an expression before it")
         else:
@@ -79,6 +81,8 @@ class _Reader:
         repeats = self._repeats()
         if repeats and isinstance(atom, Anchor):
             raise UnsupportedPattern(f"a repetition of the anchor {character}")
+        if repeats and isinstance(atom, Look):
+            raise UnsupportedPattern("a repetition of a lookahead or lookbehind")
         return Item(atom, repeats)
 
     def _repeats(self) -> str:
@@ -98,12 +102,36 @@ class _Reader:
             raise UnsupportedPattern(f"the repetition {repeats}{following}") if following else UnsupportedPattern("")
         return repeats
 
+    def _look(self) -> Look | None:
+        found = _LOOK.match(self._text, self._at)
+        if found is None:
+            return None
+        self._at = found.end()
+        return Look(self._inside(), ahead=found[1] == "", negated=found[2] == "!")
+
+    def _word_boundary(self) -> Group | None:
+        """Read what follows a backslash as ``\\b`` or ``\\B``: a letter of words on one side, or on both or none."""
+        for letter, both in (("b", False), ("B", True)):
+            if self._takes(letter):
+                word = Group(((Item(Characters(tuple(_WORD))),),))
+                before, no_before, after, no_after = (
+                    Item(Look(word, ahead, negated)) for ahead in (False, True) for negated in (False, True)
+                )
+                if both:
+                    return Group(((before, after), (no_before, no_after)))
+                return Group(((before, no_after), (no_before, after)))
+        return None
+
     def _group(self) -> Group:
         found = _GROUP.match(self._text, self._at)
         if found:
             self._at = found.end()
         elif self._text.startswith("?", self._at):
             raise UnsupportedPattern(f"the group ({self._text[self._at : self._at + 2]}")
+        return self._inside()
+
+    def _inside(self) -> Group:
+        """Read a group up to its closing parenthesis."""
         self._depth += 1
         if self._depth > MAX_GROUP_DEPTH:
             raise UnsupportedPattern(f"more than {MAX_GROUP_DEPTH} nested groups")

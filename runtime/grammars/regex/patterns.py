@@ -9,16 +9,19 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from tandemrt.engines.text.common_prefix import common_prefix_length
+from tandemrt.runtime.grammars.regex.complement import without_conditions
 from tandemrt.runtime.grammars.regex.parser import MAX_GROUP_DEPTH, read
 from tandemrt.runtime.grammars.regex.syntax import (
     Anchor,
     Characters,
     Group,
     Item,
+    Look,
     UnsupportedPattern,
     character,
     inverted,
     sequence,
+    without_outer_anchors,
 )
 
 MAX_BRANCHES = 256  # after anchors inside groups are resolved
@@ -34,14 +37,18 @@ def search_expression(pattern: str) -> str:
 
     Raises UnsupportedPattern.
     """
-    branches = []
-    for left, right, items in unanchored(pattern):
-        branches.append(("" if left else ANYTHING) + sequence(items) + ("" if right else ANYTHING))
+    try:
+        branches = [
+            ("" if left else ANYTHING) + sequence(items) + ("" if right else ANYTHING)
+            for left, right, items in _unanchored(pattern)
+        ]
+    except _Conditional:
+        return _without_conditions(pattern)
     return _either(branches)
 
 
-def split_lookaheads(pattern: str) -> tuple[str, list[str], list[str]]:
-    """Split lookaheads after a leading ``^`` off a pattern without alternatives.
+def split_conditions(pattern: str) -> tuple[str, list[str], list[str]]:
+    """Split lookaheads after a leading ``^`` and lookbehinds before a final ``$`` off a pattern without alternatives.
 
     Returns the rest, patterns that a text must contain as well, and patterns that it must not contain. Raises
     UnsupportedPattern.
@@ -50,19 +57,35 @@ def split_lookaheads(pattern: str) -> tuple[str, list[str], list[str]]:
     forbidden: list[str] = []
     rest = pattern
     while rest.startswith(("^(?=", "^(?!")):
-        end = next((part.end() for part in _balanced(rest, 1) if part[0] == ")"), None)
+        end = next((end for _, end in _groups(rest)), None)
         if end is None:
             raise UnsupportedPattern("a missing closing parenthesis")
         (required if rest[3] == "=" else forbidden).append(f"^(?:{rest[4:end]}")
         rest = f"^{rest[end:]}"
+    while rest.endswith(")$"):
+        begin, end = max(_groups(rest), default=(0, 0))
+        if end < len(rest) - 1 or not rest.startswith(("(?<=", "(?<!"), begin):
+            break
+        (required if rest[begin + 3] == "=" else forbidden).append(f"(?:{rest[begin + 4 :]}")
+        rest = f"{rest[:begin]}$"
     if rest != pattern and len(read(rest).branches) > 1:
-        raise UnsupportedPattern("a lookahead in one of several alternatives")
+        return pattern, [], []
     return rest, required, forbidden
 
 
 def fullmatch_expression(pattern: str) -> str:
     """Return an expression for the texts that ``pattern`` matches completely. Raises UnsupportedPattern."""
-    return _either([sequence(items) for _, _, items in unanchored(pattern)])
+    try:
+        return _either([sequence(items) for _, _, items in _unanchored(pattern)])
+    except _Conditional:
+        return _without_conditions(f"^(?:{pattern})$")
+
+
+def _without_conditions(pattern: str) -> str:
+    written = without_conditions(pattern)
+    if written is None:
+        raise UnsupportedPattern("a pattern that no text matches")
+    return written
 
 
 def as_pattern(written: str) -> str:
@@ -106,13 +129,17 @@ def _python_code(found: re.Match[str]) -> str:
     return f"\\U{int(found[1], 16):08x}"
 
 
-def _balanced(pattern: str, begin: int) -> Iterator[re.Match[str]]:
-    """Yield the parts of a pattern from ``begin`` that are not inside a group, with the end of each group."""
-    depth = 0
-    for part in _PARTS.finditer(pattern, begin):
-        depth += {"(": 1, ")": -1}.get(part[0], 0)
-        if not depth:
-            yield part
+def _groups(pattern: str) -> Iterator[tuple[int, int]]:
+    """Yield the begin and the end of the groups of a pattern that are not inside another group."""
+    depth = begin = 0
+    for part in _PARTS.finditer(pattern):
+        if part[0] == "(":
+            begin = begin if depth else part.start()
+            depth += 1
+        elif part[0] == ")":
+            depth -= 1
+            if not depth:
+                yield begin, part.end()
 
 
 def _other_than(words: list[str], at: int, depth: int) -> str:
@@ -150,34 +177,36 @@ def _other_letter(letters: Iterable[str]) -> str:
     return Characters(tuple((ord(letter), ord(letter)) for letter in sorted(letters)), negated=True).written()
 
 
-def unanchored(pattern: str) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
+def _unanchored(pattern: str) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
     """Yield the branches of a pattern without anchors: anchored at the beginning, at the end, and the items.
 
-    Raises UnsupportedPattern.
+    Raises UnsupportedPattern; _Conditional if an anchor or a lookahead remains.
     """
     count = 0
     for branch in read(pattern).branches:
-        for alone in _unanchored(branch, False, False):
+        for alone in _without_anchors(branch, False, False):
             count += 1
             if count > MAX_BRANCHES:
                 raise UnsupportedPattern("anchors in more than a few groups")
             yield alone
 
 
-def _unanchored(items: tuple[Item, ...], left: bool, right: bool) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
-    while items and items[0].atom == Anchor("^"):
-        items, left = items[1:], True
-    while items and items[-1].atom == Anchor("$"):
-        items, right = items[:-1], True
+def _without_anchors(items: tuple[Item, ...], left: bool, right: bool) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
+    begins, ends, items = without_outer_anchors(items)
+    left, right = left or begins, right or ends
     for index in {0, len(items) - 1} if items else ():
         group = items[index].atom
-        if isinstance(group, Group) and not items[index].repeats and group.anchored():
+        if isinstance(group, Group) and not items[index].repeats and group.has(Anchor):
             for branch in group.branches:
-                yield from _unanchored((*items[:index], *branch, *items[index + 1 :]), left, right)
+                yield from _without_anchors((*items[:index], *branch, *items[index + 1 :]), left, right)
             return
-    if Group((items,)).anchored():
-        raise UnsupportedPattern("an anchor inside the pattern")
+    if Group((items,)).has(Anchor, Look):
+        raise _Conditional("an anchor inside the pattern")
     yield left, right, items
+
+
+class _Conditional(UnsupportedPattern):
+    """A branch whose match depends on the text around a place."""
 
 
 def _either(branches: list[str]) -> str:

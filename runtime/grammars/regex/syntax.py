@@ -51,12 +51,22 @@ class Anchor:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A lookahead or lookbehind: the texts after or before its place begin or end with a match of ``group``, or not."""
+
+    group: "Group"
+    ahead: bool
+    negated: bool
+
+
+@dataclass(frozen=True)
 class Group:
     branches: tuple[tuple["Item", ...], ...]
 
-    def anchored(self) -> bool:
+    def has(self, *kinds: type) -> bool:
+        """Return whether the group or a group within it has an atom of ``kinds``."""
         return any(
-            isinstance(item.atom, Anchor) or (isinstance(item.atom, Group) and item.atom.anchored())
+            isinstance(item.atom, kinds) or (isinstance(item.atom, Group) and item.atom.has(*kinds))
             for branch in self.branches
             for item in branch
         )
@@ -67,7 +77,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Item:
-    atom: Characters | Anchor | Group
+    atom: Characters | Anchor | Look | Group
     repeats: str = ""
 
     def bounds(self) -> tuple[int, int | None]:
@@ -77,9 +87,19 @@ class Item:
         return {"": (1, 1), "?": (0, 1), "*": (0, None), "+": (1, None)}[self.repeats]
 
 
+def without_outer_anchors(items: tuple[Item, ...]) -> tuple[bool, bool, tuple[Item, ...]]:
+    """Return whether a branch begins with ``^`` and ends with ``$``, and its items without them."""
+    left = right = False
+    while items and items[0].atom == Anchor("^"):
+        items, left = items[1:], True
+    while items and items[-1].atom == Anchor("$"):
+        items, right = items[:-1], True
+    return left, right, items
+
+
 def sequence(items: tuple[Item, ...]) -> str:
-    """Write one branch without its anchors."""
-    return "".join(f"{item.atom.written()}{item.repeats}" for item in items if not isinstance(item.atom, Anchor))
+    """Write one branch without its anchors; it has no lookaheads or lookbehinds."""
+    return "".join(f"{item.atom.written()}{item.repeats}" for item in items if not isinstance(item.atom, Anchor | Look))
 
 
 def merged(ranges: list[Range]) -> list[Range]:

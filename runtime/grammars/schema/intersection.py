@@ -115,7 +115,7 @@ class Intersection:
                 shape.most = _least(shape.most, _count(found["maxLength"]))
             if "pattern" in found:
                 try:
-                    rest, required, forbidden = patterns.split_lookaheads(found["pattern"])
+                    rest, required, forbidden = patterns.split_conditions(found["pattern"])
                     shape.patterns += map(patterns.search_expression, [*required, rest])
                     complement = self._expander.complement(forbidden, f"{node.place}/pattern") if forbidden else ""
                 except (UnsupportedPattern, UnsupportedSchema) as error:
