@@ -39,6 +39,10 @@ from tests.waiting import PATIENCE_S
         ("(?<=a(?!b))", "a lookahead, .* inside a lookbehind"),
         ("a(?!b", "a missing closing parenthesis"),
         ("a.{300}b(?=c)", "a complement, lookahead or lookbehind of many cases"),
+        (
+            "(?:(?=.*a)|(?=.*b)|(?=.*c)|(?=.*d)|(?=.*e)|(?=.*f)){6}x",
+            "a complement, lookahead or lookbehind of many cases",
+        ),
         (r"\p{L}(?=a)", "a Unicode class together with"),
         ("(?i:a)", r"the group \(\?i"),
         ("a{1,3}+", r"the repetition \{1,3\}\+"),

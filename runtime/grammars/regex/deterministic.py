@@ -11,6 +11,7 @@ from tandemrt.runtime.grammars.regex.automaton import TOO_LARGE, Condition, Nfa,
 from tandemrt.runtime.grammars.regex.syntax import Range, UnsupportedPattern
 
 MAX_STATES = 256
+MAX_STEPS = 40_000  # transitions of threads and of their pending lookaheads: a measure of the work
 
 # Per state: the next state by character class. A class is a set of characters that no pattern distinguishes.
 Table = list[dict[int, int]]
@@ -62,6 +63,7 @@ class _Run:
         self.classes = character_classes(nfa.ranges())
         self._steps = nfa.by_class(self.classes)
         self._all_ends = nfa.ends.union(condition.end for condition in nfa.conditions)
+        self._steps_left = MAX_STEPS
 
     def first(self) -> _State:
         begins = [_Thread(begin) for begin in self._nfa.starts]
@@ -110,6 +112,7 @@ class _Run:
             if thread in reached:
                 continue
             reached.add(thread)
+            self._count(1 + len(thread.pending))
             left += (thread._replace(state=target) for target in self._nfa.unconditional(thread.state))
             for condition, target in self._nfa.conditional(thread.state):
                 pending: frozenset[tuple[int, _Threads]] | None = thread.pending
@@ -134,6 +137,11 @@ class _Run:
                 if not any(other <= pending for other in known):
                     known.append(pending)
         return frozenset(_Thread(state, pending) for state, every in least.items() for pending in every)
+
+    def _count(self, steps: int) -> None:
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise UnsupportedPattern(TOO_LARGE)
 
     def _with(
         self, pending: frozenset[tuple[int, _Threads]], condition: Condition, threads: _Threads
