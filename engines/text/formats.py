@@ -37,6 +37,23 @@ _DAYS = "([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
 _HOURS = "T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
 _POINTER = "(/([^/~]|~[01])*)*"
 
+# Patterns that every dialect of regular expressions reads: three levels of groups, without back-references.
+_ESCAPE = r"\\[dDwWsSnrtfv^$\\.*+?()[\]{}|/]"
+_CLASS = rf"\[\^?([^\\\[\]^&~|-]|{_ESCAPE}|a-z|A-Z|0-9)+\]"
+_ATOM = rf"([^\\^$.*+?()\[\]{{}}|]|\.|{_ESCAPE}|{_CLASS})"
+_REPEATS = r"(([*+?]|\{[1-9][0-9]?,?\})\??)?"
+
+
+def _alternatives(atom: str) -> str:
+    return rf"({atom}{_REPEATS})*(\|({atom}{_REPEATS})*)*"
+
+
+def _or_group(atom: str) -> str:
+    return rf"({_ATOM}|\((\?:)?{_alternatives(atom)}\))"
+
+
+_REGEX = rf"\^?{_alternatives(_or_group(_or_group(_ATOM)))}\$?"
+
 PATTERNS = {
     "date": _DATE,
     "time": _TIME,
@@ -51,6 +68,7 @@ PATTERNS = {
     "uri-reference": _URI_REFERENCE,
     "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
     "json-pointer": _POINTER,
+    "regex": _REGEX,
     "relative-json-pointer": f"(0|[1-9][0-9]*)(#|{_POINTER})",
     "base64": "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
 }
@@ -68,7 +86,7 @@ PATTERNS |= {
     f"uuid{version}": f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
     for version in range(1, 9)
 }
-UNSUPPORTED = frozenset({"regex", "uri-template"})
+UNSUPPORTED = frozenset({"uri-template"})
 
 
 def misspelled(name: str) -> str | None:

@@ -259,6 +259,7 @@ ORACLES = {
     "relative-json-pointer": lambda text: re.fullmatch(r"(0|[1-9]\d*)(#|(?s:/.*)?)", text).group(),
     "base64": lambda text: base64.b64decode(text, validate=True),
     "base64url": lambda text: base64.urlsafe_b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4)),
+    "regex": lambda text: (patterns.search_expression(text), re.compile(text)),
     "idn-email": lambda text: ORACLES["email"](text),
     "email": lambda text: re.fullmatch(r"[^@\s.]+(\.[^@\s.]+)*@[^@\s.]+(\.[^@\s.]+)+", text).group(),
 }

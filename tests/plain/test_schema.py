@@ -404,8 +404,13 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
         ({"type": "integer", "minimum": 3, "maximum": 20, "multipleOf": 7}, [7, 14], [0, 21, 8]),
         ({"type": "integer", "not": {"const": 5}}, [4, 6, 55], [5]),
         ({"type": "number", "maximum": 9223372036854775807}, [5, 9.0e15], [9223372036854775808]),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [-(2**62), 0, 2**62], [2**63]),  # an int64
+        ({"type": "number", "minimum": -(2.0**128), "maximum": 2.0**128}, [-(2**62), 0.5, 2**62], [10**39]),
+        ({"type": "number", "exclusiveMinimum": -(10**400)}, [-(2**62), 0.5], [-(10**401)]),
+        ({"type": "integer", "minimum": 3, "maximum": 2**64}, [3, 2**62], [2, 2**64 + 1]),
         # strings
         ({"type": "string", "pattern": "^[a-c]+$", "maxLength": 2}, ["ab"], ["abc", ""]),
+        ({"type": "string", "pattern": "^(?=a)b$|c"}, ["c", "ac"], ["b"]),
         ({"type": "string", "pattern": "b"}, ["b", "abc", 'x"b\\\n'], ["ac"]),
         ({"type": "string", "format": "date", "pattern": "^20"}, ["2024-02-29"], ["1999-01-01"]),
         ({"type": "string", "not": {"enum": ["a", "ab"]}}, ["", "b", "aba", 'a"'], ["a", "ab"]),
@@ -502,9 +507,9 @@ def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
-        ({"type": "string", "format": "regex"}, "#/format: 'regex' is not supported"),
-        ({"type": "string", "pattern": "^a(?=b)b$"}, r"#/pattern: the group \(\?= is not supported"),
-        ({"type": "string", "pattern": "^(?=a)b$|c"}, "#/pattern: a lookahead in one of several alternatives"),
+        ({"type": "string", "format": "uri-template"}, "#/format: 'uri-template' is not supported"),
+        ({"type": "string", "pattern": "^a(?=b)c$"}, "#/pattern: a pattern that no text matches is not supported"),
+        ({"type": "string", "pattern": r"^(a)\1$"}, r"#/pattern: the escape \\1 is not supported"),
         ({"enum": ["1"], "pattern": r"^\p{Nd}$"}, "#: its values cannot be checked"),
         (
             {"properties": {"a" * n: {} for n in range(1, 140)}, "additionalProperties": INTEGER},
@@ -517,8 +522,14 @@ def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
         ),
         ({"oneOf": [STRING, {"format": "date"}]}, r"#/oneOf: branches \d and \d may both hold"),
         ({"type": "string", "not": {"format": "date"}}, "#/not/format: its negation is not supported"),
-        ({"type": "string", "not": {"pattern": "^(a|b)*a(a|b){12}$"}}, "#/not/pattern: a complement of many cases"),
-        ({"type": "string", "not": {"pattern": "(a{50}){50}"}}, "#/not/pattern: a complement of many cases"),
+        (
+            {"type": "string", "not": {"pattern": "^(a|b)*a(a|b){12}$"}},
+            "#/not/pattern: a complement, lookahead or lookbehind of many cases",
+        ),
+        (
+            {"type": "string", "not": {"pattern": "(a{50}){50}"}},
+            "#/not/pattern: a complement, lookahead or lookbehind of many cases",
+        ),
         (
             {"allOf": [{**AB, "unevaluatedProperties": False}, {"properties": {"c": {}}}]},
             "#/allOf/0/unevaluatedProperties",
@@ -529,7 +540,7 @@ def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
         ),
         (
             {"type": "object", "patternProperties": {"(a{50}){50}": INTEGER}, "additionalProperties": {}},
-            "#/patternProperties: a complement of many cases",
+            "#/patternProperties: a complement, lookahead or lookbehind of many cases",
         ),
         ({"$ref": "http://example.com/x"}, "#/\\$ref: 'http://example.com/x' is not in this schema"),
         ({"$ref": "#/$defs/none"}, "is not a place in this schema"),
@@ -661,9 +672,7 @@ def test_a_bound_of_many_digits_is_enforced_or_rejected_by_name(kind, bounds):
         ({"type": "integer", "minimum": 10**18}, "#/minimum: must be from -9223372036854775807 to 999999999999998976"),
         ({"type": "integer", "minimum": 2**63}, "#/minimum: must be from .* received 9223372036854775808; use another"),
         ({"type": "integer", "minimum": 2**63, "maximum": 2**64}, "#/minimum: must be from .* to 9223372036854773760"),
-        ({"type": "integer", "minimum": -(2**63)}, "#/minimum: must be from .* received -9223372036854775808"),
         ({"type": "number", "exclusiveMaximum": -(10**18)}, "#/exclusiveMaximum: must be from -999999999999998976 to"),
-        ({"type": "number", "minimum": 0, "maximum": 2**63}, "#/maximum: must be from .* to 9223372036854775807 here"),
     ],
 )
 def test_a_bound_that_the_engine_cannot_hold_is_rejected_by_name(schema, message):

@@ -227,7 +227,7 @@ def test_an_argument_outside_json_becomes_its_value(schema: Any, text: str, valu
         (one({"type": "string", "pattern": "a"}), "'f' has the text 'p' with .*pattern"),
         (one({"type": "string", "minLength": 1, "pattern": "^a$"}), "the text 'p' with .*minLength"),
         (one({"type": "string", "maxLength": 10**6}), "the text 'p' with .*maxLength"),
-        (one({"type": "string", "format": "regex"}), "the text 'p' with .*format"),
+        (one({"type": "string", "format": "uri-template"}), "the text 'p' with .*format"),
         (one({"type": ["string", "integer"]}), "the property 'p', which may be a text or another value"),
         (one({}), "the property 'p', which may be a text"),
         (one({"enum": ["a", 1]}), "the property 'p', which may be a text"),

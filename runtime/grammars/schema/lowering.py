@@ -66,8 +66,7 @@ def _check_bounds(shape: Number, place: str) -> None:
         _check_bound(f"{place}/{keyword}", bound, -MAX_BOUND, inner)
     inner = MAX_ROUNDED_BOUND if any(bound is not None for bound in lows.values()) else MAX_LONE_BOUND
     for keyword, bound in highs.items():
-        # A larger maximum of integers is allowed: it forbids none of 64 bits, and the grammar writes no others.
-        _check_bound(f"{place}/{keyword}", bound, -inner, None if shape.integer else MAX_BOUND)
+        _check_bound(f"{place}/{keyword}", bound, -inner, MAX_BOUND)
     ends = [max((bound for bound in lows.values() if bound is not None), default=None)]
     ends += [min((bound for bound in highs.values() if bound is not None), default=None)]
     low, high = ends
@@ -79,14 +78,15 @@ def _check_bounds(shape: Number, place: str) -> None:
         raise UnsupportedSchema(f"{place}/{keyword}", f"{reason}, received {clipped(low)}; use an enum of strings")
 
 
-def _check_bound(place: str, bound: Fraction | None, least: int, most: int | None) -> None:
-    if bound is not None and not (least <= bound and (most is None or bound <= most)):
-        rule = f"must be at least {least}" if most is None else f"must be from {least} to {most} here"
+def _check_bound(place: str, bound: Fraction | None, least: int, most: int) -> None:
+    if bound is not None and not least <= bound <= most:
+        rule = f"must be from {least} to {most} here"
         raise UnsupportedSchema(place, f"{rule}, received {clipped(bound)}; use another bound, or leave it out")
 
 
 def _number(shape: Number) -> list[Number]:
     """Move bounds and add numbers of decimals, where llguidance 1.9.1 would accept too much or too little."""
+    shape = _within_64_bits(shape)
     if shape.integer:
         return [_with_inclusive_bounds(shape)]
     step = common_multiple(shape.multiples)
@@ -107,6 +107,25 @@ def _with_inclusive_bounds(shape: Number) -> Number:
         high=Fraction(min(high)) if high else None,
         multiples=shape.multiples,
     )
+
+
+def _within_64_bits(shape: Number) -> Number:
+    """Move bounds that are further outside than llguidance allows, such as those of a float32 or an int64."""
+    return replace(
+        shape,
+        low=_at_least(shape.low),
+        above=_at_least(shape.above),
+        high=_at_most(shape.high),
+        below=_at_most(shape.below),
+    )
+
+
+def _at_least(bound: Fraction | None) -> Fraction | None:
+    return Fraction(-MAX_ROUNDED_BOUND) if bound is not None and bound < -MAX_BOUND else bound
+
+
+def _at_most(bound: Fraction | None) -> Fraction | None:
+    return Fraction(MAX_ROUNDED_BOUND) if bound is not None and bound > MAX_BOUND else bound
 
 
 def _with_inner_bounds(shape: Number, step: Fraction | None) -> Number:
