@@ -95,13 +95,16 @@ def expert_branches(
     none = b.constant([[0]] * experts.count, "int32")  # the last layer of a prompt chunk has no token
     chosen = b.op("ReduceMax", b.op("Concat", selected, none, axis=1), b.constant([1]), keepdims=0)
     chosen = b.cast(chosen, "bool")
-    flat = b.op("Reshape", x, b.constant([-1, spec.hidden]))
+    read = Linear.stored(f"{name}.fc1_latent_proj", experts.latent, bias=spec.mlp_bias)(b, x, w) if experts.latent else x
+    flat = b.op("Reshape", read, b.constant([-1, experts.latent or spec.hidden]))
     total = b.op("Mul", flat, b.constant(0, w.dtype))
     for expert in range(experts.count):
         total = _added(b, total, flat, routing_weights, chosen, w, spec, experts, expert, name)
-    result = b.op("Reshape", total, b.op("Shape", x), allowzero=1)
-    result.shape = ir.Shape(dims_of(x))
-    return result
+    result = b.op("Reshape", total, b.op("Shape", read), allowzero=1)
+    result.shape = ir.Shape(dims_of(read))
+    if not experts.latent:
+        return result
+    return Linear.stored(f"{name}.fc2_latent_proj", spec.hidden, bias=spec.mlp_bias)(b, result, w)
 
 
 def _routed(b: GraphBuilder, logits: ir.Value, w: Weights, experts: Experts, name: str) -> ir.Value:
@@ -183,9 +186,9 @@ def _added(
     expert: int,
     name: str,
 ) -> ir.Value:
-    """Return ``total`` [tokens, hidden] plus the weighted outputs of one expert for its tokens."""
+    """Return ``total`` [tokens, hidden or latent] plus the weighted outputs of one expert for its tokens."""
     stem, index = f"{name}.experts.{expert}", b.constant(expert)
-    down = Linear.stored(f"{stem}.down_proj", spec.hidden, bias=experts.biased)
+    down = Linear.stored(f"{stem}.down_proj", experts.latent or spec.hidden, bias=experts.biased)
 
     def run() -> tuple[ir.Value]:
         mine = b.op("Gather", routing_weights, index, axis=0)

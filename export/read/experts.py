@@ -193,9 +193,11 @@ def granite_hybrid_experts(fields: Fields, layers: int) -> Experts | None:
 
 
 def nemotron_experts(fields: Fields, layers: int) -> Experts | None:  # noqa: ARG001
-    """Nemotron-H: the blocks that are called E, or moe: DeepSeek-V3's router, and a shared expert of its own width."""
+    """Nemotron-H: the blocks that are called E, or moe: DeepSeek-V3's router, and a shared expert of its own width.
+
+    Experts may read a latent vector; the router and the shared expert never do.
+    """
     where = tuple(mlp == "moe" for _, mlp in nemotron_layers(fields))
-    fields.only("moe_latent_size", None)
     fields.only("n_shared_experts", 1)
     count, width = fields.integer("n_routed_experts", 8), fields.integer("moe_shared_expert_intermediate_size", 7688)
     router = Router(
@@ -208,7 +210,8 @@ def nemotron_experts(fields: Fields, layers: int) -> Experts | None:  # noqa: AR
         fields.flag("norm_topk_prob", True),
         where,
     )
-    return replace(experts, router=router, shared=SharedExpert(width)) if any(where) else None
+    latent = 0 if fields.get("moe_latent_size") is None else fields.integer("moe_latent_size")
+    return replace(experts, router=router, shared=SharedExpert(width), latent=latent) if any(where) else None
 
 
 def lfm2_experts(fields: Fields, layers: int) -> Experts:

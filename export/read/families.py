@@ -23,6 +23,7 @@ from tandemrt.export.read.layer_kinds import (
     flint_windows,
     full_unless_listed,
     hybrid_window,
+    lfm3_windows,
     listed_full_attention,
     listed_rotary,
     listed_window,
@@ -40,6 +41,7 @@ from tandemrt.export.read.recurrent import (
     granite_mamba2,
     joined_delta_net,
     kimi_delta,
+    lfm3_convolution,
     nemotron_count,
     nemotron_mamba2,
     nemotron_mlps,
@@ -47,7 +49,7 @@ from tandemrt.export.read.recurrent import (
     short_convolution,
 )
 from tandemrt.export.read.rope import RopeRules
-from tandemrt.export.read.variants import gemma4_layers, gemma4_scales, mimo_v2_layers, step_layers
+from tandemrt.export.read.variants import gemma4_layers, gemma4_scales, lfm3_attention, mimo_v2_layers, step_layers
 
 _NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _NORMS_AROUND = NormNames(
@@ -86,6 +88,7 @@ _GPT_OSS_ROPE = {
 _TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
 
 _MTP = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")  # states are always float32
+_QWEN_GATES: dict[str, tuple[Any, ...]] = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
 _ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
 _DEEPSEEK = (
     *_ROUTER,
@@ -109,6 +112,7 @@ _LFM: dict[str, Any] = {
     "rope": RopeRules(default={"rope_theta": 1_000_000.0}),
     "no_effect_values": {"tie_embedding": (True,), "use_pos_enc": (True,), "block_use_swiglu": (True,)},
 }
+_LFM3_ROPE = {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}
 _HUNYUAN_VALUES: dict[str, tuple[Any, ...]] = {
     "add_classification_head": (False,),
     "norm_type": ("rms",),
@@ -427,7 +431,8 @@ _ROWS = (
         recurrent=delta_net,
         windows=hybrid_window,
         rope=RopeRules(partial=0.25),
-        no_effect_values={"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")},
+        # Qwen3.6 has fields of experts without a value.
+        no_effect_values=_QWEN_GATES | {"num_experts": (None,), "num_experts_per_tok": (None,)},
         unused_fields=_MTP,
     ),
     Family(
@@ -441,7 +446,7 @@ _ROWS = (
         recurrent=delta_net,
         windows=hybrid_window,
         rope=RopeRules(partial=0.25),
-        no_effect_values={"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")},
+        no_effect_values=_QWEN_GATES,
         unused_fields=(*_MTP, *_ROUTER),
         experts=experts.qwen2_experts,
     ),
@@ -473,6 +478,21 @@ _ROWS = (
         experts=experts.lfm2_experts,
         unused_fields=(*_LFM_UNUSED, *_ROUTER),
         **_LFM,
+    ),
+    Family(
+        "lfm3",
+        ("Lfm3ForCausalLM",),
+        defaults={"head_dim": 128, "num_key_value_heads": 4, "sliding_window": 256, "tie_word_embeddings": True}
+        | {"norm_eps": 1e-5},
+        norms=NormNames("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+        norm_eps_field="norm_eps",
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        recurrent=lfm3_convolution,
+        windows=lfm3_windows,
+        rope=RopeRules(default=_LFM3_ROPE, local_theta=("rope_local_base_freq", 10_000.0)),
+        variants=lfm3_attention,
+        no_effect_values={"use_sandwich_norm": (True,)},
     ),
     Family(
         "granitemoehybrid",
@@ -527,7 +547,7 @@ _ROWS = (
             *(*_MTP, *_ROUTER, *_MAMBA_UNUSED, "chunk_size", "use_mamba_kernels", "rope_parameters", "rope_theta"),
             *(f"time_step_{kind}" for kind in ("min", "max", "floor")),
             *("residual_in_fp32", "hidden_dropout", "rescale_prenorm_residual", "moe_shared_expert_overlap"),
-            *("mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+            *("mtp_layers_block_type", "mtp_hybrid_override_pattern", "keep_mtp_spec_in_bf16"),
         ),
         experts=experts.nemotron_experts,
     ),

@@ -160,7 +160,9 @@ class Experts:
     router scales them. ``layers``: for each layer, whether it has experts. ``biased``: router and experts add biases.
     ``gate_up``: "separate" matmuls, or one matmul whose outputs are "interleaved" or two "halves", where one tensor
     stores all experts. ``clamped`` replaces the activation. ``norms``: None: the experts read what the MLP would read.
-    ``weighted_input``: the weight of an expert multiplies its input, not its output.
+    ``weighted_input``: the weight of an expert multiplies its input, not its output. ``latent``: one matmul gives all
+    experts inputs of so many values, and another takes their sum back to the hidden size; 0: they read and write the
+    hidden size (Nemotron 3 Super).
     """
 
     count: int
@@ -175,6 +177,7 @@ class Experts:
     shared: SharedExpert | None = None
     norms: ExpertNorms | None = None
     weighted_input: bool = False
+    latent: int = 0
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,20 @@ def hybrid_window(fields: Fields, layers: int) -> Windows:
     return None, (False,) * layers
 
 
+def lfm3_windows(fields: Fields, layers: int) -> Windows:
+    """LFM3: the layers that ``lfm3_layers`` calls sliding_attention."""
+    kinds = [kind == "sliding_attention" for kind in lfm3_layers(fields, layers)]
+    return _window_of(fields, kinds), tuple(kinds)
+
+
+def lfm3_layers(fields: Fields, layers: int) -> list[str]:
+    """Return ``layer_types``, else of four layers one sliding, after the first four, and one full (LFM3)."""
+    conv, full, slides = "conv", "full_attention", "sliding_attention"
+    kinds = fields.get("layer_types", [(slides if at else conv, conv, full, conv)[at % 4] for at in range(layers)])
+    named_layers(fields, layers, (conv,), (full, slides), kinds)
+    return list(kinds)
+
+
 def hybrid_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it is recurrent: as in layer_types, else all but the last of each interval."""
     interval = fields.integer("full_attention_interval", 4)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer_kinds import hybrid_layers, named_layers
+from tandemrt.export.read.layer_kinds import hybrid_layers, lfm3_layers, named_layers
 from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, ShortConvolution
 
 _MAMBA_FIELDS = (
@@ -94,9 +94,17 @@ def short_convolution(fields: Fields, layers: int) -> ShortConvolution | None:
     if not isinstance(given, list) or not all(type(at) is int for at in given):
         raise BadCheckpoint(f"config.json: full_attn_idxs should be a list of layers, it is {quoted(given)}")
     default = ["full_attention" if at in given else "conv" for at in range(layers)]
-    kinds = named_layers(fields, layers, ("conv",), ("full_attention",), default)
-    kernel, bias = _kernel(fields, "conv_L_cache", 3), fields.flag("conv_bias", False)
-    return ShortConvolution(kinds, kernel, fields.integer("hidden_size"), bias) if any(kinds) else None
+    return _convolution(fields, named_layers(fields, layers, ("conv",), ("full_attention",), default), 3)
+
+
+def lfm3_convolution(fields: Fields, layers: int) -> ShortConvolution | None:
+    """LFM3: the layers that ``lfm3_layers`` calls conv."""
+    return _convolution(fields, tuple(kind == "conv" for kind in lfm3_layers(fields, layers)), 7)
+
+
+def _convolution(fields: Fields, layers: tuple[bool, ...], kernel: int) -> ShortConvolution | None:
+    kernel, bias = _kernel(fields, "conv_L_cache", kernel), fields.flag("conv_bias", False)
+    return ShortConvolution(layers, kernel, fields.integer("hidden_size"), bias) if any(layers) else None
 
 
 def granite_mamba2(fields: Fields, layers: int) -> Mamba2 | None:
@@ -151,6 +159,7 @@ def nemotron_mamba2(fields: Fields, layers: int) -> Mamba2 | None:  # noqa: ARG0
     fields.only("mamba_hidden_act", "silu")
     fields.only("mamba_proj_bias", False)
     fields.skip("expand")  # the heads have the width
+    fields.only("norm_eps", fields.get("layer_norm_epsilon"))
     net = Mamba2(
         kinds,
         fields.integer("mamba_num_heads", 128),

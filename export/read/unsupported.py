@@ -7,7 +7,6 @@ _KIMI = "its text part is DeepSeek-V3, but the tensors of the vision model aroun
 _GEMMA = "it has several residual streams, and activations that keep the largest values alone"
 _SPARSE = "an index chooses which blocks of keys a token sees"
 _PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
-_LFM3 = "its attention has a gate per head, and sliding windows next to short convolutions"
 
 # By reason: architectures of further published models.
 OTHERS: Mapping[str, tuple[str, ...]] = {
@@ -52,7 +51,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MiniMaxM3VLForCausalLM", "MiniMaxM3VLForConditionalGeneration"),
     ),
     "its router or the norms around its experts are of a kind that is not read": (
-        *("AXK1ForCausalLM", "BeamForCausalLM", "Kolibri1ForCausalLM", "JetMoeForCausalLM", "ZayaForCausalLM"),
+        *("NemotronHPuzzleForCausalLM", "AXK1ForCausalLM", "BeamForCausalLM", "Kolibri1ForCausalLM", "JetMoeForCausalLM", "ZayaForCausalLM"),
     ),
     "it has recurrent layers or convolutions of another kind": (
         *("BailingHybridForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),
@@ -101,7 +100,6 @@ UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in name
     "KimiVLForConditionalGeneration": _KIMI,
     "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
-    "Lfm3ForCausalLM": _LFM3,
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,
     "MiniMaxM3SparseForConditionalGeneration": _SPARSE,

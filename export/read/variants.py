@@ -1,4 +1,4 @@
-"""Read the properties by which layers of one model differ in shape: Gemma 4, MiMo V2, Step 3.5."""
+"""Read the properties by which layers of one model differ in shape: Gemma 4, MiMo V2, Step 3.5, LFM3."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,6 +58,11 @@ def mimo_v2_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
         value_scale=fields.number("attention_value_scale", 0.707) if scale is None else scale,
         sliding_sinks=True,
     )
+
+
+def lfm3_attention(fields: Fields, heads: Heads, windows: Windows) -> Variants:  # noqa: ARG001
+    """LFM3: a gate per head."""
+    return Variants(head_gates=fields.flag("use_attention_gate", True))
 
 
 def step_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:

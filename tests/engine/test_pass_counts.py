@@ -77,6 +77,8 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "lfm2": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 17},
     # Three layers here. A Mamba-2 layer has two matmuls, as a convolution has.
     "lfm2_moe": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 47},
+    # Five layers; attention has a matmul for its gates.
+    "lfm3": {"fuse_residual_norms": 10, "fuse_transposed_matmuls": 23},
     "granite 4": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 70},
     "granite 4 dense": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 13},
     "bamba": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 13},
@@ -85,6 +87,7 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "falcon_h1 with norms": {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 15},
     # Three layers, one without an MLP; an expert has two matmuls.
     "nemotron_h": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 28},
+    "nemotron_h with latent experts": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 30},
     "kimi_linear": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 68},
     "olmo_hybrid": {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 13},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
@@ -127,7 +130,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     ),
     **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 15}),
     "kimi_linear": PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_lone_norms": 2, "fuse_transposed_matmuls": 20},
-    "nemotron_h": UNSUPPORTED,
+    **dict.fromkeys(("nemotron_h", "nemotron_h with latent experts", "lfm3"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

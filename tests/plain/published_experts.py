@@ -29,7 +29,38 @@ _DEEPSEEK = _LLAMA | {
 }  # fmt: skip
 _YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096, "type": "yarn"}
 
+_NEMOTRON = {
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "chunk_size": 128,
+    "conv_kernel": 4, "eos_token_id": [2, 11], "expand": 2, "head_dim": 128, "hidden_dropout": 0.0,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_proj_bias": False,
+    "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 262144, "mlp_bias": False,
+    "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "moe_shared_expert_overlap": False, "n_group": 1,
+    "n_groups": 8, "n_routed_experts": 512, "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": True,
+    "num_experts_per_tok": 22, "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
+    "residual_in_fp32": False, "rope_theta": 10000, "routed_scaling_factor": 5.0, "sliding_window": None,
+    "ssm_state_size": 128, "tie_word_embeddings": False, "time_step_floor": 0.0001, "time_step_max": 0.1,
+    "time_step_min": 0.001, "topk_group": 1, "use_bias": False, "use_conv_bias": True, "vocab_size": 131072,
+}  # fmt: skip
+
 PUBLISHED = {
+    "NVIDIA-Nemotron-3-Super-120B-A12B": (
+        json.dumps(_NEMOTRON | {
+            "hidden_size": 4096, "hybrid_override_pattern": "MEMEMEM*E", "intermediate_size": 2688,
+            "keep_mtp_spec_in_bf16": True, "mamba_num_heads": 128, "moe_intermediate_size": 2688,
+            "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376, "mtp_hybrid_override_pattern": "*E",
+            "num_attention_heads": 32, "num_hidden_layers": 9,
+        }),
+        lambda spec: (spec.layers, spec.experts.latent, spec.experts.shared) == (5, 1024, SharedExpert(5376)),
+    ),
+    "NVIDIA-Nemotron-3-Ultra": (
+        json.dumps(_NEMOTRON | {
+            "hidden_size": 8192, "intermediate_size": 5120, "mamba_num_heads": 256, "moe_intermediate_size": 5120,
+            "layers_block_type": ["mamba", "moe", "mamba", "moe", "mamba", "moe", "mamba", "attention", "moe"],
+            "moe_latent_size": 2048, "moe_shared_expert_intermediate_size": 10240, "num_attention_heads": 64,
+            "mtp_layers_block_type": ["attention", "moe"], "num_hidden_layers": None,
+        }),
+        lambda spec: (spec.experts.latent, spec.experts.layers) == (2048, (True, True, True, False, True)),
+    ),
     "DeepSeek-V2-Lite-Chat": (
         json.dumps(_DEEPSEEK | {
             "architectures": ["DeepseekV2ForCausalLM"], "bos_token_id": 100000, "eos_token_id": 100001,

@@ -30,6 +30,26 @@ def _gemma4(**text: object) -> str:
 
 
 PUBLISHED = {
+    "LFM3-1.7B": (  # the fields of its class in transformers
+        json.dumps({
+            "architectures": ["Lfm3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 124894, "conv_L_cache": 7, "conv_bias": False, "eos_token_id": 124900, "head_dim": 128,
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 7680,
+            "max_position_embeddings": 128000, "model_type": "lfm3", "norm_eps": 1e-05, "num_attention_heads": 16,
+            "num_hidden_layers": 24, "num_key_value_heads": 4, "pad_token_id": 124893,
+            "rope_parameters": {
+                "full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1000000.0, "rope_type": "proportional"},
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+            "sliding_window": 256, "tie_word_embeddings": True, "use_attention_gate": True, "use_cache": True,
+            "use_sandwich_norm": True, "vocab_size": 128000,
+        }),
+        lambda spec: (spec.recurrent.kernel, spec.recurrent.layers[:5]) == (7, (True, True, False, True, False))
+        and [spec.window_of(layer) for layer in (2, 4)] == [None, 256] and spec.variants.head_gates
+        and [(rope.kind, rope.theta) for rope in (spec.rope, spec.local_rope)] == [
+            ("proportional", 1e6), ("default", 1e4)
+        ],
+    ),
     "gemma-4-E2B-it": (
         _gemma4(
             attention_k_eq_v=False, enable_moe_block=False, hidden_size=1536, hidden_size_per_layer_input=256,

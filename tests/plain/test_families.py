@@ -170,9 +170,10 @@ PUBLISHED = {
         lambda spec: (spec.vocab, spec.max_length, spec.norm_eps, spec.rope_of(5).kind, spec.rope_of(5).theta)
         == (262208, 131072, 1e-6, "linear", 1e6),
     ),
-    "Qwen3.5-27B": (
+    "Qwen3.5-27B": (  # Qwen3.6-27B has the same, and fields of experts without a value
         """{"architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5",
         "text_config": {"attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true,
+        "num_experts": null, "num_experts_per_tok": null, "output_gate_type": "swish",
         "dtype": "bfloat16", "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256,
         "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17408,
         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
@@ -717,7 +718,9 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("Falcon-H1-1.5B-Instruct", {"mamba_d_head": 32}, "mamba_d_head is 32"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"hybrid_override_pattern": "ME-"}, "should name mixers, M or"),
         ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"num_hidden_layers": 8}, "should be the number of blocks, 9, it is 8"),
-        ("NVIDIA-Nemotron-3-Nano-30B-A3B", {"moe_latent_size": 1024}, "moe_latent_size is 1024"),
+        ("NVIDIA-Nemotron-3-Super-120B-A12B", {"moe_latent_size": 0}, "moe_latent_size should be an integer of at"),
+        ("LFM3-1.7B", {"layer_types": ["conv"]}, "should name conv or full_attention or sliding_attention for each of"),
+        ("LFM3-1.7B", {"use_sandwich_norm": False}, "use_sandwich_norm is False"),
         ("Kimi-Linear-48B-A3B-Instruct", {"num_local_experts": 8}, "another name of n_routed_experts should be equal"),
         ("Kimi-Linear-48B-A3B-Instruct", {"num_hidden_layers": 6}, "should name each layer once, counted from 1"),
         ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not support the field\(s\) 'attention_bias'"),
