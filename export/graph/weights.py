@@ -85,7 +85,7 @@ class Weights:
 
     def scheme(self, module: str) -> Scheme | None:
         """Return how the quantization_config stores the weight of ``module``; None: unquantized."""
-        return None if self.quantization is None else self.quantization.scheme(module)
+        return None if self.quantization is None else self.quantization.scheme(*self.checkpoint.names_of(module))
 
     def unconverted(
         self, name: str, dtypes: Sequence[str], *shapes: tuple[int, ...], require_positive: bool = False

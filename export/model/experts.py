@@ -95,7 +95,9 @@ def expert_branches(
     none = b.constant([[0]] * experts.count, "int32")  # the last layer of a prompt chunk has no token
     chosen = b.op("ReduceMax", b.op("Concat", selected, none, axis=1), b.constant([1]), keepdims=0)
     chosen = b.cast(chosen, "bool")
-    read = Linear.stored(f"{name}.fc1_latent_proj", experts.latent, bias=spec.mlp_bias)(b, x, w) if experts.latent else x
+    read = (
+        Linear.stored(f"{name}.fc1_latent_proj", experts.latent, bias=spec.mlp_bias)(b, x, w) if experts.latent else x
+    )
     flat = b.op("Reshape", read, b.constant([-1, experts.latent or spec.hidden]))
     total = b.op("Mul", flat, b.constant(0, w.dtype))
     for expert in range(experts.count):

@@ -15,7 +15,14 @@ from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, pack
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.quantize.groups import GROUP_SIZE, QuantizedMatrix, quantize
 from tandemrt.export.quantize.matmuls import EMBEDDING, HEAD, groups, matmul_modules, place
-from tandemrt.export.quantize.stored_weights import packed_format, read_low_bit, read_matrix, shape_of, tensor_names
+from tandemrt.export.quantize.stored_weights import (
+    is_quantized,
+    packed_format,
+    read_low_bit,
+    read_matrix,
+    shape_of,
+    tensor_names,
+)
 from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.quantization.config import read_quantization
@@ -87,7 +94,7 @@ def write_quantized(
     rest = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in replaced]
     file = folder / FILE
     write_safetensors(file, [*_entries(matmuls, rounding), *rest], progress=progress)
-    written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
+    written = replace(checkpoint, tensors=read_header(file), files=(file,))
     kept = sum(matmul.is_packed for matmul in matmuls)
     return QuantizedCheckpoint(written, rounding.weights.error, kept, rounding.scales.error)
 
@@ -158,16 +165,17 @@ def _matmuls(
 ) -> Iterator[_Matmul]:
     """Yield the matmuls with weights that the written checkpoint quantizes."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
-    for module in matmul_modules(checkpoint, spec):
-        scheme = quantization.scheme(module) if quantization else None
-        if scheme is not None and scheme.packed:
-            shape = shape_of(module, checkpoint.tensors, scheme)
+    rounded, tensors = set(matmul_modules(checkpoint, spec)), checkpoint.tensors
+    for module in sorted({name.rpartition(".")[0] for name in tensors}):
+        scheme = quantization.scheme(*checkpoint.names_of(module)) if quantization else None
+        if scheme is not None and scheme.packed and (module in rounded or is_quantized(module, tensors, scheme)):
+            shape = shape_of(module, tensors, scheme)
             yield _Matmul(module, *shape, _laid_out(packed_format(scheme, shape[1]), tiles, interleaved), scheme)
-        elif bits is not None and f"{module}.weight" in checkpoint.tensors:
+        elif bits is not None and module in rounded and f"{module}.weight" in tensors:
             shape = (
-                shape_of(module, checkpoint.tensors, scheme)
+                shape_of(module, tensors, scheme)
                 if scheme is not None and scheme.weight == "table4"
-                else _matrix(checkpoint.tensors[f"{module}.weight"], scheme)
+                else _matrix(tensors[f"{module}.weight"], scheme)
             )
             yield _Matmul(module, *shape, _laid_out(LowBitFormat(bits, GROUP_SIZE), tiles, interleaved), scheme)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandemrt.export.quantize.checkpoint import FILE
 from tandemrt.export.quantize.dequantize import dequantized_entry
-from tandemrt.export.quantize.stored_weights import tensor_names
+from tandemrt.export.quantize.stored_weights import is_quantized, tensor_names
 from tandemrt.export.quantize.writer import Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.quantization.scheme import Quantization, Scheme
@@ -65,9 +65,8 @@ def write_dequantized(
 
 
 def _quantized(checkpoint: Checkpoint, quantization: Quantization) -> Iterator[tuple[str, Scheme]]:
-    """Yield the modules with quantized weights; a pattern of the config may also match norms, which have no scales."""
-    names = checkpoint.tensors
-    for module in sorted({name.rpartition(".")[0] for name in names}):
-        scheme = quantization.scheme(module)
-        if scheme is not None and sum(name in names for name in tensor_names(module, scheme)) > 1:
+    """Yield the modules with quantized weights."""
+    for module in sorted({name.rpartition(".")[0] for name in checkpoint.tensors}):
+        scheme = quantization.scheme(*checkpoint.names_of(module))
+        if scheme is not None and is_quantized(module, checkpoint.tensors, scheme):
             yield module, scheme

@@ -44,7 +44,7 @@ def _weights(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[StoredTensor]:
     named, quantization = with_graph_names(checkpoint, spec), read_quantization(checkpoint.config, checkpoint.folder)
     for module in matmul_modules(named, spec):
         tensor = named.tensors.get(f"{module}.weight")
-        if tensor is None or (quantization is not None and quantization.scheme(module) is not None):
+        if tensor is None or (quantization is not None and quantization.scheme(*named.names_of(module)) is not None):
             continue
         if tensor.dtype in _DTYPES and len(tensor.shape) == 2:
             yield tensor

@@ -47,7 +47,8 @@ def write_per_channel(
     """
     checkpoint = with_graph_names(checkpoint, spec)
     modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
-    schemes = {module: scheme for module in modules if (scheme := quantization.scheme(module)) is not None}
+    found = {module: quantization.scheme(*checkpoint.names_of(module)) for module in modules}
+    schemes = {module: scheme for module, scheme in found.items() if scheme is not None}
     # A pattern of the config may also match norms; only quantized modules have scales.
     schemes = {module: each for module, each in schemes.items() if f"{module}.{each.scale}" in checkpoint.tensors}
     replaced = {name for module, scheme in schemes.items() for name in tensor_names(module, scheme)}

@@ -20,6 +20,11 @@ from tandemrt.export.read.values import read_values, require_scales
 _GLOBAL = {"compressed-tensors": "weight_global_scale", "modelopt": "weight_scale_2"}  # NVFP4's scale of a tensor
 
 
+def is_quantized(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> bool:
+    """Whether the tensors of ``scheme`` are there: the patterns of a config may also match norms."""
+    return sum(name in tensors for name in tensor_names(module, scheme)) > 1
+
+
 def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
     """Return the names of the tensors that store the weight of ``module``; some of them are optional."""
     if scheme.weight == "nvfp4":

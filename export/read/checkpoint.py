@@ -8,7 +8,7 @@ https://huggingface.co/docs/safetensors
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,22 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The config and the tensor directory of a checkpoint folder; ``files``: its safetensors files, sorted by name."""
+    """The config and the tensor directory of a checkpoint folder; ``files``: its safetensors files, sorted by name.
+
+    ``stored_names``: the names that the files had for modules, such as "model.layers.0.mlp", which have other names
+    here.
+    """
 
     folder: Path
     config: dict[str, Any]
     tensors: Mapping[str, StoredTensor]
     files: tuple[Path, ...]
+    stored_names: Mapping[str, str] = field(default_factory=dict)
+
+    def names_of(self, module: str) -> tuple[str, ...]:
+        """Return the name of a module, and the one that it had in the files if that differs."""
+        stored = self.stored_names.get(module, module)
+        return (module,) if stored == module else (module, stored)
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":

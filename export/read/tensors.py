@@ -105,6 +105,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     sum of its parts, and for a tensor that does not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
+    stored_names = dict(checkpoint.stored_names)
     images = vision_language(checkpoint.config)
     config = checkpoint.config if images is None else text_config(checkpoint.config, images)[0]
     further = ("mtp.",) if spec.recurrent is not None else mtp_prefixes(config, spec.layers)
@@ -118,8 +119,12 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     for name, tensor in checkpoint.tensors.items():
         text_name = name if images is None else text_tensor(name)
         if text_name is not None and not text_name.startswith((*further, *unread)):
-            tensors |= _parts(_common(text_name, spec), tensor, spec, transposed)
-    return replace(checkpoint, tensors=tensors)
+            found = dict(_parts(_common(text_name, spec), tensor, spec, transposed))
+            tensors |= found
+            stored = name.rpartition(".")[0]
+            modules = {each.rpartition(".")[0] for each in found} - {stored}
+            stored_names |= dict.fromkeys(modules, stored_names.get(stored, stored))
+    return replace(checkpoint, tensors=tensors, stored_names=stored_names)
 
 
 def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:

@@ -51,7 +51,14 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MiniMaxM3VLForCausalLM", "MiniMaxM3VLForConditionalGeneration"),
     ),
     "its router or the norms around its experts are of a kind that is not read": (
-        *("NemotronHPuzzleForCausalLM", "AXK1ForCausalLM", "BeamForCausalLM", "Kolibri1ForCausalLM", "JetMoeForCausalLM", "ZayaForCausalLM"),
+        *(
+            "NemotronHPuzzleForCausalLM",
+            "AXK1ForCausalLM",
+            "BeamForCausalLM",
+            "Kolibri1ForCausalLM",
+            "JetMoeForCausalLM",
+            "ZayaForCausalLM",
+        ),
     ),
     "it has recurrent layers or convolutions of another kind": (
         *("BailingHybridForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),

@@ -256,6 +256,32 @@ def test_unknown_fields_and_values_are_rejected_by_name(said, message):
         read(said)
 
 
+STORED = "backbone.layers.1.mixer.gate"  # which the graph calls model.layers.0.mlp.router
+LISTS: dict[str, dict[str, Any]] = {
+    "awq": {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["mixer.gate"]},
+    "auto-round": {"quant_method": "auto-round", "bits": 4, "extra_config": {STORED: {"bits": 16}}},
+    "compressed-tensors": compressed({"weights": FLOAT8}, ignore=[STORED]),
+    "fp8": {"quant_method": "fp8", "modules_to_not_convert": [STORED]},
+    "gptq": {"quant_method": "gptq", "bits": 4, "dynamic": {r"-:backbone\.layers\.1\.mixer\.gate": {}}},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["backbone.layers.1.*gate"]},
+    "quark": quark(QUARK, None, exclude=["*mixer.gate"]),
+}
+
+
+@pytest.mark.parametrize("method", LISTS)
+def test_lists_name_modules_as_the_checkpoint_does(method: str) -> None:
+    found, module = read(LISTS[method]), "model.layers.0.mlp.router"
+    assert found.scheme(module, STORED) is None
+    assert found.scheme(module) is not None
+    assert found.scheme("model.embed_tokens", "model.language_model.embed_tokens") is None
+
+
+def test_groups_name_modules_as_the_checkpoint_does() -> None:
+    found = read(compressed({"weights": FLOAT8, "targets": [STORED]}))
+    assert found.scheme("model.layers.0.mlp.router", STORED) is not None
+    assert found.scheme("model.layers.0.mlp.router") is None
+
+
 def test_mxfp8_has_a_power_of_2_per_32_inputs() -> None:
     found = read(compressed({"weights": MX, "input_activations": MX | {"dynamic": True}}, format="mxfp8-quantized"))
     assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme(

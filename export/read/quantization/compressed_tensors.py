@@ -10,7 +10,7 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.kv_cache import read_cache_scheme
-from tandemrt.export.read.quantization.module_patterns import EMBEDDING, compile_pattern, read_strings
+from tandemrt.export.read.quantization.module_patterns import EMBEDDING, any_name, compile_pattern, read_strings
 from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MX_GROUP
 from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE as NVFP4_GROUP
 from tandemrt.export.read.quantization.scheme import FULL_DIM, GROUPS, Layout, Quantization, Scheme
@@ -52,11 +52,11 @@ def read_compressed_tensors(config: dict[str, Any], where: str) -> Quantization:
     for name, group in groups.items():
         title = f"{where}: group {quoted(name)}"
         targets, scheme = _group(_object(group, title), title, stored)
-        rules.append((lambda module, t=targets: t(module) and not ignored(module), scheme))
+        rules.append((lambda *names, t=targets: t(*names) and not ignored(*names), scheme))
     return Quantization("compressed-tensors", tuple(rules), float8_cache)
 
 
-def _group(group: dict[str, Any], where: str, stored: Any) -> tuple[Callable[[str], bool], Scheme]:
+def _group(group: dict[str, Any], where: str, stored: Any) -> tuple[Callable[..., bool], Scheme]:
     """Read a group of modules: the test of their names and their scheme. ``stored``: the format of all groups."""
     fields = Fields(group, where)
     targets = _named(read_strings(fields, "targets"), where)
@@ -170,13 +170,12 @@ def _one_of(fields: Fields, name: str, value: Any, known: dict[str, tuple[int, i
     return known[value]
 
 
-def _named(patterns: Sequence[str], where: str) -> Callable[[str], bool]:
-    """Return a test of module names: exact names, "Linear", or "re:" and an expression for the start of a name."""
+def _named(patterns: Sequence[str], where: str) -> Callable[..., bool]:
+    """Return a test of a module's names: exact names, "Linear", or "re:" and an expression for the start of a name."""
     found = [compile_pattern(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
-    names, linear = set(patterns), "Linear" in patterns
-    return lambda module: (
-        module in names or (linear and module != EMBEDDING) or any(each.match(module) for each in found)
-    )
+    listed, linear = set(patterns), "Linear" in patterns
+    named = any_name(lambda module: module in listed or any(each.match(module) for each in found))
+    return lambda *names: (linear and EMBEDDING not in names) or named(*names)
 
 
 def _object(found: Any, where: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.module_patterns import (
     EMBEDDING,
+    any_name,
     compile_pattern,
     match_name_parts,
     matmuls_except,
@@ -69,11 +70,11 @@ def read_gptq(config: dict[str, Any], where: str) -> Quantization:
     scheme = Scheme(_integers(fields), layout, _groups(fields), symmetric)
     named = _dynamic(fields.get("dynamic", {}), scheme, where)
     fields.finish()
-    rules: list[tuple[Callable[[str], bool], Scheme]] = []
+    rules: list[tuple[Callable[..., bool], Scheme]] = []
     for index, (_, other) in enumerate(named):
         if other is not None:
             rules.append((partial(_is_first, named, index), other))
-    others = matmuls_except(lambda module: any(matches(module) for matches, _ in named), head=head)
+    others = matmuls_except(any_name(lambda module: any(matches(module) for matches, _ in named)), head=head)
     return Quantization("gptq", (*rules, (others, scheme)))
 
 
@@ -103,9 +104,10 @@ def _dynamic(given: Any, scheme: Scheme, where: str) -> _Named:
     return named
 
 
-def _is_first(named: _Named, index: int, module: str) -> bool:
+def _is_first(named: _Named, index: int, *names: str) -> bool:
     """Whether ``index`` is the first of the expressions that match a module."""
-    return module != EMBEDDING and next((i for i, (matches, _) in enumerate(named) if matches(module)), None) == index
+    first = next((i for i, (matches, _) in enumerate(named) if any(map(matches, names))), None)
+    return EMBEDDING not in names and first == index
 
 
 def read_awq(config: dict[str, Any], where: str) -> Quantization:
@@ -140,7 +142,7 @@ def read_auto_round(config: dict[str, Any], where: str) -> Quantization:
     fields.finish()
     if not isinstance(own, dict) or not all(isinstance(each, dict) for each in own.values()):
         raise BadCheckpoint(f"{where}: extra_config should map modules to objects, it is {quoted(own)}")
-    rules: list[tuple[Callable[[str], bool], Scheme]] = []
+    rules: list[tuple[Callable[..., bool], Scheme]] = []
     unquantized = []
     for module, given in own.items():
         if given.get("bits", 4) >= 16:
@@ -154,10 +156,9 @@ def read_auto_round(config: dict[str, Any], where: str) -> Quantization:
         other.only("act_bits", 16, 32)
         special = Scheme(_integers(other), layout, _groups(other), other.flag("sym", True))
         other.finish()
-        rules.append((partial(eq, module), special))
+        rules.append((any_name(partial(eq, module)), special))
     head = "lm_head" in own and "lm_head" not in unquantized
-    left = set(unquantized)
-    rules.append((matmuls_except(lambda name: name in left, head=head), scheme))
+    rules.append((matmuls_except(any_name(set(unquantized).__contains__), head=head), scheme))
     return Quantization("auto-round", tuple(rules))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.quantization.kv_cache import read_cache_scheme
-from tandemrt.export.read.quantization.module_patterns import matmuls_except, read_strings
+from tandemrt.export.read.quantization.module_patterns import any_name, matmuls_except, read_strings
 from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MX_GROUP
 from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE
 from tandemrt.export.read.quantization.scheme import FULL_DIM, Quantization, Scheme
@@ -45,17 +45,13 @@ def read_modelopt(config: dict[str, Any], where: str) -> Quantization:
     layers = fields.get("quantized_layers", {})
     fields.finish()
 
-    def ignored(module: str) -> bool:
-        return any(fnmatchcase(module, each) for each in patterns)
-
+    ignored = any_name(lambda module: any(fnmatchcase(module, each) for each in patterns))
     if algorithm == _MIXED:
         return Quantization("modelopt", _by_module(layers, ignored, where), float8_cache)
     return Quantization("modelopt", ((matmuls_except(ignored, head=True), _SCHEMES[algorithm]),), float8_cache)
 
 
-def _by_module(
-    layers: Any, ignored: Callable[[str], bool], where: str
-) -> tuple[tuple[Callable[[str], bool], Scheme], ...]:
+def _by_module(layers: Any, ignored: Callable[..., bool], where: str) -> tuple[tuple[Callable[..., bool], Scheme], ...]:
     """Return a rule per algorithm of ``quantized_layers``, for the modules it names and those below them."""
     if not isinstance(layers, dict) or not layers or not all(isinstance(each, dict) for each in layers.values()):
         raise BadCheckpoint(f"{where}: quantized_layers should map modules to objects, it is {quoted(layers)}")
@@ -68,8 +64,9 @@ def _by_module(
         inner.finish()
         modules.setdefault(algorithm, set()).add(module)
 
-    def below(named: set[str]) -> Callable[[str], bool]:
-        return lambda module: any(start in named for start in _starts(module)) and not ignored(module)
+    def below(named: set[str]) -> Callable[..., bool]:
+        starts = any_name(lambda module: any(start in named for start in _starts(module)))
+        return lambda *names: starts(*names) and not ignored(*names)
 
     return tuple((below(named), _SCHEMES[algorithm]) for algorithm, named in modules.items())
 

@@ -1,4 +1,7 @@
-"""Match module names against the lists of a quantization_config: names, patterns, parts of names."""
+"""Match module names against the lists of a quantization_config: names, patterns, parts of names.
+
+A module may have two names, that of the graph and that of the checkpoint. A list names a module by either of them.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,19 +21,24 @@ def read_strings(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def matmuls_except(ignored: Callable[[str], bool], *, head: bool = False) -> Callable[[str], bool]:
+def any_name(matches: Callable[[str], object]) -> Callable[..., bool]:
+    """Return a test for modules with a name that ``matches``."""
+    return lambda *names: any(map(matches, names))
+
+
+def matmuls_except(ignored: Callable[..., bool], *, head: bool = False) -> Callable[..., bool]:
     """Return a test for matmuls of the layers, and lm_head if ``head``, except those that match ``ignored``."""
 
-    def is_quantized(module: str) -> bool:
-        return (head if module == "lm_head" else module != EMBEDDING) and not ignored(module)
+    def is_quantized(*names: str) -> bool:
+        return (head if "lm_head" in names else EMBEDDING not in names) and not ignored(*names)
 
     return is_quantized
 
 
-def match_name_parts(patterns: Sequence[str]) -> Callable[[str], bool]:
+def match_name_parts(patterns: Sequence[str]) -> Callable[..., bool]:
     """Return a test for modules with one of ``patterns`` as complete name parts: "mlp.gate" not in "mlp.gate_proj"."""
     parts = [re.compile(rf"(?:^|\.){re.escape(pattern)}(?:\.|$)") for pattern in patterns]
-    return lambda module: any(part.search(module) for part in parts)
+    return any_name(lambda module: any(part.search(module) for part in parts))
 
 
 def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:

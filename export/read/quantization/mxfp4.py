@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.quantization.module_patterns import read_strings
+from tandemrt.export.read.quantization.module_patterns import any_name, read_strings
 from tandemrt.export.read.quantization.scheme import Quantization, Scheme
 
 GROUP_SIZE = 32  # values per scale, fixed by the format
@@ -20,7 +20,8 @@ def read_mxfp4(config: dict[str, Any], where: str) -> Quantization:
     ignored = read_strings(fields, "modules_to_not_convert")
     fields.finish()
 
-    def is_quantized(module: str) -> bool:
-        return ".mlp.experts." in module and not any(fnmatchcase(f"{module}.", f"{each}.*") for each in ignored)
+    def is_quantized(*names: str) -> bool:
+        listed = any_name(lambda module: any(fnmatchcase(f"{module}.", f"{each}.*") for each in ignored))
+        return any(".mlp.experts." in name for name in names) and not listed(*names)
 
     return Quantization("mxfp4", ((is_quantized, Scheme("mxfp4", "mxfp4", (1, GROUP_SIZE))),))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.quantization.module_patterns import compile_pattern, matmuls_except, read_strings
+from tandemrt.export.read.quantization.module_patterns import any_name, compile_pattern, matmuls_except, read_strings
 from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MX_GROUP
 from tandemrt.export.read.quantization.scheme import FULL_DIM, Quantization, Scheme
 
@@ -42,20 +42,21 @@ def read_quark(config: dict[str, Any], where: str) -> Quantization:
             f"{where}: kv_cache_group, {quoted(cached)}, should name patterns of layer_quant_config and all of "
             f"kv_cache_quant_config; {quoted(wrong[0])} is not in both; export the model again with Quark"
         )
-    rules: list[tuple[Callable[[str], bool], Scheme]] = []
-    matchers: list[Callable[[str], bool]] = [excluded]
+    rules: list[tuple[Callable[..., bool], Scheme]] = []
+    matchers: list[Callable[..., bool]] = [excluded]
     for pattern, given in own.items():
         scheme = _scheme(given, f"{where}: layer_quant_config, {pattern}", cached=pattern in cached)
         matches = _matcher((pattern,), where)
         rules.append((partial(_is_first, matches, tuple(matchers)), scheme))
         matchers.append(matches)
-    left = matmuls_except(lambda module: any(matches(module) for matches in matchers), head=True)
+    left = matmuls_except(lambda *names: any(matches(*names) for matches in matchers), head=True)
     rules.append((left, _scheme(others, f"{where}: global_quant_config")))
     return Quantization("quark", tuple(rules), float8_cache=bool(cached))
 
 
-def _is_first(matches: Callable[[str], bool], earlier: Sequence[Callable[[str], bool]], module: str) -> bool:
-    return matmuls_except(lambda name: not matches(name) or any(each(name) for each in earlier), head=True)(module)
+def _is_first(matches: Callable[..., bool], earlier: Sequence[Callable[..., bool]], *names: str) -> bool:
+    others = matmuls_except(lambda *each: not matches(*each) or any(one(*each) for one in earlier), head=True)
+    return others(*names)
 
 
 def _scheme(given: Any, where: str, *, cached: bool = False) -> Scheme:
@@ -172,11 +173,13 @@ def _require_folded(given: Any, where: str) -> None:
             )
 
 
-def _matcher(patterns: Sequence[str], where: str) -> Callable[[str], bool]:
-    """Return a test of module names: names with wildcards, or "re:" and an expression for the start of a name."""
+def _matcher(patterns: Sequence[str], where: str) -> Callable[..., bool]:
+    """Return a test of a module's names: names with wildcards, or "re:" and an expression for the start of a name."""
     found = [compile_pattern(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
     names = [each for each in patterns if not each.startswith("re:")]
-    return lambda module: any(fnmatchcase(module, each) for each in names) or any(e.match(module) for e in found)
+    return any_name(
+        lambda module: any(fnmatchcase(module, each) for each in names) or any(e.match(module) for e in found)
+    )
 
 
 def _object(found: Any, where: str) -> dict[str, Any]:

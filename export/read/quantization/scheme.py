@@ -73,7 +73,7 @@ class Quantization:
     """
 
     method: str
-    rules: tuple[tuple[Callable[[str], bool], Scheme], ...]
+    rules: tuple[tuple[Callable[..., bool], Scheme], ...]
     float8_cache: bool = False
     remarks: tuple[str, ...] = ()
 
@@ -124,6 +124,9 @@ class Quantization:
         note = f"keys and values are held in {kv_dtype}; the checkpoint's scales are not used"
         return [note] if self.float8_cache else []
 
-    def scheme(self, module: str) -> Scheme | None:
-        """Return how the weight of ``module`` ("model.layers.0.mlp.up_proj") is stored; None: unquantized."""
-        return next((scheme for matches, scheme in self.rules if matches(module)), None)
+    def scheme(self, *names: str) -> Scheme | None:
+        """Return how the weight of a module is stored; None: unquantized.
+
+        ``names``: its name in the graph ("model.layers.0.mlp.up_proj"), and that in the checkpoint if it differs.
+        """
+        return next((scheme for matches, scheme in self.rules if matches(*names)), None)
