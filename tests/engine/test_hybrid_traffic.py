@@ -23,14 +23,17 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import Request, StreamOutput
+from tests.engine.decoding import make_checkpoint
 from tests.engine.draft_kinds import DFLASH, DSPARK, EAGLE3, MASK, PEAGLE
 from tests.engine.test_hybrid_heads import add_mtp
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import on_a_gpu, tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_tokenizer, write_recipe
 
 LENGTH, TOKENS, WINDOW = 260, 8, 4
 TEXT = [(7 * i * i + 3 * i) % 199 for i in range(200)]
 TARGETS = ("delta net", "mamba", "convolution")
+# Further families of a long run (tools/families/cases.py), with a draft that is often wrong and one that is right.
+FURTHER = ("falcon_h1", "kimi_linear", "lfm3", "nemotron_h with latent experts", "olmo_hybrid", "qwen3_5_moe")
 DRAFTS = ("ngram", "hybrid", "attention", "pard", "eagle3", "peagle", "dflash", "dspark")
 # In every run: each target, and a draft without a model, a hybrid one, one with a cache of its own, and a head.
 # The operators of a GPU's paged cache run on a CPU here.
@@ -41,7 +44,9 @@ ALL_PAIRS = [
     ("paged delta net", "mtp"),
     *((f"paged {target}", draft) for target in TARGETS for draft in ("ngram", "hybrid", "attention")),
     *((target, draft) for target in TARGETS for draft in DRAFTS),
+    *((target, draft) for target in FURTHER for draft in ("ngram", "itself")),
 ]
+_OF_TEXT = {"vocab_size": VOCAB, "eos_token_id": 263, "max_position_embeddings": 512}
 REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "0"))  # of a long run, over all pairs
 
 
@@ -101,6 +106,9 @@ class Traffic:
 
 
 def hybrid(folder: Path, kind: str, **sizes: int) -> Path:
+    if kind in FURTHER:
+        make_checkpoint(kind, tiny_tokenizer(folder), sizes=_OF_TEXT)
+        return folder
     name = kind.removeprefix("paged ")
     return tiny_hybrid(folder, name, seed=1, **sizes, **(on_a_gpu(name) if name != kind else {}))
 
@@ -120,6 +128,8 @@ def drafting(folder: Path, target: str, draft: str) -> str:
     elif draft == "pard":
         path = tiny_checkpoint(where, layers=2, seed=1, max_length=512) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": MASK, "spd_type": "pard"}))
+    elif draft == "itself":
+        kind, where = "model", folder / "target"
     elif draft == "mtp":
         where = folder / "target"
         add_mtp(where)
