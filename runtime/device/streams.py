@@ -1,7 +1,7 @@
 """The two streams of a device, for work and for copies. The host waits for the device only here."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,12 @@ class Streams:
         with torch.inference_mode(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
-    @contextmanager
-    def copies(self, *, after_work: bool) -> Iterator[None]:
+    def copies(self, *, after_work: bool) -> AbstractContextManager[None]:
         """Enqueue copies on the second stream. ``after_work``: they wait for all work enqueued so far."""
-        if not self._cuda:
-            yield
-            return
+        return self._copying(after_work) if self._cuda else nullcontext()
+
+    @contextmanager
+    def _copying(self, after_work: bool) -> Iterator[None]:
         if after_work:
             self._copies.wait_event(_event(self._stream))
         with torch.cuda.stream(self._copies):

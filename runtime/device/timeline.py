@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tandemrt.plugins.tensors import torch
@@ -25,12 +25,12 @@ class Timeline:
         self._open: deque[tuple[str, Any, Any]] = deque()  # of complete rounds, until the device has reached them
         self._last: Any = None  # the end of the last round
 
-    @contextmanager
-    def span(self, phase: str) -> Iterator[None]:
+    def span(self, phase: str) -> AbstractContextManager[None]:
         """Attribute the work that the block enqueues to ``phase``."""
-        if not self._enabled:
-            yield
-            return
+        return self._recorded(phase) if self._enabled else nullcontext()
+
+    @contextmanager
+    def _recorded(self, phase: str) -> Iterator[None]:
         start = self._now()
         yield
         end = self._now()
