@@ -3,6 +3,7 @@
 python -m tools.bench_cpu                           # random weights of SmolLM2-135M's shape
 python -m tools.bench_cpu --checkpoint FOLDER       # a Llama-like checkpoint with tokenizer.json
 python -m tools.bench_cpu --only tandemrt --only genai --repeats 5
+python -m tools.bench_cpu.tables FIGURES docs/data  # the tables of docs/benchmarks.md from a file of --json
 
 pip installs each engine once, into an environment of its own in the folder --cache, which also holds the models. An
 engine is left out, with the reason, if it cannot be installed, cannot read the model or does not support a measure.
@@ -12,6 +13,7 @@ our best form with the best other engine of the table: below 1 is faster, for ra
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,6 +56,7 @@ def main(
             progress.update(task, description=title, advance=1)
 
         ready = _prepared(entrants, cache, model, install_s, results, step)
+        environments = {entrant.engine: environment for entrant, (environment, _) in ready.items()}
         workers = _started(ready, threads, repeats, cache, results, step)
         for worker in workers.values():
             stack.callback(worker.close)
@@ -72,7 +75,18 @@ def main(
     for (entrant, name), why in results.missing.items():
         print(f"without {name}: {entrant}: {why}")
     if out is not None:
-        out.write_text(json.dumps(results.to_json(), indent=2) + "\n")
+        command = ["python -m tools.bench_cpu", *(f"--only {each}" for each in only or ())]
+        command += [f"--checkpoint {checkpoint.name}"] if checkpoint else []
+        made = {"command": " ".join([*command, f"--repeats {repeats}"]), "machine": _machine(threads)}
+        versions = {engine: environment.version(engine) for engine, environment in environments.items()}
+        out.write_text(json.dumps(made | {"versions": versions} | results.to_json(), indent=2) + "\n")
+
+
+def _machine(threads: int) -> str:
+    flags = Path("/proc/cpuinfo").read_text().split() if sys.platform == "linux" else []
+    known = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
+    best = next((name for flag, name in known.items() if flag in flags), "")
+    return f"{threads} threads on {len(os.sched_getaffinity(0))} CPU cores{f' with {best}' if best else ''}"
 
 
 def _prepared(

@@ -20,9 +20,10 @@ class Environment:
 
     python: Path
 
-    def version(self, package: str) -> str:
-        """Return the version of an installed package, "" if it is missing."""
-        code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    def version(self, engine: str) -> str:
+        """Return the package of ``engine`` with its version."""
+        package = PACKAGES.get(engine, (("onnxruntime",),))[0][-1]
+        code = f"import importlib.metadata as m; print({package!r}, m.version({package!r}))"
         ran = subprocess.run([self.python, "-c", code], capture_output=True, text=True)
         return ran.stdout.strip()
 

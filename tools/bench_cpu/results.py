@@ -1,7 +1,7 @@
 """Figures of all engines, and their tables."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ from tools.bench_cpu.measures import Measure
 from tools.bench_cpu.models import Entrant
 
 OURS = "tandemrt"
+MISSING = "–"
 START = {"start": "process start to the first token, s", "peak": "peak memory at the first token, MB"}
 
 
@@ -43,6 +44,11 @@ class Results:
             return None
         return (max if more_is_better else min)(found, key=lambda pair: pair[0])
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Results":
+        """Return the figures that ``to_json`` wrote; outputs and reasons are left out."""
+        return cls({Entrant(*entrant.split(" ", 1)): figures for entrant, figures in data["figures"].items()})
+
     def to_json(self) -> dict[str, Any]:
         return {
             "figures": {str(entrant): figures for entrant, figures in self.figures.items()},
@@ -51,25 +57,36 @@ class Results:
         }
 
 
-def markdown(results: Results, measures: Mapping[str, Measure], *, quantized: bool) -> str:
-    """Return a table: a row per measure, a column per entrant, and the ratio of our best to the best other engine."""
+def table(
+    results: Results, measures: Mapping[str, Measure], *, quantized: bool, mark: Callable[[str], str]
+) -> list[list[str]]:
+    """Return a head and a row per measure: a column per entrant, and the ratio of our best to the best other engine.
+
+    ``mark`` is applied to the best figure of a row. Empty without entrants.
+    """
     entrants = [each for each in results.figures if each.quantized == quantized]
     if not entrants:
-        return ""
+        return []
     titles = {name: measure.title for name, measure in measures.items()} | START
-    rows = ["| | " + " | ".join(map(str, entrants)) + " | ratio |", "| --- |" + " --- |" * (len(entrants) + 1)]
+    rows = [["", *map(str, entrants), "ratio"]]
     for name, title in titles.items():
         more = name in measures and measures[name].more_is_better
         ours, theirs = (
             results.best(name, quantized=quantized, ours=each, more_is_better=more) for each in (True, False)
         )
-        ratio = f"{ours[0] / theirs[0]:.2f}" if ours and theirs else "–"
-        best = max if more else min
+        ratio = f"{ours[0] / theirs[0]:.2f}" if ours and theirs else MISSING
         cells = [results.median(each, name) for each in entrants]
-        known = [cell for cell in cells if cell is not None]
-        shown = [_cell(cell, bold=cell is not None and cell == best(known)) for cell in cells]
-        rows.append(f"| {title} | {' | '.join(shown)} | {ratio} |")
-    return "\n".join(rows)
+        best = (max if more else min)((cell for cell in cells if cell is not None), default=None)
+        shown = [mark(_cell(cell)) if cell is not None and cell == best else _cell(cell) for cell in cells]
+        rows.append([title, *shown, ratio])
+    return rows
+
+
+def markdown(results: Results, measures: Mapping[str, Measure], *, quantized: bool) -> str:
+    """Return ``table`` in Markdown."""
+    rows = table(results, measures, quantized=quantized, mark=lambda cell: f"**{cell}**")
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines[:1], f"|{' --- |' * len(rows[0])}", *lines[1:]]) if rows else ""
 
 
 def agreement(results: Results, name: str) -> str:
@@ -80,8 +97,7 @@ def agreement(results: Results, name: str) -> str:
     return f"{len(same)} of {len(texts)}"
 
 
-def _cell(value: float | None, *, bold: bool) -> str:
+def _cell(value: float | None) -> str:
     if value is None:
-        return "–"
-    text = f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-    return f"**{text}**" if bold else text
+        return MISSING
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
