@@ -1,7 +1,5 @@
 """Memory of a process, from /proc (Linux)."""
 
-import ctypes
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,9 +19,3 @@ def peak_mb(process: int | str = "self") -> float:
 def _status_mb(process: int | str, name: str) -> float:
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
-
-
-def trim_memory() -> None:
-    """Return free memory that the allocator keeps to the system, so that it does not count as resident."""
-    with suppress(AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)

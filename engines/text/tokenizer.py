@@ -4,7 +4,8 @@ A prompt must always give the same tokens, so tokenizers with randomness are rej
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -113,23 +114,40 @@ class Tokenizer:
 def open_tokenizer(
     folder: Path, vocab_size: int, *, chat_template: str | None = None, delimiters: Sequence[str] = ()
 ) -> tuple[Tokenizer, Vocabulary]:
-    """Return the tokenizer in ``folder`` and its vocabulary, for logits of width ``vocab_size``.
+    """Return the tokenizer in ``folder``, as ``load_tokenizer`` does, and its vocabulary.
+
+    Raises BadBundle also for a tokenizer that does not fit logits of width ``vocab_size``.
+    """
+    tokenizer = load_tokenizer(folder, chat_template=chat_template, delimiters=delimiters)
+    with _usable(folder):
+        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
+
+
+def load_tokenizer(folder: Path, *, chat_template: str | None = None, delimiters: Sequence[str] = ()) -> Tokenizer:
+    """Return the tokenizer in ``folder``.
 
     An added token that occurs in one of the ``delimiters`` is a control token, special or not. ``chat_template`` is the
     path of a template that replaces the tokenizer's own.
 
     Raises:
-        BadBundle: the tokenizer cannot be opened, does not work or does not fit.
+        BadBundle: the tokenizer cannot be opened or does not work.
         BadRequest: the file ``chat_template`` cannot be read.
     """
     given = None if chat_template is None else _template_file(chat_template)
-    try:
+    with _usable(folder):
         found = read_tokenizer(folder)
         templates = found.chat_templates if given is None else {"default": given}
         tokenizer = Tokenizer(found.backend, found.special_tokens, templates, folder, delimiters)
         require_deterministic(tokenizer)
         tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
-        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
+        return tokenizer
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Raise BadBundle for whatever the tokenizer in ``folder`` raises."""
+    try:
+        yield
     except (TandemError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # invalid values raise any exception; a panic of tokenizers is not an Exception

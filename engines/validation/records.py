@@ -1,7 +1,6 @@
 """Strict, frozen pydantic models with readable errors: the base of recipes, manifests and options."""
 
 from collections.abc import Collection
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
@@ -48,6 +47,8 @@ def explain(error: ValidationError, *, tags: Collection[str] = ()) -> str:
 
 def nearest(name: str, known: list[str]) -> str:
     """Return " (did you mean 'x'?)" for the known name closest to ``name``, or "" if none is close."""
+    from difflib import get_close_matches  # only errors need it
+
     close = get_close_matches(clipped(name), known, n=1)
     return f" (did you mean {quoted(close[0])}?)" if close else ""
 

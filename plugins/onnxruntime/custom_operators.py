@@ -4,20 +4,14 @@ The machine's C compiler builds them when they are first needed, into the user's
 session runs the ONNX function of an operator, which is slow.
 """
 
-import ctypes
 import hashlib
 import logging
-import os
 import platform
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.user_cache import cache_folder, is_private, make_private
 
 if TYPE_CHECKING:
@@ -26,10 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPERATORS = ("int4_int8_matmul", "tiled_matmul")
-COMPILERS = ("cc", "gcc", "clang")  # after $CC
 # Without contraction a sum has the same bits in every function that inlines it.
 _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
-_TIMEOUT_S = 120.0
 _FOLDER = Path(__file__).parent
 _SOURCES = ("int4_int8_matmul.c", "tiled_matmul.c", "register.c")
 _HEADER = "custom_operator.h"
@@ -72,35 +64,9 @@ def _library() -> Path | None:
             return None
         if path.is_file():
             return path if is_private(path) else None
-        return _compile(path)
+        from tandemrt.plugins.onnxruntime.compiler import compile_library  # usually the cache has it
+
+        return compile_library([_FOLDER / name for name in _SOURCES], path, _OPTIONS)
     except OSError as error:
         log.warning("kernels for this CPU cannot be compiled into %s: %s", path.parent, error)
         return None
-
-
-def _compile(path: Path) -> Path | None:
-    wanted = [*filter(None, [os.environ.get("CC")]), *COMPILERS]
-    compiler = next((found for name in wanted if (found := shutil.which(name))), None)
-    if compiler is None:
-        return None
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-
-    def run(*arguments: str) -> None:
-        command = [compiler, *_OPTIONS, *arguments]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
-
-    try:
-        with TemporaryDirectory(dir=path.parent) as folder:
-            objects = {name: f"{folder}/{name}.o" for name in _SOURCES}
-            map_in_threads(lambda name: run("-c", "-o", objects[name], str(_FOLDER / name)), _SOURCES, len(_SOURCES))
-            run("-shared", "-o", str(partial), *objects.values(), "-lm")
-        ctypes.CDLL(str(partial))  # raises OSError for another machine's code
-        partial.chmod(0o700)
-        partial.replace(path)
-    except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or str(error)
-        log.warning("kernels for this CPU cannot be compiled by %s: %s", compiler, str(said).strip()[-200:])
-        return None
-    finally:
-        partial.unlink(missing_ok=True)
-    return path

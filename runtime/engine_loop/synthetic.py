@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandemrt.plugins.reference.noise import accept_coin
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.requests.running import RunningRequest
 
@@ -18,6 +17,8 @@ def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int]
     the rows from ``first`` on allow. The row of each accepted token allows that token only; the next row forbids its
     own drafted token. Returns how many tokens are accepted.
     """
+    from tandemrt.plugins.reference.noise import accept_coin  # only benchmarks get here
+
     whole, fraction = divmod(mean - 1, 1)
     more = fraction > 0 and fraction > accept_coin(running.request.seed, len(running.tokens))  # the coin is slow
     count = min(int(whole) + int(more), len(tokens))

@@ -2,29 +2,26 @@
 
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, signature
-from tandemrt.engines.parallel import Part
 from tandemrt.engines.parameters.sampling import SamplingParams
-from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.engines.text.vocabulary import Vocabulary
+from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named
 from tandemrt.runtime.device.backends.base import CheckedEngine
 from tandemrt.runtime.device.mapped_weights import MappedWeights
-from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.loop_thread import LoopThread
 from tandemrt.runtime.llm.assemble import assemble
+from tandemrt.runtime.llm.free_memory import trim_memory
 from tandemrt.runtime.llm.on_demand import bundle_folder
 from tandemrt.runtime.llm.progress import spinner
 from tandemrt.runtime.metrics.metrics import Metrics
@@ -33,9 +30,11 @@ from tandemrt.runtime.requests.prompt import Chat, Message, Prompt, is_batch
 from tandemrt.runtime.requests.request import OutputListener, Request, RequestOutput, StreamOutput
 from tandemrt.runtime.requests.running import QueuedRequest
 from tandemrt.runtime.requests.trace import RequestTrace
-from tandemrt.runtime.trace.recorder import Recorder
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.trace.recorder import Recorder
 
 
 class LLM:
@@ -79,15 +78,14 @@ class LLM:
         self._trace = _trace_file(trace)
         self.bundle = Bundle.open(bundle_folder(bundle, BuildOptions(max_model_len, dtype, draft)))
         chosen.require_fit(self.bundle.limits)
-        self.tokenizer, vocabulary, loop = _open(self.bundle, chosen)
+        self.tokenizer, loop = _open(self.bundle, chosen)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
-            vocabulary,
             chosen,
             num_draft_tokens=loop.draft_windows.largest,
         )
-        self.recorder = None if self._trace is None else Recorder()
+        self.recorder = None if self._trace is None else _new_recorder()
         self._metrics = loop.metrics
         self._metrics.listener = None if self.recorder is None else self.recorder.span
         self._scheduler = loop.scheduler
@@ -293,6 +291,7 @@ class LLM:
         target = loop.target.engines["target"]
         if not target.capturable and not isinstance(target, CheckedEngine):  # such a one has graphs of its own
             return
+        from tandemrt.runtime.engine_loop.capture import capture
         from tandemrt.runtime.llm.progress import progress_bar
 
         try:
@@ -313,23 +312,15 @@ class LLM:
         return queued
 
 
-def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, Vocabulary, EngineLoop]:
-    """Open the tokenizer and the engines concurrently."""
-    opening = Part(
-        partial(
-            open_tokenizer,
-            bundle.tokenizer_dir,
-            bundle.vocab,
-            chat_template=options.chat_template,
-            delimiters=bundle.manifest.delimiter_texts,
-        )
+def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, EngineLoop]:
+    """Open the tokenizer, then the engines. Threads would gain nothing: reading a tokenizer holds the interpreter."""
+    tokenizer = load_tokenizer(
+        bundle.tokenizer_dir, chat_template=options.chat_template, delimiters=bundle.manifest.delimiter_texts
     )
-    with ThreadPoolExecutor(1) as pool:
-        with suppress(RuntimeError):  # no thread could start: this one opens the tokenizer, after the engines
-            pool.submit(opening.run)
-        with spinner(f"opening {bundle.name}", bundle.manifest.weights):
-            loop = _open_loop(bundle, options)
-        return *opening.result(), loop
+    with spinner(f"opening {bundle.name}", bundle.manifest.weights):
+        loop = _open_loop(bundle, options)
+    trim_memory()  # reading both takes twice the memory that they need
+    return tokenizer, loop
 
 
 def _open_loop(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
@@ -351,6 +342,12 @@ def _trace_file(path: str | Path | None) -> Path | None:
     from tandemrt.runtime.trace.file import trace_file
 
     return trace_file(path)
+
+
+def _new_recorder() -> "Recorder":
+    from tandemrt.runtime.trace.recorder import Recorder
+
+    return Recorder()
 
 
 def _release(loop_thread: LoopThread, admission: Admission) -> None:

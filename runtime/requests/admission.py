@@ -1,27 +1,29 @@
 """Admission: check a request and prepare everything it needs before the queue."""
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.parallel import Part
 from tandemrt.engines.parameters.fit import require_fit
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer
-from tandemrt.engines.text.vocabulary import Vocabulary
-from tandemrt.engines.validation.errors import BadBundle, BadRequest, ContextLengthExceeded, quoted
+from tandemrt.engines.text.vocabulary import vocabulary_from_tokenizer
+from tandemrt.engines.validation.errors import BadBundle, BadRequest, Closed, ContextLengthExceeded, quoted
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.grammar import Grammar
-from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.output_check import OutputCheck
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.requests.penalties import Penalties
@@ -32,6 +34,9 @@ from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
 from tandemrt.runtime.requests.text import TextStream
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 
 MAX_LISTED = 1 << 18  # banned and allowed token ids, all outputs of a request together
 MAX_LOGPROBS = 1 << 18  # values, all outputs of a request with several: tokens times listed logprobs
@@ -48,14 +53,14 @@ class Admission:
         self,
         bundle: Bundle,
         tokenizer: Tokenizer,
-        vocabulary: Vocabulary,
         options: RuntimeOptions,
         *,
         num_draft_tokens: int,
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
+        # Read when a grammar, bad words or reasoning delimiters need it, which takes a tenth of a start.
+        self._vocabulary = Part(partial(vocabulary_from_tokenizer, tokenizer.backend, bundle.vocab, tokenizer.writers))
         self._defaults = recommended(bundle.tokenizer_dir) if options.generation_config else {}
         self._num_draft_tokens = num_draft_tokens
         self._digest = bundle.manifest.digest if options.prefix_caching else None
@@ -69,15 +74,10 @@ class Admission:
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
         )
-        self._grammars = GrammarLibrary(
-            vocabulary,
-            stop_ids=bundle.stop_ids,
-            timeout_s=options.grammar_timeout_s,
-            max_source_bytes=options.max_grammar_bytes,
-            slowest_row_s=options.fill_timeout_s,
-            processes=self._processes,
-        )
         self._options = options
+        self._lock = threading.Lock()
+        self._grammars: GrammarLibrary | None = None
+        self._closed = False
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool, client: Client) -> list[int]:
         """Return the token ids of a prompt. Raises BadRequest."""
@@ -160,8 +160,29 @@ class Admission:
 
     def close(self) -> None:
         """Stop the compiler's threads and the worker processes."""
-        self._grammars.close()
+        with self._lock:
+            self._closed = True
+        if self._grammars is not None:
+            self._grammars.close()
         self._processes.close()
+
+    def _grammar_library(self) -> "GrammarLibrary":
+        """Return the library of grammars, opened on first use: its modules take long to import. Raises Closed."""
+        with self._lock:
+            if self._closed:
+                raise Closed("this runtime was closed; open the bundle again")
+            if self._grammars is None:
+                from tandemrt.runtime.grammars.library import GrammarLibrary
+
+                self._grammars = GrammarLibrary(
+                    self._vocabulary.result(),
+                    stop_ids=self._bundle.stop_ids,
+                    timeout_s=self._options.grammar_timeout_s,
+                    max_source_bytes=self._options.max_grammar_bytes,
+                    slowest_row_s=self._options.fill_timeout_s,
+                    processes=self._processes,
+                )
+            return self._grammars
 
     def _require_size(self, params: SamplingParams, prompt_tokens: int, max_tokens: int) -> None:
         """Raise BadRequest if all outputs of the request together are too large."""
@@ -233,7 +254,7 @@ class Admission:
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
         encoded = [word.encode() for word in params.bad_words]
-        words = BadWords(encoded, self._vocabulary, self._bundle.vocab) if encoded else None
+        words = BadWords(encoded, self._vocabulary.result(), self._bundle.vocab) if encoded else None
 
         def constraint(grammar: Grammar | None) -> Constraint:
             return Constraint(
@@ -256,7 +277,8 @@ class Admission:
             for index, ready in enumerate(outputs):
                 ready.set_result(RequestConstraints(constraint(None) if index else plain))
             return outputs, lambda: None
-        source = self._grammars.read(params.structured_outputs, client, deadline)
+        grammars = self._grammar_library()
+        source = grammars.read(params.structured_outputs, client, deadline)
 
         def deliver(compiled: "Future[Compiled]") -> None:
             for ready in outputs:
@@ -273,14 +295,14 @@ class Admission:
 
         def prepare() -> None:
             try:
-                compiled = self._grammars.compile(source, client)
+                compiled = grammars.compile(source, client)
             except BaseException as error:  # the requests are queued: they end with it
                 compiled = Future()
                 compiled.set_exception(error)
 
             def abandon(_: "Future[RequestConstraints]") -> None:
                 if all(ready.cancelled() for ready in outputs):
-                    self._grammars.abandon(compiled)
+                    grammars.abandon(compiled)
 
             for ready in outputs:
                 ready.add_done_callback(abandon)
@@ -306,7 +328,7 @@ class Admission:
                     tuple(end.ids for end in delimiters.think_ends),
                     delimiters.forced_end.ids,
                     implicit_ends=tuple(end.ids for end in delimiters.implicit_ends),
-                    vocabulary=self._vocabulary,
+                    vocabulary=self._vocabulary.result(),
                 )
             Constraint(bundle.vocab, bundle.stop_ids, thinking=rule, valid_tokens=bundle.valid_tokens)
         except BadRequest as error:

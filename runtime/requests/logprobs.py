@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.parameters.sampling import SamplingParams
-from tandemrt.plugins.reference.arguments import Sampling
-from tandemrt.plugins.reference.filters import filter_logits, finite_logits
 
 _BLOCK = 128  # values per partial maximum in the search for the largest ones
 
@@ -44,6 +42,9 @@ def token_logprobs(
         masks: int32 [rows, words], the allowed tokens; None: all.
         params: "processed" applies masks, temperature and filters. Temperature 0 counts as 1, without filters.
     """
+    from tandemrt.plugins.reference.arguments import Sampling  # few requests ask for logprobs
+    from tandemrt.plugins.reference.filters import filter_logits, finite_logits
+
     rows = finite_logits(logits[: len(tokens)])
     if params.logprobs_mode == "processed":
         if masks is not None:

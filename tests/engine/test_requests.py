@@ -285,7 +285,7 @@ def test_a_request_is_cancelled_while_its_grammar_compiles(tiny_bundle: Path, co
 def test_refused_requests_start_no_compilation(tiny_bundle: Path, compiler: Compiler) -> None:
     """A thousand requests, each with a grammar and a name of its own, come to a full queue; then one that fits."""
     with LLM(tiny_bundle, threads=1, queue_limit=2, grammar_timeout_s=3600) as llm:
-        grammars = llm._admission._grammars
+        grammars = llm._admission._grammar_library()
 
         def ask(number: int) -> Request:
             params = SamplingParams(structured_outputs=StructuredOutputs(regex=f"a{number}"), max_tokens=2)
@@ -336,7 +336,7 @@ def test_a_stream_cancelled_while_it_is_admitted_starts_no_compilation(
 
         asyncio.run(main())
         assert admitted.wait(PATIENCE_S)
-        assert len(llm._admission._grammars._waiting) == llm.waiting == 0
+        assert len(llm._admission._grammar_library()._waiting) == llm.waiting == 0
         assert not compiler.begun.is_set()
 
 

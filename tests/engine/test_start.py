@@ -4,7 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-SLOW = ("torch", "transformers", "xgrammar", "jsonschema", "rich", "asyncio", "tandemrt.engines.recipe.models")
+SLOW = (
+    *("torch", "transformers", "xgrammar", "jsonschema", "rich", "asyncio", "ml_dtypes"),
+    "tandemrt.engines.recipe.models",
+    "tandemrt.plugins.reference",
+    "tandemrt.runtime.engine_loop.capture",
+    "tandemrt.runtime.grammars.library",
+    "tandemrt.runtime.llm.neural_drafts",
+    "tandemrt.runtime.trace.recorder",
+    "tandemrt.runtime.workers.sandbox.process",
+)
 
 
 def test_a_bundle_on_a_cpu_gives_text_without_the_packages_that_are_slow_to_import(ngram_bundle: Path) -> None:

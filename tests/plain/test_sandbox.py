@@ -73,7 +73,7 @@ def test_calls_run_in_another_process_without_heavy_imports(pool) -> None:
 
 
 def test_an_unused_pool_starts_no_process(pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "Process", None)  # starting a process would fail
+    monkeypatch.setattr("tandemrt.runtime.workers.sandbox.process.Process", None)  # starting a process would fail
     threads = set(threading.enumerate())
     pool().close()
     assert set(threading.enumerate()) <= threads

@@ -23,12 +23,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tandemrt.runtime.llm.free_memory import trim_memory
 from tools.attack.behaviours import behaviours
 from tools.attack.frontends import Frontend, HttpFrontend, http_frontend, python_frontend
 from tools.attack.measure import AttackResult, Gaps, measure_alone, measure_attack
 from tools.attack.process import file_attacks, process_attacks
 from tools.attack.requests import requests
-from tools.memory import resident_mb, trim_memory
+from tools.memory import resident_mb
 
 MAX_P99_MS = 250.0
 MAX_P99_RATIO = 3.0

@@ -81,7 +81,7 @@ class Faults:
             _wrap_engine(name, engine, self)
         submit = llm._scheduler.submit
         llm._scheduler.submit = lambda *arguments, **named: self._submitted(submit, *arguments, **named)  # type: ignore[method-assign]
-        grammars = llm._admission._grammars
+        grammars = llm._admission._grammar_library()
         compile_grammar = grammars.compile
         grammars.compile = lambda *arguments: self._compiled(compile_grammar(*arguments))  # type: ignore[method-assign]
 

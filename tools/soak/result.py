@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tools.memory import resident_mb, trim_memory
+from tandemrt.runtime.llm.free_memory import trim_memory
+from tools.memory import resident_mb
 
 GROWTH_MB = 48.0  # allowed growth: memory allocators of a long run spread
 

@@ -10,31 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.host_tensor import array_of
 from tandemrt.runtime.device.backends.base import check_tensors
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.deferred import DeferredEngine
 
 
-class GreedyVerification:
+class GreedyVerification(DeferredEngine):
     """The engine ``verify`` or ``verify_probs`` with float32 logits.
 
-    ``open_graph`` opens the graph. The first batch that is not greedy calls it, because opening takes a tenth of a
-    start.
+    The first batch that is not greedy opens the graph.
     """
-
-    capturable = False
-
-    def __init__(self, contract: Contract, device: torch.device, open_graph: Callable[[], OnnxRuntimeEngine]) -> None:
-        self.contract = contract
-        self.device = device
-        self._open_graph = open_graph
-
-    @cached_property
-    def _graph(self) -> OnnxRuntimeEngine:
-        return self._open_graph()
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
         """See Engine.bind."""

@@ -17,6 +17,7 @@ from tandemrt.runtime.device.backends.base import Engine
 if TYPE_CHECKING:
     from tandemrt.runtime.device.backends.shared_weights import SharedWeights
 
+_ON_FIRST_USE = ("adjust", "verify", "verify_probs")  # graphs for requests with biases, penalties or a temperature
 _CONCURRENT_SESSIONS = 4  # sessions that open concurrently; each uses one thread to read and optimize its graph
 
 
@@ -102,12 +103,17 @@ def _open(
         threads=threads,
         optimized=not bundle.engine(name).optimized,
     )
-    if name.startswith("verify") and device.type == "cpu" and contract["logits"].dtype == "float32":
+    if device.type != "cpu" or name not in _ON_FIRST_USE:
+        return open_graph(spinning=name not in WEIGHTLESS_ENGINES)
+    # Read now: another build may replace the folder of the bundle later.
+    open_graph = partial(open_graph, content=bundle.path(name).read_bytes())
+    if name != "adjust" and contract["logits"].dtype == "float32":
         from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
 
-        # Read now: another build may replace the folder of the bundle later.
-        return GreedyVerification(contract, device, partial(open_graph, content=bundle.path(name).read_bytes()))
-    return open_graph(spinning=name not in WEIGHTLESS_ENGINES)
+        return GreedyVerification(contract, device, open_graph)
+    from tandemrt.runtime.device.backends.deferred import DeferredEngine
+
+    return DeferredEngine(contract, device, open_graph)
 
 
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:

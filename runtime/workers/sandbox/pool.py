@@ -9,15 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import WorkerShares, remove_when_cancelled
-from tandemrt.runtime.workers.sandbox.process import Process
 from tandemrt.runtime.workers.threads import start
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.workers.sandbox.process import Process
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +154,7 @@ class ProcessPool:
             del self._threads[threading.current_thread()]
             return None
 
-    def _run_task(self, work: "_Work", process: Process | None) -> Process | None:
+    def _run_task(self, work: "_Work", process: "Process | None") -> "Process | None":
         """Run ``work``; return the process for the next task. All errors go to the future."""
         if not work.future.set_running_or_notify_cancel():
             return process
@@ -181,7 +183,9 @@ class ProcessPool:
             log.exception("a callback of finished work failed")
         return process
 
-    def _started(self) -> Process:
+    def _started(self) -> "Process":
+        from tandemrt.runtime.workers.sandbox.process import Process  # few programs need a worker process
+
         process = Process(self._memory_bytes)
         with self._changed:
             if not self._closed:
