@@ -37,13 +37,14 @@ class ControlText:
         self._backend = backend
         self._tokens = dict(tokens)
         self._all = _finder(tokens.values())
+        self._beginnings = sorted({token.content[:2] for token in tokens.values()})
         self._special = _finder(token for token in tokens.values() if token.special)
         self._secret = secrets.token_hex(8)
 
     def mark_for(self, *values: Any) -> str | None:
         """Return a mark for all texts in these values; None if they contain no control token."""
         found = list(texts(values))
-        if not any(_found(self._all, text) for text in found):
+        if not any(self._may_contain(text) and _found(self._all, text) for text in found):
             return None
         return next((mark for mark in MARKS if not any(mark in text for text in found)), MARKS[0])
 
@@ -68,6 +69,10 @@ class ControlText:
             at = end
         prompt = "".join([*parts, text[at:]]).replace(mark, "")
         return list(backend.encode(prompt, add_special_tokens=False).ids)
+
+    def _may_contain(self, text: str) -> bool:
+        """Whether ``text`` has the first two characters of a control token: a search that most texts end here."""
+        return any(beginning in text for beginning in self._beginnings)
 
     @cached_property
     def _renamed(self) -> tuple[Backend, dict[str, str]]:

@@ -2,7 +2,8 @@
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.constraints.bad_words import BadWords
@@ -11,6 +12,22 @@ from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.bitmask import FixedRow
 from tandemrt.runtime.grammars.grammar import Grammar
+
+_MOST_STOPS = 64  # stop tokens of a request that shares its rows: the cache keeps them
+
+
+class BaseRows(NamedTuple):
+    """The rows of a request that depend on no text.
+
+    Attributes:
+        all: the tokens that are neither padding nor banned.
+        without_stops: these, without the stop tokens of the request.
+        without_grammar_stops: these, without those of its grammar either.
+    """
+
+    all: FixedRow
+    without_stops: FixedRow
+    without_grammar_stops: FixedRow
 
 
 class Rules:
@@ -46,7 +63,7 @@ class Rules:
         choice = None if allowed is None else _ids("allowed", allowed, valid)
         if choice == []:
             raise BadRequest("allowed: the list is empty, so nothing could be generated; leave it out or name tokens")
-        base = bitmask.base_row(vocab_size, valid, _ids("banned", banned, valid), choice)
+        forbidden = _ids("banned", banned, valid)
         if thinking is not None:
             _check_delimiters(thinking, stops, valid)
         self.thinking = thinking
@@ -62,9 +79,10 @@ class Rules:
         self.stop_ids, self.min_tokens, self.max_tokens = stops, min_tokens, max_tokens
         # A grammar may end with stop tokens of the bundle that the request ignores; these do not end the request.
         self.grammar_stops = frozenset(grammar.stop_ids) | stops if grammar else stops
-        self.base = FixedRow(base)  # the tokens that are neither padding nor banned
-        self.base_without_stops = FixedRow(bitmask.without(base, stops))
-        self._answer_without_stops = FixedRow(bitmask.without(base, self.grammar_stops))
+        of_all = vocab_size, valid, stops, self.grammar_stops
+        shares = not forbidden and choice is None and len(self.grammar_stops) <= _MOST_STOPS
+        rows = _shared_rows(*of_all) if shares else _base_rows(*of_all, forbidden, choice)
+        self.base, self.base_without_stops, self._answer_without_stops = rows
         self.may_think = thinking is not None and all(map(self.base.allows, thinking.think_start))
         self.thinking_rows: dict[tuple[int, int], FixedRow] = {}  # by matcher node and `in_prompt`, with a grammar
         self.ordinary_tokens: set[int] = set()  # the ordinary tokens found so far
@@ -91,6 +109,26 @@ class Rules:
             return False
         self.ordinary_tokens.add(token)
         return True
+
+
+def _base_rows(
+    vocab_size: int,
+    valid: int,
+    stops: frozenset[int],
+    grammar_stops: frozenset[int],
+    banned: Sequence[int] = (),
+    allowed: Sequence[int] | None = None,
+) -> BaseRows:
+    base = bitmask.base_row(vocab_size, valid, banned, allowed)
+    rows = [bitmask.without(base, each) for each in ((), stops, grammar_stops)]
+    for row in rows:
+        row.setflags(write=False)  # requests share it
+    return BaseRows(*map(FixedRow, rows))
+
+
+# Requests with the same stop tokens have the same objects, so the rows of a slot need no copy to the device when the
+# next request joins it (MaskRows).
+_shared_rows = lru_cache(maxsize=64)(_base_rows)
 
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:

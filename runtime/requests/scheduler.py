@@ -104,6 +104,10 @@ class Scheduler:
         joined: list[RunningRequest] = []
         failed, out_of_memory = None, False
         with self._changed:
+            if not self._waiting and not self._preempted:
+                self._out_of_memory = False
+                self._changed.notify_all()
+                return AdmittedRequests([], None)
             begun = [*self._in_slots.values(), *(each.request for each in self._preempted)]
             leading = {*begun, *(each.request for each in self._waiting if each.ready)}
             due = [each for each in self._waiting if each.ready or (each.constraints_ready and each.leader in leading)]

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.bitmask import FixedRow
@@ -56,3 +57,13 @@ def test_a_cached_shared_row_equals_a_scanned_one(tokens: set[int], other: int) 
     for token in tokens:
         bitmask.forbid(row, token)
     assert not row.any()
+
+
+def test_the_rows_of_a_slot_stay_when_a_request_with_the_same_stop_tokens_joins_it() -> None:
+    masks = MaskRows(np.zeros((ROWS, WORDS), np.int32))
+    changed = []
+    for stops, banned in (([7], ()), ([7], ()), ([8], ()), ([8], [4])):
+        Constraint(32 * WORDS, stops, banned=banned, min_tokens=9).fill_rows([1, 2], masks, 0)
+        changed.append(masks.changed_end)
+        masks.mark_clean()
+    assert changed == [3, 0, 3, 3]
