@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import resource
 from collections import Counter
+from functools import lru_cache
 from typing import Any
 
 import h11
@@ -152,6 +153,7 @@ class _Refusing:
         await answer(scope, receive, send)
 
 
+@lru_cache(maxsize=1024)  # every request asks several times
 def client_network(host: str) -> str:
     """Return the address, or an IPv6 address's /64 network: a client has many addresses of one network."""
     try:
