@@ -74,8 +74,8 @@ class Rope:
         """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (earlier versions).
 
         ``length``: the length of the longest text, which selects the factors of longrope; None: ``max_length``. Raises
-        BadCheckpoint for a rule other than default, linear, llama3, yarn, longrope, proportional, and dynamic with a
-        fixed alpha, and for unknown parameters.
+        BadCheckpoint for a rule other than default, linear, llama3, yarn, longrope, proportional and dynamic, and for
+        unknown parameters.
         """
         return _read(config, _parameters(config, rules), head_dim, max_length, rules, length or max_length)
 
@@ -188,10 +188,14 @@ def _read(
             for name, value in (("factor", 1.0), ("mscale", 1.0), ("mscale_all_dim", 1.0)):
                 fields.only(name, value)
             fields.skip("beta_fast", "beta_slow")
+        case "dynamic":  # theta grows with texts longer than the original length, which is the limit of requests
+            frequencies = kept
+            fields.number("factor")
+            fields.only("original_max_position_embeddings", max_length)
         case _:
             raise BadCheckpoint(
                 f"{fields.where}: rope_type is {quoted(kind)}, which the exporter does not implement; "
-                "supported: default, linear, llama3, yarn, longrope, proportional, dynamic with alpha"
+                "supported: default, linear, llama3, yarn, longrope, proportional, dynamic"
             )
     fields.finish()
     return replace(plain, frequencies=tuple(frequencies.tolist()))

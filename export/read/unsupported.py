@@ -90,7 +90,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         ),
         *("MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration", "MiniCPMV", "MiniCPMO"),
         *("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "Ovis2ForConditionalGeneration", "Ovis2_5"),
-        *("PaliGemmaForConditionalGeneration", "PerceptionLMForConditionalGeneration", "InternVLChatModel"),
+        *("PaliGemmaForConditionalGeneration", "PerceptionLMForConditionalGeneration"),
         *("QianfanOCRForConditionalGeneration", "Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration"),
         *("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration"),
         *("DeepseekVLV2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekOcr2ForConditionalGeneration"),

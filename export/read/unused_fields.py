@@ -41,7 +41,9 @@ NO_EFFECT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (None,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
-    "use_bfloat16": (False,),
+    "use_bfloat16": (False, True),  # of TensorFlow
+    "moe_config": (None,),
+    "use_llm_lora": (0,),  # InternVL: the rank of an adapter in the checkpoint
     "tf_legacy_loss": (False,),
     "use_mrope": (False,),  # Qwen2.5's bases: one position per token
     "rope_interleaved": (False,),

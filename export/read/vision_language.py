@@ -7,6 +7,7 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.layer import GateUp
+from tandemrt.export.read.unused_fields import runs_the_same_model
 
 
 @dataclass(frozen=True)
@@ -15,13 +16,15 @@ class TextPart:
 
     ``flat``: the model_type of configs without a ``text_config``, whose fields of the text part are at the top; they
     belong to the first architecture. ``defaults``: fields that transformers adds to a config without them.
-    ``gate_up``: how its experts are stored, if not as those of the text architecture; see Experts.
+    ``gate_up``: how its experts are stored, if not as those of the text architecture; see Experts. ``config_field``:
+    the field with the text part's config; if it is not ``text_config``, the checkpoint's own code reads the config.
     """
 
     architectures: Mapping[str, str]
     flat: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     gate_up: GateUp | None = None
+    config_field: str = "text_config"
 
 
 _QWEN = {"rope_theta": 1_000_000.0}
@@ -46,6 +49,15 @@ VISION_LANGUAGE = {
     "Gemma4ForConditionalGeneration": TextPart({"gemma4_text": "Gemma4ForCausalLM"}),
     "Glm46VForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}),
     "Glm4vForConditionalGeneration": TextPart({"glm4v_text": "Glm4ForCausalLM"}, flat="glm4v"),
+    "InternVLChatModel": TextPart(
+        {
+            "llama": "LlamaForCausalLM",
+            "qwen2": "Qwen2ForCausalLM",
+            "qwen3": "Qwen3ForCausalLM",
+            "qwen3_moe": "Qwen3MoeForCausalLM",
+        },
+        config_field="llm_config",
+    ),
     "InternVLForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}),
     "Llama4ForConditionalGeneration": TextPart({"llama4_text": "Llama4ForCausalLM"}),
     "Mistral3ForConditionalGeneration": TextPart(
@@ -61,7 +73,8 @@ VISION_LANGUAGE = {
     ),
 }
 _FIELDS_OF_IMAGES = frozenset((
-    *("vision_config", "text_config", "vision_feature_layer", "vision_feature_select_strategy", "spatial_merge_size"),
+    *("vision_config", "text_config", "llm_config", "vision_feature_layer", "vision_feature_select_strategy"),
+    "spatial_merge_size",
     *("projector_hidden_act", "multimodal_projector_bias", "mm_tokens_per_image", "image_seq_length"),
     *("audio_config", "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id"),
     "vision_soft_tokens_per_image",
@@ -69,6 +82,8 @@ _FIELDS_OF_IMAGES = frozenset((
     *("projector_bias", "projector_hidden_size", "projector_use_layernorm", "visual_indicator_token_ids"),
     *("projection_hidden_size", "projection_layer_norm_eps", "media_placeholder_token_id", "video_placeholder"),
     *("use_unified_vision_chunk", "ignore_index", "_pad_token_id", "image_newline_token_id"),
+    *("dynamic_image_size", "force_image_size", "image_fold", "max_dynamic_patch", "min_dynamic_patch", "pad2square"),
+    *("ps_version", "select_layer", "system_message", "template", "use_backbone_lora", "use_thumbnail"),
     *("understand_projector_stride", "downsample_ratio", "image_token_index", "vision_token_id"),
     *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
     *(f"{kind}_{end}_token_id" for kind in ("image", "video", "vision") for end in ("start", "end")),
@@ -77,7 +92,7 @@ _FIELDS_OF_IMAGES = frozenset((
 _TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)(?:language_model|text_model)\.)")
 _TOWER = re.compile(
     r"(?:model\.)?(?:(?:vision_tower|vision_model|vision_encoder|vision_projection|visual|multi_modal_projector|"
-    r"mm_projector|vit_large_projector|mlp_AR|connector|audio_tower|embed_vision|embed_audio|visual_embeddings_table)\.|image_newline$)"
+    r"mm_projector|mlp1|vit_large_projector|mlp_AR|connector|audio_tower|embed_vision|embed_audio|visual_embeddings_table)\.|image_newline$)"
 )
 
 
@@ -99,20 +114,22 @@ def text_config(config: Mapping[str, Any], architecture: str) -> tuple[dict[str,
     Raises BadCheckpoint if the config has no text part that is implemented.
     """
     part = VISION_LANGUAGE[architecture]
-    text = config.get("text_config")
+    text = config.get(part.config_field)
     if text is None and part.flat is not None and config.get("model_type") == part.flat:
         text, found = {}, next(iter(part.architectures.values()))
     else:
         kind = text.get("model_type") if isinstance(text, Mapping) else None
         if not isinstance(text, Mapping) or str(kind) not in part.architectures:
             raise BadCheckpoint(
-                f"config.json: text_config should be an object whose model_type is one of "
+                f"config.json: {part.config_field} should be an object whose model_type is one of "
                 f"{', '.join(part.architectures)}, it is {quoted(text)}"
             )
         found = part.architectures[str(kind)]
     merged = {**part.defaults, **config, **text}
-    if "tie_word_embeddings" in config:  # transformers reads the outer one
+    if "tie_word_embeddings" in config and part.config_field == "text_config":  # transformers reads the outer one
         merged["tie_word_embeddings"] = config["tie_word_embeddings"]
+    if runs_the_same_model(config.get("auto_map", {}), architecture):
+        merged.pop("auto_map", None)
     return {name: value for name, value in merged.items() if name not in (*_FIELDS_OF_IMAGES, "model_type")}, found
 
 

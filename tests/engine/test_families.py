@@ -1,5 +1,6 @@
 """Every model family gives the logits of transformers, in every supported lowering, beyond its sliding window."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -359,6 +360,22 @@ def test_the_text_part_of_a_vision_language_model_is_exported(tmp_path: Path, ca
     checkpoint = Checkpoint.open(tmp_path)
     names = with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
     assert not [name for name in names if "vis" in name or "projector" in name]
+
+
+def test_the_text_part_of_internvl_is_exported_in_its_own_form(tmp_path: Path) -> None:
+    """As its own code saves it; "dynamic" changes no text of the original length."""
+    model = make_checkpoint("qwen2 with dynamic scaling", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    tensors |= {"mlp1.1.weight": torch.ones(2, 2), "vision_model.encoder.layers.0.norm1.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    text_part = json.loads((tmp_path / "config.json").read_text())
+    form: dict[str, Any] = {"architectures": ["InternVLChatModel"], "model_type": "internvl_chat"}
+    form |= {"hidden_size": 5, "tie_word_embeddings": True, "llm_config": text_part, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(form))
+    text = [token % VOCAB for token in range(60)]
+    found = Decoder(tmp_path, "grouped", batch=1, capacity=64)([text], [0])[0]
+    assert_close(found, expected_logits(model, text))
 
 
 def test_experts_of_a_vision_language_model_may_be_stored_transposed(tmp_path: Path) -> None:

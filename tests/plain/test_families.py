@@ -375,6 +375,25 @@ PUBLISHED = {
         "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1}""",
         lambda spec: (spec.family, spec.sliding_window, spec.rope.theta) == ("mistral", None, 1e9),
     ),
+    "InternVL3-1B": (
+        """{"architectures": ["InternVLChatModel"], "auto_map": {"AutoConfig":
+        "configuration_internvl_chat.InternVLChatConfig", "AutoModel": "modeling_internvl_chat.InternVLChatModel",
+        "AutoModelForCausalLM": "modeling_internvl_chat.InternVLChatModel"}, "downsample_ratio": 0.5,
+        "dynamic_image_size": true, "force_image_size": 448, "hidden_size": 896, "image_fold": null, "llm_config":
+        {"_name_or_path": "", "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+        "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 70, "model_type": "qwen2",
+        "moe_config": null, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"},
+        "rope_theta": 1000000.0, "sliding_window": null, "torch_dtype": "bfloat16", "use_bfloat16": true,
+        "use_cache": false, "use_sliding_window": false, "vocab_size": 151674}, "max_dynamic_patch": 12,
+        "min_dynamic_patch": 1, "model_type": "internvl_chat", "output_attentions": false, "pad2square": false,
+        "ps_version": "v2", "select_layer": -1, "system_message": null, "template": "internvl2_5",
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": null, "use_backbone_lora": 0,
+        "use_llm_lora": 0, "use_thumbnail": true, "vision_config": {"model_type": "intern_vit_6b"}}""",
+        lambda spec: (spec.family, spec.layers, spec.rope.kind, spec.tied, spec.max_length)
+        == ("qwen2", 24, "dynamic", False, 32768),
+    ),
     "Qwen2.5-VL-7B-Instruct": (
         """{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 151643,
         "eos_token_id": 151645, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
@@ -653,7 +672,9 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
             },
             "layer_rope_theta should be a list with rope_theta, 10000000.0, or 0 for each layer",
         ),
-        ("Hy-MT2-7B", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'.*with alpha"),
+        ("InternVL3-1B", {"use_llm_lora": 16}, "use_llm_lora is 16"),
+        ("InternVL3-1B", {"llm_config": {"model_type": "internlm2"}}, "llm_config should be .* one of llama, qwen2"),
+        ("InternVL3-1B", {"auto_map": {"AutoModelForCausalLM": "modeling_other.Other"}}, "auto_map names .* own code"),
         ("Hy-MT2-7B", {"rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 2.0}}, "factor is 2.0"),
         ("SmolLM3-3B", {"use_sliding_window": True}, "use_sliding_window is True"),
         ("SmolLM3-3B", {"no_rope_layers": [1]}, "no_rope_layers should hold 0 or 1 for each of 36 layers"),

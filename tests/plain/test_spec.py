@@ -172,7 +172,8 @@ def test_an_absent_yarn_factor_is_the_ratio_of_the_lengths():
             {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
             "short_factor should be 64 numbers above 0, one for each rotated pair, it is None",
         ),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "wave", "factor": 2.0}}, "rope_type is 'wave'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters: factor should be a number above 0"),
         (
             {"rope_parameters": {"rope_type": "linear"}},
             "rope_parameters: factor should be a number above 0, it is missing",
