@@ -268,7 +268,7 @@ def _quantize(
 def _split(target: Model, ranks: int, folder: Path, progress: Callable[[str, int, int], None] | None) -> Model:
     """Write what the ranks do not read from the checkpoint itself. Raises BadRecipe if the target cannot be split."""
     checkpoint = with_graph_names(target.checkpoint, target.spec)
-    return replace(target, shards=write_shards(checkpoint, folder / target.role, ranks, progress))
+    return replace(target, shards=write_shards(checkpoint, target.spec, folder / target.role, ranks, progress))
 
 
 def _require_tokenizer(folder: Path, target: Model) -> None:

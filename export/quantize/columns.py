@@ -1,10 +1,10 @@
-"""Write the columns of the matrices that a rank of a tensor-parallel target multiplies its part of the inputs by.
+"""Write the parts of tensors that a rank of a tensor-parallel target holds and that are no range of a file.
 
-Columns of 4-bit weights are whole chunks of 128 inputs, so their bytes keep their order
+These are columns of the matrices that it multiplies its part of the inputs by, and several ranges of rows. Columns of 4-bit weights are whole chunks of 128 inputs, so their bytes keep their order
 (plugins/operators/int4_layout.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ from tandemrt.engines.bundle.manifest import COLUMNS
 from tandemrt.export.quantize.groups import nibbles
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
-from tandemrt.export.read.shard import Shard, columns_of
+from tandemrt.export.read.shard import Shard, columns_of, part_of_rows, rows_of
+from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.values import read_values
 from tandemrt.plugins.operators.int4_layout import scales_of_output, unpacked
 
@@ -21,23 +22,42 @@ _STEP = 1 << 24  # bytes of a matrix that are read at a time
 
 
 def write_shards(
-    checkpoint: Checkpoint, folder: Path, ranks: int, progress: Progress | None = None
+    checkpoint: Checkpoint, spec: ModelSpec, folder: Path, ranks: int, progress: Progress | None = None
 ) -> tuple[Shard, ...]:
     """Write ``columns.RANK.safetensors`` for every rank into ``folder`` and return the shards, in their order.
 
-    ``checkpoint`` has the names of the graph.
+    ``checkpoint`` has the names of the graph, of a model ``spec``.
     """
-    wanted = [tensor for name, tensor in sorted(checkpoint.tensors.items()) if Shard.is_split_by_inputs(name)]
     shards = []
     for rank in range(ranks):
         file = folder / f"{COLUMNS}{rank}.safetensors"
-        entries = [_part(tensor, checkpoint.tensors, rank, ranks) for tensor in wanted]
+        entries = []
+        for name, tensor in sorted(checkpoint.tensors.items()):
+            rows = rows_of(tensor, name, spec, rank, ranks)
+            if Shard.is_split_by_inputs(name):
+                entries.append(_columns(tensor, checkpoint.tensors, rank, ranks))
+            elif rows is not None and len(rows) > 1:
+                entries.append(_ranges(name, tensor, rows))
         write_safetensors(file, entries, progress=progress)
         shards.append(Shard(rank, ranks, read_header(file)))
     return tuple(shards)
 
 
-def _part(tensor: StoredTensor, tensors: Mapping[str, StoredTensor], rank: int, ranks: int) -> Entry:
+def _ranges(name: str, tensor: StoredTensor, rows: Sequence[tuple[int, int]]) -> Entry:
+    """Return the ``rows`` of ``tensor``, ranges of them, as one tensor."""
+    parts = [part_of_rows(tensor, *each) for each in rows]
+
+    def data() -> Iterator[bytes]:
+        with tensor.file.open("rb") as source:
+            for part in parts:
+                source.seek(part.offset)
+                for begin in range(0, part.nbytes, _STEP):
+                    yield source.read(min(_STEP, part.nbytes - begin))
+
+    return Entry(name, tensor.dtype, (sum(count for _, count in rows), *tensor.shape[1:]), data)
+
+
+def _columns(tensor: StoredTensor, tensors: Mapping[str, StoredTensor], rank: int, ranks: int) -> Entry:
     matrix, packed, kind = tensor.name.partition(".int4.")
     if packed and kind in ("scales", "zeros"):
         tiles = next(each for name, each in tensors.items() if name.startswith(f"{matrix}.int4.tiles"))

@@ -1,11 +1,12 @@
 """The part of a model that one rank of a tensor-parallel target holds: its spec and its tensors.
 
-Queries, keys, values, gate and up are split by outputs, which are rows of the stored matrices: a rank reads a range of
-the checkpoint's file. The last matmuls of attention and MLP are split by inputs, which are columns: the build writes
-them anew, one file per rank (export/quantize/columns.py). Each expert is split like an MLP. Scales and zero points of
+Queries, keys, values, gate, up and the inputs of recurrent layers are split by outputs, which are rows of the stored
+matrices: a rank reads a range of the checkpoint's file. Where its rows are several ranges, the build writes them as one
+tensor. The last matmuls of attention, recurrent layers and MLP are split by inputs, which are columns: the build writes
+these, too, one file per rank (export/quantize/columns.py). Each expert is split like an MLP. Scales and zero points of
 quantized weights are split like the weights; a scale per output of a matrix that is split by inputs is whole on every
-rank. Embeddings, norms and biases that are added after a sum over ranks are whole, too. The head is split by a graph
-pass (export/passes/over_ranks.py).
+rank. Latent vectors, embeddings, norms and biases that are added after a sum over ranks are whole, too. The head is
+split by a graph pass (export/passes/over_ranks.py).
 """
 
 import re
@@ -15,6 +16,7 @@ from math import prod
 
 from tandemrt.engines.validation.errors import BadRecipe, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.recurrent_shards import Section, obstacle, part_of, sections_of
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import WIDTH_MULTIPLE
 
@@ -22,12 +24,13 @@ _STEP = 8
 _PACKED = r"\.int4\.\w+"  # what a build writes for a weight in 4 bits
 _EXPERT = r"(?:experts\.\d+\.|shared_\w+\.)?"
 _BY_INPUTS = re.compile(  # "bytes": the name of a float8 weight in the graph
-    rf"model\.layers\.\d+\.(?:self_attn\.o_proj|mlp\.{_EXPERT}down_proj)\.weight(?:\.bytes|{_PACKED})?"
+    rf"model\.layers\.\d+\.(?:self_attn\.o_proj|(?:linear_attn|mamba|conv)\.out_proj|mlp\.{_EXPERT}down_proj)"
+    rf"\.weight(?:\.bytes|{_PACKED})?"
 )
-_BY_OUTPUTS = re.compile(
-    rf"model\.layers\.\d+\.(?:self_attn\.([qkv])_proj|mlp\.{_EXPERT}(?:gate|up)_proj)\."
-    rf"(?:bias|weight(?:_scale(?:_inv)?|{_PACKED})?)"
+_TENSOR = re.compile(
+    rf"model\.layers\.\d+\.(?P<module>\w+)\.(?P<part>.+?)(?:\.(?:bias|weight(?:_scale(?:_inv)?|{_PACKED})?))?"
 )
+_MLP = re.compile(rf"{_EXPERT}(?:gate|up)_proj")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Shard:
             heads=spec.heads // self.ranks,
             kv_heads=max(1, spec.kv_heads // self.ranks),
             intermediate=spec.intermediate // self.ranks,
+            recurrent=None if spec.recurrent is None else part_of(spec.recurrent, self.ranks),
         )
 
     def checkpoint(self, checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
@@ -63,22 +67,44 @@ class Shard:
         return replace(checkpoint, tensors=tensors)
 
     def _part(self, name: str, tensor: StoredTensor, spec: ModelSpec) -> StoredTensor:
-        if self.is_split_by_inputs(name):
+        if name in self.columns:
             return self.columns[name]
-        if (found := _BY_OUTPUTS.fullmatch(name)) is None or prod(tensor.shape) == 1:  # one scale for all outputs
-            return tensor
-        if found[1] in ("k", "v"):
-            heads = self.spec(spec).kv_heads
-            first = self.rank * spec.kv_heads // self.ranks
-            return _rows(tensor, first * spec.head_dim, heads * spec.head_dim)
-        count = tensor.shape[0] // self.ranks
-        return _rows(tensor, self.rank * count, count)
+        found = rows_of(tensor, name, spec, self.rank, self.ranks)
+        return tensor if found is None else part_of_rows(tensor, *found[0])
 
 
 def columns_of(tensor: StoredTensor, rank: int, ranks: int) -> tuple[int, int]:
     """Return the first column and the number of columns of a matrix that ``rank`` holds."""
     count = tensor.shape[1] // ranks
     return rank * count, count
+
+
+def rows_of(
+    tensor: StoredTensor, name: str, spec: ModelSpec, rank: int, ranks: int
+) -> tuple[tuple[int, int], ...] | None:
+    """Return the first row and the number of rows of each range of ``tensor`` that ``rank`` holds; None: all rows.
+
+    ``name``: that of the graph. Leading dimensions of 1 do not count as rows.
+    """
+    sections = _sections(name, _rows(tensor), spec, ranks)
+    if sections is None or prod(tensor.shape) == 1:  # one scale for all outputs
+        return None
+    if sum(rows for rows, _ in sections) != _rows(tensor):  # the graph rejects its shape
+        return None
+    found, begin = [], 0
+    for rows, parts in sections:
+        each = rows // parts
+        found.append((begin + rank * parts // ranks * each, max(1, parts // ranks) * each))
+        begin += rows
+    return tuple(found)
+
+
+def part_of_rows(tensor: StoredTensor, first: int, count: int) -> StoredTensor:
+    """Return a range of the rows of ``tensor``, in the same file."""
+    rows = _rows(tensor)
+    axis, each = tensor.shape.index(rows), tensor.nbytes // rows
+    shape = (*tensor.shape[:axis], count, *tensor.shape[axis + 1 :])
+    return replace(tensor, shape=shape, offset=tensor.offset + first * each, nbytes=count * each)
 
 
 def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, inputs: int = 1) -> None:
@@ -104,12 +130,8 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
             if width % (ranks * WIDTH_MULTIPLE):
                 rule = f"does not give {ranks} ranks multiples of {WIDTH_MULTIPLE} each"
                 return f"the width of its experts, {width}, {rule}"
-    if spec.recurrent is not None:
-        return f"{spec.family} has recurrent layers, which are not split yet"
-    if spec.latent is not None:
-        return f"{spec.family} caches one latent vector for all heads, which is not split yet"
-    if spec.gated_attention:
-        return f"{spec.family} has gated attention, which is not split yet"
+    if spec.recurrent is not None and (why := obstacle(spec.recurrent, ranks)) is not None:
+        return why
     if spec.qk_norm is not None and spec.qk_norm.over_all_heads:
         return f"{spec.family} norms queries and keys over all heads, which are on different ranks"
     if spec.heads % ranks:
@@ -118,7 +140,10 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
         return f"its {spec.kv_heads} KV heads are neither a multiple nor a divisor of {ranks}"
     if spec.intermediate % ranks:
         return f"the width of its MLP, {spec.intermediate}, is no multiple of {ranks}"
-    for name, width in (("attention's", spec.heads * spec.head_dim), ("MLP's", spec.intermediate)):
+    head = spec.head_dim if spec.latent is None else spec.latent.value
+    widths = {"attention's": spec.heads * head, "MLP's": spec.intermediate}
+    widths |= {} if spec.recurrent is None else {"recurrent layers'": spec.recurrent.mixed}
+    for name, width in widths.items():
         if width % (ranks * inputs):
             return f"the {width} inputs of its {name} last matmul do not give {ranks} ranks multiples of {inputs} each"
     if spec.hidden % _STEP:
@@ -128,7 +153,19 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
     return None
 
 
-def _rows(tensor: StoredTensor, first: int, count: int) -> StoredTensor:
-    each = tensor.nbytes // tensor.shape[0]
-    shape = (count, *tensor.shape[1:])
-    return replace(tensor, shape=shape, offset=tensor.offset + first * each, nbytes=count * each)
+def _sections(name: str, rows: int, spec: ModelSpec, ranks: int) -> tuple[Section, ...] | None:
+    """Return the sections of a tensor with ``rows`` rows that is split by rows; None: it is not."""
+    found = _TENSOR.fullmatch(name)
+    if found is None or Shard.is_split_by_inputs(name):
+        return None
+    module, part = found["module"], found["part"]
+    if module == "mlp":
+        return ((rows, ranks),) if _MLP.fullmatch(part) else None
+    if module == "self_attn":
+        queries, keys = ("q_proj", "q_b_proj", "kv_b_proj"), ("k_proj", "v_proj")
+        return ((rows, spec.heads),) if part in queries else ((rows, spec.kv_heads),) if part in keys else None
+    return sections_of(spec.recurrent).get(part) if spec.recurrent and module == spec.recurrent.module else None
+
+
+def _rows(tensor: StoredTensor) -> int:
+    return next((size for size in tensor.shape if size > 1), 1)

@@ -58,6 +58,9 @@ NOT_ON_GPUS = {
     "float8_matmul": "weights in float8",
     "int4_matmul": "weights in 4 bits",
     "experts": "experts",
+    "latent_attention": "latent attention",
+    "linear_attention": "recurrent layers",
+    "short_convolution": "recurrent layers",
 }
 _CACHES = 2  # sets of caches that a rank keeps; a second one serves `tandemrt check`
 
