@@ -81,30 +81,53 @@ def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacit
 
 
 def _weights(manifest: Manifest, gpus: int) -> int:
-    """Return the bytes of weights on the first GPU: its part of the target, the whole embedding, and the draft."""
+    """Return the bytes of weights on the first GPU: its part of the target, the target's whole weights, and the draft.
+
+    The embedding and the matmuls to latent vectors are whole on each GPU; routers and norms, which are small, count as
+    split.
+    """
     columns = sum(file.size for name, file in manifest.files.items() if name.startswith(f"target/{COLUMNS}"))
     whole = manifest.weights - columns  # these are also in the files of the checkpoint
     if gpus == 1:
         return whole
     target = sum(f.size for name, f in manifest.files.items() if name.startswith("target/") and holds_weights(name))
-    embedding = manifest.vocab * int(manifest.specs["target"]["hidden"]) * BYTES[manifest.engines["target"].dtype]
-    alone = embedding if not manifest.specs["target"]["tied"] else 0  # a tied one is the head, too, which is split
+    spec, size = manifest.specs["target"], BYTES[manifest.engines["target"].dtype]
+    embedding, latent = manifest.vocab * int(spec["hidden"]) * size, _latent_weights(manifest) * size
+    alone = latent + (embedding if not spec["tied"] else 0)  # a tied one is the head, too, which is split
     split = target - columns - alone
-    return whole - target + columns + embedding + -(-split // gpus)
+    return whole - target + columns + embedding + latent + -(-split // gpus)
+
+
+def _latent_weights(manifest: Manifest) -> int:
+    """Return the number of weights of the matmuls from the residual stream to latent vectors."""
+    spec = manifest.specs["target"]
+    if (latent := spec["latent"]) is None:
+        return 0
+    layers = sum(each.name.startswith("past_key.") for each in manifest.engines["target"].contract.inputs)
+    width = (latent["query_rank"] or 0) + latent["rank"] + latent["rotated"]
+    return layers * int(spec["hidden"]) * int(width)
 
 
 def _caches(manifest: Manifest, parts: int) -> list[Binding]:
     """Return the caches of all models, those of the target on one of ``parts`` GPUs."""
-    found = []
-    for name, engine in manifest.engines.items():
-        for each in engine.contract.inputs if name != "context" else ():  # "context" writes into the draft's cache
-            if each.name.startswith(("past_key.", "past_value.")) and name == "target":
-                heads = each.shape[1]
-                assert isinstance(heads, int)
-                each = replace(each, shape=(each.shape[0], max(1, heads // parts), *each.shape[2:]))
-            if each.name.startswith("past_"):
-                found.append(each)
-    return found
+    return [
+        _part(each, parts) if name == "target" else each
+        for name, engine in manifest.engines.items()
+        if name != "context"  # it writes into the draft's cache
+        for each in engine.contract.inputs
+        if each.name.startswith("past_")
+    ]
+
+
+def _part(cache: Binding, parts: int) -> Binding:
+    """Return a cache of the target on one of ``parts`` GPUs: a part of its heads, or of the values of recent tokens.
+
+    A KV head or a latent vector that several GPUs read is on each of them.
+    """
+    axis = 2 if cache.name.startswith("past_recent.") else 1
+    size = cache.shape[axis]
+    assert isinstance(size, int)
+    return replace(cache, shape=(*cache.shape[:axis], max(1, size // parts), *cache.shape[axis + 1 :]))
 
 
 def _per_token(cache: Binding, row: int) -> int:

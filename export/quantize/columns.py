@@ -1,7 +1,7 @@
 """Write the parts of tensors that a rank of a tensor-parallel target holds and that are no range of a file.
 
-These are columns of the matrices that it multiplies its part of the inputs by, and several ranges of rows. Columns of 4-bit weights are whole chunks of 128 inputs, so their bytes keep their order
-(plugins/operators/int4_layout.py).
+These are columns of the matrices that it multiplies its part of the inputs by, and several ranges of rows. Columns of
+4-bit weights are whole chunks of 128 inputs, so their bytes keep their order (plugins/operators/int4_layout.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

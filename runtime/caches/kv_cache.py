@@ -142,11 +142,11 @@ class PagedCache:
     Recurrent layers have states of each slot instead.
     """
 
-    def __init__(self, contract: Contract, table: BlockTable, device: torch.device) -> None:
-        slots = len(table.device)
+    def __init__(self, engine: Engine, table: BlockTable) -> None:
+        slots, contract, device = len(table.device), engine.contract, engine.device
         self.tensors = cache_tensors(contract, {"blocks": table.allocator.blocks, "slots": slots}, device)
         self._table = table
-        self._states = RecurrentStates(self.tensors, slots, device) if is_recurrent(contract) else None
+        self._states = RecurrentStates(self.tensors, slots, device, engine) if is_recurrent(contract) else None
         if self._states is not None:
             table.add(self._states)
 
@@ -240,15 +240,15 @@ def num_cache_blocks(limits: Limits, tokens: int | None) -> int:
     return 1 + (limits.cache_blocks or limits.batch * blocks_of(limits.capacity))
 
 
-def make_cache(contract: Contract, slots: int, cache_manager: KVCacheManager, device: torch.device) -> Cache:
+def make_cache(engine: Engine, slots: int, cache_manager: KVCacheManager) -> Cache:
     """Make the cache of a decoder, linear or paged as its contract says."""
-    if not is_paged(contract):
+    if not is_paged(engine.contract):
         assert isinstance(cache_manager, LinearCacheManager)
-        linear = LinearCache(contract, slots, device)
+        linear = LinearCache(engine.contract, slots, engine.device)
         cache_manager.add(linear)
         return linear
     assert isinstance(cache_manager, BlockTable)
-    return PagedCache(contract, cache_manager, device)
+    return PagedCache(engine, cache_manager)
 
 
 def is_paged(contract: Contract) -> bool:

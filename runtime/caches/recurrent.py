@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.device.backends.base import Call
+from tandemrt.runtime.device.backends.base import Call, Engine, SplitEngine
 
 STATES = ("past_state.", "past_recent.")  # beginnings of their names in a contract
 
@@ -21,14 +21,18 @@ class RecurrentStates:
 
     A call replays the tokens after those of the state, up to its ``write_index``, and moves the state to
     ``commit_index`` (docs/operators.md, linear_attention). Rejected drafts leave no trace, because only the tokens
-    before ``write_index`` are replayed.
+    before ``write_index`` are replayed. ``engine``: the decoder, of which other processes may have a part.
 
     Attributes:
         tensors: the states and recent tokens of all layers, [slots, ...], by their contract names.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], slots: int, device: torch.device) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], slots: int, device: torch.device, engine: Engine | None = None
+    ) -> None:
         self.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(STATES)}
+        self._caches = tensors
+        self._split = engine if isinstance(engine, SplitEngine) else None
         self._covered = torch.zeros(slots, dtype=torch.int64, device=device)
         self._commit = torch.zeros(slots, dtype=torch.int64, device=device)
 
@@ -63,14 +67,18 @@ class RecurrentStates:
         """Return how many tokens the state of ``slot`` covers."""
         return int(self._covered[slot])
 
-    def copy(self, slot: int) -> "Snapshot":
-        """Return a copy of the states of ``slot``."""
-        return Snapshot(self.covered(slot), tuple(tensor[slot].clone() for tensor in self.tensors.values()))
+    def copy(self, slot: int, place: int) -> "Snapshot":
+        """Return a copy of the states of ``slot``. It replaces an earlier copy with the number ``place``."""
+        if self._split is not None:
+            self._split.keep_states(self._caches, slot, place)
+        return Snapshot(place, self.covered(slot), tuple(tensor[slot].clone() for tensor in self.tensors.values()))
 
     def restore(self, slot: int, snapshot: "Snapshot") -> None:
         """Set the states of ``slot`` to a copy of them."""
         for tensor, held in zip(self.tensors.values(), snapshot.tensors, strict=True):
             tensor[slot].copy_(held)
+        if self._split is not None:
+            self._split.restore_states(self._caches, slot, snapshot.place)
         self._covered[slot] = snapshot.covered
 
 
@@ -86,8 +94,12 @@ class PromptRuns:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The states of one slot, which cover ``covered`` tokens, and the inputs of the tokens that follow."""
+    """The states of one slot, which cover ``covered`` tokens, and the inputs of the tokens that follow.
 
+    ``place``: the number of the copy.
+    """
+
+    place: int
     covered: int
     tensors: tuple[torch.Tensor, ...]
 
@@ -127,10 +139,12 @@ class Snapshots:
         """Copy the states of ``slot`` if they are at the end of the blocks with ``hashes``, or one token before it."""
         end = len(hashes) * BLOCK_SIZE
         if hashes and self._models and all(end - 1 <= states.covered(slot) <= end for states in self._models):
-            self._held[hashes[-1]] = [states.copy(slot) for states in self._models]
-            self._held.move_to_end(hashes[-1])
-            while len(self._held) > self._most:
+            held = self._held.pop(hashes[-1], None)
+            if held is None and len(self._held) == self._most:
                 self._held.popitem(last=False)
+            used = {copies[0].place for copies in self._held.values()}
+            place = next(place for place in range(self._most) if place not in used)
+            self._held[hashes[-1]] = [states.copy(slot, place) for states in self._models]
 
     def longest(self, hashes: Sequence[bytes]) -> int:
         """Return the number of leading ``hashes`` at whose end a copy was taken; 0 if there is none."""

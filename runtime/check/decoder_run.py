@@ -215,7 +215,7 @@ def make_cache(engine: Engine, rows: int) -> Cache:
     table = BlockTable(rows, max_blocks, 1 + rows * max_blocks, device)
     for row in range(rows):
         table.reserve(row, max_blocks * BLOCK_SIZE)
-    return PagedCache(contract, table, device)
+    return PagedCache(engine, table)
 
 
 def _by_position(

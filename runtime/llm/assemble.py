@@ -75,7 +75,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         state = SlotState(limits.batch, device)
         metrics = Metrics(accepted=[0] * windows.largest)
         graphs = Graphs(device, metrics, enabled=options.cuda_graphs)
-        cache = make_cache(engines["target"].contract, limits.batch, cache_manager, device)
+        cache = make_cache(engines["target"], limits.batch, cache_manager)
         new_layout = partial(_layout, bundle, cache_manager, device)
         layout = new_layout()
         return EngineLoop(

@@ -76,7 +76,7 @@ def _parallel_head(parts: DraftParts, entry: PEagleEntry) -> Drafter:
 def _layers(parts: DraftParts, layers: int) -> Drafter:
     draft, pairs = _pairs(parts, kept=layers - 1)
     engines = [parts.engines[name] for name in DRAFT_LAYERS[1:layers]]
-    further = [make_cache(each.contract, draft.slots, parts.cache_manager, each.device) for each in engines]
+    further = [make_cache(each, draft.slots, parts.cache_manager) for each in engines]
     layouts = [draft.layout, *(parts.new_layout() for _ in further)]
     sampler, caches = StepSampler(draft), [draft.cache, *further]
     return LayersDrafter(draft, pairs, sampler, caches=caches, layouts=layouts, chunk=parts.chunk)
@@ -101,7 +101,7 @@ def _resources(parts: DraftParts) -> DraftResources:
         parts.engines,
         parts.buffers,
         parts.state,
-        make_cache(draft.contract, limits.batch, parts.cache_manager, draft.device),
+        make_cache(draft, limits.batch, parts.cache_manager),
         parts.graphs,
         parts.layout,
         slots=limits.batch,

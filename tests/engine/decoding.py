@@ -16,11 +16,13 @@ from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
+from tandemrt.export.passes.over_ranks import join_ranks
 from tandemrt.export.passes.pipelines import PIPELINES
 from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.shard import Shard
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.operators.launch import Context, Ranks
 from tandemrt.runtime.caches.kv_cache import no_prompts, window_bindings
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.constants import read_constants
@@ -81,7 +83,7 @@ SLIDING = {
 
 
 def make_checkpoint(
-    case: str, folder: Path, dtype: torch.dtype = torch.float32, sizes: dict[str, int] | None = None, **save: object
+    case: str, folder: Path, dtype: torch.dtype = torch.float32, sizes: dict[str, Any] | None = None, **save: object
 ) -> PreTrainedModel:
     """Save a random checkpoint and return the model. ``sizes`` replaces fields of the case's config."""
     config = (CONFIGS | SLIDING | FAMILIES)[case]()
@@ -121,13 +123,15 @@ def expected_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tens
         return model(torch.tensor([list(tokens)])).logits[0].float()
 
 
-def fused(model: ir.Model, lowering: Lowering) -> ir.Model:
-    """Run the passes of ``lowering`` on ``model`` in place and return it.
+def fused(model: ir.Model, lowering: Lowering, shard: Shard | None = None) -> ir.Model:
+    """Run the passes of ``lowering`` on ``model`` in place and return it. ``shard``: the model is that of one rank.
 
     A paged graph keeps its plain matmuls, because onnxruntime on a CPU has FusedMatMul in float32 alone; ``open_steps``
     fuses them.
     """
     passes = [each for each in PIPELINES[lowering].passes if lowering != "paged" or each is not fuse_transposed_matmuls]
+    if shard is not None:
+        passes.insert(0, join_ranks(shard.rank, shard.ranks, shard.is_split_by_inputs))
     Pipeline(tuple(passes))(model)
     return model
 
@@ -140,6 +144,7 @@ def open_steps(
     device: torch.device = CPU,
     kernels: Path | None = None,
     tokens: int = 256,
+    ranks: Ranks | None = None,
 ) -> Executor:
     """Cut ``model`` into subgraphs in ``folder`` and open its steps for calls of at most ``tokens`` tokens."""
     fuse_transposed_matmuls(model)
@@ -153,7 +158,7 @@ def open_steps(
     opened = {step.file: each for step, each in zip(steps, found, strict=True)}
     on_device = read_constants(folder / decoder.constants.file, device) if decoder.constants else {}
     largest = [{"batch": 1, "rows": tokens, "tokens": tokens}]
-    return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1), largest)
+    return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1, ranks=ranks), largest)
 
 
 class Decoder:
@@ -169,13 +174,15 @@ class Decoder:
         device: str = "cpu",
         open_engine: Callable[[ir.Model, Contract], Engine] | None = None,
         kv_dtype: str | None = None,
+        shard: Shard | None = None,
     ) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
         self.path = folder / f"{lowering}-{dtype}.onnx"
         how: dict[str, Any] = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype}
         how["uncommitted"] = capacity if lowering == "paged" else 8  # windows may be chunks of prompts there
-        model = fused(build_decoder(spec, checkpoint, **how, lowering=lowering), lowering)
+        model = fused(build_decoder(spec, checkpoint, **how, lowering=lowering, shard=shard), lowering, shard)
+        spec = spec if shard is None else shard.spec(spec)
         save_model(model, self.path)
         self.paged = lowering == "paged"
         self.contract = spec.contract(**how, cache="paged" if self.paged else "linear")

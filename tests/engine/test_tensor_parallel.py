@@ -1,17 +1,21 @@
 """A target over two ranks, which are two processes on a CPU, serves requests as one process does."""
 
+import itertools
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -19,15 +23,19 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, TandemError
 from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.capacity import fitting
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import QKNorm
+from tandemrt.export.read.recurrent_layers import DeltaNet, Mamba2, ShortConvolution
 from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
 from tandemrt.plugins.tensors.host_tensor import CPU
 from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served, score_at_once
@@ -35,9 +43,9 @@ from tandemrt.runtime.check.reference import open_reference
 from tandemrt.runtime.device.backends.executor import Executor
 from tandemrt.runtime.device.backends.ranks import require_on_gpus
 from tests.engine import quantized
-from tests.engine.decoding import make_checkpoint
+from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, Float8
-from tests.makers import ON_A_GPU, VOCAB, tiny_checkpoint, tiny_hybrid, tiny_tokenizer, write_recipe
+from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
 
 PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
@@ -147,6 +155,43 @@ def test_a_rank_that_dies_ends_every_request_and_is_named(bundle: Path) -> None:
             llm.generate(PROMPTS[0])
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a model with delta nets, latent attention and experts."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    sizes = {"vocab_size": VOCAB, "moe_intermediate_size": 32, "eos_token_id": 263, "bos_token_id": 262}
+    make_checkpoint("kimi_linear", folder / "target", sizes=sizes)
+    recipe = write_recipe(
+        folder / "r.toml",
+        target=tiny_tokenizer(folder / "target"),
+        drafting='kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1',
+        backend=f"{PAGED}\ntensor_parallel = 2",
+        prefill_chunk=64,
+        length=90,
+        batch=2,
+    )
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+def test_states_of_all_ranks_are_kept_for_prefix_hits_and_survive_preemption(hybrid: Path) -> None:
+    entry = Bundle.read(hybrid).engine("target")
+    with pytest.raises(BackendUnavailable, match="with experts and latent attention and recurrent layers ran on CPUs"):
+        require_on_gpus(entry)
+    assert entry.contract["past_state.0"].shape == ("slots", 2, 32, 32)  # of four heads
+    prompts, greedy = [[at, *range(8)] * 2 for at in (40, 50)], SamplingParams(max_tokens=6, temperature=0)
+    with LLM(hybrid, device="cpu", threads=1) as llm:
+        expected = [llm.generate(prompt, greedy.model_copy(update={"num_draft_tokens": 0})) for prompt in prompts]
+        grow, calls = llm.loop.slots.grow, itertools.count()
+        llm.loop.slots.grow = lambda running: next(calls) != 5 and grow(running)  # type: ignore[method-assign]
+        together = llm.generate(prompts, greedy)
+        assert texts(together) == texts(expected)
+        assert llm.metrics.preemptions == 1
+        assert sum(output.speculation.num_draft_tokens for output in together) > 0
+        first, again = (llm.generate([*range(66), 7], greedy.model_copy(update={"max_tokens": 2})) for _ in range(2))
+        assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 64)
+        assert first.token_ids == again.token_ids
+
+
 def write_quantized(target: Path, case: Any) -> PreTrainedModel:
     """Write a checkpoint; the model that it means rounds inputs as two ranks do, each by scales of its own."""
     sizes = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 128}
@@ -165,15 +210,6 @@ def write_quantized(target: Path, case: Any) -> PreTrainedModel:
     return model
 
 
-def write_experts(target: Path) -> PreTrainedModel:
-    """A model with experts and a shared expert."""
-    sizes = {"vocab_size": VOCAB, "hidden_size": 128, "num_attention_heads": 4, "moe_intermediate_size": 32}
-    sizes |= {"head_dim": 32, "shared_expert_intermediate_size": 48, "max_position_embeddings": 128}
-    model = make_checkpoint("qwen2_moe", target, sizes=sizes)
-    tiny_tokenizer(target)
-    return model
-
-
 @pytest.mark.parametrize(
     ("write", "dtype", "near", "what"),
     [
@@ -184,10 +220,9 @@ def write_experts(target: Path) -> PreTrainedModel:
             "weights in float8",
         ),
         (partial(write_quantized, case=INT4["gptq, zero points"]), "float16", 0.01, "weights in 4 bits"),
-        (write_experts, "float32", 1e-4, "experts"),
     ],
 )
-def test_ranks_with_quantized_weights_or_experts_have_the_logits_that_the_checkpoint_means(
+def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(
     tmp_path: Path, write: Callable[[Path], PreTrainedModel], dtype: str, near: float, what: str
 ) -> None:
     """The ranks are threads here."""
@@ -217,6 +252,57 @@ def test_ranks_with_quantized_weights_or_experts_have_the_logits_that_the_checkp
         assert np.linalg.norm(np.asarray(found) - wanted) < near * np.linalg.norm(wanted)
 
 
+def test_inspect_counts_what_a_rank_holds(hybrid: Path) -> None:
+    manifest = Bundle.read(hybrid).manifest
+    target, parts = manifest.engines["target"], {}
+    for graph in (onnx.load(hybrid / file, load_external_data=False).graph for file in target.files):
+        for each in (weight for weight in graph.initializer if weight.external_data):
+            where = {entry.key: entry.value for entry in each.external_data}
+            parts[where["location"], where["offset"]] = int(where["length"])
+    rank = fitting(manifest, 10**9)
+    assert 0.97 * sum(parts.values()) < rank.weights <= sum(parts.values())  # norms and routers count as split
+    states = [each for each in target.contract.inputs if each.name.startswith(("past_state.", "past_recent."))]
+    held = sum(prod(each.resolve({"slots": 4})) * BYTES[each.dtype] for each in states)  # two, and two copies
+    split = fitting(manifest.model_copy(update={"ranks": ()}), 10**9, 2)  # as if this were the whole target
+    assert rank.rounds - split.rounds == held // 2
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks", "sizes"),
+    [
+        # rows of one tensor are queries, keys and values
+        ("qwen3_5", 2, {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}),
+        ("falcon_h1 with norms", 2, {"num_hidden_layers": 1}),  # Mamba-2 in addition to attention
+        ("lfm2", 2, {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
+        # two KV heads, so two ranks have the same
+        ("qwen2_moe", 4, {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}),
+    ],
+)
+def test_ranks_of_every_kind_of_layer_have_the_logits_of_transformers(
+    tmp_path: Path, case: str, ranks: int, sizes: dict[str, Any]
+) -> None:
+    model = make_checkpoint(case, tmp_path / "whole", sizes=sizes)
+    arrived, memory = [[Semaphore(0) for _ in range(ranks)] for _ in range(ranks)], bytearray(1 << 18)
+    rows = [[(7 * at * at + row) % model.config.vocab_size for at in range(24)] for row in range(2)]
+
+    def logits(rank: int) -> torch.Tensor:
+        folder = tmp_path / str(rank)
+        shutil.copytree(tmp_path / "whole", folder)
+        checkpoint = Checkpoint.open(folder)
+        spec = ModelSpec.from_hf(checkpoint.config)
+        shard = write_shards(with_graph_names(checkpoint, spec), spec, folder, ranks)[rank]
+        opened = partial(open_steps, folder=folder, ranks=SharedRanks(rank, memory, arrived))
+        decode = Decoder(folder, "paged", batch=2, shard=shard, open_engine=opened)
+        calls = [slice(0, 16), slice(16, 20), slice(20, 24)]
+        return torch.cat([decode([row[call] for row in rows], [call.start] * 2) for call in calls], 1)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        first, *others = pool.map(logits, range(ranks))
+    assert all(torch.equal(first, other) for other in others)
+    expected = torch.stack([expected_logits(model, row) for row in rows])
+    torch.testing.assert_close(first, expected, atol=3e-4, rtol=0)
+
+
 @pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 4), (2, 2), (4, 2), (8, 1)])
 def test_shards_are_ranges_of_heads_and_together_the_whole(tmp_path: Path, ranks: int, kv_heads: int) -> None:
     rng = np.random.default_rng(0)
@@ -229,7 +315,7 @@ def test_shards_are_ranges_of_heads_and_together_the_whole(tmp_path: Path, ranks
     checkpoint = Checkpoint.open(tmp_path)
     parts = [
         {name: shard.checkpoint(checkpoint, spec).read(name, tensor.shape, ("float32",)) for name, tensor in of.items()}
-        for shard in write_shards(checkpoint, tmp_path, ranks)
+        for shard in write_shards(checkpoint, spec, tmp_path, ranks)
         for of in [shard.checkpoint(checkpoint, spec).tensors]
     ]
     for name, axis in ((name, int("o_proj" in name or "down_proj" in name)) for name in whole):
@@ -253,6 +339,11 @@ CONFIG = {
 }
 
 
+DELTA_NET = DeltaNet((True,), key_heads=2, value_heads=4, key_dim=8, value_dim=8, kernel=4)
+MAMBA = Mamba2((True,), heads=12, head_dim=8, groups=2, state_dim=8, kernel=4, conv_bias=False)
+CONVOLUTION = ShortConvolution((True,), kernel=3, channels=12, bias=False)
+
+
 @pytest.mark.parametrize(
     ("change", "inputs", "why"),
     [
@@ -260,7 +351,11 @@ CONFIG = {
         ({"heads": 6, "kv_heads": 3}, 1, "its 6 attention heads are no multiple of 4"),
         ({"heads": 12, "kv_heads": 3}, 1, "its 3 KV heads are neither a multiple nor a divisor of 4"),
         ({"intermediate": 18}, 1, "the width of its MLP, 18, is no multiple of 4"),
-        ({"latent": Latent(None, 512, 8, 64, 8, bias=False)}, 1, "caches one latent vector for all heads"),
+        ({"latent": Latent(None, 512, 8, 64, 3, bias=False)}, 2, "the 12 inputs of its attention's last matmul do not"),
+        ({"recurrent": DELTA_NET}, 1, "the 2 key heads of its recurrent layers are no multiple of 4"),
+        ({"recurrent": MAMBA}, 1, "the 2 groups of heads that its recurrent layers norm together are no multiple of 4"),
+        ({"recurrent": replace(MAMBA, groups=6, norm=None)}, 1, "the 6 groups of its .* neither a multiple nor a"),
+        ({"recurrent": CONVOLUTION}, 1, "its 12 channels of a convolution do not give 4 ranks an even number each"),
         ({"qk_norm": QKNorm(over_all_heads=True)}, 1, "norms queries and keys over all heads"),
     ],
 )
@@ -283,13 +378,3 @@ def test_a_recipe_that_cannot_be_split_is_rejected_by_name(tmp_path: Path, dtype
     recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype, backend=backend)
     with pytest.raises(BadRecipe, match=why):
         Recipe.load(recipe)
-
-
-def test_a_hybrid_over_ranks_is_rejected_by_name(tmp_path: Path) -> None:
-    recipe = write_recipe(
-        tmp_path / "r.toml",
-        target=tiny_hybrid(tmp_path / "hybrid", **ON_A_GPU),
-        backend=f"{PAGED}\ntensor_parallel = 2",
-    )
-    with pytest.raises(BadRecipe, match="recurrent layers, which are not split yet"):
-        build(Recipe.load(recipe), tmp_path / "out")

@@ -110,7 +110,7 @@ class Reader:
 @pytest.mark.parametrize("slot", range(SLOTS))
 def test_a_call_without_windows_moves_the_states_of_its_prompts_alone(slot: int) -> None:
     table = BlockTable(SLOTS, 4, 9, CPU)
-    cache = PagedCache(Reader.contract, table, CPU)
+    cache = PagedCache(Reader(), table)
     (states,) = table._snapshots._models
     expected = [9, 20]
     for each, tokens in enumerate(expected):

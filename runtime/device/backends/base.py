@@ -55,6 +55,20 @@ class CheckedEngine(Engine, Protocol):
         """Raise if the results of earlier runs may be wrong."""
 
 
+@runtime_checkable
+class SplitEngine(Engine, Protocol):
+    """An engine that several processes run, each with its part of the caches."""
+
+    def keep_states(self, caches: Mapping[str, torch.Tensor], slot: int, place: int) -> None:
+        """Copy what the other processes have of the recurrent states of ``slot``, to the numbered ``place``.
+
+        ``caches``: the tensors of this process, by their names in the contract.
+        """
+
+    def restore_states(self, caches: Mapping[str, torch.Tensor], slot: int, place: int) -> None:
+        """Set what the other processes have of the recurrent states of ``slot`` to the copy at ``place``."""
+
+
 def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, int]:
     """Return the size of every symbol. Raises InternalError unless ``tensors`` fit ``contract`` exactly."""
     aliased = {output for output, _ in contract.aliases}
