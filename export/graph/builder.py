@@ -15,7 +15,7 @@ import onnx_ir as ir
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.dtypes import ONNX
 from tandemrt.engines.validation.errors import InternalError
-from tandemrt.export.graph.inference import Inference
+from tandemrt.export.graph.inference import infer
 
 OPSET = 24  # the first opset with Attention over a padded cache and with TensorScatter
 IR_VERSION = 11
@@ -45,7 +45,6 @@ class GraphBuilder:
         self._functions: dict[ir.OperatorIdentifier, ir.Function] = {}
         self._scope: list[str] = []
         self._counts: dict[str, int] = {}
-        self._inference = Inference(opset)
 
     def op(
         self, op_type: str, *inputs: ir.Value | None, domain: str = "", version: int = 1, **attributes: Attribute
@@ -231,7 +230,7 @@ class GraphBuilder:
 
     def _infer(self, node: ir.Node) -> None:
         try:
-            found = self._inference(node)
+            found = infer(node, self.opsets[""])
         except Exception as error:
             shown = ", ".join(str(value) for value in node.inputs if value is not None)
             raise InternalError(

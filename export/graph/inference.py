@@ -1,4 +1,4 @@
-"""Shape inference of single standard nodes by ONNX, with a cache for equal nodes."""
+"""Shape inference of single standard nodes by ONNX, with a cache for equal nodes of all graphs."""
 
 from collections.abc import Hashable
 from typing import Any, TypeAlias
@@ -9,50 +9,54 @@ import onnx_ir as ir
 Dims: TypeAlias = tuple[int | str | None, ...]
 Typed: TypeAlias = tuple[ir.DataType, Dims | None]
 
+# A shape depends on no longer constant. Longer ones, such as rotary tables, would stay in the cache.
+_MAX_CONSTANT = 64
 
-class Inference:
-    """Infers dtypes and shapes of nodes. Layers repeat the same nodes with other names, so most results are cached."""
+_PLAIN = {getattr(ir.AttributeType, kind + plural) for kind in ("INT", "FLOAT", "STRING") for plural in ("", "S")}
 
-    def __init__(self, opset: int) -> None:
-        self._opset = opset
-        self._known: dict[Hashable, tuple[Typed, ...]] = {}
-
-    def __call__(self, node: ir.Node) -> tuple[Typed, ...]:
-        """Return dtype and shape of each output. Raises ONNX's own exception if the inputs do not fit the operator."""
-        key = _key(node)
-        if key is not None and key in self._known:
-            return self._known[key]
-        found = self._inferred(node)
-        if key is not None:
-            self._known[key] = found
-        return found
-
-    def _inferred(self, node: ir.Node) -> tuple[Typed, ...]:
-        schema = onnx.defs.get_schema(node.op_type, self._opset, "")
-        given = [value for value in node.inputs if value is not None]
-        types = {str(value.name): _type_proto(value) for value in given}
-        data = {str(v.name): ir.to_proto(v.const_value) for v in given if isinstance(v.const_value, ir.Tensor)}
-        imports = [onnx.helper.make_opsetid("", self._opset)]
-        found = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, opset_imports=imports)
-        return tuple(_typed(found[str(value.name)]) for value in node.outputs)
+# Layers, and the target and its draft, repeat the same nodes with other names, so most results are cached.
+_KNOWN: dict[Hashable, tuple[Typed, ...]] = {}
 
 
-def _key(node: ir.Node) -> Hashable | None:
-    """Return the cache key, all inputs of the inference, or None if a part cannot be hashed."""
+def infer(node: ir.Node, opset: int) -> tuple[Typed, ...]:
+    """Return dtype and shape of each output. Raises ONNX's own exception if the inputs do not fit the operator."""
+    key = _key(node, opset)
+    if key is None:
+        return _inferred(node, opset)
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _KNOWN[key] = _inferred(node, opset)
+    return found
+
+
+def _inferred(node: ir.Node, opset: int) -> tuple[Typed, ...]:
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    given = [value for value in node.inputs if value is not None]
+    types = {str(value.name): _type_proto(value) for value in given}
+    data = {str(value.name): ir.to_proto(constant) for value in given if (constant := _constant(value)) is not None}
+    imports = [onnx.helper.make_opsetid("", opset)]
+    found = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, opset_imports=imports)
+    return tuple(_typed(found[str(value.name)]) for value in node.outputs)
+
+
+def _key(node: ir.Node, opset: int) -> Hashable | None:
+    """Return the cache key, all inputs of the inference, or None if an attribute is a tensor or a graph."""
+    if not all(attribute.type in _PLAIN for attribute in node.attributes.values()):
+        return None
     attributes = tuple((name, _plain(attribute.value)) for name, attribute in sorted(node.attributes.items()))
     inputs = tuple(None if value is None else _of(value) for value in node.inputs)
-    key = (node.op_type, attributes, inputs, len(node.outputs))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return opset, node.op_type, attributes, inputs, len(node.outputs)
 
 
 def _of(value: ir.Value) -> Hashable:
     shape = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape.dims)
-    data = value.const_value.tobytes() if isinstance(value.const_value, ir.Tensor) else None
-    return value.dtype, shape, data
+    constant = _constant(value)
+    return value.dtype, shape, None if constant is None else constant.tobytes()
+
+
+def _constant(value: ir.Value) -> ir.Tensor | None:
+    constant = value.const_value
+    return constant if isinstance(constant, ir.Tensor) and constant.size <= _MAX_CONSTANT else None
 
 
 def _plain(value: Any) -> Any:

@@ -4,13 +4,22 @@ Each is one or two nodes of the ``tandemrt`` domain. The model file carries thei
 """
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.export.graph.builder import DTYPES, IR_VERSION
-from tandemrt.plugins.functions import OPSET, adjust_logits, library
+from tandemrt.plugins.functions import (
+    OPSET,
+    accept_coin,
+    adjust_logits,
+    filter_logits,
+    position_noise,
+    sample_draft,
+    token_bitmask,
+    token_noise,
+    verify_draft,
+)
 from tandemrt.plugins.operators.constants import DOMAIN
 
 _REQUEST = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
@@ -28,7 +37,8 @@ def build_verify(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     inputs = [masked.outputs[0], *(values[name] for name in others)]
     name = "verify_draft_probs" if draft_probs else "verify_draft"
     verified = _call(name, inputs, outputs=[values["tokens"], values["count"]])
-    return _model("verify", bindings, values, [masked, verified], library(draft_probs=draft_probs))
+    functions = (token_bitmask(), position_noise(), accept_coin(), filter_logits(), verify_draft(draft_probs))
+    return _model("verify", bindings, values, [masked, verified], functions)
 
 
 def build_propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool = False) -> ir.Model:
@@ -38,7 +48,9 @@ def build_propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool
     inputs = [values[binding.name] for binding in bindings.inputs]
     outputs = [values[binding.name] for binding in bindings.outputs]
     drawn = _call("sample_draft", inputs, outputs=outputs)
-    return _model("propose", bindings, values, [drawn], library(draft_probs=draft_probs, target_ids=target_ids))
+    noise = token_noise() if target_ids else position_noise()
+    functions = (noise, filter_logits(), sample_draft(draft_probs, target_ids))
+    return _model("propose", bindings, values, [drawn], functions)
 
 
 def build_adjust(*, vocab: int, dtype: str) -> ir.Model:
@@ -74,6 +86,4 @@ def _model(
     inputs = [values[binding.name] for binding in bindings.inputs]
     outputs = [values[binding.name] for binding in bindings.outputs]
     graph = ir.Graph(inputs, outputs, nodes=nodes, name=name, opset_imports={"": OPSET, DOMAIN: 1})
-    model = ir.Model(graph, ir_version=IR_VERSION, functions=functions)
-    RemoveUnusedFunctionsPass()(model)
-    return model
+    return ir.Model(graph, ir_version=IR_VERSION, functions=functions)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,10 @@ class DelimiterEncoder:
         found = next((way for way in ways if self._text(way) == text.encode()), None)
         if found is None:
             raise BadRecipe(f"{key}: the tokenizer has no tokens for {quoted(text)}; use a text it can encode")
-        missing = next((byte for byte in range(256) if self.vocabulary.tokenize_symbols([byte]) is None), None)
-        if missing is not None and any(self.vocabulary.tokens[token] for token in found):
+        if self._missing_byte is not None and any(self.vocabulary.tokens[token] for token in found):
             raise BadRecipe(
                 f"{key}: a delimiter that is text needs a tokenizer with a token for every byte, there is none for "
-                f"{missing}; got {quoted(text)}; use a delimiter that is one token"
+                f"{self._missing_byte}; got {quoted(text)}; use a delimiter that is one token"
             )
         return Delimiter(text=text, ids=tuple(found))
 
@@ -67,6 +67,10 @@ class DelimiterEncoder:
         """Whether the text of ``delimiter`` contains the text of ``other``."""
         symbols, part = self.vocabulary.symbols_of(delimiter.ids), self.vocabulary.symbols_of(other.ids)
         return any(symbols[at : at + len(part)] == part for at in range(len(symbols) - len(part) + 1))
+
+    @cached_property
+    def _missing_byte(self) -> int | None:
+        return next((byte for byte in range(256) if self.vocabulary.tokenize_symbols([byte]) is None), None)
 
     def _encode(self, text: str) -> list[int]:
         return list(self.backend.encode(text, add_special_tokens=False).ids)

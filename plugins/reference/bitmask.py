@@ -18,6 +18,5 @@ def token_bitmask(logits: npt.ArrayLike, bitmask: npt.ArrayLike) -> np.ndarray:
     needed = (*values.shape[:-1], mask_words(vocab))
     if words.shape != needed:
         raise ValueError(f"bitmask: int32 {needed} is needed for logits {values.shape}, got {words.shape}")
-    bits = (words.view(np.uint32)[..., None] >> np.arange(32, dtype=np.uint32)) & 1
-    allowed = bits.reshape(*words.shape[:-1], -1)[..., :vocab].astype(bool)
+    allowed = np.unpackbits(words.view(np.uint8), axis=-1, count=vocab, bitorder="little").astype(bool)
     return np.where(allowed, values, np.array(-np.inf, dtype=values.dtype))

@@ -9,7 +9,7 @@ from tests.openai.client import Served, asking
 from tests.waiting import PATIENCE_S
 from tools.demo.corpus import held_out
 
-STREAMS = 64
+STREAMS = 32
 
 
 def test_concurrent_streams_equal_the_python_api(served: Served, llm: LLM) -> None:
