@@ -149,7 +149,13 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parall
 
 
 def _flat_mask_token(fields: Fields) -> int:
-    return read_mask_token(fields, next((name for name in _MASK_TOKENS if name in fields.data), _MASK_TOKENS[0]))
+    found = next((name for name in _MASK_TOKENS if name in fields.data), None)
+    if found is None:
+        raise BadCheckpoint(
+            f"config.json: {_MASK_TOKENS[0]} should be an id, it is missing: SpecForge does not save it; add the id of "
+            "the training run (by default the tokenizer's mask token, else its number of tokens; Qwen3: 151669)"
+        )
+    return read_mask_token(fields, found)
 
 
 def _features(fields: Fields, name: str, target: ModelSpec, *, offset: int = 0) -> tuple[int, ...]:

@@ -14,23 +14,45 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
         *("OPTForCausalLM", "JAISLMHeadModel"),
     ),
-    "its queries, keys and values are one tensor under a name that is not read": (
-        *("BaiChuanForCausalLM", "BaichuanForCausalLM", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
-        *("QWenLMHeadModel", "InternLM2ForCausalLM", "InternLM2VEForCausalLM", "BailingMoeForCausalLM"),
-        *("BailingMoeV2ForCausalLM", "TeleChatForCausalLM", "TeleChat2ForCausalLM", "ExaoneForCausalLM"),
+    "its queries, keys and values are one tensor, W_pack": ("BaiChuanForCausalLM", "BaichuanForCausalLM"),
+    "its tensors have the names of ChatGLM's own code; GLM-4 checkpoints with -hf in their names are read": (
+        *("ChatGLMModel", "ChatGLMForConditionalGeneration"),
     ),
-    "its norms subtract the mean or have no weights, next to other parts that are not read": (
-        *("StableLMEpochForCausalLM", "OrionForCausalLM", "DbrxForCausalLM", "PersimmonForCausalLM", "OlmoForCausalLM"),
+    "its tensors have the names of Qwen 1's own code; Qwen1.5 and later are read": ("QWenLMHeadModel",),
+    "its queries, keys and values are one tensor by key head, wqkv; InternLM 3 is read": (
+        *("InternLM2ForCausalLM", "InternLM2VEForCausalLM"),
     ),
+    "its queries, keys and values are one tensor, query_key_value": (
+        "BailingMoeForCausalLM",
+        "BailingMoeV2ForCausalLM",
+    ),
+    "its keys and values are one tensor, key_value": ("TeleChatForCausalLM", "TeleChat2ForCausalLM"),
+    "its tensors have the names of EXAONE 3's own code (mlp.c_fc_0); EXAONE 4 is read": ("ExaoneForCausalLM",),
+    "its class is that of StableLM's own code; the same models with StableLmForCausalLM are read": (
+        "StableLMEpochForCausalLM",
+    ),
+    "its norms subtract the mean, next to other parts that are not read": ("OrionForCausalLM",),
+    "its norms have no weights, and it may bound queries, keys and values (clip_qkv); OLMo 2 and 3 are read": (
+        "OlmoForCausalLM",
+    ),
+    "its queries, keys and values are one tensor with bounds (clip_qkv), and its norms subtract the mean": (
+        "DbrxForCausalLM",
+    ),
+    "its queries, keys and values are one tensor by head, and its norms subtract the mean": ("PersimmonForCausalLM",),
     "attention and MLP read the same input": (
         *("CohereForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM", "FalconForCausalLM", "RWForCausalLM"),
         "PhiForCausalLM",
     ),
-    "it has recurrent layers of another kind, or no attention at all": (
-        *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM"),
-        *("Plamo2ForCausalLM", "MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+    "it has no attention: all of its layers are recurrent (Mamba)": (
+        *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"),
     ),
-    "its attention has output gates of another form": ("AfmoeForCausalLM", "LagunaForCausalLM"),
+    "its recurrent layers are Mamba-1, which is not read": ("JambaForCausalLM",),
+    "its layers with attention share weights, next to Mamba layers": ("Zamba2ForCausalLM", "ZambaForCausalLM"),
+    "its recurrent layers are lightning attention, which is not read; MiniMax M2 is read": (
+        *("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
+    ),
+    "it has recurrent layers of another kind": ("Plamo2ForCausalLM",),
+    "its attention has an output gate with a matmul of its own": ("AfmoeForCausalLM", "LagunaForCausalLM"),
     "its activation has learned parameters": ("ApertusForCausalLM",),
     "its experts run next to an MLP of their own": ("ArcticForCausalLM", "Grok1ModelForCausalLM"),
     f"{_LATENT}, with parts that are not read": (
@@ -39,9 +61,12 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "it is described by code in the checkpoint, which is not run": (
         *("AquilaModel", "AquilaForCausalLM", "DeepseekForCausalLM", "Fairseq2LlamaForCausalLM", "GritLM"),
         *("HCXVisionForCausalLM", "InternLMForCausalLM", "LLaMAForCausalLM"),
-        *("MiniCPMForCausalLM", "OuroForCausalLM", "PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
-        *("Plamo3ForCausalLM", "SolarForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
+        *("PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
+        *("Plamo3ForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
     ),
+    "its embeddings, residuals and logits are scaled (scale_emb, scale_depth, dim_model_base)": ("MiniCPMForCausalLM",),
+    "its layers run several times for each token": ("OuroForCausalLM",),
+    "some of its layers add the output of much earlier ones (bskcn)": ("SolarForCausalLM",),
     "it is a drafter that reads its target's keys and values": (
         *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     ),
@@ -63,43 +88,49 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "it has recurrent layers or convolutions of another kind": (
         *("BailingHybridForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),
         *("Inkling2ForConditionalGeneration", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM"),
-        *("ZambaForCausalLM", "BltForCausalLM", "HrmTextForCausalLM", "Lfm3VlForConditionalGeneration"),
+        *("BltForCausalLM", "HrmTextForCausalLM", "Lfm3VlForConditionalGeneration"),
     ),
     "its norms have no weights, or lie at places that are not read": (
         *("NanoChatForCausalLM", "BitNetForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM"),
     ),
+    "some of its layers attend to images (cross-attention)": (
+        *("MllamaForCausalLM", "MllamaForConditionalGeneration"),
+    ),
+    "its text part is that of Command R7B, whose attention and MLP read the same input": (
+        *("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "CohereCompassForCausalLM"),
+        "CohereCompassForConditionalGeneration",
+    ),
+    "its matmuls are stored next to adapters (LoRA) for images and speech": (
+        *("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),
+    ),
+    "it has separate experts for texts and for images": ("Ernie4_5_VLMoeForConditionalGeneration",),
+    "its experts are stored under names that are not read": (
+        *("AriaTextForCausalLM", "AriaForConditionalGeneration"),
+    ),
+    "tokens of its prompts attend to later ones": ("PaliGemmaForConditionalGeneration",),
+    "its text part lies under thinker, next to an audio encoder and a talker that are not read": (
+        *("Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+    ),
+    "its text part lies under llm, next to a resampler of images that is not read": ("MiniCPMV", "MiniCPMO"),
     "its text part has parts that are not read": (
-        *("AriaTextForCausalLM", "AriaForConditionalGeneration", "AyaVisionForConditionalGeneration"),
-        *("Cohere2VisionForConditionalGeneration", "CohereCompassForCausalLM", "CohereCompassForConditionalGeneration"),
-        *("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration", "MllamaForCausalLM"),
-        *("MllamaForConditionalGeneration", "MuseGlimmerForConditionalGeneration", "MuseSparkForConditionalGeneration"),
-        *("MistralLarge4ForConditionalGeneration", "Step3VLForConditionalGeneration", "Phi4MultimodalForCausalLM"),
-        *("Ernie4_5_VLMoeForConditionalGeneration", "PaddleOCRVLForConditionalGeneration", "Phi4MMForCausalLM"),
-        *("HunYuanVLForConditionalGeneration", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+        *("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+        *("MuseGlimmerForConditionalGeneration", "MuseSparkForConditionalGeneration"),
+        *("MistralLarge4ForConditionalGeneration", "Step3VLForConditionalGeneration"),
+        *("PaddleOCRVLForConditionalGeneration", "HunYuanVLForConditionalGeneration"),
+        "HyperCLOVAXVisionV2ForConditionalGeneration",
     ),
     "the tensors around its text part have names that are not read": (
-        *(
-            "FastVlmForConditionalGeneration",
-            "GlmOcrForConditionalGeneration",
-            "Granite4VisionForConditionalGeneration",
-        ),
-        *(
-            "GraniteDoclingForConditionalGeneration",
-            "Idefics2ForConditionalGeneration",
-            "Molmo2ForConditionalGeneration",
-        ),
-        *("MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration", "MiniCPMV", "MiniCPMO"),
+        *("FastVlmForConditionalGeneration", "GlmOcrForConditionalGeneration"),
+        *("Granite4VisionForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
+        *("Idefics2ForConditionalGeneration", "Molmo2ForConditionalGeneration"),
+        *("MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration"),
         *("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "Ovis2ForConditionalGeneration", "Ovis2_5"),
-        *("PaliGemmaForConditionalGeneration", "PerceptionLMForConditionalGeneration"),
-        *("QianfanOCRForConditionalGeneration", "Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration"),
-        *("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration"),
+        *("PerceptionLMForConditionalGeneration", "QianfanOCRForConditionalGeneration"),
         *("DeepseekVLV2ForCausalLM", "DeepseekOCRForCausalLM", "DeepseekOcr2ForConditionalGeneration"),
-        *(
-            "LlavaNextVideoForConditionalGeneration",
-            "VideoLlama3ForConditionalGeneration",
-            "JanusForConditionalGeneration",
-        ),
-        *("DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration", "Phi3VForCausalLM"),
+        *("LlavaNextVideoForConditionalGeneration", "VideoLlama3ForConditionalGeneration"),
+        *("JanusForConditionalGeneration", "DeepseekVLForConditionalGeneration"),
+        *("DeepseekVLHybridForConditionalGeneration", "Phi3VForCausalLM"),
     ),
     "it writes texts by diffusion, not token by token": ("DiffusionGemmaForBlockDiffusion",),
 }

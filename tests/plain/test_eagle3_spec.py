@@ -173,7 +173,7 @@ def test_a_flat_parallel_head_is_that_of_speculators() -> None:
     assert read(flat, parallel=True) == read(head.config(), parallel=True)
     renamed = {"ptd_token_id": 49} | {name: value for name, value in flat.items() if name != "mask_token_id"}
     assert read(renamed | {"architectures": ["PeagleLlamaForCausalLM"]}, parallel=True) == read(flat, parallel=True)
-    with pytest.raises(BadCheckpoint, match="mask_token_id should be an id, it is None"):
+    with pytest.raises(BadCheckpoint, match="mask_token_id should be an id, it is missing: SpecForge does not save it"):
         read({name: value for name, value in flat.items() if name != "mask_token_id"}, parallel=True)
     with pytest.raises(BadCheckpoint, match=r"one of LlamaForCausalLMEagle3.* for an EAGLE-3 head, it is \['PEagle"):
         read(flat)
