@@ -63,9 +63,9 @@ def check_invariance(
         texts = _Comparison(wanted, promised)
         largest = limits.num_draft_tokens if options.max_draft_tokens is None else options.max_draft_tokens
         for window in range(1, largest + 1):
-            yield texts.compare(f"{window} drafted tokens", requests.run(llm, num_draft_tokens=window))
+            yield texts.compare(_count(window, "drafted token"), requests.run(llm, num_draft_tokens=window))
         for together in _sizes(min(limits.batch, len(wanted))):
-            yield texts.compare(f"{together} requests at a time", requests.run(llm, together=together))
+            yield texts.compare(f"{_count(together, 'request')} at a time", requests.run(llm, together=together))
         turns = requests.continued(wanted, limits.length)
         second = _Comparison(turns.run(llm), promised) if turns.params else None
     for chunk in sorted({min(each, limits.prefill_chunk) for each in (37, BLOCK_SIZE, 256)}):
@@ -73,9 +73,10 @@ def check_invariance(
             yield texts.compare(f"prompts in chunks of {chunk} tokens while others decode", requests.run(llm))
     with _open(bundle, options, prefix_caching=True) as llm:
         yield texts.compare("an empty prefix cache", requests.run(llm))
-        yield texts.compare("prompts in the prefix cache", requests.run(llm))
+        yield texts.compare("prompts in the prefix cache", requests.run(llm), cached=True)
         if second is not None:
-            yield second.compare("a next turn whose first turn is in the prefix cache", turns.run(llm))
+            how = "a next turn whose first turn is in the prefix cache"
+            yield second.compare(how, turns.run(llm), cached=True)
     yield from _preempted(bundle, options, requests, texts)
 
 
@@ -109,8 +110,12 @@ class _Comparison:
     wanted: list[RequestOutput]
     promised: bool
 
-    def compare(self, how: str, found: list[RequestOutput]) -> CheckResult:
-        places = {}
+    def compare(self, how: str, found: list[RequestOutput], *, cached: bool = False) -> CheckResult:
+        """Compare the texts. ``cached``: tokens of prompts must come from the prefix cache, or nothing is compared."""
+        check, places = f"texts: {how}", {}
+        hits = sum(output.num_cached_tokens for output in found)
+        if cached and not hits:
+            return CheckResult(check, _REFERENCE, "no prompt fills a block of the cache", "not applicable")
         for number, (one, other) in enumerate(zip(self.wanted, found, strict=True)):
             if (one.token_ids, one.finish_reason) != (other.token_ids, other.finish_reason):
                 same = (a == b for a, b in zip(one.token_ids, other.token_ids, strict=False))
@@ -119,12 +124,17 @@ class _Comparison:
         errors = [output.error for output in (*self.wanted, *found) if output.finish_reason == "error"]
         tokens = sum(len(output.token_ids) for output in found)
         result = f"{len(found) - len(places)} of {len(found)} texts equal, {tokens} tokens"
+        result += f", {hits} of prompts from the cache" if cached else ""
         result += "".join(f"; text {number} parts at token {at}" for number, at in list(places.items())[:_NAMED])
         result += f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
         result += f"; {len(errors)} ended in an error: {errors[0]}" if errors else ""
         verdict = passed_if(not places and not errors) if self.promised or errors else "measured"
-        numbers = {"texts": len(found), "parted": len(places), "tokens": tokens}
-        return CheckResult(f"texts: {how}", _REFERENCE, result, verdict, numbers)
+        numbers = {"texts": len(found), "parted": len(places), "tokens": tokens, **({"cached": hits} if cached else {})}
+        return CheckResult(check, _REFERENCE, result, verdict, numbers)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def _sizes(most: int) -> list[int]:
@@ -135,7 +145,8 @@ def _sizes(most: int) -> list[int]:
 def _requests(bundle: Bundle, given: Sequence[Prompt] | None) -> _Requests:
     """Return ``given`` prompts, or random ones of all lengths; greedy and sampled in turns."""
     limits, draw = bundle.limits, Random(7)
-    longest = max(1, min(_PROMPT, limits.length // 4))
+    # A prompt should fill a block of the prefix cache, and leave room for a next turn.
+    longest = max(1, min(_PROMPT, max(limits.length // 4, min(BLOCK_SIZE + 32, limits.length // 2))))
     output = max(1, min(_OUTPUT, limits.length // 4))
     delimiters = bundle.reasoning
     control = {*(delimiters.think_start.ids if delimiters else ()), *bundle.stop_ids}

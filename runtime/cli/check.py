@@ -77,9 +77,12 @@ def check(
         results = check_bundle(bundle, options, compare_with=compare_with, text=content)
     with Status("opening the bundle" if invariance else "checking the files", console=console) as status:
         for found in results:
+            _print(found, same_reference=bool(rows) and rows[-1]["against"] == found.against)
             rows.append(found.to_json())
-            _print(found)
             status.update(f"checked {escape(found.check)}")
+    if invariance:
+        compared, parted = (sum(row["numbers"].get(name, 0) for row in rows) for name in ("texts", "parted"))
+        console.print(f"{compared} texts compared, {parted or 'none'} parted", highlight=False)
     failed = [row["check"] for row in rows if row["verdict"] == "fail"]
     console.print(f"[red]failed: {escape(', '.join(failed))}[/]" if failed else "[green]everything holds[/]")
     if out is not None:
@@ -88,9 +91,12 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
-def _print(found: "CheckResult") -> None:
-    """Print a result in two lines that are never cut: the verdict and what was compared, then the figures."""
-    against = f", with {found.against}" if found.against else ""
+def _print(found: "CheckResult", *, same_reference: bool) -> None:
+    """Print a result in two lines that are never cut: the verdict and what was compared, then the figures.
+
+    ``same_reference``: as in the result before, so that it need not be repeated.
+    """
+    against = f", with {found.against}" if found.against and not same_reference else ""
     verdict = f"[{_COLOURS[found.verdict]}]{found.verdict:14}[/]"
     console.print(f"{verdict}  {escape(found.check + against)}", highlight=False, soft_wrap=True)
     console.print(f"{'':16}[dim]{escape(found.result)}[/]", highlight=False, soft_wrap=True)

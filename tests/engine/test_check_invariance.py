@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tandemrt.cli import app
+from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
@@ -16,7 +17,7 @@ from tandemrt.runtime.check.invariance import check_invariance
 from tandemrt.runtime.requests.running import RunningRequest
 from tests.makers import tiny_checkpoint, write_recipe
 
-PROMPTS = [[3, 9, 27], [5] * 48, list(range(20, 60)), list(range(40, 10, -1)), [1]]
+PROMPTS = [[3, 9, 27], [5] * 80, list(range(20, 60)), list(range(40, 10, -1)), [1]]
 CPU = RuntimeOptions(device="cpu", threads=1)
 
 
@@ -34,9 +35,9 @@ def test_no_text_parts_on_a_cpu(paged_bundle: Path) -> None:
     found = {result.check: result for result in check_invariance(paged_bundle, CPU, PROMPTS)}
     preempted = next(check for check in found if "preempted" in check)
     assert [check for check in found if check != preempted] == [
-        "texts: 1 drafted tokens",
+        "texts: 1 drafted token",
         "texts: 2 drafted tokens",
-        "texts: 1 requests at a time",
+        "texts: 1 request at a time",
         "texts: 2 requests at a time",
         "texts: 4 requests at a time",
         "texts: prompts in chunks of 16 tokens while others decode",
@@ -46,6 +47,7 @@ def test_no_text_parts_on_a_cpu(paged_bundle: Path) -> None:
     ]
     assert {result.verdict for result in found.values()} == {"pass"}, found
     assert all(result.numbers["parted"] == 0 for result in found.values())
+    assert found["texts: prompts in the prefix cache"].numbers["cached"] == BLOCK_SIZE
     assert "times" in preempted
 
 
@@ -74,6 +76,10 @@ def test_the_command_reads_prompts_and_writes_a_report(paged_bundle: Path, tmp_p
     assert {row["verdict"] for row in findings} <= {"pass", "not applicable"}
     assert findings[0]["numbers"]["texts"] == 2
     assert "2 of 2 texts equal" in ran.output
+    compared = sum(row["numbers"].get("texts", 0) for row in findings)
+    assert f"{compared} texts compared, none parted" in ran.output
+    cached = [row["verdict"] for row in findings if row["check"] == "texts: prompts in the prefix cache"]
+    assert cached == ["not applicable"]  # these prompts fill no block
 
 
 @pytest.mark.parametrize("options", [["--prompts", "x"], ["--invariance", "--compare-with", "x", "--text", "y"]])
