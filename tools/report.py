@@ -22,7 +22,9 @@ class Report:
 
     def add(self, title: str, columns: Mapping[str, str], rows: list[Row]) -> None:
         """Add a table. ``columns`` maps headings to format specifications; None is printed as "-"."""
-        table = Table(*columns, title=title)
+        table = Table(title=title)
+        for name in columns:
+            table.add_column(name, overflow="fold")  # URLs of servers differ at their ends
         for row in rows:
             cells = zip(row, columns.values(), strict=True)
             table.add_row(*("-" if value is None else format(value, spec) for value, spec in cells))

@@ -16,8 +16,8 @@ def test_a_load_is_measured(served: Served, tmp_path: Path) -> None:
     options += ["--clients", 2, "--rates", 1000, "--json", tmp_path / "out.json"]
     done = CliRunner().invoke(app, ["load", served.url, *map(str, options)])
     assert done.exit_code == 0, done.output
-    closed, opened = (table["rows"] for table in json.loads((tmp_path / "out.json").read_text()))
-    assert (closed[0]["load"], opened[0]["load"]) == ("2 clients", "1000 requests/s")
+    tables = {table["title"]: table["rows"] for table in json.loads((tmp_path / "out.json").read_text())}
+    closed, opened = tables["2 clients"], tables["1000 requests/s"]
     for row in (*closed, *opened):
         assert (row["requests"], row["errors"]) == (5, 0)
         assert 1 < row["tokens per round"] <= 5

@@ -35,14 +35,23 @@ def test_files_of_other_benchmarks_are_read(tmp_path: Path, name: str, as_lines:
     assert prompts(str(tmp_path / "file.json"), 3, 0) == [wanted, other, wanted]
 
 
-@pytest.mark.parametrize("row", [{"turns": []}, {"conversations": [{"from": "gpt", "value": "Hi"}]}, {}, 3])
+@pytest.mark.parametrize("row", [{"turns": []}, {"conversations": "Hi"}, {}, 3])
 def test_a_row_without_a_question_is_rejected_with_its_place(tmp_path: Path, row: Any) -> None:
     (tmp_path / "file.jsonl").write_text(f"{json.dumps({'prompt': 'x'})}\n{json.dumps(row)}")
     with pytest.raises(BadRequest, match=r"a row must have prompt, messages, turns or conversations.*row 2 of"):
         prompts(str(tmp_path / "file.jsonl"), 2, 0)
 
 
-@pytest.mark.parametrize(("text", "problem"), [("", "at least one prompt"), ("{", "a JSON list or JSON lines")])
+def test_conversations_without_a_question_are_left_out(tmp_path: Path) -> None:
+    answers = [{"conversations": []}, {"conversations": [{"from": "gpt", "value": "Hi"}]}]
+    (tmp_path / "file.json").write_text(json.dumps([*answers, {"prompt": "x"}]))
+    assert prompts(str(tmp_path / "file.json"), 2, 0) == [{"prompt": "x"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("", "one prompt"), ('[{"conversations": []}]', "one question"), ("{", "a JSON list or JSON lines")],
+)
 def test_a_file_without_prompts_is_rejected(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(BadRequest, match=problem):

@@ -25,7 +25,6 @@ from tools.report import Json, Report, Row
 _START_S, _POLL_S = 1800.0, 0.1  # how long a server may take until it answers
 _COLUMNS = {
     "server": "",
-    "load": "",
     "requests": "d",
     "errors": "d",
     "tokens/s": ".0f",
@@ -120,7 +119,7 @@ async def _measured(client: httpx.AsyncClient, url: str, model: str, pace: Pace,
     seconds = time.perf_counter() - begun
     if failed := next((answer.error for answer in answers if answer.error is not None), None):
         Console(stderr=True).print(f"{url}: {clipped(failed)}", style="yellow", markup=False, soft_wrap=True)
-    return (url, str(pace), *figures(answers, seconds))
+    return (url, *figures(answers, seconds))
 
 
 def figures(answers: Sequence[Streamed], seconds: float) -> tuple[int | float | None, ...]:

@@ -19,7 +19,8 @@ def prompts(source: str | None, count: int, seed: int) -> list[Fields]:
 
     ``source`` is a file, ``random:LENGTH`` (that many random letters and digits each), or None: the included questions.
     A file is JSON or JSON lines. A row has ``prompt``, ``messages``, ``conversations`` (ShareGPT) or ``turns``
-    (SPEED-Bench, MT-Bench). Of a conversation the first turn is the prompt. Raises BadRequest.
+    (SPEED-Bench, MT-Bench). Of a conversation the first turn is the prompt. Conversations without a question are left
+    out; ShareGPT has some. Raises BadRequest.
     """
     if source is not None and source.startswith("random:"):
         return _random(source.removeprefix("random:"), count, seed)
@@ -46,7 +47,11 @@ def _read(path: Path) -> Iterator[Fields]:
     rows = _rows(text, path)
     if not rows:
         raise BadRequest(f"--prompts: must hold at least one prompt, received {clipped(path)}, which has none")
-    yield from (_fields(row, f"row {number} of {clipped(path)}") for number, row in enumerate(rows, 1))
+    read = (_fields(row, f"row {number} of {clipped(path)}") for number, row in enumerate(rows, 1))
+    found = [each for each in read if each is not None]
+    if not found:
+        raise BadRequest(f"--prompts: must hold at least one question, received {clipped(path)}, which has none")
+    yield from found
 
 
 def _rows(text: str, path: Path) -> list[Any]:
@@ -63,7 +68,8 @@ def _rows(text: str, path: Path) -> list[Any]:
         ) from error
 
 
-def _fields(row: Any, where: str) -> Fields:
+def _fields(row: Any, where: str) -> Fields | None:
+    """Return the prompt of a row; None for a conversation without a question. Raises BadRequest."""
     match row:
         case {"messages": [_, *_] as messages}:
             return {"messages": messages}
@@ -71,11 +77,11 @@ def _fields(row: Any, where: str) -> Fields:
             return {"prompt": prompt}
         case {"turns": [str(first), *_]}:
             return {"messages": [{"role": "user", "content": first}]}
-        case {"conversations": list(turns)} if question := _first_question(turns):
-            return {"messages": [{"role": "user", "content": question}]}
+        case {"conversations": list(turns)}:
+            question = _first_question(turns)
+            return None if question is None else {"messages": [{"role": "user", "content": question}]}
     raise BadRequest(
-        f"--prompts: a row must have prompt, messages, turns or conversations with a question, received {quoted(row)} "
-        f"in {where}"
+        f"--prompts: a row must have prompt, messages, turns or conversations, received {quoted(row)} in {where}"
     )
 
 
