@@ -29,20 +29,37 @@ class _Requests:
     prompts: list[Prompt]
     params: list[SamplingParams]
 
-    def run(self, llm: LLM, *, num_draft_tokens: int | None = None, together: int | None = None) -> list[RequestOutput]:
-        """Generate every text, ``together`` requests at a time (None: all)."""
+    def run(
+        self,
+        llm: LLM,
+        *,
+        num_draft_tokens: int | None = None,
+        together: int | None = None,
+        after: "_Requests | None" = None,
+    ) -> list[RequestOutput]:
+        """Generate every text, ``together`` requests at a time (None: all).
+
+        ``after``: as many requests; those of the same places run immediately before.
+        """
         params = [each.model_copy(update={"num_draft_tokens": num_draft_tokens}) for each in self.params]
         step = together or len(params)
         outputs: list[RequestOutput] = []
         for first in range(0, len(params), step):
-            outputs += llm.generate(self.prompts[first : first + step], params[first : first + step])
+            group = slice(first, first + step)
+            if after is not None:
+                llm.generate(after.prompts[group], after.params[group])
+            outputs += llm.generate(self.prompts[group], params[group])
         return outputs
 
-    def continued(self, outputs: Sequence[RequestOutput], length: int) -> "_Requests":
-        """Return requests whose prompts are these texts, those that leave room in ``length``."""
+    def next_turns(self, outputs: Sequence[RequestOutput], length: int) -> "tuple[_Requests, _Requests]":
+        """Return the requests whose texts leave room in ``length``, and requests whose prompts are these texts."""
         texts = [[*output.prompt_token_ids, *output.token_ids] for output in outputs]
         fits = [number for number, text in enumerate(texts) if len(text) + min(_OUTPUT, length // 4) <= length]
-        return _Requests([texts[number] for number in fits], [self.params[number] for number in fits])
+        params = [self.params[number] for number in fits]
+        return (
+            _Requests([self.prompts[number] for number in fits], params),
+            _Requests([texts[number] for number in fits], params),
+        )
 
 
 def check_invariance(
@@ -66,17 +83,19 @@ def check_invariance(
             yield texts.compare(_count(window, "drafted token"), requests.run(llm, num_draft_tokens=window))
         for together in _sizes(min(limits.batch, len(wanted))):
             yield texts.compare(f"{_count(together, 'request')} at a time", requests.run(llm, together=together))
-        turns = requests.continued(wanted, limits.length)
-        second = _Comparison(turns.run(llm), promised) if turns.params else None
+        turns, next_turns = requests.next_turns(wanted, limits.length)
+        second = _Comparison(next_turns.run(llm), promised) if turns.params else None
     for chunk in sorted({min(each, limits.prefill_chunk) for each in (37, BLOCK_SIZE, 256)}):
         with _open(bundle, options, prefix_caching=False, prefill_chunk=chunk) as llm:
             yield texts.compare(f"prompts in chunks of {chunk} tokens while others decode", requests.run(llm))
     with _open(bundle, options, prefix_caching=True) as llm:
         yield texts.compare("an empty prefix cache", requests.run(llm))
-        yield texts.compare("prompts in the prefix cache", requests.run(llm), cached=True)
+        # A linear cache keeps a prompt until the next request joins its slot.
+        again = requests.run(llm, together=limits.batch, after=requests)
+        yield texts.compare("prompts in the prefix cache", again, cached=True)
         if second is not None:
             how = "a next turn whose first turn is in the prefix cache"
-            yield second.compare(how, turns.run(llm), cached=True)
+            yield second.compare(how, next_turns.run(llm, together=limits.batch, after=turns), cached=True)
     yield from _preempted(bundle, options, requests, texts)
 
 
@@ -115,7 +134,7 @@ class _Comparison:
         check, places = f"texts: {how}", {}
         hits = sum(output.num_cached_tokens for output in found)
         if cached and not hits:
-            return CheckResult(check, _REFERENCE, "no prompt fills a block of the cache", "not applicable")
+            return CheckResult(check, _REFERENCE, "no token of a prompt came from the cache", "not applicable")
         for number, (one, other) in enumerate(zip(self.wanted, found, strict=True)):
             if (one.token_ids, one.finish_reason) != (other.token_ids, other.finish_reason):
                 same = (a == b for a, b in zip(one.token_ids, other.token_ids, strict=False))
@@ -124,7 +143,7 @@ class _Comparison:
         errors = [output.error for output in (*self.wanted, *found) if output.finish_reason == "error"]
         tokens = sum(len(output.token_ids) for output in found)
         result = f"{len(found) - len(places)} of {len(found)} texts equal, {tokens} tokens"
-        result += f", {hits} of prompts from the cache" if cached else ""
+        result += f", {hits} prompt tokens from the cache" if cached else ""
         result += "".join(f"; text {number} parts at token {at}" for number, at in list(places.items())[:_NAMED])
         result += f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
         result += f"; {len(errors)} ended in an error: {errors[0]}" if errors else ""
