@@ -10,8 +10,7 @@ and no host waits for a device.
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,7 +148,7 @@ class RankedEngine:
         self._processes.require()
 
     def _command(self, header: Header) -> None:
-        self._processes.command(partial(_write, [header.to_array()]))
+        self._processes.command(_writer([header.to_array()]))
 
     def _caches_of(self, tensors: Mapping[str, torch.Tensor]) -> Caches:
         """Return the set of caches that ``tensors`` are, by its address."""
@@ -170,11 +169,11 @@ class RankedCall:
         self._ended = ended
         self._processes = processes
         self._work = work
-        self._command = command
+        self._write = _writer(command)
 
     def run(self) -> None:
         """Run the call on all ranks. Raises RankFailed if a rank fails, and for all later calls."""
-        self._processes.command(partial(_write, self._command))
+        self._processes.command(self._write)
         try:
             self._work.run()
             if self._ended is not None:
@@ -197,7 +196,14 @@ def require_on_gpus(entry: Engine) -> None:
         )
 
 
-def _write(command: Sequence[np.ndarray], memory: np.ndarray) -> None:
-    places, _ = packed([each.nbytes for each in command])
-    for array, begin in zip(command, places, strict=True):
-        memory[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+def _writer(command: Sequence[np.ndarray]) -> Callable[[np.ndarray], None]:
+    """Return what writes the values of contiguous arrays into the memory of a command."""
+    begins, _ = packed([each.nbytes for each in command])
+    values = [each.reshape(-1).view(np.uint8) for each in command]
+    parts = [(begin, begin + len(each), each) for begin, each in zip(begins, values, strict=True)]
+
+    def write(memory: np.ndarray) -> None:
+        for begin, end, each in parts:
+            memory[begin:end] = each
+
+    return write
