@@ -59,7 +59,14 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MiniCPM3ForCausalLM", "MistralLarge3ForCausalLM", "PanguUltraMoEForCausalLM"),
     ),
     "it is described by code in the checkpoint, which is not run": (
-        *("AquilaModel", "AquilaForCausalLM", "DeepseekForCausalLM", "Fairseq2LlamaForCausalLM", "GritLM"),
+        *(
+            "Phi3SmallForCausalLM",
+            "AquilaModel",
+            "AquilaForCausalLM",
+            "DeepseekForCausalLM",
+            "Fairseq2LlamaForCausalLM",
+            "GritLM",
+        ),
         *("HCXVisionForCausalLM", "InternLMForCausalLM", "LLaMAForCausalLM"),
         *("PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
         *("Plamo3ForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
@@ -103,10 +110,11 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "its matmuls are stored next to adapters (LoRA) for images and speech": (
         *("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),
     ),
-    "it has separate experts for texts and for images": ("Ernie4_5_VLMoeForConditionalGeneration",),
-    "its experts are stored under names that are not read": (
-        *("AriaTextForCausalLM", "AriaForConditionalGeneration"),
+    "its class is that of LLaVA's own code; checkpoints with -hf in their names are read": (
+        *("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaQwenForCausalLM"),
     ),
+    "it has separate experts for texts and for images": ("Ernie4_5_VLMoeForConditionalGeneration",),
+    "its experts are stored under names that are not read": (*("AriaTextForCausalLM", "AriaForConditionalGeneration"),),
     "tokens of its prompts attend to later ones": ("PaliGemmaForConditionalGeneration",),
     "its text part lies under thinker, next to an audio encoder and a talker that are not read": (
         *("Qwen2_5OmniModel", "Qwen2_5OmniThinkerForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),

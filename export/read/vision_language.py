@@ -30,6 +30,7 @@ class TextPart:
 _QWEN = {"rope_theta": 1_000_000.0}
 _QWEN3 = {"rope_theta": 500_000.0}
 _LLAVA = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_LLAMA_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 _KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 VISION_LANGUAGE = {
     "Step3p7ForConditionalGeneration": TextPart({"step3p5": "Step3p5ForCausalLM"}),
@@ -41,9 +42,9 @@ VISION_LANGUAGE = {
     "Kimi_K25ForConditionalGeneration": TextPart(_KIMI),
     "Lfm2VlForConditionalGeneration": TextPart({"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}),
     "LightOnOcrForConditionalGeneration": TextPart({"qwen3": "Qwen3ForCausalLM"}),
-    "LlavaForConditionalGeneration": TextPart(_LLAVA),
-    "LlavaNextForConditionalGeneration": TextPart(_LLAVA),
-    "LlavaOnevisionForConditionalGeneration": TextPart(_LLAVA),
+    "LlavaForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),
+    "LlavaNextForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),
+    "LlavaOnevisionForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),
     "SmolVLMForConditionalGeneration": TextPart({"llama": "LlamaForCausalLM"}),
     "Gemma3ForConditionalGeneration": TextPart({"gemma3_text": "Gemma3ForCausalLM"}),
     "Gemma4ForConditionalGeneration": TextPart({"gemma4_text": "Gemma4ForCausalLM"}),

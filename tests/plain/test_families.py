@@ -375,6 +375,15 @@ PUBLISHED = {
         "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1}""",
         lambda spec: (spec.family, spec.sliding_window, spec.rope.theta) == ("mistral", None, 1e9),
     ),
+    "llava-1.5-7b-hf": (
+        """{"architectures": ["LlavaForConditionalGeneration"], "ignore_index": -100, "image_token_index": 32000,
+        "model_type": "llava", "pad_token_id": 32001, "projector_hidden_act": "gelu", "text_config": {"_name_or_path":
+        "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "model_type":
+        "llama", "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064}, "tie_word_embeddings": false,
+        "torch_dtype": "float16", "transformers_version": "4.36.0.dev0", "vision_config": {"hidden_size": 1024},
+        "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "vocab_size": 32064}""",
+        lambda spec: (spec.hidden, spec.layers, spec.heads, spec.kv_heads, spec.vocab) == (4096, 32, 32, 32, 32064),
+    ),
     "InternVL3-1B": (
         """{"architectures": ["InternVLChatModel"], "auto_map": {"AutoConfig":
         "configuration_internvl_chat.InternVLChatConfig", "AutoModel": "modeling_internvl_chat.InternVLChatModel",
