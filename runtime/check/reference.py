@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step
 from tandemrt.engines.contract.dtypes import BYTES, HALF, ONNX
 from tandemrt.engines.contract.operators import COLLECTIVES, SCHEMAS
-from tandemrt.engines.validation.errors import BadBundle
+from tandemrt.engines.validation.errors import BadBundle, InternalError
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.operators.launch import Call, Context
 from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
@@ -117,10 +118,11 @@ class RankedReference:
 
     capturable = False
 
-    def __init__(self, executors: Sequence[Executor]) -> None:
+    def __init__(self, executors: Sequence[Executor], errors: list[BaseException]) -> None:
         self.contract = executors[0].contract
         self.device = _CPU
         self._executors = executors
+        self._errors = errors
 
     @classmethod
     def open(cls, bundle: Bundle, threads: int | None, call: Mapping[str, int]) -> "RankedReference":
@@ -129,12 +131,13 @@ class RankedReference:
         size = max(_part_bytes(entry, call) for entry in entries)
         memory = bytearray(shared_bytes(len(entries), size))
         arrived = [[threading.Semaphore(0) for _ in entries] for _ in entries]
+        errors: list[BaseException] = []
         executors = []
         for rank, entry in enumerate(entries):
             assert entry.decoder is not None
-            ranks = SharedRanks(rank, memory, arrived)
+            ranks = SharedRanks(rank, memory, arrived, partial(_require_no_error, errors))
             executors.append(open_float32_steps(bundle.folder, entry.decoder, entry.contract, threads, call, ranks))
-        return cls(executors)
+        return cls(executors, errors)
 
     def bind(self, tensors: Mapping[str, Tensor], *, filters: bool = True) -> Call:
         """See Engine.bind. The caches of the other ranks begin with zeros."""
@@ -145,19 +148,39 @@ class RankedReference:
         for executor in self._executors[1:]:
             own = {name: torch.zeros(executor.contract[name].resolve(blocks)) for name in sorted(held)}
             calls.append(executor.bind({**shared, **own, "logits": torch.empty(*tensors["logits"].shape)}))
-        return _InThreads(calls)
+        return _InThreads(calls, self._errors)
 
 
 @dataclass(frozen=True)
 class _InThreads:
-    """Calls that wait for each other."""
+    """Calls that wait for each other while ``errors`` is empty."""
 
     calls: Sequence[Call]
+    errors: list[BaseException]
 
     def run(self) -> None:
+        """Raises the first error of a call, or InternalError if the operating system refuses a thread."""
         with ThreadPoolExecutor(len(self.calls)) as pool:
-            for done in [pool.submit(call.run) for call in self.calls]:
-                done.result()
+            try:
+                for call in self.calls:
+                    pool.submit(self._run, call)
+            except RuntimeError as error:
+                self.errors.append(
+                    InternalError(f"ranks: a thread could not start: {error}; raise the limit (ulimit -u)")
+                )
+        _require_no_error(self.errors)
+
+    def _run(self, call: Call) -> None:
+        try:
+            call.run()
+        except BaseException as error:  # raised by ``run``
+            self.errors.append(error)
+
+
+def _require_no_error(errors: Sequence[BaseException], *_: object) -> None:
+    """Raise the first of ``errors``; also the check of SharedRanks, because a rank that failed sends no part."""
+    if errors:
+        raise errors[0]
 
 
 def _part_bytes(entry: Entry, call: Mapping[str, int]) -> int:

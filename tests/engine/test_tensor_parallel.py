@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from threading import Semaphore
+from threading import Semaphore, Thread
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, TandemError
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, InternalError, TandemError
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.capacity import fitting
 from tandemrt.export.quantize.columns import write_shards
@@ -111,6 +111,36 @@ def test_check_compares_two_processes_with_two_threads_in_float32(llm: LLM) -> N
     assert {kind for kind, *_ in found} >= {"packed", "window", "one"}
     for kind, row, position, logits in found:
         np.testing.assert_allclose(logits, expected[row, position], atol=1e-4, err_msg=f"{kind} {row} {position}")
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused thread", "failed rank"])
+def test_the_reference_of_two_ranks_waits_for_no_rank_after_an_error(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    plan = DecodePlan.within(llm.bundle.limits, llm.bundle.valid_tokens)
+    rows, length = len(plan.tokens), len(plan.tokens[0])
+    call = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
+    reference = open_reference(llm.bundle, "target", 1, call)
+    start, exchange, started = Thread.start, SharedRanks.exchange, list[Thread]()
+
+    def refuse_the_second(thread: Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def fail_in_rank_1(ranks: SharedRanks, part: np.ndarray) -> list[np.ndarray]:
+        if ranks.rank:
+            raise InternalError("ranks: rank 1 has no memory")
+        return exchange(ranks, part)
+
+    if refused:
+        monkeypatch.setattr(Thread, "start", refuse_the_second)
+    else:
+        monkeypatch.setattr(SharedRanks, "exchange", fail_in_rank_1)
+    for _ in range(2):
+        with pytest.raises(InternalError, match="ranks: a thread could not start" if refused else "no memory"):
+            score_at_once(reference, plan)
 
 
 def test_speculation_changes_no_text_on_two_ranks(llm: LLM) -> None:
