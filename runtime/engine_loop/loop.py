@@ -192,7 +192,10 @@ class EngineLoop:
                 waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
                 self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
-            return self.planner.plan(self.slots, self.draft_windows)
+            this = self.planner.plan(self.slots, self.draft_windows)
+            for running in this.rows.values():
+                running.forget_plan()
+            return this
 
     def _observe_duration(self, last: VerifiedRound | None, this: VerifiedRound | None, seconds: float) -> None:
         """Record the duration of a step for adaptive draft windows.
@@ -235,6 +238,8 @@ class RoundSteps:
         """Return the round with its fast-forward tokens and the window that it needs. Call after the last commit."""
         with self._metrics.timed("fill"):
             this = this.with_fast_forward() if this.may_fast_forward else this
+            for running in this.rows.values():
+                running.forget_plan()
         if this.only_fast_forward or this.prompts != NO_PROMPTS:  # prompts fix the window
             return this
         window = self._drafter.window_needed(this)

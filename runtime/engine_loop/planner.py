@@ -162,7 +162,8 @@ class Preemption:
 
     A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
     are still cached; for batch invariance rounds process its output again. Tokens that the round in flight decides for
-    it are dropped; the same random numbers decide them again.
+    it are dropped; the same random numbers decide them again. The round that repeats the dropped one also repeats its
+    plan of fast-forward tokens, because under the rejection rule a text depends on its drafts.
     """
 
     def __init__(
@@ -188,7 +189,9 @@ class Preemption:
                 self._register_prefix(running)
                 while not self._slots.grow(running):
                     youngest = queue.pop() if queue else running
-                    last = last and last.without(youngest.slot)
+                    if last is not None:
+                        youngest.planned_fast_forward = last.fast_forward_plan(youngest)
+                        last = last.without(youngest.slot)
                     self._preempt(youngest)
                     if youngest is running:
                         break

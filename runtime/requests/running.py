@@ -33,6 +33,8 @@ class RunningRequest:
         prefill_end: number of tokens to prefill: all but the last one. The first round processes the last one, so that
             the same code samples the first output token and all others.
         preemptions: number of preemptions.
+        planned_fast_forward: whether the round that a preemption dropped might draft fast-forward tokens; the round
+            that repeats it does the same. None if there is no round to repeat.
         registered_blocks: number of blocks that other requests can reuse, see Slots.register_prefix.
         reasoning_ends_mid_round: number of rounds whose tokens contain both the end of reasoning and answer text.
         counted_tokens: number of output tokens in the metrics.
@@ -49,6 +51,7 @@ class RunningRequest:
         self.tokens = list(self.request.prompt)
         self._reread: list[int] = []  # output tokens after ``tokens``
         self.preemptions = 0
+        self.planned_fast_forward: bool | None = None
         self._queued = queued
         self._cached_prompt = cached
         self.assign_slot(slot, cached)
@@ -144,8 +147,15 @@ class RunningRequest:
         del self._reread[:count]
 
     def may_fast_forward(self, tokens: int) -> bool:
-        """See Constraint.may_fast_forward."""
-        return self.rereading or self.constraint.may_fast_forward(tokens)
+        """See Constraint.may_fast_forward. A round that repeats a dropped one does what that one did."""
+        if self.rereading or self.planned_fast_forward is None:
+            return self.rereading or self.constraint.may_fast_forward(tokens)
+        return self.planned_fast_forward
+
+    def forget_plan(self) -> None:
+        """Note that a round repeats the dropped one; while output is processed again, that round is still to come."""
+        if not self.rereading:
+            self.planned_fast_forward = None
 
     def fill_rows(self, draft: Sequence[int], masks: MaskRows, first: int, *, limit: int, override: bool) -> FilledRows:
         """See Constraint.fill_rows. All tokens of a round that processes output again are fast-forward tokens."""

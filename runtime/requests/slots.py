@@ -247,11 +247,19 @@ class Round:
 
         Other slots get none, so that drafts, and a text under the rejection rule, do not depend on neighbours.
 
+        A request that had output to process again when the round was planned may have processed it by now. It gets some
+        only if the round that this one repeats did.
+
         The drafter is skipped where they fill what it would draft. The window shrinks to what is needed, unless the
         round has prompts, whose positions in the packed calls follow from it.
         """
+        may = frozenset(
+            slot
+            for slot, running in self.rows.items()
+            if slot in self.may_fast_forward and (running.rereading or running.planned_fast_forward is not False)
+        )
         tokens = {
-            slot: running.fast_forward_tokens(self.max_drafted(running)) if slot in self.may_fast_forward else []
+            slot: running.fast_forward_tokens(self.max_drafted(running)) if slot in may else []
             for slot, running in self.rows.items()
         }
         only = all(
@@ -259,7 +267,7 @@ class Round:
         )
         needed = max([0 if only else self.num_proposed, *map(len, tokens.values())])
         window = needed if self.prompts == NO_PROMPTS else self.window
-        return replace(self, fast_forward=tokens, only_fast_forward=only, window=window)
+        return replace(self, may_fast_forward=may, fast_forward=tokens, only_fast_forward=only, window=window)
 
     def unfinished(self) -> "Round":
         """Return the round with the same calls, without requests that finished after it was planned."""
@@ -282,6 +290,12 @@ class VerifiedRound:
     num_verified: Mapping[int, int]
     num_from_drafter: Mapping[int, int]
     logits: Mapping[int, HostCopy] = field(default_factory=dict)
+
+    def fast_forward_plan(self, running: RunningRequest) -> bool | None:
+        """Return whether ``running`` might draft fast-forward tokens; keep its older plan if it has no row."""
+        if running.slot not in self.round.rows or running.rereading:
+            return running.planned_fast_forward
+        return running.slot in self.round.may_fast_forward
 
     def without(self, slot: int) -> "VerifiedRound":
         """Return the round with nothing to commit for ``slot``."""

@@ -4,6 +4,7 @@ A block becomes findable when its last token has been processed.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.drafters.none import NoDrafter
-from tandemrt.runtime.engine_loop.planner import Preemption
+from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, Preemption, plan_round
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.running import RunningRequest
@@ -35,8 +37,8 @@ class Memory:
         end = lambda running, finish: self.ended.append((running, finish))  # noqa: E731
         self.preemption = Preemption(self.slots, self.scheduler, NoDrafter(), end, self.metrics)
 
-    def join(self, prompt: Sequence[int], *, prefilled: bool = True) -> RunningRequest:
-        running = self.slots.join(make_queued(prompt=prompt, hashes=BlockHashes("bundle"), window=0))
+    def join(self, prompt: Sequence[int], *, prefilled: bool = True, window: int = 0) -> RunningRequest:
+        running = self.slots.join(make_queued(prompt=prompt, hashes=BlockHashes("bundle"), window=window))
         assert running is not None
         if prefilled:
             running.prefilled = running.prefill_end
@@ -118,3 +120,43 @@ def test_a_request_that_lacks_memory_for_itself_is_preempted_alone() -> None:
     last = memory.preemption.reserve_memory(last) or last
     assert list(memory.slots) == list(last.round.rows.values()) == [older]
     assert [each.preempted for each in memory.scheduler._preempted] == [younger]
+
+
+@pytest.mark.parametrize("rereads", [False, True], ids=["prefilled", "processed again"])
+@pytest.mark.parametrize("planned", [False, True], ids=["planned without", "planned with"])
+def test_a_repeated_round_drafts_fast_forward_tokens_if_the_dropped_one_did(
+    monkeypatch: pytest.MonkeyPatch, planned: bool, rereads: bool
+) -> None:
+    """The host knows more of the text by now, and the text under the rejection rule depends on what is drafted."""
+    monkeypatch.setattr(Constraint, "may_fast_forward", lambda *_: not planned)
+    memory, windows = Memory(), DraftWindowPlanner(None, 4)
+    older, running = (memory.join([first, *range(40)], window=4) for first in (101, 102))
+    running.tokens += [7, 8]
+    last = memory.round_in_flight()
+    last = replace(last, round=replace(last.round, may_fast_forward=frozenset([running.slot] if planned else [])))
+    with monkeypatch.context() as short:
+        short.setattr(memory.slots, "grow", lambda each: each is older)
+        memory.preemption.reserve_memory(last)
+    assert memory.slots.join(memory.scheduler._preempted.pop()) is running
+    running.assign_slot(running.slot, len(running.tokens) - 1, rereads=rereads)
+
+    this = plan_round([running], windows, SLOTS)
+    running.forget_plan()
+    if rereads:
+        assert this.with_fast_forward().fast_forward[running.slot] == [7]
+        running.reread([7, 8])
+        this = this.with_fast_forward()
+        running.forget_plan()
+    assert this.may_fast_forward == ({running.slot} if planned else set())
+    assert plan_round([running], windows, SLOTS).may_fast_forward == (set() if planned else {running.slot})
+
+
+def test_a_request_that_is_preempted_before_its_round_is_repeated_keeps_the_plan() -> None:
+    memory = Memory()
+    running = memory.join(range(40), window=4)
+    running.planned_fast_forward = False
+    memory.slots.grow = lambda _: False  # type: ignore[method-assign]
+    empty = VerifiedRound(Round({}, SLOTS, 0, filters=False, rules=frozenset()), {}, {})
+    memory.preemption.reserve_memory(empty)
+    assert memory.scheduler._preempted.pop().preempted is running
+    assert running.planned_fast_forward is False
