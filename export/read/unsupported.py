@@ -95,7 +95,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "it has recurrent layers or convolutions of another kind": (
         *("BailingHybridForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),
         *("Inkling2ForConditionalGeneration", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM"),
-        *("BltForCausalLM", "HrmTextForCausalLM", "Lfm3VlForConditionalGeneration"),
+        *("BltForCausalLM", "HrmTextForCausalLM"),
     ),
     "its norms have no weights, or lie at places that are not read": (
         *("NanoChatForCausalLM", "BitNetForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM"),

@@ -41,6 +41,7 @@ VISION_LANGUAGE = {
     "KimiK25ForConditionalGeneration": TextPart(_KIMI),
     "Kimi_K25ForConditionalGeneration": TextPart(_KIMI),
     "Lfm2VlForConditionalGeneration": TextPart({"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}),
+    "Lfm3VlForConditionalGeneration": TextPart({"lfm3": "Lfm3ForCausalLM"}, defaults={"tie_word_embeddings": True}),
     "LightOnOcrForConditionalGeneration": TextPart({"qwen3": "Qwen3ForCausalLM"}),
     "LlavaForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),
     "LlavaNextForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),

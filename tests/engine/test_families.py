@@ -308,6 +308,12 @@ WITH_IMAGES: dict[str, Callable[[], PreTrainedConfig]] = {
         text_config=FAMILIES["lfm2"]().to_dict(),
         vision_config=SQUARE | {"model_type": "siglip2_vision_model"},
     ),
+    "lfm3_vl": lambda: AutoConfig.for_model(
+        "lfm3_vl",
+        text_config=FAMILIES["lfm3"]().to_dict(),
+        vision_config={"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        | {"num_key_value_heads": 1},
+    ),
     "lighton_ocr": lambda: AutoConfig.for_model(
         "lighton_ocr",
         text_config=OF_64 | {"model_type": "qwen3"},

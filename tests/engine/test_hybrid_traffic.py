@@ -1,7 +1,8 @@
 """Hybrid models under random traffic: each token has the bits that it has alone, whatever happens around it.
 
 Requests share beginnings, so that prompts continue from cached prefixes; they have any draft lengths and chunks; some
-are cancelled, and others take their slots. `make test-hybrids` sends 500 requests to all pairs of a target and a draft.
+are cancelled or preempted, and others take their slots. `make test-hybrids` sends 500 requests to all pairs of a target
+and a draft.
 """
 
 import json
@@ -33,7 +34,7 @@ LENGTH, TOKENS, WINDOW = 260, 8, 4
 TEXT = [(7 * i * i + 3 * i) % 199 for i in range(200)]
 TARGETS = ("delta net", "mamba", "convolution")
 # Further families of a long run (tools/families/cases.py), with a draft that is often wrong and one that is right.
-FURTHER = ("falcon_h1", "kimi_linear", "lfm3", "nemotron_h with latent experts", "olmo_hybrid", "qwen3_5_moe")
+FURTHER = ("falcon_h1", "kimi_linear", "lfm3", "nemotron_h", "olmo_hybrid", "qwen3_5_moe")
 DRAFTS = ("ngram", "hybrid", "attention", "pard", "eagle3", "peagle", "dflash", "dspark")
 # In every run: each target, and a draft without a model, a hybrid one, one with a cache of its own, and a head.
 # The operators of a GPU's paged cache run on a CPU here.
@@ -199,7 +200,6 @@ def test_logits_have_the_bits_of_a_request_alone(
     llm = traffic.llm(target, draft)
     llm.loop.planner.chunk, llm.loop.planner.chunk_while_decoding = chunk, while_decoding
     found = [Heard(cancel_after) for *_, cancel_after in sent]
-    before = llm.metrics.preemptions
     grow, llm.loop.slots.grow = llm.loop.slots.grow, failing(llm.loop.slots.grow, short_of_memory)  # type: ignore[method-assign]
     try:
         for (each, window, _), heard in zip(sent, found, strict=True):
@@ -208,16 +208,9 @@ def test_logits_have_the_bits_of_a_request_alone(
             heard.ended.result(60)
     finally:
         llm.loop.slots.grow = grow  # type: ignore[method-assign]
-    # A preempted request reads its output again as a prompt, which rounds differently on a CPU; its tokens stay.
-    exact = llm.metrics.preemptions == before
     for (each, _, cancel_after), heard in zip(sent, found, strict=True):
-        expected = traffic.alone(target, each)[: len(heard.logprobs)]
-        assert heard.logprobs == expected if exact else tokens(heard.logprobs) == tokens(expected)
+        assert heard.logprobs == traffic.alone(target, each)[: len(heard.logprobs)]
         assert cancel_after is not None or len(heard.logprobs) == TOKENS
-
-
-def tokens(logprobs: Sequence[TokenLogprobs]) -> list[int]:
-    return [each.token for each in logprobs]
 
 
 def failing(grow: Callable[..., bool], calls: set[int]) -> Callable[..., bool]:

@@ -86,8 +86,7 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     "falcon_h1": {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 15},
     "falcon_h1 with norms": {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 15},
     # Three layers, one without an MLP; an expert has two matmuls.
-    "nemotron_h": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 28},
-    "nemotron_h with latent experts": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 30},
+    "nemotron_h": {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 30},
     "kimi_linear": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 68},
     "olmo_hybrid": {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 13},
     "gpt_oss": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 7},  # experts are stored as [inputs, outputs]
@@ -130,7 +129,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     ),
     **dict.fromkeys(("falcon_h1", "falcon_h1 with norms"), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 15}),
     "kimi_linear": PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_lone_norms": 2, "fuse_transposed_matmuls": 20},
-    **dict.fromkeys(("nemotron_h", "nemotron_h with latent experts", "lfm3"), UNSUPPORTED),
+    **dict.fromkeys(("nemotron_h", "lfm3"), UNSUPPORTED),
 }
 ROWS = [
     *(("grouped", case, counts) for case, counts in GROUPED.items()),

@@ -55,17 +55,6 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 20,
 }
 _SQUARE = {"hidden_size": 64}  # heads of 16 values in families without head_dim
-_NEMOTRON: dict[str, Any] = {
-    **_HEADS | _EXPERTS | _GROUPS | {"n_shared_experts": 1},
-    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp"],
-    "num_hidden_layers": 5,
-    "moe_shared_expert_intermediate_size": 32,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 16,
-    "n_groups": 2,
-    "ssm_state_size": 32,
-    "chunk_size": 8,
-}
 _GRANITE: dict[str, Any] = {
     "attention_multiplier": 0.1,
     "embedding_multiplier": 12.0,
@@ -538,8 +527,19 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "bamba": _of("bamba", hidden_size=128, **_MAMBA | {"mamba_n_heads": 16}, attn_layer_indices=[1]),
     "falcon_h1": _of("falcon_h1", **_SQUARE | _FALCON),
     "falcon_h1 with norms": _of("falcon_h1", **_SQUARE | _FALCON | {"mamba_rms_norm": True}),
-    "nemotron_h": _of("nemotron_h", **_NEMOTRON),
-    "nemotron_h with latent experts": _of("nemotron_h", **_NEMOTRON, moe_latent_size=20),
+    "nemotron_h": _of(
+        "nemotron_h",
+        **_HEADS | _EXPERTS | _GROUPS | {"n_shared_experts": 1},
+        layers_block_type=[*("linear_attention", "moe", "linear_attention", "full_attention"), "mlp"],
+        num_hidden_layers=5,
+        moe_latent_size=20,  # as in Nemotron 3 Super; Nano has none
+        moe_shared_expert_intermediate_size=32,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        n_groups=2,
+        ssm_state_size=32,
+        chunk_size=8,
+    ),
     "olmo_hybrid": _of(
         "olmo_hybrid",
         **_SQUARE,
