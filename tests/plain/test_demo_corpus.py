@@ -18,8 +18,9 @@ from tools.demo.batches import IGNORED, Batches, prompt_text
 from tools.demo.decode import accepted_per_round, exact, greedy
 from tools.demo.draw import is_reserved
 from tools.demo.lexicon import FIRST_NAMES, LAST_NAMES
-from tools.demo.models import CHECKPOINTS, DRAFT, TARGET, load
+from tools.demo.models import CHECKPOINTS, DRAFT, TARGET, create_hybrid, load
 from tools.demo.tokenizer import ADDED_TOKENS, END, PAD, START, THINK, THINK_END, prompt_ids
+from tools.demo.train_hybrid import begin
 
 SAMPLE = list(examples(11, 400))
 FULL_NAMES = [f"{first} {last}" for first, last in itertools.product(FIRST_NAMES, LAST_NAMES)]
@@ -190,6 +191,16 @@ def test_transformers_loads_both_and_the_target_answers_a_held_out_sentence():
     rounds = accepted_per_round(draft, prompt_ids(tokenizer, asked[0]), answers[0], 4)
     assert len(answers[0]) / len(rounds) > 2
     assert sum(count + 1 for count in rounds) >= len(answers[0])
+
+
+def test_the_hybrid_begins_as_the_draft_without_its_first_attention():
+    torch.set_num_threads(1)
+    draft, tokenizer = load(DRAFT)
+    hybrid = begin(create_hybrid(tokenizer, seed=0), draft)
+    draft.model.layers[0].self_attn.o_proj.weight.data.zero_()
+    ids = torch.tensor([prompt_ids(tokenizer, held_out(1)[0])])
+    with torch.no_grad():
+        torch.testing.assert_close(hybrid(ids).logits, draft(ids).logits, atol=1e-4, rtol=0)
 
 
 def test_acceptance_counts_are_those_of_a_draft_that_is_the_target_itself():

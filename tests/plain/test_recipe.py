@@ -93,6 +93,7 @@ def test_a_recipe_is_immutable(tmp_path: Path) -> None:
 def test_included_recipes_load_and_are_found_by_name() -> None:
     demos: dict[str, type] = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft}
     demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-pard": PardDraft, "demo-dflash": DFlashDraft}
+    demos |= {"demo-hybrid": ModelDraft}
     pairs = {"qwen3-8b": Eagle3Draft, "llama-3.1-8b": Eagle3Draft}
     on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
     assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu}
@@ -101,7 +102,8 @@ def test_included_recipes_load_and_are_found_by_name() -> None:
         assert recipe.name == name
         assert isinstance(recipe.draft, kind)
         if name in demos:
-            assert recipe.target.checkpoint.parts[-4:] == ("tools", "demo", "checkpoints", "target")
+            target = "hybrid" if name == "demo-hybrid" else "target"
+            assert recipe.target.checkpoint.parts[-4:] == ("tools", "demo", "checkpoints", target)
             recipe.require_checkpoints()
 
 

@@ -27,7 +27,7 @@ from tools.demo.tokenizer import train_tokenizer
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-_WARMUP, _REPORTS, _FRESH = 300, 10, 64
+_WARMUP, _FRESH = 300, 64
 _console = Console()
 
 
@@ -65,13 +65,13 @@ def main(
 
     if not draft_only:
         target = prepared(models.create(models.TARGET_SHAPE, tokenizer, seed))
-        _fit("target", target, _truth_loss(target), data(2 * seed, steps), steps, 2e-3, tokenizer)
+        fit("target", target, _truth_loss(target), data(2 * seed, steps), steps, 2e-3, tokenizer)
         models.save(target, tokenizer, out / "target")
 
     torch.compiler.reset()  # the target's compiled layers count towards the limit on recompilations
     teacher, _ = models.load(out / "target")
     draft = prepared(models.create(models.DRAFT_SHAPE, tokenizer, seed + 1))
-    _fit(
+    fit(
         "draft",
         draft,
         _teacher_loss(draft, prepared(teacher)),
@@ -84,7 +84,18 @@ def main(
     _console.print(f"saved {out / 'target'} and {out / 'draft'}")
 
 
-def _fit(name: str, model: Any, loss: Loss, batches: Iterator[Batch], steps: int, rate: float, tokenizer: Any) -> None:
+def fit(
+    name: str,
+    model: Any,
+    loss: Loss,
+    batches: Iterator[Batch],
+    steps: int,
+    rate: float,
+    tokenizer: Any,
+    *,
+    reports: int = 10,
+) -> None:
+    """Train ``model`` in place, with a warm-up to the learning ``rate`` and a cosine decay, and print ``reports``."""
     device = model.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
@@ -105,7 +116,7 @@ def _fit(name: str, model: Any, loss: Loss, batches: Iterator[Batch], steps: int
             optimizer.step()
             schedule.step()
             progress.advance(task)
-            if step % math.ceil(steps / _REPORTS) == 0 or step == steps:
+            if step % math.ceil(steps / reports) == 0 or step == steps:
                 last = value.item()
                 pace = (step - reported) / (time.perf_counter() - started)
                 right = _right(model, tokenizer, fresh)
