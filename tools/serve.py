@@ -5,6 +5,7 @@ python -m tools.serve REPOSITORY --model demo
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ import sysconfig
 import tempfile
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -221,14 +222,16 @@ def _environment() -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return free ports below 32,768, because Linux gives those above to the connections of other processes."""
+    found: list[int] = []
+    with ExitStack() as stack:
+        for port in random.SystemRandom().sample(range(10_000, 32_000), 1000):
+            with suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                break
+    return found
 
 
 if __name__ == "__main__":
