@@ -52,7 +52,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 24,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 
 # Two have an epsilon that cannot be taken for the usual 1e-5 or 1e-6.
@@ -63,7 +62,6 @@ CONFIGS = {
         **DIMS, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR
     ),
     "qwen2": lambda: Qwen2Config(**DIMS),
-    "qwen2 with dynamic scaling": lambda: Qwen2Config(**DIMS, rope_parameters=DYNAMIC),
     "qwen2 tied": lambda: Qwen2Config(**DIMS, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**DIMS, head_dim=16),
     "qwen3 tied with yarn": lambda: Qwen3Config(

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Gemma3Config,
     PreTrainedConfig,
@@ -370,7 +371,9 @@ def test_the_text_part_of_a_vision_language_model_is_exported(tmp_path: Path, ca
 
 def test_the_text_part_of_internvl_is_exported_in_its_own_form(tmp_path: Path) -> None:
     """As its own code saves it; "dynamic" changes no text of the original length."""
-    model = make_checkpoint("qwen2 with dynamic scaling", tmp_path)
+    make_checkpoint("qwen2", tmp_path)
+    edit_config(tmp_path, rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0})
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     tensors = load_file(tmp_path / "model.safetensors")
     tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
     tensors |= {"mlp1.1.weight": torch.ones(2, 2), "vision_model.encoder.layers.0.norm1.weight": torch.ones(2)}
