@@ -125,6 +125,7 @@ def plan_round(
         running.slot: running
         for running in requests
         if ends.get(running.slot, running.prefilled) >= running.prefill_end
+        and not (running.slot in ends and running.waits_for_drafts)
     }
     if not rows:
         return Round(rows, 0, 0, filters=False, rules=frozenset())
@@ -163,7 +164,8 @@ class Preemption:
     A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
     are still cached; for batch invariance rounds process its output again. Tokens that the round in flight decides for
     it are dropped; the same random numbers decide them again. The round that repeats the dropped one also repeats its
-    plan of fast-forward tokens, because under the rejection rule a text depends on its drafts.
+    plan of fast-forward tokens, because under the rejection rule a text depends on its drafts; it also waits for drafts
+    if the dropped round had some.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class Preemption:
                     youngest = queue.pop() if queue else running
                     if last is not None:
                         youngest.planned_fast_forward = last.fast_forward_plan(youngest)
+                        youngest.waits_for_drafts = self._drafter.reads_prompts_late and last.needs_drafts(youngest)
                         last = last.without(youngest.slot)
                     self._preempt(youngest)
                     if youngest is running:

@@ -35,6 +35,8 @@ class RunningRequest:
         preemptions: number of preemptions.
         planned_fast_forward: whether the round that a preemption dropped might draft fast-forward tokens; the round
             that repeats it does the same. None if there is no round to repeat.
+        waits_for_drafts: whether the request decodes only after the round in which its prompt ends, because the drafter
+            reads prompts too late for drafts in that round; see Round.undrafted.
         registered_blocks: number of blocks that other requests can reuse, see Slots.register_prefix.
         reasoning_ends_mid_round: number of rounds whose tokens contain both the end of reasoning and answer text.
         counted_tokens: number of output tokens in the metrics.
@@ -52,6 +54,7 @@ class RunningRequest:
         self._reread: list[int] = []  # output tokens after ``tokens``
         self.preemptions = 0
         self.planned_fast_forward: bool | None = None
+        self.waits_for_drafts = False
         self._queued = queued
         self._cached_prompt = cached
         self.assign_slot(slot, cached)
@@ -154,6 +157,7 @@ class RunningRequest:
 
     def forget_plan(self) -> None:
         """Note that a round repeats the dropped one; while output is processed again, that round is still to come."""
+        self.waits_for_drafts = False
         if not self.rereading:
             self.planned_fast_forward = None
 

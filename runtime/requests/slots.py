@@ -297,6 +297,12 @@ class VerifiedRound:
             return running.planned_fast_forward
         return running.slot in self.round.may_fast_forward
 
+    def needs_drafts(self, running: RunningRequest) -> bool:
+        """Return whether a text depends on the drafts that ``running`` has in this round."""
+        if running.slot not in self.round.rows:
+            return running.waits_for_drafts
+        return running.request.rule is Rule.REJECTION and running.slot not in self.round.undrafted
+
     def without(self, slot: int) -> "VerifiedRound":
         """Return the round with nothing to commit for ``slot``."""
         rows = {other: running for other, running in self.round.rows.items() if other != slot}

@@ -28,6 +28,7 @@ from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference.noise import position_noise
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.requests.request import StreamOutput
+from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.slots import Round
 from tests.eagle3 import Head
 from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, DSparkDrafts, Target, pard, two_known
@@ -337,6 +338,27 @@ def test_a_preempted_request_continues_with_the_same_text(built: Built) -> None:
     found = answers(llm, [*requests[::-1], *requests])
     assert llm.metrics.preemptions > before
     assert [output_of(output) for output in found] == [*built.autoregressive()[:-4:-1], *built.autoregressive()[-3:]]
+
+
+def test_a_preemption_changes_no_text_under_the_rejection_rule(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, grow, calls = built.llm("paged"), built.llm("paged").loop.slots.grow, 0
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=6, rule="rejection", ignore_eos=True)
+
+    def short(at: int) -> list[int]:
+        def lacks_memory_once(running: RunningRequest) -> bool:
+            nonlocal calls
+            calls += 1
+            return calls != at and grow(running)
+
+        nonlocal calls
+        calls = 0
+        monkeypatch.setattr(llm.loop.slots, "grow", lacks_memory_once)
+        return llm.generate("why the", params).token_ids
+
+    alone = short(at=0)
+    before = llm.metrics.preemptions
+    assert short(at=2) == alone
+    assert llm.metrics.preemptions == before + 1
 
 
 def test_the_rejection_rule_reads_draft_probabilities_and_changes_no_other_request(built: Built) -> None:
