@@ -34,10 +34,12 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
         if loop.draft_windows.adaptive and not this.filters:
             loop.draft_windows.costs.calibrate(this.batch, this.window, _seconds(loop, this))
         _clear(loop, this.batch)
-    buffers.bitmask.device.zero_()  # like the host copy
+    buffers.bitmask.device.zero_()
     buffers.draft_len.device.zero_()
     _run_prompts(loop)
     _clear(loop, loop.slots.count)
+    # The next request uploads only rows that differ from the host copy.
+    buffers.bitmask.copy_part_in(0, len(buffers.bitmask.device))
     progress(len(rounds), len(rounds))
 
 
