@@ -1,5 +1,6 @@
 """Hostile tokenizer.json: files that expand a text beyond measure are rejected before any text is tokenized."""
 
+import base64
 import json
 import shutil
 import time
@@ -45,6 +46,16 @@ def write_tokenizer(folder: Path, **parts: Any) -> Path:
 def test_a_tokenizer_that_expands_texts_too_far_is_rejected(tmp_path: Path, parts: dict[str, Any]) -> None:
     with pytest.raises(BadBundle, match=r"tokenizer\.json: its (normalizer|decoder) must (expand|add)"):
         open_tokenizer(write_tokenizer(tmp_path, **parts), 2048)
+
+
+def test_the_longest_text_of_a_compiled_map_counts(tmp_path: Path) -> None:
+    def normalizer(longest: int) -> dict[str, Any]:
+        charsmap = (2048).to_bytes(4, "little") + bytes(2048) + b"zz\0" + b"a" * longest + b"\0"
+        return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+
+    open_tokenizer(write_tokenizer(tmp_path, normalizer=normalizer(MAX_EXPANSION)), 2048)
+    with pytest.raises(BadBundle, match=f"its normalizer must expand .* got {MAX_EXPANSION + 1} times"):
+        open_tokenizer(write_tokenizer(tmp_path, normalizer=normalizer(MAX_EXPANSION + 1)), 2048)
 
 
 @pytest.mark.parametrize("content", ["e" * MAX_EXPANSION, "", "x"])

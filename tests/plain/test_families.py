@@ -288,7 +288,8 @@ PUBLISHED = {
         "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
         "use_cache": true, "vocab_size": 128256}""",
         lambda spec: (spec.recurrent.state, spec.recurrent.layers.count(False), spec.rope.rotated)
-        == ((128, 128, 64), 3, 64),
+        == ((128, 128, 64), 3, 64)
+        and (spec.recurrent.conv_bias, spec.recurrent.bias) == (True, False),
     ),
     "Falcon-H1-1.5B-Instruct": (
         """{"architectures": ["FalconH1ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,

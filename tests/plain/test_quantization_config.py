@@ -304,8 +304,8 @@ def test_the_first_pattern_of_quark_gives_the_scheme_of_a_module_and_marks_keys_
     assert found.scheme("lm_head") is found.scheme(f"{LAYER}mlp.gate") is None
 
 
-def test_a_bitsandbytes_config_needs_no_method() -> None:
-    assert read({"load_in_8bit": True}).method == "bitsandbytes"
+def test_a_bitsandbytes_config_needs_no_method_and_may_have_a_threshold() -> None:
+    assert read({"load_in_8bit": True, "llm_int8_threshold": 6.0}).method == "bitsandbytes"
 
 
 def test_a_cache_without_scales_stores_keys_and_values_as_they_are() -> None:
