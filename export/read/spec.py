@@ -7,7 +7,7 @@ from typing import Any
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind, Contract, Recurrent
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
-from tandemrt.export.read.families import FAMILIES
+from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import Latent

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoConfig
 
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.read.families import FAMILIES
+from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts
 from tandemrt.export.read.spec import ModelSpec
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS

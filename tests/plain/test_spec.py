@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.read.families import FAMILIES
+from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.unsupported import UNSUPPORTED
 from tests.plain.published_architectures import TEXT

@@ -1,0 +1,23 @@
+"""Values that families of several kinds share."""
+
+from typing import Any
+
+from tandemrt.export.read.layer import NormNames
+
+NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
+ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
+# Training, placement, MTP.
+DEEPSEEK = (*ROUTER, "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers")
+HUNYUAN_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_classification_head": (False,),
+    "norm_type": ("rms",),
+    "use_cla": (False,),
+    "use_qk_norm": (True,),
+    "use_rotary_pos_emb": (True,),
+}
+HUNYUAN_UNUSED = (
+    *TRAINING,
+    *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "org_vocab_size"),
+    *("pad_id", "pool_type", "mask_init_id", "im_start_id", "im_end_id", "im_newline_id", "sep_token_id"),
+)

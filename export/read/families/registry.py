@@ -1,0 +1,14 @@
+"""The supported model families by architecture, one row each.
+
+The config provides everything else (export/read/spec.py), so the only code of a family reads fields that other
+families do not have.
+"""
+
+from tandemrt.export.read.families import dense, experts, latent, recurrent
+
+FAMILIES = {
+    architecture: row
+    for module in (dense, recurrent, experts, latent)
+    for row in module.ROWS
+    for architecture in row.architectures
+}
