@@ -5,7 +5,7 @@ row, or many tokens of one row, but not several tokens of several rows. A draft 
 over its tokens; each iteration serves all rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -23,6 +23,9 @@ from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
+
+_TILE = 64  # tokens of a prompt that the operator computes at once for wide heads
+_WIDE = 128  # values of a head; see GroupedAttention
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ class GroupedAttention:
 
     The operator's kernel rounds a single token differently from several. Tokens that get logits are therefore always
     computed one at a time, also those of a draft window, and prompt tokens always several at a time
-    (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk.
+    (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk. A score of more than 128 products
+    is rounded by the number of keys of a call. So prompts of wider heads are computed in tiles, each over the keys up
+    to its end, wherever chunks begin and end.
 
     ``index``: int64[batch], tokens already cached. ``tokens``: int64[1], new tokens. ``seqlens_k``: int32[batch],
     tokens of a row, new ones included, less one. ``total_sequence_length``: int32[1], the largest number of tokens of a
-    row. ``is_draft_window``: bool[], whether the call is a draft window. ``tables``: cosine and sine of each rotation
-    rule, [capacity, rotated // 2]. ``query_scale``: [capacity, 1].
+    row. ``is_draft_window`` and ``is_prompt``: bool[], whether the call is a draft window, or a prompt chunk.
+    ``tables``: cosine and sine of each rotation rule, [capacity, rotated // 2]. ``query_scale``: [capacity, 1].
     """
 
     spec: ModelSpec
@@ -64,6 +69,7 @@ class GroupedAttention:
     tables: Mapping[Rope, Tables]
     query_scale: ir.Value | None
     is_draft_window: ir.Value
+    is_prompt: ir.Value
     window: _DraftWindow
 
     @classmethod
@@ -101,6 +107,7 @@ class GroupedAttention:
             tables,
             query_scale,
             b.op("Squeeze", several, b.constant([0])),
+            b.op("Squeeze", b.op("Equal", rows, b.constant([0])), b.constant([0])),
             window,
         )
 
@@ -136,11 +143,7 @@ class GroupedAttention:
             query, key, value = self._parts(b, qkv, attention.heads)
             scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.window.positions))
             qkv = b.op("Concat", scaled, key, value, axis=2)
-        mixed, key, value = b.branch(
-            self.is_draft_window,
-            lambda: self._token_by_token(b, qkv, w, attention, past),
-            lambda: self._at_once(b, qkv, w, attention, past),
-        )
+        mixed, key, value = self._attended(b, qkv, w, attention, past)
         if is_padded(x):
             mixed = pad_as(b, mixed, self.tokens, x)
         if latent is not None:
@@ -163,10 +166,18 @@ class GroupedAttention:
             query = self._normed_heads(b, query, w, norms[0], heads.query, heads.dim)
         query = self._rotated(b, query, heads.query, attention.rope, heads.dim)
         rotated, counts = replace(attention, rope=None), (self.seqlens_k, self.total_sequence_length)
-        (mixed,) = b.branch(
-            self.is_draft_window,
-            lambda: (self._each_token(b, query, w, rotated, cached),),
-            lambda: (self._of_cache(b, query, w, rotated, cached, *counts),),
+
+        def each_or_at_once() -> tuple[ir.Value, ...]:
+            return b.branch(
+                self.is_draft_window,
+                lambda: (self._each_token(b, query, w, rotated, cached),),
+                lambda: (self._of_cache(b, query, w, rotated, cached, *counts),),
+            )
+
+        (mixed,) = (
+            b.branch(self.is_prompt, lambda: (self._each_tile(b, query, w, rotated, cached),), each_or_at_once)
+            if heads.dim > _WIDE
+            else each_or_at_once()
         )
         return pad_as(b, mixed, self.tokens, x) if is_padded(x) else mixed
 
@@ -222,6 +233,26 @@ class GroupedAttention:
         query, key, value = self._parts(b, qkv, attention.heads)
         return b.op("Concat", *self._rotated_pair(b, query, key, attention), value, axis=2)
 
+    def _attended(
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+    ) -> tuple[ir.Value, ...]:
+        """Append attention with the rotary embedding; return its result, and the cache with the new keys and values."""
+
+        def token_by_token_or_at_once() -> tuple[ir.Value, ...]:
+            return b.branch(
+                self.is_draft_window,
+                lambda: self._in_parts(b, qkv, w, attention, past, self._each_token),
+                lambda: self._at_once(b, qkv, w, attention, past),
+            )
+
+        if attention.heads.dim <= _WIDE:
+            return token_by_token_or_at_once()
+        return b.branch(
+            self.is_prompt,
+            lambda: self._in_parts(b, qkv, w, attention, past, self._each_tile),
+            token_by_token_or_at_once,
+        )
+
     def _at_once(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -236,19 +267,23 @@ class GroupedAttention:
             w=w,
         )
 
-    def _token_by_token(
-        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+    def _in_parts(
+        self,
+        b: GraphBuilder,
+        qkv: ir.Value,
+        w: Weights,
+        attention: AttentionWeights,
+        past: Cache,
+        each_part: Callable[[GraphBuilder, ir.Value, Weights, AttentionWeights, Cache], ir.Value],
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Append a draft window of every row: write all tokens into the cache, then attend for one token per row at
-        a time.
-        """
+        """Write all tokens into the cache, then attend by ``each_part``: a draft window of every row, or a prompt."""
         query, key, value = self._parts(b, qkv, attention.heads)
         query, key = self._rotated_pair(b, query, key, attention)
         key, value = (
             b.op("TensorScatter", cached, self._headed(b, flat, attention.heads), self.index, axis=2, mode="linear")
             for cached, flat in ((past.key, key), (past.value, value))
         )
-        return self._each_token(b, query, w, replace(attention, rope=None), Cache(key, value)), key, value
+        return each_part(b, query, w, replace(attention, rope=None), Cache(key, value)), key, value
 
     def _each_token(
         self, b: GraphBuilder, query: ir.Value, w: Weights, attention: AttentionWeights, present: Cache
@@ -263,6 +298,44 @@ class GroupedAttention:
         mixed = b.op("Transpose", b.loop(self.window.count, step), perm=[1, 0, 2])
         mixed.shape = ir.Shape(dims_of(query))  # the loop has one step per token of the draft window
         return mixed
+
+    def _each_tile(
+        self, b: GraphBuilder, query: ir.Value, w: Weights, attention: AttentionWeights, present: Cache
+    ) -> ir.Value:
+        """Append attention of a prompt's rotated queries over a cache with all new tokens, for one tile at a time.
+
+        Tiles begin at multiples of their size in the text. Queries of zeros fill the first and the last one.
+        """
+        tile, zero, one = b.constant([_TILE]), b.constant([0]), b.constant([1])
+        before = b.op("Mod", self.index, tile)
+        begin, filled = b.op("Sub", self.index, before), b.op("Add", before, self.tokens)
+        count = b.op("Div", b.op("Add", filled, b.constant([_TILE - 1])), tile)
+        after = b.op("Sub", b.op("Mul", count, tile), filled)
+        padded = b.op("Pad", query, b.op("Concat", zero, before, zero, zero, after, zero, axis=0))
+        width = attention.heads.query * attention.heads.dim
+        tiles = b.op("Reshape", padded, b.constant([-1, 1, _TILE, width]))
+        tiles.shape = ir.Shape(["tiles", 1, _TILE, width])
+        cache = Cache(self._whole_tiles(b, present.key), self._whole_tiles(b, present.value))
+
+        def step(at: ir.Value) -> ir.Value:
+            end = b.op("Add", begin, b.op("Mul", b.op("Add", b.op("Unsqueeze", at, zero), one), tile))
+            counts = b.cast(b.op("Sub", end, one), "int32"), b.cast(end, "int32")
+            return self._of_cache(b, b.op("Gather", tiles, at), w, attention, cache, *counts)
+
+        mixed = b.op("Reshape", b.loop(b.op("Squeeze", count, zero), step), b.constant([1, -1, width]))
+        mixed = b.op("Slice", mixed, before, filled, one)
+        mixed.shape = ir.Shape(dims_of(query))
+        return mixed
+
+    def _whole_tiles(self, b: GraphBuilder, cached: ir.Value) -> ir.Value:
+        """Return keys or values [batch, heads, capacity, dim] with zeros up to the end of the last tile."""
+        batch, heads, capacity, dim = dims_of(cached)
+        assert isinstance(capacity, int)
+        if not (missing := -capacity % _TILE):
+            return cached
+        padded = b.op("Pad", cached, b.constant([0, 0, 0, 0, 0, 0, missing, 0]))
+        padded.shape = ir.Shape([batch, heads, capacity + missing, dim])
+        return padded
 
     def _of_cache(
         self,

@@ -17,7 +17,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, write_recipe
+from tests.makers import ON_A_GPU, tiny_checkpoint, tiny_hybrid, tiny_latent, write_recipe
 
 MOST, CHUNK, TOKENS = 6, 64, 9
 LINEAR = 'name = "onnxruntime-cpu"'
@@ -31,6 +31,7 @@ BUNDLES = {  # backend, dtype and dtype of the cache: every pair that runs on a 
     "paged-float8": (PAGED, "float16", "float8_e4m3"),
     "hybrid-float32": (LINEAR, "float32", None),
     "hybrid-paged": (PAGED, "float32", None),
+    "latent-float32": (LINEAR, "float32", None),  # heads of 576 values
 }
 # Texts that end within a block of 64, at its end, and in the fifth: onnxruntime adds up to 128 or 256 products at once.
 PROMPTS = [[(7 * i * i + 3 * tokens) % 199 for i in range(tokens)] for tokens in (1, 2, 57, 64, 250)]
@@ -48,11 +49,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LLM]]
             tiny_hybrid(folder / "hybrid", seed=1, **ON_A_GPU),
             tiny_hybrid(folder / "hybrid-draft", layers=3, seed=1, **ON_A_GPU),
         ),
+        "latent": (tiny_latent(folder / "latent", seed=1), tiny_latent(folder / "latent-draft", layers=1, seed=1)),
     }
 
     def built(name: str, backend: str, dtype: str, kv_dtype: str | None) -> Path:
         limits = {"length": 272, "prefill_chunk": 2 * CHUNK}
-        target, draft = models["hybrid" if name.startswith("hybrid") else "attention"]
+        target, draft = models.get(name.partition("-")[0], models["attention"])
         recipe = write_recipe(
             folder / f"{name}.toml", target=target, draft=draft, window=MOST, backend=backend, dtype=dtype, **limits
         )
