@@ -33,9 +33,11 @@ DRAFT_SHAPE = {
 }
 
 
-# The draft's sizes where it has a part: three delta nets, then full attention, as Qwen3.5 repeats them.
-HYBRID_SHAPE = DRAFT_SHAPE | {
-    "num_hidden_layers": 4,
+# The draft's sizes where it has a part. Two delta nets, where Qwen3.5 has three before each full attention: all weights
+# of the demo have 16 MB.
+HYBRID_SHAPE: dict[str, Any] = DRAFT_SHAPE | {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 32,
     "linear_num_value_heads": 4,
