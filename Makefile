@@ -63,16 +63,16 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 test: $(VENV)/.dev $(VENV)/.real ## run everything that CI runs: lint, types, all tests
 	@$(MAKE) --no-print-directory --jobs 3 check $(VENV)/.collected $(SERVE_VENV)/.ready $(CLIENTS_VENV)/.ready
 	@$(MAKE) --no-print-directory --jobs 2 test-python test-others
-	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
-		0) $(MAKE) --no-print-directory test-vocabularies ;; \
-		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
-		*) exit 1 ;; esac
 
 test-python: $(VENV)/.dev ## run the tests that need no other environment
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-others:
 	@$(MAKE) --no-print-directory --output-sync=target test-serve test-real test-tensorrt test-clients
+	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
+		0) $(MAKE) --no-print-directory test-vocabularies ;; \
+		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
+		*) exit 1 ;; esac
 
 test-hybrids: $(VENV)/.dev ## send 500 random requests to hybrid models with drafts of every kind, and compare bits
 	HYBRID_REQUESTS=500 $(BIN)/python -m pytest tests/engine/test_hybrid_traffic.py tests/engine/test_hybrid_weights.py
