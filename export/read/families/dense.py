@@ -55,6 +55,13 @@ _GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _OF_GEMMA = ("head_dim", "rms_norm_eps", "tie_word_embeddings")  # defaults of Gemma 1, too
+_LIKE_GEMMA2: dict[str, Any] = {
+    "norm_offset": True,
+    "biases": of.attention_biases,
+    "scales": of.gemma_scales,
+    "activations": _GELU,
+    "activation_field": "hidden_activation",
+}
 
 ROWS = (
     Family(
@@ -240,42 +247,30 @@ ROWS = (
         ("VaultGemmaForCausalLM",),
         defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         norms=NormNames(before_mlp="pre_feedforward_layernorm"),
-        norm_offset=True,
-        biases=of.attention_biases,
         windows=alternating_windows(2),
-        scales=of.gemma_scales,
-        activations=_GELU,
-        activation_field="hidden_activation",
         no_effect_values={"use_bidirectional_attention": (False,)},
+        **_LIKE_GEMMA2,
     ),
     Family(
         "gemma2",
         ("Gemma2ForCausalLM",),
         defaults=_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         norms=_NORMS_AROUND,
-        norm_offset=True,
-        biases=of.attention_biases,
         windows=alternating_windows(2),
-        scales=of.gemma_scales,
-        activations=_GELU,
-        activation_field="hidden_activation",
         no_effect_values={"hidden_act": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
         unused_fields=("sliding_window_size",),  # the old name of sliding_window
+        **_LIKE_GEMMA2,
     ),
     Family(
         "gemma3_text",
         ("Gemma3ForCausalLM",),
         defaults=_GEMMA | {"max_position_embeddings": 131_072, "vocab_size": 262_208},
         norms=_NORMS_AROUND,
-        norm_offset=True,
         qk_norm=QKNorm(),
-        biases=of.attention_biases,
         windows=alternating_windows(6, named="sliding_window_pattern"),
         rope=RopeRules(default={"rope_theta": 1_000_000.0}, local_theta=("rope_local_base_freq", 10_000.0)),
-        scales=of.gemma_scales,
-        activations=_GELU,
-        activation_field="hidden_activation",
         no_effect_values={"use_bidirectional_attention": (False,)},
+        **_LIKE_GEMMA2,
     ),
     Family(
         "gemma4_text",

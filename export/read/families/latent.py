@@ -1,5 +1,7 @@
 """Families with latent attention."""
 
+from typing import Any
+
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.families.common import DEEPSEEK
@@ -7,17 +9,17 @@ from tandemrt.export.read.family import Family
 from tandemrt.export.read.latent import latent, latent_scales
 from tandemrt.export.read.rope import RopeRules
 
+_LATENT: dict[str, Any] = {"latent": latent, "scales": latent_scales, "biases": of.latent_biases}
+
 ROWS = (
     Family(
         "deepseek_v2",
         ("DeepseekV2ForCausalLM",),
         defaults={"q_lora_rank": 1536, "first_k_dense_replace": 0},
-        latent=latent,
-        scales=latent_scales,
-        biases=of.latent_biases,
         rope=RopeRules(interleaved=True),
         unused_fields=DEEPSEEK,
         experts=experts.deepseek_v2_experts,
+        **_LATENT,
     ),
     Family(
         "deepseek_v3",
@@ -33,13 +35,11 @@ ROWS = (
             "routed_scaling_factor": 2.5,
             "topk_group": 4,
         },
-        latent=latent,
-        scales=latent_scales,
-        biases=of.latent_biases,
         rope=RopeRules(interleaved=True),
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=DEEPSEEK,
         experts=experts.deepseek_experts(),
+        **_LATENT,
     ),
     Family(
         "mistral4",
@@ -53,24 +53,20 @@ ROWS = (
             "num_experts_per_tok": 4,
             "first_k_dense_replace": 0,
         },
-        latent=latent,
-        scales=latent_scales,
-        biases=of.latent_biases,
         rope=RopeRules(partial=1.0, interleaved=True, rotated_field="qk_rope_head_dim"),
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=DEEPSEEK,
         experts=experts.mistral4_experts,
+        **_LATENT,
     ),
     Family(
         "youtu",
         ("YoutuForCausalLM",),
         defaults={"q_lora_rank": 1536, "tie_word_embeddings": True},
-        latent=latent,
-        scales=latent_scales,
-        biases=of.latent_biases,
         rope=RopeRules(interleaved=True),
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=("embedding_initializer_range",),
+        **_LATENT,
     ),
     Family(
         "glm4_moe_lite",
@@ -84,12 +80,10 @@ ROWS = (
             "num_experts_per_tok": 4,
             "routed_scaling_factor": 1.8,
         },
-        latent=latent,
-        scales=latent_scales,
-        biases=of.latent_biases,
         rope=RopeRules(partial=1.0, interleaved=True),
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=DEEPSEEK,
         experts=experts.deepseek_experts(),
+        **_LATENT,
     ),
 )

@@ -33,6 +33,13 @@ from tandemrt.export.read.rope import RopeRules
 from tandemrt.export.read.variants import lfm3_attention
 
 _MTP = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")  # states are always float32
+_QWEN: dict[str, Any] = {
+    "norm_offset": True,
+    "qk_norm": QKNorm(),
+    "gated_attention": True,
+    "windows": hybrid_window,
+    "rope": RopeRules(partial=0.25),
+}
 _QWEN_GATES: dict[str, tuple[Any, ...]] = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
 _MAMBA_UNUSED = ("mamba_chunk_size", "num_logits_to_keep")
 _LFM_UNUSED = (
@@ -55,43 +62,31 @@ ROWS = (
         "qwen3_5_text",
         ("Qwen3_5ForCausalLM",),
         defaults={"head_dim": 256},
-        norm_offset=True,
-        qk_norm=QKNorm(),
-        gated_attention=True,
         recurrent=delta_net,
-        windows=hybrid_window,
-        rope=RopeRules(partial=0.25),
         # Qwen3.6 has fields of experts without a value.
         no_effect_values=_QWEN_GATES | {"num_experts": (None,), "num_experts_per_tok": (None,)},
         unused_fields=_MTP,
+        **_QWEN,
     ),
     Family(
         "qwen3_5_moe_text",
         ("Qwen3_5MoeForCausalLM",),
         # Every layer has experts, so configs have no intermediate_size; their weights are always normalized.
         defaults={"head_dim": 256, "intermediate_size": 512, "norm_topk_prob": True},
-        norm_offset=True,
-        qk_norm=QKNorm(),
-        gated_attention=True,
         recurrent=delta_net,
-        windows=hybrid_window,
-        rope=RopeRules(partial=0.25),
         no_effect_values=_QWEN_GATES,
         unused_fields=(*_MTP, *ROUTER),
         experts=experts.qwen2_experts,
+        **_QWEN,
     ),
     Family(
         "qwen3_next",
         ("Qwen3NextForCausalLM",),
         defaults={"head_dim": 256, "norm_topk_prob": True},
-        norm_offset=True,
-        qk_norm=QKNorm(),
-        gated_attention=True,
         recurrent=joined_delta_net,
-        windows=hybrid_window,
-        rope=RopeRules(partial=0.25),
         unused_fields=(*_MTP, *ROUTER),
         experts=experts.qwen2_experts,
+        **_QWEN,
     ),
     Family(
         "lfm2",
