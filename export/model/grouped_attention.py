@@ -5,7 +5,7 @@ row, or many tokens of one row, but not several tokens of several rows. A draft 
 over its tokens; each iteration serves all rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -26,6 +26,9 @@ from tandemrt.export.read.spec import ModelSpec
 
 _TILE = 64  # tokens of a prompt that the operator computes at once for wide heads
 _WIDE = 128  # values of a head; see GroupedAttention
+
+# Appends attention of rotated queries over a cache that has all new tokens.
+_EachPart = Callable[[GraphBuilder, ir.Value, Weights, AttentionWeights, Cache], ir.Value]
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,12 @@ class GroupedAttention:
             query, key, value = self._parts(b, qkv, attention.heads)
             scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.window.positions))
             qkv = b.op("Concat", scaled, key, value, axis=2)
-        mixed, key, value = self._attended(b, qkv, w, attention, past)
+        mixed, key, value = self._by_kind_of_call(
+            b,
+            attention.heads,
+            lambda each_part: self._in_parts(b, qkv, w, attention, past, each_part),
+            lambda: self._at_once(b, qkv, w, attention, past),
+        )
         if is_padded(x):
             mixed = pad_as(b, mixed, self.tokens, x)
         if latent is not None:
@@ -167,17 +175,11 @@ class GroupedAttention:
         query = self._rotated(b, query, heads.query, attention.rope, heads.dim)
         rotated, counts = replace(attention, rope=None), (self.seqlens_k, self.total_sequence_length)
 
-        def each_or_at_once() -> tuple[ir.Value, ...]:
-            return b.branch(
-                self.is_draft_window,
-                lambda: (self._each_token(b, query, w, rotated, cached),),
-                lambda: (self._of_cache(b, query, w, rotated, cached, *counts),),
-            )
-
-        (mixed,) = (
-            b.branch(self.is_prompt, lambda: (self._each_tile(b, query, w, rotated, cached),), each_or_at_once)
-            if heads.dim > _WIDE
-            else each_or_at_once()
+        (mixed,) = self._by_kind_of_call(
+            b,
+            heads,
+            lambda each_part: (each_part(b, query, w, rotated, cached),),
+            lambda: (self._of_cache(b, query, w, rotated, cached, *counts),),
         )
         return pad_as(b, mixed, self.tokens, x) if is_padded(x) else mixed
 
@@ -233,25 +235,21 @@ class GroupedAttention:
         query, key, value = self._parts(b, qkv, attention.heads)
         return b.op("Concat", *self._rotated_pair(b, query, key, attention), value, axis=2)
 
-    def _attended(
-        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+    def _by_kind_of_call(
+        self,
+        b: GraphBuilder,
+        heads: Heads,
+        in_parts: Callable[[_EachPart], Sequence[ir.Value]],
+        at_once: Callable[[], Sequence[ir.Value]],
     ) -> tuple[ir.Value, ...]:
-        """Append attention with the rotary embedding; return its result, and the cache with the new keys and values."""
+        """Append a draft window token by token, a prompt of wide heads in tiles, and any other call at once."""
 
-        def token_by_token_or_at_once() -> tuple[ir.Value, ...]:
-            return b.branch(
-                self.is_draft_window,
-                lambda: self._in_parts(b, qkv, w, attention, past, self._each_token),
-                lambda: self._at_once(b, qkv, w, attention, past),
-            )
+        def window_or_at_once() -> tuple[ir.Value, ...]:
+            return b.branch(self.is_draft_window, lambda: in_parts(self._each_token), at_once)
 
-        if attention.heads.dim <= _WIDE:
-            return token_by_token_or_at_once()
-        return b.branch(
-            self.is_prompt,
-            lambda: self._in_parts(b, qkv, w, attention, past, self._each_tile),
-            token_by_token_or_at_once,
-        )
+        if heads.dim <= _WIDE:
+            return window_or_at_once()
+        return b.branch(self.is_prompt, lambda: in_parts(self._each_tile), window_or_at_once)
 
     def _at_once(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
@@ -274,7 +272,7 @@ class GroupedAttention:
         w: Weights,
         attention: AttentionWeights,
         past: Cache,
-        each_part: Callable[[GraphBuilder, ir.Value, Weights, AttentionWeights, Cache], ir.Value],
+        each_part: _EachPart,
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Write all tokens into the cache, then attend by ``each_part``: a draft window of every row, or a prompt."""
         query, key, value = self._parts(b, qkv, attention.heads)
