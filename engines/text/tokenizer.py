@@ -114,13 +114,18 @@ class Tokenizer:
 def open_tokenizer(
     folder: Path, vocab_size: int, *, chat_template: str | None = None, delimiters: Sequence[str] = ()
 ) -> tuple[Tokenizer, Vocabulary]:
-    """Return the tokenizer in ``folder``, as ``load_tokenizer`` does, and its vocabulary.
-
-    Raises BadBundle also for a tokenizer that does not fit logits of width ``vocab_size``.
-    """
+    """Return the tokenizer in ``folder`` and its vocabulary, as ``load_tokenizer`` and ``vocabulary_of`` do."""
     tokenizer = load_tokenizer(folder, chat_template=chat_template, delimiters=delimiters)
+    return tokenizer, vocabulary_of(tokenizer, folder, vocab_size)
+
+
+def vocabulary_of(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> Vocabulary:
+    """Return the vocabulary of the ``tokenizer`` in ``folder``.
+
+    Raises BadBundle for a tokenizer that does not fit logits of width ``vocab_size``.
+    """
     with _usable(folder):
-        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
+        return vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
 
 
 def load_tokenizer(folder: Path, *, chat_template: str | None = None, delimiters: Sequence[str] = ()) -> Tokenizer:

@@ -16,8 +16,7 @@ from tandemrt.engines.parallel import Part
 from tandemrt.engines.parameters.fit import require_fit
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.parameters.sampling import SamplingParams
-from tandemrt.engines.text.tokenizer import Tokenizer
-from tandemrt.engines.text.vocabulary import vocabulary_from_tokenizer
+from tandemrt.engines.text.tokenizer import Tokenizer, vocabulary_of
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, Closed, ContextLengthExceeded, quoted
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.bad_words import BadWords
@@ -60,7 +59,7 @@ class Admission:
         self._bundle = bundle
         self._tokenizer = tokenizer
         # Read when a grammar, bad words or reasoning delimiters need it, which takes a tenth of a start.
-        self._vocabulary = Part(partial(vocabulary_from_tokenizer, tokenizer.backend, bundle.vocab, tokenizer.writers))
+        self._vocabulary = Part(partial(vocabulary_of, tokenizer, bundle.tokenizer_dir, bundle.vocab))
         self._defaults = recommended(bundle.tokenizer_dir) if options.generation_config else {}
         self._num_draft_tokens = num_draft_tokens
         self._digest = bundle.manifest.digest if options.prefix_caching else None
