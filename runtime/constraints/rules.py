@@ -120,7 +120,7 @@ def _base_rows(
     allowed: Sequence[int] | None = None,
 ) -> BaseRows:
     base = bitmask.base_row(vocab_size, valid, banned, allowed)
-    rows = [bitmask.without(base, each) for each in ((), stops, grammar_stops)]
+    rows = base, bitmask.without(base, stops), bitmask.without(base, grammar_stops)
     for row in rows:
         row.setflags(write=False)  # requests share it
     return BaseRows(*map(FixedRow, rows))

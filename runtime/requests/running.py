@@ -151,9 +151,11 @@ class RunningRequest:
 
     def may_fast_forward(self, tokens: int) -> bool:
         """See Constraint.may_fast_forward. A round that repeats a dropped one does what that one did."""
-        if self.rereading or self.planned_fast_forward is None:
-            return self.rereading or self.constraint.may_fast_forward(tokens)
-        return self.planned_fast_forward
+        if self.rereading:
+            return True
+        if self.planned_fast_forward is not None:
+            return self.planned_fast_forward
+        return self.constraint.may_fast_forward(tokens)
 
     def forget_plan(self) -> None:
         """Note that a round repeats the dropped one; while output is processed again, that round is still to come."""

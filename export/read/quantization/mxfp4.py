@@ -20,8 +20,9 @@ def read_mxfp4(config: dict[str, Any], where: str) -> Quantization:
     ignored = read_strings(fields, "modules_to_not_convert")
     fields.finish()
 
+    listed = any_name(lambda module: any(fnmatchcase(f"{module}.", f"{each}.*") for each in ignored))
+
     def is_quantized(*names: str) -> bool:
-        listed = any_name(lambda module: any(fnmatchcase(f"{module}.", f"{each}.*") for each in ignored))
         return any(".mlp.experts." in name for name in names) and not listed(*names)
 
     return Quantization("mxfp4", ((is_quantized, Scheme("mxfp4", "mxfp4", (1, GROUP_SIZE))),))
