@@ -27,7 +27,7 @@ _Threads = frozenset[_Thread]
 
 class _State(NamedTuple):
     threads: _Threads
-    behind: tuple[_Threads, ...]  # of each lookbehind
+    lookbehinds: tuple[_Threads, ...]  # of each lookbehind
 
 
 def deterministic(found: tuple[str, ...]) -> tuple[Table, frozenset[int], list[list[Range]]]:
@@ -59,7 +59,7 @@ class _Run:
 
     def __init__(self, nfa: Nfa) -> None:
         self._nfa = nfa
-        self._behind = [condition for condition in nfa.conditions if not condition.ahead]
+        self._lookbehinds = [condition for condition in nfa.conditions if not condition.ahead]
         self.classes = character_classes(nfa.ranges())
         self._steps = nfa.by_class(self.classes)
         self._all_ends = nfa.ends.union(condition.end for condition in nfa.conditions)
@@ -67,43 +67,43 @@ class _Run:
 
     def first(self) -> _State:
         begins = [_Thread(begin) for begin in self._nfa.starts]
-        return self._state([[_Thread(condition.begin)] for condition in self._behind], lambda _: begins)
+        return self._state([[_Thread(condition.begin)] for condition in self._lookbehinds], lambda _: begins)
 
     def after(self, state: _State, index: int) -> _State:
         """Return the state after a character of the class ``index``."""
-        behind = [self._moved(threads, index, frozenset()) for threads in state.behind]
-        return self._state(behind, lambda met: self._moved(state.threads, index, met))
+        lookbehinds = [self._moved(threads, index, frozenset()) for threads in state.lookbehinds]
+        return self._state(lookbehinds, lambda met: self._moved(state.threads, index, met))
 
     def accepts(self, threads: _Threads) -> bool:
         """Return whether a text that ends here is accepted."""
         return self._ends(threads, self._nfa.ends)
 
     def _state(
-        self, behind: Iterable[Iterable[_Thread]], threads: Callable[[frozenset[int]], Iterable[_Thread]]
+        self, lookbehinds: Iterable[Iterable[_Thread]], threads: Callable[[frozenset[int]], Iterable[_Thread]]
     ) -> _State:
-        """Return the state of ``behind``, and of the threads by the lookbehinds that match here."""
+        """Return the state of ``lookbehinds``, and of the threads by the lookbehinds that match here."""
         met: frozenset[int] = frozenset()
         followed = []
-        for condition, inner in zip(self._behind, behind, strict=True):
+        for condition, inner in zip(self._lookbehinds, lookbehinds, strict=True):
             followed.append(self._closed(inner, met))
             if any(thread.state == condition.end for thread in followed[-1]):
                 met |= {condition.number}
         return _State(self._closed(threads(met), met), tuple(followed))
 
-    def _moved(self, threads: _Threads, index: int, behind: frozenset[int]) -> Iterator[_Thread]:
-        """Yield the threads directly after a character. ``behind``: the lookbehinds that match there."""
+    def _moved(self, threads: _Threads, index: int, met: frozenset[int]) -> Iterator[_Thread]:
+        """Yield the threads directly after a character. ``met``: the lookbehinds that match there."""
         for thread in threads:
             targets = self._steps[thread.state].get(index, ())
             if not targets:
                 continue
             pending: frozenset[tuple[int, _Threads]] | None = frozenset()
             for number, inner in thread.pending:
-                following = self._closed(self._moved(inner, index, behind), behind)
+                following = self._closed(self._moved(inner, index, met), met)
                 pending = None if pending is None else self._with(pending, self._nfa.conditions[number], following)
             if pending is not None:
                 yield from (_Thread(target, pending) for target in targets)
 
-    def _closed(self, threads: Iterable[_Thread], behind: frozenset[int]) -> _Threads:
+    def _closed(self, threads: Iterable[_Thread], met: frozenset[int]) -> _Threads:
         """Return the threads that transitions without characters reach, and that read one or end."""
         reached: set[_Thread] = set()
         left = list(threads)
@@ -117,9 +117,9 @@ class _Run:
             for condition, target in self._nfa.conditional(thread.state):
                 pending: frozenset[tuple[int, _Threads]] | None = thread.pending
                 if condition.ahead:
-                    ahead = self._closed([_Thread(condition.begin)], behind)
+                    ahead = self._closed([_Thread(condition.begin)], met)
                     pending = self._with(thread.pending, condition, ahead)
-                elif (condition.number in behind) == condition.negated:
+                elif (condition.number in met) == condition.negated:
                     pending = None
                 if pending is not None:
                     left.append(_Thread(target, pending))
