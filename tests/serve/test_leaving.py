@@ -150,7 +150,7 @@ def test_the_server_stops_while_requests_run(repository: Any) -> None:
         client = Client(other, "passing")
         answers: list[Any] = []
         request_thread = threading.Thread(
-            target=lambda: answers.append(_until_closed(lambda: client.stream(**endless())))
+            target=lambda: answers.append(_until_closed(lambda: client.stream(**endless(num_draft_tokens=0))))
         )
         request_thread.start()
         assert eventually(lambda: client.metrics()["tandemrt_requests_running"] == 1)
