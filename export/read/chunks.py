@@ -1,4 +1,4 @@
-"""Read attention in chunks: the longest text for which it equals ordinary attention."""
+"""Read attention in chunks or by an index: the longest text for which it equals ordinary attention."""
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
@@ -21,3 +21,8 @@ def dual_chunk(fields: Fields) -> int:
 def attention_chunk(fields: Fields) -> int:
     """Return the length of a chunk, beyond which most layers of Llama 4 do not look."""
     return 2**31 - 1 if fields.get("attention_chunk_size") is None else fields.integer("attention_chunk_size")
+
+
+def chosen_keys(fields: Fields) -> int:
+    """Return the number of keys that the index of DeepSeek-V3.2 chooses for a token: no shorter text leaves one out."""
+    return fields.integer("index_topk", 2048)

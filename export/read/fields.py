@@ -64,7 +64,7 @@ class Fields:
         self._read.update(names)
 
     def finish(self, ignored: Collection[str] = ()) -> None:
-        """Raise BadCheckpoint for fields that were not read, except ``ignored``.
+        """Raise BadCheckpoint for fields that were not read, except ``ignored`` and those that are null.
 
         Each of ``ignored`` must be in the file and unread.
         """
@@ -75,7 +75,7 @@ class Fields:
                 f"{self.where}: ignore_config_fields names {clipped(', '.join(needless))}, which the file does not "
                 "have, or which the exporter reads; take it out of the recipe"
             )
-        unknown = [name for name in unknown if name not in ignored]
+        unknown = [name for name in unknown if name not in ignored and self.data[name] is not None]
         if unknown:
             names = ", ".join(quoted(name) for name in unknown)  # all of them, because the recipe must list all
             raise BadCheckpoint(

@@ -19,6 +19,12 @@ def no_window(fields: Fields, layers: int) -> Windows:
     return None, (False,) * layers
 
 
+def indexed_as_full(fields: Fields, layers: int) -> Windows:
+    """DeepSeek-V3.2: an index chooses keys; all of them for a short text (export/read/chunks.py)."""
+    fields.only("layer_types", None, *([kind] * layers for kind in ("indexed_attention", "deepseek_sparse_attention")))
+    return None, (False,) * layers
+
+
 def listed_full_attention(fields: Fields, layers: int) -> Windows:
     """MiniMax M2: ``attn_type_list``, with 1 for full attention; no sliding window."""
     kinds = fields.get("attn_type_list", [1] * layers)

@@ -178,7 +178,9 @@ def _tensors(
             stem = stem.removeprefix("layers.0.")
         if stem == name and alone and name not in _OF_TARGET:
             raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} does not belong to an MTP layer")
-        if stem == name or stem in _COPIES or is_cache_scale(name):  # the cache of a head is not quantized
+        if (
+            stem == name or stem in _COPIES or is_cache_scale(name) or of_index(name)
+        ):  # the cache of a head is not quantized
             continue
         module, _, kind = stem.rpartition(".")
         module = _COMMON_NAMES.get(module, module)
@@ -192,6 +194,11 @@ def _tensors(
         else:
             tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
     return tensors, quantized, forms[found]
+
+
+def of_index(name: str) -> bool:
+    """Whether a tensor belongs to the index of DeepSeek-V3.2, which no graph computes (export/read/chunks.py)."""
+    return ".self_attn.indexer." in name
 
 
 def require_one_layer(config: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ _NEMOTRON_BLOCKS = {
     "mlp": "mlp",
 }
 _INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it
+_LARGEST = 1e308  # as Nemotron 3 Ultra writes it; no float32 is larger
 
 
 def not_recurrent(fields: Fields, layers: int) -> None:
@@ -253,7 +254,7 @@ def _mamba2(fields: Fields, kinds: tuple[bool, ...]) -> Mamba2 | None:
 def _checked(fields: Fields, net: Mamba2) -> Mamba2:
     """Reject fields that change the recurrence."""
     limit = fields.get("time_step_limit", [0.0, math.inf])
-    if limit not in ([0.0, math.inf], [0.0, _INFINITY]):
+    if limit not in ([0.0, math.inf], [0.0, _INFINITY], [0.0, _LARGEST]):
         raise BadCheckpoint(
             "config.json: time_step_limit should be 0 and infinity, the exporter does not implement other limits; it "
             f"is {quoted(limit)}"

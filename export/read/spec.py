@@ -24,9 +24,9 @@ from tandemrt.export.read.layer import (
 )
 from tandemrt.export.read.recurrent_layers import RecurrentLayers
 from tandemrt.export.read.rope import Rope, ropes
-from tandemrt.export.read.unsupported import UNSUPPORTED
+from tandemrt.export.read.unsupported import UNSUPPORTED, without_head
 from tandemrt.export.read.unused_fields import NO_EFFECT_VALUES, is_unused, runs_the_same_model
-from tandemrt.export.read.vision_language import VISION_LANGUAGE, gate_up_of, text_config, vision_language
+from tandemrt.export.read.vision_language import gate_up_of, text_config, vision_language
 
 
 @dataclass(frozen=True)
@@ -272,14 +272,12 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
     if family is None and found and found[0] in UNSUPPORTED:
         raise BadCheckpoint(f"config.json: {found[0]} is not exported: {UNSUPPORTED[found[0]]}; choose another model")
     if family is None and len(found) == 1:
-        raise BadCheckpoint(
-            f"config.json: {clipped(found[0])} is not exported: it is none of the architectures that the exporter "
-            f"reads, {', '.join([*FAMILIES, *VISION_LANGUAGE])}; choose another model"
-        )
+        why = without_head(found[0]) or "it is none of the architectures that docs/models.md lists"
+        raise BadCheckpoint(f"config.json: {clipped(found[0])} is not exported: {why}; choose another model")
     if family is None or kind not in (None, family.name, *family.aliases):
         raise BadCheckpoint(
-            f"config.json: architectures should be one of {', '.join([*FAMILIES, *VISION_LANGUAGE])}, it is "
-            f"{quoted(named)} with model_type {quoted(kind)}"
+            f"config.json: architectures should be one of those that docs/models.md lists, it is {quoted(named)} with "
+            f"model_type {quoted(kind)}"
         )
     return dict(config), found[0], family
 
@@ -288,7 +286,9 @@ def _with_common_names(config: Mapping[str, Any], family: Family) -> dict[str, A
     renamed: dict[str, Any] = {}
     for name, value in config.items():
         common = family.field_names.get(name, name)
-        if renamed.setdefault(common, value) != value:
+        if renamed.get(common) is None:
+            renamed[common] = value
+        elif value not in (None, renamed[common]):
             raise BadCheckpoint(
                 f"config.json: {name} and another name of {common} should be equal, they are {quoted(value)} and "
                 f"{quoted(renamed[common])}"

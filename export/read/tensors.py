@@ -7,7 +7,7 @@ from dataclasses import replace
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.layer import Experts
-from tandemrt.export.read.mtp import mtp_prefixes
+from tandemrt.export.read.mtp import mtp_prefixes, of_index
 from tandemrt.export.read.recurrent_layers import KimiDelta
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.vision_language import text_config, text_tensor, vision_language
@@ -99,9 +99,8 @@ _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|gate_proj|up_proj|down
 def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     """Return ``checkpoint`` with the graph's tensor names; of a vision-language model only the text part.
 
-    MTP layers are left out, because a draft reads them (export/read/mtp.py), and keys and values that no layer uses. No
-    data is read or copied: a part of a
-    tensor is a range of the same file. Raises BadCheckpoint for a fused tensor whose number of rows differs from the
+    MTP layers are left out, because a draft reads them (export/read/mtp.py), keys and values that no layer uses, and
+    the index of DeepSeek-V3.2. No data is read or copied: a part of a tensor is a range of the same file. Raises BadCheckpoint for a fused tensor whose number of rows differs from the
     sum of its parts, and for a tensor that does not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
@@ -118,7 +117,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     )
     for name, tensor in checkpoint.tensors.items():
         text_name = name if images is None else text_tensor(name)
-        if text_name is not None and not text_name.startswith((*further, *unread)):
+        if text_name is not None and not text_name.startswith((*further, *unread)) and not of_index(text_name):
             found = dict(_parts(_common(text_name, spec), tensor, spec, transposed))
             tensors |= found
             stored = name.rpartition(".")[0]

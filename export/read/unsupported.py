@@ -12,7 +12,7 @@ _PARALLEL = "its norms subtract the mean, and attention and MLP read the same in
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "its positions are learned or added to scores (ALiBi), not rotary": (
         *("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
-        *("OPTForCausalLM", "JAISLMHeadModel"),
+        *("OPTForCausalLM", "JAISLMHeadModel", "GPTNeoForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM"),
     ),
     "its queries, keys and values are one tensor, W_pack": ("BaiChuanForCausalLM", "BaichuanForCausalLM"),
     "its tensors have the names of ChatGLM's own code; GLM-4 checkpoints with -hf in their names are read": (
@@ -41,7 +41,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "its queries, keys and values are one tensor by head, and its norms subtract the mean": ("PersimmonForCausalLM",),
     "attention and MLP read the same input": (
         *("CohereForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM", "FalconForCausalLM", "RWForCausalLM"),
-        "PhiForCausalLM",
+        *("PhiForCausalLM", "CodeGenForCausalLM"),
     ),
     "it has no attention: all of its layers are recurrent (Mamba)": (
         *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"),
@@ -141,17 +141,34 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("DeepseekVLHybridForConditionalGeneration", "Phi3VForCausalLM"),
     ),
     "it writes texts by diffusion, not token by token": ("DiffusionGemmaForBlockDiffusion",),
+    "an encoder reads its prompts": (
+        *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
+        *("T5GemmaForConditionalGeneration", "T5Gemma2ForConditionalGeneration", "BartForConditionalGeneration"),
+        *("MBartForConditionalGeneration", "M2M100ForConditionalGeneration", "PegasusForConditionalGeneration"),
+        *("LEDForConditionalGeneration", "WhisperForConditionalGeneration", "Florence2ForConditionalGeneration"),
+    ),
 }
 UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in names} | {
     "KimiVLForConditionalGeneration": _KIMI,
-    "DeepseekV32ForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
-    "GlmMoeDsaForCausalLM": f"{_LATENT}, and an index chooses which of them a token sees",
     "Gemma3nForConditionalGeneration": _GEMMA,
     "Gemma3nForCausalLM": _GEMMA,
     "MiniMaxM3SparseForConditionalGeneration": _SPARSE,
+    "MiniMaxM3ForCausalLM": _SPARSE,
+    "KimiK3ForConditionalGeneration": "its activation has bounds, and its layers add the outputs of earlier blocks",
     "DeepseekV4ForCausalLM": _SPARSE,
     "LongcatFlashForCausalLM": f"{_LATENT}, twice in a layer, and some of its experts return their input",
     "Cohere2ForCausalLM": _PARALLEL,
     "Cohere2MoeForCausalLM": _PARALLEL,
     "DeciLMForCausalLM": "its layers have different structures, some without attention",
 }
+
+_WITHOUT_HEAD = ("Classification", "RewardModel", "ForMaskedLM", "ForQuestionAnswering", "ForPreTraining")
+_ENCODERS = ("Model", "ModelWithProjection")
+
+
+def without_head(architecture: str) -> str | None:
+    """Return why a class for classes, scores or embeddings is not exported; None for other names."""
+    scores = architecture.endswith(_WITHOUT_HEAD)
+    if scores or (architecture.endswith(_ENCODERS) and not architecture.endswith("LMHeadModel")):
+        return f"it computes {'classes or scores' if scores else 'embeddings'}, not the next token"
+    return None

@@ -5,7 +5,10 @@ from typing import Any
 
 # By reason: fields without effect, with any value.
 UNUSED_FIELDS = {
-    "provenance": ("architectures", "model_type", "transformers_version", "_name_or_path", "_model_name_or_path"),
+    "provenance": (
+        *("architectures", "model_type", "transformers_version", "internal_version"),
+        *("_name_or_path", "_model_name_or_path"),
+    ),
     "the stored tensors have it": ("dtype", "torch_dtype"),
     "training only": ("initializer_range", "attention_dropout", "neftune_noise_alpha"),
     "decided by the runtime": ("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id"),
@@ -18,7 +21,9 @@ UNUSED_FIELDS = {
     "memory use of another implementation": ("chunk_size_feed_forward", "_attn_implementation_autoset"),
     "settings of a runtime in a browser": ("transformers.js_config",),
     "only read to derive layer_types": ("max_window_layers", "_sliding_window_pattern"),
-    "MTP layers, which a target does not run": ("num_nextn_predict_layers",),
+    "MTP layers, which a target does not run": (
+        *("num_nextn_predict_layers", "_num_mtp_layers", "mtp_share_layers", "mtp_loss_scaling_factor"),
+    ),
     "the mask token of a draft that proposes in parallel": ("pard_token",),
     # transformers wrote these into every config.json before generation_config.json existed.
     "generation settings of transformers": (
@@ -37,6 +42,7 @@ NO_EFFECT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "spd_type": (None, "pard"),  # comes with pard_token; "pard2" would read the target's states
     "is_encoder_decoder": (False,),
     "is_decoder": (False, True),  # every model here is one
+    "is_causal": (True,),
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
     "tie_encoder_decoder": (False,),

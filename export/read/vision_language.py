@@ -1,4 +1,4 @@
-"""Read the text part of a vision-language checkpoint; the exporter leaves its vision tower out."""
+"""Read the text part of a vision-language or audio checkpoint; the exporter leaves its tower out."""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +34,9 @@ _LLAMA_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers
 _KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 VISION_LANGUAGE = {
     "Step3p7ForConditionalGeneration": TextPart({"step3p5": "Step3p5ForCausalLM"}),
-    "Exaone4_5_ForConditionalGeneration": TextPart({"exaone4": "Exaone4ForCausalLM"}),
+    "Exaone4_5_ForConditionalGeneration": TextPart(
+        {"exaone4": "Exaone4ForCausalLM", "exaone4_5_text": "Exaone4ForCausalLM"}
+    ),
     "Glm4vMoeForConditionalGeneration": TextPart({"glm4v_moe_text": "Glm4MoeForCausalLM"}),
     "GotOcr2ForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM"}),
     "Idefics3ForConditionalGeneration": TextPart({"llama": "LlamaForCausalLM"}),
@@ -65,6 +67,7 @@ VISION_LANGUAGE = {
     "Mistral3ForConditionalGeneration": TextPart(
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
     ),
+    "Qwen2AudioForConditionalGeneration": TextPart({"qwen2": "Qwen2ForCausalLM"}),
     "Qwen2VLForConditionalGeneration": TextPart({"qwen2_vl_text": "Qwen2ForCausalLM"}, "qwen2_vl", _QWEN),
     "Qwen2_5_VLForConditionalGeneration": TextPart({"qwen2_5_vl_text": "Qwen2ForCausalLM"}, "qwen2_5_vl", _QWEN),
     "Qwen3_5ForConditionalGeneration": TextPart({"qwen3_5_text": "Qwen3_5ForCausalLM"}),
@@ -72,6 +75,9 @@ VISION_LANGUAGE = {
     "Qwen3VLForConditionalGeneration": TextPart({"qwen3_vl_text": "Qwen3ForCausalLM"}, defaults=_QWEN3),
     "Qwen3VLMoeForConditionalGeneration": TextPart(
         {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"}, defaults=_QWEN3 | {"norm_topk_prob": True}, gate_up="halves"
+    ),
+    "VoxtralForConditionalGeneration": TextPart(
+        {"llama": "LlamaForCausalLM"}, defaults={"rms_norm_eps": 1e-5, "rope_theta": 100_000_000.0}
     ),
 }
 _FIELDS_OF_IMAGES = frozenset((
@@ -86,7 +92,9 @@ _FIELDS_OF_IMAGES = frozenset((
     *("use_unified_vision_chunk", "ignore_index", "_pad_token_id", "image_newline_token_id"),
     *("dynamic_image_size", "force_image_size", "image_fold", "max_dynamic_patch", "min_dynamic_patch", "pad2square"),
     *("ps_version", "select_layer", "system_message", "template", "use_backbone_lora", "use_thumbnail"),
-    *("understand_projector_stride", "downsample_ratio", "image_token_index", "vision_token_id"),
+    *("do_image_splitting", "encoder_patch_size", "max_image_tokens", "max_pixels_tolerance", "max_tiles"),
+    *("min_image_tokens", "min_tiles", "tile_size", "use_image_special_tokens", "language_model_only"),
+    *("audio_token_index", "image_placeholder", "understand_projector_stride", "downsample_ratio", "image_token_index", "vision_token_id"),
     *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
     *(f"{kind}_{end}_token_id" for kind in ("image", "video", "vision") for end in ("start", "end")),
 ))  # fmt: skip

@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     Gemma3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -398,6 +399,20 @@ def test_experts_of_a_vision_language_model_may_be_stored_transposed(tmp_path: P
     text = texts()[0]
     found = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
     assert_close(found, expected_logits(model, text))
+
+
+@pytest.mark.parametrize(("case", "text"), [("voxtral", "llama"), ("qwen2_audio", "qwen2")])
+def test_the_text_part_of_an_audio_model_has_the_tensors_of_a_text_model(tmp_path: Path, case: str, text: str) -> None:
+    tower = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
+    config = AutoConfig.for_model(case, text_config=OF_64 | {"model_type": text}, audio_config=VISION | tower)
+    model = AutoModelForMultimodalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    same = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.config.text_config.to_dict()))
+    assert any("audio_tower" in name for name in checkpoint.tensors)
+    assert set(with_graph_names(checkpoint, spec).tensors) == set(same.state_dict())
+    assert spec == ModelSpec.from_hf(same.config.to_dict() | {"architectures": [type(same).__name__]})
 
 
 def test_tensor_names_of_a_text_part_are_independent_of_the_transformers_version(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
-"""Latent attention with float8 weights, which the graph dequantizes per head."""
+"""Latent attention with float8 weights, which the graph dequantizes per head, and with an index over keys."""
 
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
+from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint, randomize
 from tests.engine.quantized import float8
+from tools.families.cases import FAMILIES
 
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 FP8 = {
@@ -51,3 +54,15 @@ def test_float8_weights_have_the_same_bits_in_any_draft_window(tmp_path: Path) -
     together = Decoder(tmp_path, "grouped", batch=1)([TEXT[:10]], [0])[0]
     for one, other in zip(alone, together, strict=True):
         assert one.equal(other)
+
+
+def test_texts_within_the_index_of_glm_5_equal_transformers(tmp_path: Path) -> None:
+    sizes = {"index_topk": len(TEXT), "index_head_dim": 64, "index_n_heads": 2, "first_k_dense_replace": 1}
+    config = FAMILIES["glm4_moe_lite"]().to_dict() | sizes | {"model_type": "glm_moe_dsa", "mlp_layer_types": None}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="eager").eval()
+    randomize(model)
+    model.save_pretrained(tmp_path)
+    assert any(".indexer." in name for name in load_file(tmp_path / "model.safetensors"))
+    assert ModelSpec.from_hf(Checkpoint.open(tmp_path).config).max_length == len(TEXT)
+    found = Decoder(tmp_path, "grouped", batch=1)([TEXT], [0])[0]
+    torch.testing.assert_close(found, expected_logits(model, TEXT), atol=1e-4, rtol=0)

@@ -42,7 +42,42 @@ _NEMOTRON = {
     "time_step_min": 0.001, "topk_group": 1, "use_bias": False, "use_conv_bias": True, "vocab_size": 131072,
 }  # fmt: skip
 
+_INDEX = {"index_head_dim": 128, "index_topk": 2048}
+_GLM5 = _DEEPSEEK | _INDEX | {
+    "architectures": ["GlmMoeDsaForCausalLM"], "first_k_dense_replace": 3, "hidden_size": 6144, "index_n_heads": 32,
+    "indexer_rope_interleave": True, "intermediate_size": 12288, "kv_lora_rank": 512, "model_type": "glm_moe_dsa",
+    "n_group": 1, "n_routed_experts": 256, "num_attention_heads": 64, "num_hidden_layers": 78,
+    "num_key_value_heads": 64, "q_lora_rank": 2048, "qk_head_dim": 256, "qk_nope_head_dim": 192,
+    "rms_norm_eps": 1e-05, "rope_interleave": True, "rope_parameters": {"rope_theta": 8e6, "rope_type": "default"},
+    "topk_group": 1, "v_head_dim": 256, "vocab_size": 154880,
+}  # fmt: skip
+
 PUBLISHED = {
+    "DeepSeek-V3.2": (
+        json.dumps(_DEEPSEEK | _INDEX | {
+            "architectures": ["DeepseekV32ForCausalLM"], "first_k_dense_replace": 3, "index_n_heads": 64,
+            "model_type": "deepseek_v32", "n_group": 8, "n_routed_experts": 256, "num_attention_heads": 128,
+            "num_key_value_heads": 128, "rope_theta": 10000, "topk_group": 4,
+            "rope_scaling": _YARN | {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+        }),
+        lambda spec: spec.max_length == 2048 and (spec.latent.rank, spec.experts.router.groups) == (512, 8),
+    ),
+    "GLM-5.2": (
+        json.dumps(_GLM5 | {
+            "head_dim": 192, "index_share_for_mtp_iteration": True, "index_skip_topk_offset": 3,
+            "index_topk_freq": 4, "index_topk_pattern": None, "max_position_embeddings": 1048576,
+            "moe_router_dtype": "float32",
+        }),
+        lambda spec: (spec.max_length, spec.latent.plain, spec.latent.value, spec.head_dim) == (2048, 192, 256, 576),
+    ),
+    "GLM-5.2 as transformers saves it": (
+        json.dumps(_GLM5 | {
+            "head_dim": 64, "indexer_types": ["full", "shared"] * 39, "mlp_bias": False,
+            "layer_types": ["deepseek_sparse_attention"] * 78, "num_experts": 256, "num_local_experts": 256,
+            "mlp_layer_types": [*["dense"] * 3, *["sparse"] * 75], "max_position_embeddings": 1048576,
+        }),
+        lambda spec: spec.max_length == 2048 and spec.experts.layers == (False,) * 3 + (True,) * 75,
+    ),
     "NVIDIA-Nemotron-3-Super-120B-A12B": (
         json.dumps(_NEMOTRON | {
             "hidden_size": 4096, "hybrid_override_pattern": "MEMEMEM*E", "intermediate_size": 2688,

@@ -657,6 +657,32 @@ def test_other_forms_of_step_3_5_are_rejected(changes, message):
         ModelSpec.from_hf(config)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("NVIDIA-Nemotron-3-Ultra", {"time_step_limit": [0.0, 1e308]}),
+        (
+            "NVIDIA-Nemotron-3-Ultra",
+            {"attention_head_dim": 128, "rms_norm_eps": 1e-05, "time_step_rank": 512, "head_dim": None},
+        ),
+        ("Llama-4-Scout-17B-16E-Instruct", {"for_llm_compressor": True, "nope_layer_interval": 4}),
+        ("gemma-4-31B-it", {"expert_intermediate_size": None}),
+    ],
+)
+def test_further_published_fields_leave_the_spec_unchanged(name, fields):
+    config = json.loads(PUBLISHED[name][0])
+    part = config.get("text_config", config)
+    changed = config | (part | fields if part is config else {"text_config": part | fields})
+    assert ModelSpec.from_hf(changed) == ModelSpec.from_hf(config)
+
+
+def test_a_dense_qwen3_5_may_have_an_empty_list_of_layers_without_experts():
+    config = json.loads(PUBLISHED["Qwen3.5-27B"][0])
+    text = {name: value for name, value in config["text_config"].items() if name != "rms_norm_eps"}
+    changed = config | {"text_config": text | {"mlp_only_layers": []}, "language_model_only": False}
+    assert ModelSpec.from_hf(changed) == ModelSpec.from_hf(config)
+
+
 def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
     config = json.loads(PUBLISHED["SmolLM3-3B"][0]) | {"no_rope_layers": [1, 0, 0] * 13}
     assert ModelSpec.from_hf(config).rotary_layers == (True, False, False) * 12

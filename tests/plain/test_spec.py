@@ -140,9 +140,12 @@ def test_an_absent_yarn_factor_is_the_ratio_of_the_lengths():
     ("fields", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not exported: its positions are learned"),
-        ({"architectures": ["Unheard"]}, "Unheard is not exported: it is none of .* reads, LlamaForCausalLM"),
-        ({"architectures": ["A", "B"]}, "architectures should be one of LlamaForCausalLM.*'B'"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": ["Unheard"]}, "Unheard is not exported: it is none of .* that docs/models.md lists"),
+        ({"architectures": ["A", "B"]}, "architectures should be one of those that docs/models.md lists.*'B'"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "computes classes or scores, not the next token"),
+        ({"architectures": ["InternLM2ForRewardModel"]}, "computes classes or scores, not the next token"),
+        ({"architectures": ["MistralModel"]}, "computes embeddings, not the next token"),
+        ({"is_causal": False}, "is_causal is False.*supported: True"),
         ({"model_type": "qwen3"}, "with model_type 'qwen3'"),
         ({"architectures": None, "model_type": "mamba"}, "with model_type 'mamba'"),
         ({"logit_softcapping": 30.0}, r"does not support the field\(s\) 'logit_softcapping'"),
@@ -264,7 +267,8 @@ PUBLISHED = [
     | {"is_encoder_decoder": False, "add_cross_attention": False},
     {"auto_map": {"AutoTokenizer": ["tokenization_x.XTokenizer", None], "AutoConfig": "configuration_x.XConfig"}},
     {"pard_token": 128255},
-    {"_model_name_or_path": "", "unk_token_id": 0},
+    {"_model_name_or_path": "", "unk_token_id": 0, "internal_version": "7b-alpha-v2", "a_field_of_another_kind": None},
+    {"_num_mtp_layers": 1, "mtp_share_layers": True, "mtp_loss_scaling_factor": 0.05},
     {"use_sliding_window": False, "layer_types": ["full_attention"] * 32},
 ]
 

@@ -79,6 +79,7 @@ ROWS = (
     Family(
         "llama4_text",
         ("Llama4ForCausalLM",),
+        field_names={"nope_layer_interval": "no_rope_layer_interval"},
         defaults={"head_dim": 128, "num_key_value_heads": 8, "use_qk_norm": True},
         qk_norm=QKNorm(after_rotary=True, stored=False, only_rotated=True),
         qk_norm_flag="use_qk_norm",
@@ -88,7 +89,7 @@ ROWS = (
         rotary=listed_rotary,
         rope=RopeRules(default={"rope_theta": 500_000.0}, interleaved=True),
         scales=of.llama4_scales,
-        no_effect_values={"for_llm_compressor": (False,)},
+        no_effect_values={"for_llm_compressor": (False, True)},  # how its experts are stored, which tensors show
         unused_fields=ROUTER,
         experts=experts.llama4_experts,
         intermediate=of.llama4_intermediate_size,

@@ -4,12 +4,43 @@ from typing import Any
 
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
+from tandemrt.export.read.chunks import chosen_keys
 from tandemrt.export.read.families.common import DEEPSEEK
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.latent import latent, latent_scales
+from tandemrt.export.read.layer_kinds import indexed_as_full
 from tandemrt.export.read.rope import RopeRules
 
 _LATENT: dict[str, Any] = {"latent": latent, "scales": latent_scales, "biases": of.latent_biases}
+_DEEPSEEK_V3: dict[str, Any] = {
+    "q_lora_rank": 1536,
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 4,
+}
+# The index leaves no key out of a text that a build accepts, so its weights are left out.
+_INDEXED: dict[str, Any] = {
+    "field_names": {"num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"},
+    **_LATENT,
+    "windows": indexed_as_full,
+    "longest": chosen_keys,
+    "rope": RopeRules(interleaved=True),
+    "no_effect_values": {
+        "rope_interleave": (True,),
+        "mlp_bias": (False,),
+        "moe_router_dtype": ("float32",),  # routers compute in float32
+    },
+    "unused_fields": (
+        *DEEPSEEK,
+        *("index_head_dim", "index_n_heads", "indexer_rope_interleave", "indexer_types", "index_topk_freq"),
+        *("index_skip_topk_offset", "index_topk_pattern", "index_share_for_mtp_iteration"),
+    ),
+    "experts": experts.deepseek_experts(),
+}
 
 ROWS = (
     Family(
@@ -25,21 +56,20 @@ ROWS = (
         "deepseek_v3",
         ("DeepseekV3ForCausalLM",),
         aliases=("kimi_k2",),
-        defaults={
-            "q_lora_rank": 1536,
-            "first_k_dense_replace": 3,
-            "moe_intermediate_size": 2048,
-            "n_group": 8,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "routed_scaling_factor": 2.5,
-            "topk_group": 4,
-        },
+        defaults=_DEEPSEEK_V3,
         rope=RopeRules(interleaved=True),
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=DEEPSEEK,
         experts=experts.deepseek_experts(),
         **_LATENT,
+    ),
+    Family("deepseek_v32", ("DeepseekV32ForCausalLM",), defaults=_DEEPSEEK_V3, **_INDEXED),
+    Family(
+        "glm_moe_dsa",
+        ("GlmMoeDsaForCausalLM",),
+        defaults=_DEEPSEEK_V3
+        | {"q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_group": 1, "topk_group": 1},
+        **_INDEXED,
     ),
     Family(
         "mistral4",

@@ -61,10 +61,9 @@ ROWS = (
     Family(
         "qwen3_5_text",
         ("Qwen3_5ForCausalLM",),
-        defaults={"head_dim": 256},
+        defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
         recurrent=delta_net,
-        # Qwen3.6 has fields of experts without a value.
-        no_effect_values=_QWEN_GATES | {"num_experts": (None,), "num_experts_per_tok": (None,)},
+        no_effect_values=_QWEN_GATES | {"mlp_only_layers": ([],)},
         unused_fields=_MTP,
         **_QWEN,
     ),
@@ -72,7 +71,7 @@ ROWS = (
         "qwen3_5_moe_text",
         ("Qwen3_5MoeForCausalLM",),
         # Every layer has experts, so configs have no intermediate_size; their weights are always normalized.
-        defaults={"head_dim": 256, "intermediate_size": 512, "norm_topk_prob": True},
+        defaults={"head_dim": 256, "intermediate_size": 512, "norm_topk_prob": True, "rms_norm_eps": 1e-6},
         recurrent=delta_net,
         no_effect_values=_QWEN_GATES,
         unused_fields=(*_MTP, *ROUTER),
@@ -157,6 +156,7 @@ ROWS = (
         "nemotron_h",
         ("NemotronHForCausalLM",),
         defaults={"head_dim": 128, "num_key_value_heads": 8, "intermediate_size": 21_504},
+        field_names={"attention_head_dim": "head_dim", "rms_norm_eps": "layer_norm_epsilon"},
         norm_eps_field="layer_norm_epsilon",
         layers=nemotron_count,
         mlp_layers=nemotron_mlps,
@@ -170,7 +170,7 @@ ROWS = (
         no_effect_values={"mamba_ssm_cache_dtype": ("float32",)},  # states are always float32
         unused_fields=(
             *(*_MTP, *ROUTER, *_MAMBA_UNUSED, "chunk_size", "use_mamba_kernels", "rope_parameters", "rope_theta"),
-            *(f"time_step_{kind}" for kind in ("min", "max", "floor")),
+            *(f"time_step_{kind}" for kind in ("min", "max", "floor", "rank")),
             *("residual_in_fp32", "hidden_dropout", "rescale_prenorm_residual", "moe_shared_expert_overlap"),
             *("mtp_layers_block_type", "mtp_hybrid_override_pattern", "keep_mtp_spec_in_bf16"),
         ),

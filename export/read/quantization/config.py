@@ -48,7 +48,7 @@ def read_quantization(config: Mapping[str, Any], folder: Path) -> Quantization |
     if isinstance(given, dict):
         require_implemented(method, given, where)
     if method is None or method not in METHODS:
-        found = quoted(given if method is None else method)
+        found = quoted(given) if not isinstance(given, dict) else "missing" if method is None else quoted(method)
         raise BadCheckpoint(
             f"{where}: quant_method should be one of {', '.join(METHODS)}, it is {found}; quantize the model with a "
             "tool that writes one of these, or export the checkpoint that is not quantized"
