@@ -100,8 +100,9 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     """Return ``checkpoint`` with the graph's tensor names; of a vision-language model only the text part.
 
     MTP layers are left out, because a draft reads them (export/read/mtp.py), keys and values that no layer uses, and
-    the index of DeepSeek-V3.2. No data is read or copied: a part of a tensor is a range of the same file. Raises BadCheckpoint for a fused tensor whose number of rows differs from the
-    sum of its parts, and for a tensor that does not hold every expert.
+    the index of DeepSeek-V3.2. No data is read or copied: a part of a tensor is a range of the same file. Raises
+    BadCheckpoint for a fused tensor whose number of rows differs from the sum of its parts, and for a tensor that does
+    not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
     stored_names = dict(checkpoint.stored_names)
