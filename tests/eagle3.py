@@ -30,6 +30,7 @@ class Head:
     norm_before_fc: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
+    norm_before_head: bool = True  # SpecForge's norm_output
     own_embedding: bool = True
     flat: bool = False  # as SafeAILab and SpecForge write it
     max_length: int = 256
@@ -44,6 +45,7 @@ class Head:
             named = "LlamaForCausalLMEagle3" if self.mask_token is None else "PEagleDraftModel"
             own = {} if self.mask_token is None else {"mask_token_id": self.mask_token}
             own |= {"norm_before_residual": True} if self.norm_before_residual else {}
+            own |= {} if self.norm_before_head else {"norm_output": False}
             return {"architectures": [named], **layer, "draft_vocab_size": self.draft_vocab, **ids, **own}
         masked = {} if self.mask_token is None else {"mask_token_id": self.mask_token}
         return {
@@ -122,5 +124,5 @@ class Definition(Layers):
         for layer in range(head.layers):
             name = first if layer == 0 else f"layers.{layer}"
             stream = self.block(name, stream, self.norm(stream, f"{name}.input_layernorm") if layer else x, begin)
-        last = self.norm(stream, "norm")
+        last = self.norm(stream, "norm") if head.norm_before_head else stream
         return last @ self.weights["lm_head.weight"].T, last if head.norm_output else stream

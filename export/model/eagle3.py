@@ -73,13 +73,13 @@ def build_eagle3(
     with b.scope("head"):
         if not strategies.select_rows_early:
             stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
-        normed = stored_norm(b, stream, w, "norm", layer)
+        normed = stored_norm(b, stream, w, "norm", layer) if spec.norm_before_head else stream
         if spec.mask_token is None:
             graph_outputs["next_states"] = normed if spec.norm_fed_back else stream
         graph_outputs["logits"] = draft_logits(b, normed, w, spec, checkpoint)
     for binding in names.outputs:
         b.output(binding, graph_outputs[binding.name])
-    w.skip(*_fuse_tensors(spec))
+    w.skip(*_fuse_tensors(spec), *(() if spec.norm_before_head else ("norm.weight",)))
     w.finish()
     return b.model((*strategies.functions(layer, dtype), *scaled_matmul_functions(w)))
 

@@ -15,6 +15,7 @@ from tandemrt.export.read.draft_heads import (
     SPECULATORS_FIELDS,
     DraftHeadSpec,
     mismatch,
+    other_draft,
     read_features,
     read_layers,
     read_mask_token,
@@ -120,8 +121,7 @@ def _flat(
 ) -> DFlashSpec:
     """Read a config with the draft's fields at the top level, next to the layers' fields, or in ``dflash_config``."""
     if fields.get("architectures", []) not in [[each] for each in named]:
-        wanted = " or ".join(repr([each]) for each in named)
-        raise BadCheckpoint(f"config.json: architectures should be {wanted}, it is {quoted(fields.get(_OWN[0]))}")
+        raise other_draft(fields.get(_OWN[0]), " or ".join(named), "a block draft")
     if fields.get("num_target_layers", target.layers) != target.layers:
         rule = f"the target's num_hidden_layers, {target.layers}"
         raise mismatch("num_target_layers", rule, fields.get("num_target_layers"))

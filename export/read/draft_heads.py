@@ -20,6 +20,16 @@ SPECULATORS_FIELDS = (
     *("speculators_model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("speculators_version", "speculators_config", "quantization_config"),
 )
+# Published architectures of drafts that are not read -> what is missing.
+_OTHERS: Mapping[str, str] = {
+    "DominoDraftModel": "its head has a recurrent net (prefix_gru)",
+    "QwenDFlareDraftModel": "each of its layers mixes the target's states by weights of its own",
+    "Eagle3DeepseekV2ForCausalLM": "its layer has latent attention",
+    "CosyVoice3Eagle3LlamaForCausalLM": "its target writes tokens of speech",
+    "MedusaModel": "its heads predict further tokens from one state (Medusa)",
+    "MLPSpeculatorPreTrainedModel": "its heads predict further tokens from one state (MLP speculator)",
+    "EagleLlamaForCausalLM": "it is an EAGLE-1 or EAGLE-2 head, which reads the target's last state alone",
+}
 
 
 @dataclass(frozen=True)
@@ -190,3 +200,11 @@ def mismatch(name: str, rule: str, value: object) -> BadCheckpoint:
     return BadCheckpoint(
         f"config.json: {name} should be {rule}, it is {quoted(value)}; choose a head that was trained for this target"
     )
+
+
+def other_draft(named: Any, known: str, what: str) -> BadCheckpoint:
+    """Return the error for ``architectures`` that are not ``known`` ones of ``what``."""
+    why = _OTHERS.get(str(named[0])) if isinstance(named, list) and len(named) == 1 else None
+    if why is not None:
+        return BadCheckpoint(f"config.json: {named[0]} is not read: {why}; choose another draft")
+    return BadCheckpoint(f"config.json: architectures should be one of {known} for {what}, it is {quoted(named)}")

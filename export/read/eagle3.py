@@ -15,11 +15,13 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.draft_heads import (
     SPECULATORS_FIELDS,
     DraftHeadSpec,
+    other_draft,
     read_features,
     read_layers,
     read_mask_token,
     require_mask_token,
 )
+from tandemrt.export.read.families.common import HUNYUAN_UNUSED, HUNYUAN_VALUES
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
 
@@ -32,6 +34,7 @@ _UNREAD = (
     *("target_model_type", "modal_type", "decoder_sparse_step", "output_router_logits", "router_aux_loss_coef"),
     *("image_token_id", "video_token_id", "vision_token_id", "vision_start_token_id", "vision_end_token_id"),
     *("eod_token_id", "image_start_token_id", "image_end_token_id", "image_newline_token_id"),
+    *("text_start_id", "text_end_id", *HUNYUAN_UNUSED, *HUNYUAN_VALUES),
 )
 # The values of ModelOpt's eagle_config that this exporter implements.
 _MODELOPT: Mapping[str, tuple[Any, ...]] = {
@@ -52,12 +55,14 @@ class Eagle3Spec(DraftHeadSpec):
     ``norm_features`` and ``norm_each_feature``: the norm before the fusing matmul covers all features together, or
     each feature separately. ``norm_residual``: the residual of the first layer is the normed state. ``norm_fed_back``:
     the state that is fed back with a drafted token is the output of the last norm, else its input.
+    ``norm_before_head``: lm_head reads the output of the last norm, else its input.
     """
 
     norm_features: bool
     norm_each_feature: bool
     norm_residual: bool
     norm_fed_back: bool
+    norm_before_head: bool = True
     mask_token: int | None = None
 
     @classmethod
@@ -110,20 +115,16 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parall
     own |= {"norm_before_residual", *_MASK_TOKENS} if parallel else set()
     named, known = fields.get("architectures", []), _FLAT_PARALLEL if parallel else FLAT
     if not isinstance(named, list) or any(name not in known for name in named) or (parallel and not named):
-        what = "a P-EAGLE head" if parallel else "an EAGLE-3 head"
-        raise BadCheckpoint(
-            f"config.json: architectures should be one of {', '.join(known)} for {what}, it is {quoted(named)}"
-        )
-    # SpecForge applies the last norm before lm_head if norm_output is true.
-    stated = fields.get("norm_output") if not (named == [_SPECFORGE] and fields.get("norm_output") is True) else None
-    if stated is not None and "norm_output" not in ignored:
+        raise other_draft(named, ", ".join(known), "a P-EAGLE head" if parallel else "an EAGLE-3 head")
+    of_specforge = named == [_SPECFORGE]
+    if fields.get("norm_output") is not None and not of_specforge and "norm_output" not in ignored:
         raise BadCheckpoint(
             f"config.json: norm_output is {quoted(fields.get('norm_output'))}: in SpecForge it means a norm before "
-            "lm_head, in speculators that the normed state is fed back; if it is the former, name it in the recipe's "
-            'section of the checkpoint, as ignore_config_fields = ["norm_output"]'
+            "lm_head, in speculators that the normed state is fed back; if it is the former and true, name it in the "
+            'recipe\'s section of the checkpoint, as ignore_config_fields = ["norm_output"]'
         )
     inner = {name: value for name, value in fields.data.items() if name not in {*own, *_UNREAD}}
-    if named == [_SPECFORGE] and inner.get("model_type") in ("phi3", "qwen2"):
+    if of_specforge and inner.get("model_type") in ("phi3", "qwen2"):
         inner["model_type"] = "llama"
     layer, max_context = read_layers(inner, ignored=[name for name in ignored if name not in own])
     fields.skip(*fields.data)
@@ -143,6 +144,7 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parall
         norm_each_feature=fields.flag("fc_norm", False),
         norm_residual=parallel and fields.flag("norm_before_residual", False),
         norm_fed_back=False,
+        norm_before_head=fields.flag("norm_output", True) if of_specforge else True,
         max_context=max_context,
         mask_token=_flat_mask_token(fields) if parallel else None,
     )

@@ -42,6 +42,7 @@ HEADS = {
     "plain": PLAIN,
     OUT_OF_ORDER: PLAIN,
     "the names of SafeAILab": replace(PLAIN, flat=True),
+    "no norm before the head": replace(PLAIN, flat=True, norm_before_head=False),
     "its residual normed": replace(PLAIN, norm_before_residual=True),
     "the normed state fed back": replace(PLAIN, norm_output=True),
     "features normed as one, the whole vocabulary": replace(PLAIN, norm_before_fc=True, draft_vocab=VOCAB),

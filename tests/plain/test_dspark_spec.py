@@ -59,7 +59,10 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, message: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["DFlashDraftModel"]}, "should be ['Qwen3DSparkModel'] or ['DSparkDraftModel'], it is"),
+        (
+            {"architectures": ["DFlashDraftModel"]},
+            "should be one of Qwen3DSparkModel or DSparkDraftModel for a block draft, it is",
+        ),
         ({"dflash_config": 3}, "dflash_config should be an object, it is 3"),
         ({"dflash_config": {"projector_type": "domino"}}, "projector_type is 'domino', which the exporter"),
         ({"dflash_config": {"dspark_backbone_conv_enabled": True}}, "dspark_backbone_conv_enabled is True"),

@@ -114,14 +114,19 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
             {"norm_output": True, "architectures": ["Eagle3LlamaForCausalLM"]},
             "norm_output is True: in SpecForge it means a norm before lm_head",
         ),
-        ({"norm_output": False}, "norm_output is False: in SpecForge it means a norm before lm_head"),
+        (
+            {"norm_output": False, "architectures": ["Eagle3LlamaForCausalLM"]},
+            "norm_output is False: in SpecForge it means a norm before lm_head",
+        ),
+        ({"norm_output": 1}, "norm_output should be true or false, it is 1"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True, which the exporter does not"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2], "depth": 3}}, "the field(s) 'depth'"),
         (
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}},
             "different layers of the target by their outputs, -1..6 (tools disagree on 7, the last layer's output)",
         ),
-        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "for an EAGLE-3 head, it is"),
+        ({"architectures": ["X"]}, "for an EAGLE-3 head, it is"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "is not read: its layer has latent attention; choose"),
         ({"mask_token_id": 3}, "the field(s) 'mask_token_id'"),
     ],
 )
@@ -138,6 +143,7 @@ def test_flat_configs_with_another_meaning_are_rejected(changes: Any, message: s
         {"model_type": "qwen2", "target_model_type": "qwen2_5_vl"},
         {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "modal_type": "VLM", "image_token_id": 7},
         {"eod_token_id": 3, "image_start_token_id": 4, "image_end_token_id": 5, "image_newline_token_id": 6},
+        {"use_qk_norm": True, "use_cla": False, "norm_type": "rms", "dense_list": [32, 0], "text_end_id": 7},
         {"decoder_sparse_step": 1, "output_router_logits": False, "router_aux_loss_coef": 0.001},
     ],
 )
@@ -155,6 +161,7 @@ def test_only_specforges_class_has_llamas_layers_under_another_type() -> None:
 def test_norm_output_of_specforge_is_the_norm_before_the_head() -> None:
     flat = replace(HEAD, flat=True).config()
     assert read(flat | {"norm_output": True, "fc_norm": True}) == read(flat | {"fc_norm": True})  # its EAGLE-3.1
+    assert read(flat | {"norm_output": False}) == replace(read(flat), norm_before_head=False)
 
 
 def test_norm_output_may_be_ignored_by_name() -> None:
