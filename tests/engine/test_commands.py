@@ -15,7 +15,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.export.cli import commands
+from tandemrt.export.cli import commands, report
 from tandemrt.runtime.cli.bench import Comparison, Measurement
 from tandemrt.runtime.cli.calibrate import SCALES, recommendation
 from tandemrt.runtime.metrics.metrics import Metrics
@@ -94,6 +94,11 @@ def test_inspect_prints_a_short_summary(run) -> None:
     assert "past_key" not in out
     assert re.search(r"\d+ files, [\d.]+ KB; built \S+ by tandemrt", out)
     assert "--all also prints" in out
+
+
+def test_inspect_shows_60_characters_of_a_value() -> None:
+    assert report._short("x" * 58) == f'"{"x" * 58}"'
+    assert report._short("x" * 59) == f'"{"x" * 58}…'
 
 
 def test_inspect_reports_that_all_checks_pass(run) -> None:

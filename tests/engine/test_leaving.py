@@ -115,6 +115,27 @@ def test_a_thread_is_waited_for_though_waiting_for_it_was_interrupted() -> None:
     assert ended == [True]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_stops_no_thread_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "_threads", {})
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait)
+    thread.start()
+    reading, writing = os.pipe()
+    shutdown.join_at_exit(thread, lambda: os.write(writing, b"stopped"))
+    if not (child := os.fork()):
+        try:
+            shutdown._at_exit()
+            os.write(writing, b"exits")
+        finally:
+            os._exit(0)
+    go.set()
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert said.read() == "exits"
+    os.waitpid(child, 0)
+
+
 def test_an_llm_that_is_dropped_gives_its_thread_and_its_memory_back(tiny_bundle: Path) -> None:
     before = set(threading.enumerate())
     llm = LLM(tiny_bundle, threads=1)
