@@ -791,6 +791,12 @@ def test_a_value_that_changes_the_graph_is_rejected(name, changes, message):
         ModelSpec.from_hf(config | changes)
 
 
+def test_no_layer_slides_if_the_window_is_null():
+    config = json.loads(PUBLISHED["EXAONE-4.0-32B"][0]) | {"layer_types": None, "sliding_window": None}
+    spec = ModelSpec.from_hf(config)
+    assert (spec.sliding_window, spec.sliding_layers) == (None, (False,) * 64)
+
+
 def test_longrope_selects_factors_by_the_longest_served_text():
     config = json.loads(PUBLISHED["Phi-4-mini-instruct"][0])
     short, long = (ModelSpec.from_hf(config, length=length).rope for length in (4096, 4097))
