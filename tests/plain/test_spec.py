@@ -115,6 +115,16 @@ def test_an_absent_field_has_the_default_of_transformers(field):
             "original_max_position_embeddings": 4096,
             "attention_factor": 1.5,
         },
+        *(
+            {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 40.0,
+                "original_max_position_embeddings": 4096,
+                one_of_two: 0.7,
+            }
+            for one_of_two in ("mscale", "mscale_all_dim")
+        ),
     ],
 )
 def test_rotary_frequencies_are_bit_identical_to_transformers(rope, head_dim):
