@@ -70,3 +70,42 @@ def test_a_gauge_is_read_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher.close()
     assert shown["tandemrt_requests_waiting"][0] == 3
     assert shown["tandemrt_requests_waiting"][-1] == 1
+
+
+def test_metrics_are_removed_before_their_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+
+    class Removable:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def increment(self, by: float) -> None:
+            pass
+
+        set = observe = increment
+
+        def __del__(self) -> None:
+            removed.append(f"metric {self.name}")
+
+    class MetricFamily:
+        COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+        def __init__(self, name: str, *_: Any) -> None:
+            self.name = name
+
+        def Metric(self, **_: Any) -> Removable:  # noqa: N802  # the server's name
+            return Removable(self.name)
+
+        def __del__(self) -> None:
+            removed.append(f"family {self.name}")
+
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(MetricFamily=MetricFamily))
+    monkeypatch.delitem(sys.modules, "tandemrt.runtime.servers.triton.metrics", raising=False)
+    from tandemrt.runtime.servers.triton.metrics import MetricsPublisher
+
+    MetricsPublisher(Metrics(), {"requests_waiting": lambda: 0}, {}).close()
+    kinds, names = zip(*(each.split() for each in removed), strict=True)
+    families = kinds.index("family")
+    assert set(kinds[:families]) == {"metric"}
+    assert set(kinds[families:]) == {"family"}
+    assert {"tandemrt_kept_total", "tandemrt_requests_waiting"} < set(names[:families]) == set(names[families:])
