@@ -52,6 +52,7 @@ from tests.waiting import PATIENCE_S
         (r"a\b\w", "a pattern that no text matches"),
         ("(a", "a missing closing parenthesis"),
         ("[a", "a missing closing bracket"),
+        ("a\\", "a backslash at the end"),
         ("a)", "an unmatched closing parenthesis"),
         ("[]", "an empty character class"),
         (r"\ud8zz\udczz", r"the escape \\u"),
