@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import processors
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
 from tandemrt.engines.recipe.recipe import Recipe
@@ -46,6 +47,13 @@ def ask(opened: LLM) -> Callable[..., RequestOutput]:
         return opened.generate(prompt, SamplingParams(**({"temperature": 0.0} | params)))
 
     return ask
+
+
+def test_a_text_is_tokenized_like_a_prompt(opened: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = processors.TemplateProcessing(single="<|im_end|> $A", special_tokens=[("<|im_end|>", STOP)])
+    monkeypatch.setattr(opened.tokenizer.backend, "post_processor", begin)
+    assert opened.tokenize("ab") == [STOP, A, B]
+    assert opened.tokenize("ab", add_special_tokens=False) == [A, B]
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

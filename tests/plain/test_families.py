@@ -791,6 +791,13 @@ def test_a_value_that_changes_the_graph_is_rejected(name, changes, message):
         ModelSpec.from_hf(config | changes)
 
 
+@pytest.mark.parametrize("name", ["Qwen3-30B-A3B", "Qwen1.5-MoE-A2.7B-Chat"])
+def test_all_layers_of_a_qwen_mixture_slide_if_the_flag_is_set(name):
+    config = json.loads(PUBLISHED[name][0]) | {"use_sliding_window": True, "sliding_window": 4096}
+    spec = ModelSpec.from_hf(config)
+    assert (spec.sliding_window, set(spec.sliding_layers)) == (4096, {True})
+
+
 def test_no_layer_slides_if_the_window_is_null():
     config = json.loads(PUBLISHED["EXAONE-4.0-32B"][0]) | {"layer_types": None, "sliding_window": None}
     spec = ModelSpec.from_hf(config)
