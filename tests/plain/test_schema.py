@@ -709,6 +709,11 @@ def test_a_misspelled_keyword_constrains_nothing_and_gives_a_warning(schema, war
     assert accepts(grammar_of(schema), '{"a": ["bcde"]}')
 
 
+@pytest.mark.parametrize("keyword", ["x-pattern", "$items", "_required", "@type"])
+def test_a_keyword_of_an_extension_is_no_misspelling(keyword):
+    assert spelling_warnings(StructuredOutputs(json={keyword: "type"})) == []
+
+
 def test_one_of_counts_the_branches_that_hold_for_names_that_are_not_written():
     schema = {
         "type": "object",
