@@ -19,6 +19,7 @@ from tandemrt.export.read.values import require_scales
 from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
 
+_GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
 # Old Llama checkpoints store it; config.json defines it.
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
@@ -84,8 +85,14 @@ class Weights:
         return self._find(name).transposed
 
     def scheme(self, module: str) -> Scheme | None:
-        """Return how the quantization_config stores the weight of ``module``; None: unquantized."""
-        return None if self.quantization is None else self.quantization.scheme(*self.checkpoint.names_of(module))
+        """Return how the quantization_config stores the weight of ``module``; None: unquantized.
+
+        Tools leave routers and gates of experts unquantized even where no pattern of their configs says so.
+        """
+        weight = self.checkpoint.tensors.get(f"{module}.weight")
+        if self.quantization is None or (weight is not None and weight.dtype in COMPUTE and _GATES.search(module)):
+            return None
+        return self.quantization.scheme(*self.checkpoint.names_of(module))
 
     def unconverted(
         self, name: str, dtypes: Sequence[str], *shapes: tuple[int, ...], require_positive: bool = False

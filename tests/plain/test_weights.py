@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,3 +51,37 @@ def test_adjacent_tensors_of_one_file_are_joined_and_those_of_two_files_never(tm
     weights.stacked(["gate", "tail"], [2, 2], (4,))
     assert list(builder.initializers) == ["gate+last", "gate", "tail"]
     assert [node.op_type for node in builder.nodes] == ["Concat"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},  # as NVFP4 of GLM-5 and MiniMax M2
+        {  # as Kimi-K2.5
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "ignore": ["lm_head", "re:.*self_attn.*"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True},
+                }
+            },
+        },
+    ],
+    ids=lambda config: config["quant_method"],
+)
+def test_a_router_that_no_pattern_names_is_unquantized_if_its_weight_is(tmp_path: Path, config: dict[str, Any]) -> None:
+    plain, packed = np.zeros((4, 32), np.float32), np.zeros((4, 16), np.uint8)
+    layer = "model.layers.3.mlp"
+    tensors = {f"{layer}.gate.weight": plain, f"{layer}.experts.0.up_proj.weight": packed}
+    opened(tmp_path, one=tensors | {f"{layer}.shared_expert_gate.weight": plain[:1]})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    weights = Weights(Checkpoint.open(tmp_path), GraphBuilder("weights"), "float32")
+    expert = weights.scheme(f"{layer}.experts.0.up_proj")
+    assert expert is not None
+    assert expert.packed
+    assert weights.scheme(f"{layer}.gate") is weights.scheme(f"{layer}.shared_expert_gate") is None
+    opened(tmp_path, one={f"{layer}.gate.weight": packed})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    assert Weights(Checkpoint.open(tmp_path), GraphBuilder("weights"), "float32").scheme(f"{layer}.gate") == expert
