@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import normed
@@ -10,8 +10,8 @@ from tandemrt.export.model.packed_recurrence import LayerWeights, PackedCall
 from tandemrt.export.model.recent_tokens import cut_tokens
 from tandemrt.export.model.recurrence import Held, Recurrence, RecurrentCall, convolved, for_each_head, silu
 from tandemrt.export.model.scale import scaled_by
-from tandemrt.export.read.recurrent_layers import Mamba2
-from tandemrt.plugins.operators.constants import OutputNorm
+from tandemrt.export.read.recurrent_layers import Mamba2, NormOverRanks
+from tandemrt.plugins.operators.constants import DOMAIN, OutputNorm
 
 
 def mamba2(
@@ -46,17 +46,17 @@ def mamba2(
 def _packed(
     b: GraphBuilder, projected: ir.Value, w: Weights, name: str, net: Mamba2, call: PackedCall, held: Held
 ) -> tuple[ir.Value, Held]:
-    keys = net.groups * net.state_dim
+    keys, over = net.groups * net.state_dim, net.norm_over_ranks
     starts = {"gate_at": 0, "value_at": net.mixed, "key_at": 2 * net.mixed, "query_at": 2 * net.mixed + keys}
     weights = LayerWeights(
         w.stacked([f"{name}.conv1d.weight"], [net.channels], (1, net.kernel)),
         _decay_scale(b, w, name, net),
         b.cast(w.stored(f"{name}.dt_bias", (net.heads,)), "float32"),
-        None if net.norm is None else b.cast(w.stored(f"{name}.norm.weight", (net.mixed,)), "float32"),
+        None if net.norm is None or over else b.cast(w.stored(f"{name}.norm.weight", (net.mixed,)), "float32"),
         w(f"{name}.conv1d.bias", (net.channels,)) if net.conv_bias else None,
         b.cast(w.stored(f"{name}.D", (net.heads,)), "float32"),
     )
-    return call.linear_attention(
+    out, after = call.linear_attention(
         b,
         projected,
         weights,
@@ -68,6 +68,22 @@ def _packed(
         norm_groups=net.groups,
         epsilon=call.spec.norm_eps,
     )
+    if over is None:
+        return out, after
+    unit = _normed_over_ranks(b, out, over, net.mixed, w.dtype, call.spec.norm_eps)
+    return b.op("Mul", unit, w(f"{name}.norm.weight", (net.mixed,))), after
+
+
+def _normed_over_ranks(
+    b: GraphBuilder, x: ir.Value, over: NormOverRanks, mixed: int, dtype: str, eps: float
+) -> ir.Value:
+    """Return a rank's ``x`` [..., mixed], normed in groups of what all ranks have."""
+    whole = over.ranks * mixed
+    typed = [(dtype, (*dims_of(x)[:-1], whole))]
+    (gathered,) = b.custom("all_gather", x, domain=DOMAIN, outputs=typed, width=whole)
+    unit = _normed_in_groups(b, gathered, over.groups, whole, dtype, eps)
+    begin = over.rank * mixed
+    return b.op("Slice", unit, b.constant([begin]), b.constant([begin + mixed]), b.constant([-1]))
 
 
 def _decay_scale(b: GraphBuilder, w: Weights, name: str, net: Mamba2) -> ir.Value:
@@ -118,8 +134,14 @@ def _gated(b: GraphBuilder, x: ir.Value, gate: ir.Value, w: Weights, name: str, 
         return b.op("Mul", x, silu(b, gate))
     if net.norm == "after the gate":
         x = b.op("Mul", x, silu(b, gate))
-    size = net.mixed // net.groups
-    grouped = b.op("Reshape", x, b.constant([0, 0, net.groups, size]))
-    unit = normed(b, grouped, b.constant([1.0] * size, w.dtype), w.dtype, eps)
-    scaled = b.op("Mul", b.op("Reshape", unit, b.constant([0, 0, net.mixed])), w(f"{name}.norm.weight", (net.mixed,)))
+    unit = _normed_in_groups(b, x, net.groups, net.mixed, w.dtype, eps)
+    scaled = b.op("Mul", unit, w(f"{name}.norm.weight", (net.mixed,)))
     return scaled if net.norm == "after the gate" else b.op("Mul", scaled, silu(b, gate))
+
+
+def _normed_in_groups(b: GraphBuilder, x: ir.Value, groups: int, width: int, dtype: str, eps: float) -> ir.Value:
+    """Return the norm of ``x`` [..., width] in each group, without a weight."""
+    size, kept = width // groups, [0] * (len(dims_of(x)) - 1)
+    grouped = b.op("Reshape", x, b.constant([*kept, groups, size]))
+    unit = normed(b, grouped, b.constant([1.0] * size, dtype), dtype, eps)
+    return b.op("Reshape", unit, b.constant([*kept, width]))

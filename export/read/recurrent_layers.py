@@ -121,6 +121,15 @@ class KimiDelta:
 
 
 @dataclass(frozen=True)
+class NormOverRanks:
+    """The norm of the outputs of rank ``rank`` of ``ranks``: in ``groups`` of the outputs of all ranks."""
+
+    rank: int
+    ranks: int
+    groups: int
+
+
+@dataclass(frozen=True)
 class Mamba2:
     """Layers with a Mamba-2 state space model (Dao and Gu, 2024) in place of attention.
 
@@ -129,7 +138,8 @@ class Mamba2:
     number of consecutive heads. ``bias``: of both matmuls. ``norm``: the place of the norm of the output, whose groups
     are those of the keys; None: there is no norm. ``with_attention``: the layer also has attention, which reads the
     same input, and their outputs are added (Falcon-H1). ``scales`` multiply the input, the outputs of the first matmul
-    (gate, values, keys, queries, step size), and the output.
+    (gate, values, keys, queries, step size), and the output. ``norm_over_ranks``: of a part whose group of the norm is
+    on several ranks.
     """
 
     module: ClassVar[str] = "mamba"
@@ -145,6 +155,7 @@ class Mamba2:
     norm: Literal["after the gate", "before the gate"] | None = "after the gate"
     with_attention: bool = False
     scales: tuple[float, tuple[float, float, float, float, float], float] = (1.0, (1.0,) * 5, 1.0)
+    norm_over_ranks: NormOverRanks | None = None
 
     @property
     def mixed(self) -> int:

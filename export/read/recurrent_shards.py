@@ -7,22 +7,30 @@ has some of its heads, like a KV head.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, RecurrentLayers, ShortConvolution
+from tandemrt.export.read.recurrent_layers import (
+    DeltaNet,
+    KimiDelta,
+    Mamba2,
+    NormOverRanks,
+    RecurrentLayers,
+    ShortConvolution,
+)
 
 # Consecutive rows of a tensor, and the number of equal parts in them, such as heads.
 Section = tuple[int, int]
 _EVEN = 2  # channels, which kernels of convolutions read in pairs
 
 
-def part_of(net: RecurrentLayers, ranks: int) -> RecurrentLayers:
-    """Return the sizes of one rank's part of a layer."""
+def part_of(net: RecurrentLayers, rank: int, ranks: int) -> RecurrentLayers:
+    """Return the sizes of the part of a layer that ``rank`` of ``ranks`` has."""
     if isinstance(net, ShortConvolution):
         return replace(net, channels=net.channels // ranks)
     if isinstance(net, DeltaNet):
         return replace(net, key_heads=net.key_heads // ranks, value_heads=net.value_heads // ranks)
     if isinstance(net, KimiDelta):
         return replace(net, heads=net.heads // ranks)
-    return replace(net, heads=net.heads // ranks, groups=max(1, net.groups // ranks))
+    over = NormOverRanks(rank, ranks, net.groups) if net.norm is not None and net.groups < ranks else None
+    return replace(net, heads=net.heads // ranks, groups=max(1, net.groups // ranks), norm_over_ranks=over)
 
 
 def sections_of(net: RecurrentLayers) -> Mapping[str, tuple[Section, ...]]:
@@ -57,10 +65,10 @@ def obstacle(net: RecurrentLayers, ranks: int) -> str | None:
         return f"the {heads} {kind} of its recurrent layers are no multiple of {ranks}"
     if not isinstance(net, Mamba2):
         return None
-    if net.norm is not None and net.groups % ranks:
-        return f"the {net.groups} groups of heads that its recurrent layers norm together are no multiple of {ranks}"
     if net.groups % ranks and ranks % net.groups:
         return f"the {net.groups} groups of its recurrent layers are neither a multiple nor a divisor of {ranks}"
+    if net.norm == "before the gate" and net.groups < ranks:
+        return f"its recurrent layers norm {net.groups} groups of heads before the gate, which are fewer than {ranks}"
     return None
 
 

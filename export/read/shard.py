@@ -58,7 +58,7 @@ class Shard:
             heads=spec.heads // self.ranks,
             kv_heads=max(1, spec.kv_heads // self.ranks),
             intermediate=spec.intermediate // self.ranks,
-            recurrent=None if spec.recurrent is None else part_of(spec.recurrent, self.ranks),
+            recurrent=None if spec.recurrent is None else part_of(spec.recurrent, self.rank, self.ranks),
         )
 
     def checkpoint(self, checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:

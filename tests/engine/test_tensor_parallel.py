@@ -49,6 +49,7 @@ from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
 
 PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
+ALTERNATING = ["linear_attention", "full_attention"]
 PROMPTS = ["the and the", '{"a":', "hello world " * 4, "x"]
 
 
@@ -301,8 +302,10 @@ def test_inspect_counts_what_a_rank_holds(hybrid: Path) -> None:
     ("case", "ranks", "sizes"),
     [
         # rows of one tensor are queries, keys and values
-        ("qwen3_5", 2, {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}),
+        ("qwen3_5", 2, {"num_hidden_layers": 2, "layer_types": ALTERNATING}),
         ("falcon_h1 with norms", 2, {"num_hidden_layers": 1}),  # Mamba-2 in addition to attention
+        # one group of a norm over all ranks
+        ("granite 4 dense", 2, {"mamba_n_groups": 1, "num_hidden_layers": 2, "layer_types": ALTERNATING}),
         ("lfm2", 2, {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
         # two KV heads, so two ranks have the same
         ("qwen2_moe", 4, {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}),
@@ -383,7 +386,11 @@ CONVOLUTION = ShortConvolution((True,), kernel=3, channels=12, bias=False)
         ({"intermediate": 18}, 1, "the width of its MLP, 18, is no multiple of 4"),
         ({"latent": Latent(None, 512, 8, 64, 3, bias=False)}, 2, "the 12 inputs of its attention's last matmul do not"),
         ({"recurrent": DELTA_NET}, 1, "the 2 key heads of its recurrent layers are no multiple of 4"),
-        ({"recurrent": MAMBA}, 1, "the 2 groups of heads that its recurrent layers norm together are no multiple of 4"),
+        (
+            {"recurrent": replace(MAMBA, norm="before the gate")},
+            1,
+            "norm 2 groups of heads before the gate, which are fewer",
+        ),
         ({"recurrent": replace(MAMBA, groups=6, norm=None)}, 1, "the 6 groups of its .* neither a multiple nor a"),
         ({"recurrent": CONVOLUTION}, 1, "its 12 channels of a convolution do not give 4 ranks an even number each"),
         ({"qk_norm": QKNorm(over_all_heads=True)}, 1, "norms queries and keys over all heads"),
