@@ -58,7 +58,14 @@ def tiny_checkpoint(
 
 
 def tiny_hybrid(
-    folder: Path, kind: str = "delta net", *, layers: int = 4, seed: int = 0, max_length: int = 512, **sizes: int
+    folder: Path,
+    kind: str = "delta net",
+    *,
+    layers: int = 4,
+    hidden: int = 32,
+    seed: int = 0,
+    max_length: int = 512,
+    **sizes: int,
 ) -> Path:
     """Write a random hybrid model in float32, every second layer recurrent, beginning with the first.
 
@@ -70,7 +77,7 @@ def tiny_hybrid(
     config = AutoConfig.for_model(
         **_HYBRIDS[kind] | sizes,
         vocab_size=VOCAB,
-        hidden_size=32,
+        hidden_size=hidden,
         num_hidden_layers=layers,
         layer_types=[_RECURRENT[kind], "full_attention"] * (layers // 2) + [_RECURRENT[kind]] * (layers % 2),
         max_position_embeddings=max_length,

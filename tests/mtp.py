@@ -4,11 +4,14 @@ DeepSeek-AI, "DeepSeek-V3" (arXiv 2412.19437), in the three published forms. The
 layer's last norm is fed back.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.heads import Draw, Layers, Weights
 
@@ -85,6 +88,18 @@ class Definition(Layers):
         best, chosen = (x @ self.weights[f"{name}.gate.weight"].T).topk(2)
         given = torch.stack([super(Definition, self).mlp(f"{name}.experts.{i}", x) for i in range(self._layer.experts)])
         return torch.einsum("tk,tkh->th", best.softmax(-1), given[chosen, torch.arange(len(x))[:, None]])
+
+
+def add_layers(folder: Path, layers: Sequence[MtpLayer], seed: int = 0) -> list[tuple[MtpLayer, Weights]]:
+    """Write random ``layers`` into the checkpoint of their target in ``folder``; return them."""
+    found = [(each, each.weights(seed + each.at)) for each in layers]
+    weights = load_file(folder / "model.safetensors")
+    for _, own in found:
+        weights |= own
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": len(layers)}))
+    return found
 
 
 def several(layer: MtpLayer, count: int, seed: int = 0) -> list[tuple[MtpLayer, Weights]]:

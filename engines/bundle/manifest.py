@@ -295,6 +295,10 @@ class Manifest(Record):
                 found = "has such operators" if joins else "has none"
                 rule = "must have operators that all ranks run together exactly if ranks lists further ranks"
                 raise reject(f"the target's decoder on rank {index} {rule}; it {found}. Build the bundle again")
+        parts = [_exchanged(engine) for engine in (self.engines["target"], *self.ranks)]
+        if other := [rank for rank, each in enumerate(parts) if each != parts[0]]:
+            rule = "must exchange the same parts as that on rank 0, of the same shapes and dtypes"
+            raise reject(f"the target's decoder on rank {other[0]} {rule}; build the bundle again")
 
     def _require_draft_fits(self) -> None:
         draft, drafted = self.draft, self.limits.num_draft_tokens
@@ -332,3 +336,14 @@ def _check_version(path: Path, data: Any) -> None:
     if type(version) is not int or version != VERSION:
         rule = f"manifest_version must be {VERSION}; got {quoted(version)}"
         raise BadBundle(f"{path}: {rule}. Build the bundle again with this version of tandemrt")
+
+
+def _exchanged(target: Engine) -> list[tuple[str, str, tuple[int | str, ...]]]:
+    """Return the operators that all ranks run together, each with the dtype and the shape of a rank's part."""
+    if target.decoder is None:
+        return []
+    bindings = target.decoder.bindings(target.contract)
+    parts = [
+        (step.name, bindings[str(step.inputs[0])]) for step in target.decoder.operators if step.name in COLLECTIVES
+    ]
+    return [(name, part.dtype, part.shape) for name, part in parts]

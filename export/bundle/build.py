@@ -138,7 +138,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             engines[graph.name], rewrites[graph.name] = compiled.engine, compiled.rewrites
             notes += compiled.notes
         ranks: list[Engine] = []
-        for rank, graph in enumerate(further_ranks(recipe, models[0]), 1):
+        for rank, graph in enumerate(further_ranks(recipe, models), 1):
             with clock.step(f"Build, cut and check the target of rank {rank}"):
                 ranks.append(compile_graph(graph, recipe, folder, compiling).engine)
         engines = with_shared_weights(engines, models)

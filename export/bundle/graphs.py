@@ -1,6 +1,6 @@
 """List the graphs of a recipe, with their files in the bundle and their contracts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,9 @@ def graphs(recipe: Recipe, models: Models) -> list[Graph]:
     """Return every graph of the bundle: decoders, adjust, verify, and propose if a model drafts."""
     target, drafts, lowering = models[0], models[1:], lowering_of(recipe)
     width = target.spec.vocab  # a draft model's logits are padded or cut to the target's width
-    features = next((draft.spec.features for draft in drafts if isinstance(draft, DraftHead)), ())
     shard = target.shards[0] if target.shards else None
     return [
-        _decoder(target, recipe, lowering, width, features=features, shard=shard),
+        _decoder(target, recipe, lowering, width, features=_features(drafts), shard=shard),
         *(graph for draft in drafts for graph in _draft(draft, recipe, lowering, width)),
         _weightless("adjust", target, contract.adjust, build_adjust, width),
         _weightless("verify", target, contract.verify, build_verify, width, draft_probs=False),
@@ -50,16 +49,24 @@ def _decoder(
     sizes |= {"capacity": recipe.capacity, "width": width}
     sizes["uncommitted"] = most_query(recipe.draft.kind, recipe.draft.num_draft_tokens)
     held = spec if shard is None else shard.spec(spec)
-    bindings = held.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
+    shown = 0 if shard is not None and shard.rank else len(features)
+    bindings = held.contract(**sizes, cache=recipe.cache, features=shown * spec.hidden)
     lowering = supported_lowering(lowering, spec)
     make = partial(build_decoder, spec, model.checkpoint, **sizes, lowering=lowering, features=features, shard=shard)
     return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make, lowering, shard)
 
 
-def further_ranks(recipe: Recipe, target: Model) -> list[Graph]:
+def further_ranks(recipe: Recipe, models: Models) -> list[Graph]:
     """Return the target's graphs of ranks 1 and up. Only rank 0 passes features to a draft."""
-    lowering, width = lowering_of(recipe), target.spec.vocab
-    return [_decoder(target, recipe, lowering, width, shard=shard) for shard in target.shards[1:]]
+    target, lowering, features = models[0], lowering_of(recipe), _features(models[1:])
+    return [
+        _decoder(target, recipe, lowering, target.spec.vocab, features=features, shard=shard)
+        for shard in target.shards[1:]
+    ]
+
+
+def _features(drafts: Sequence[Draft]) -> tuple[int, ...]:
+    return next((draft.spec.features for draft in drafts if isinstance(draft, DraftHead)), ())
 
 
 def _draft(draft: Draft, recipe: Recipe, lowering: Lowering, width: int) -> list[Graph]:

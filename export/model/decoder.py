@@ -1,6 +1,7 @@
 """The graph of a target or of a draft model: token ids in, logits of selected rows and an updated KV cache out."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import onnx_ir as ir
@@ -53,7 +54,7 @@ def build_decoder(
     None the model's own. ``weights_dir`` is the future folder of the checkpoint's safetensors, relative to the graph
     file. ``features`` are the layers whose input hidden states the graph also outputs, for draft heads that read them.
     ``uncommitted``: see ModelSpec.contract. ``shard``: build the part of one rank; a pass joins the parts
-    (export/passes/over_ranks.py).
+    (export/passes/over_ranks.py). Only rank 0 outputs ``features``; all compute the same rows, because they add them.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen, and for a model that the lowering
     does not support (export/model/support.py). Raises BadRecipe for an unknown dtype or lowering.
@@ -63,6 +64,9 @@ def build_decoder(
     if shard is not None:
         checkpoint, spec = shard.checkpoint(checkpoint, spec), shard.spec(spec)
     strategies = STRATEGIES[lowering]
+    if spec.layers in features:  # the stream after the last norm, of every token
+        strategies = replace(strategies, select_rows_early=False)
+    features = () if shard is not None and shard.rank else features
     cache: CacheKind = "paged" if lowering == "paged" else "linear"
     wide = len(features) * spec.hidden
     sizes: dict[str, Any] = {"capacity": capacity, "dtype": dtype, "cache": cache, "kv_dtype": kv_dtype}

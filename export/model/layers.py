@@ -6,7 +6,6 @@ names: ``hidden.3`` is the residual stream before the attention of layer 3, ``re
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -42,11 +41,9 @@ def decoder_layers(
     ``graph_inputs`` are the inputs of the contract, ``own_inputs`` those of each layer if it has one
     (export/model/layer_inputs.py). The outputs are the caches present_* and, if ``features`` is not
     empty, the concatenated residual streams before these layers. The number of layers stands for the stream after the
-    last norm.
+    last norm; then ``strategies`` must not select rows early.
     """
     rows = graph_inputs["score_rows"]
-    if spec.layers in features:  # the features of every token are needed, so keep all rows
-        strategies = replace(strategies, select_rows_early=False)
     with b.scope("place"):
         attend = strategies.attention(b, spec, graph_inputs, capacity=capacity, dtype=w.dtype)
         net = spec.recurrent

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests import dflash, dspark, eagle3
@@ -16,7 +16,7 @@ from tests.dflash import BlockHead
 from tests.dspark import DSparkHead
 from tests.eagle3 import Head
 from tests.makers import VOCAB, tiny_checkpoint
-from tests.mtp import MtpLayer, drafted, several
+from tests.mtp import MtpLayer, add_layers, drafted
 
 LAYERS, HIDDEN, MASK = 3, 32, 319  # the mask is an id without text
 SIZES: Mapping[str, Any] = {"layers": LAYERS, "seed": 1, "head_dim": 32}
@@ -128,13 +128,7 @@ class MtpDrafts:
 
     def __init__(self, folder: Path, target: Target) -> None:
         shutil.copytree(target.folder, folder)
-        self._layers = several(MTP, 2)
-        weights = load_file(folder / "model.safetensors")
-        for _, own in self._layers:
-            weights |= own
-        save_file(weights, folder / "model.safetensors")
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 2}))
+        self._layers = add_layers(folder, [MTP, replace(MTP, at=1)])
         self._target = target
 
     @torch.no_grad()

@@ -46,7 +46,15 @@ ALL_PAIRS = [
     *((f"paged {target}", draft) for target in TARGETS for draft in ("ngram", "hybrid", "attention")),
     *((target, draft) for target in TARGETS for draft in DRAFTS),
     *((target, draft) for target in FURTHER for draft in ("ngram", "itself")),
+    *(("ranked delta net", draft) for draft in (*DRAFTS, "mtp")),
+    *(("ranked mamba", draft) for draft in ("ngram", "hybrid")),
 ]
+# Over two processes: "mamba" has one group of keys, queries and norms, which both have.
+RANKED = {
+    "ranked delta net": on_a_gpu("delta net"),
+    "ranked mamba": on_a_gpu("mamba")
+    | {"hidden": 64, "num_attention_heads": 2, "mamba_n_heads": 8, "mamba_n_groups": 1},
+}
 _OF_TEXT = {"vocab_size": VOCAB, "eos_token_id": 263, "max_position_embeddings": 512}
 REQUESTS = int(os.environ.get("HYBRID_REQUESTS", "0"))  # of a long run, over all pairs
 
@@ -97,6 +105,8 @@ class Traffic:
         limits: dict[str, Any] = {"batch": 3, "length": LENGTH, "prefill_chunk": 128}
         if target.startswith("paged"):
             limits["backend"] = PAGED
+        if target in RANKED:
+            limits["backend"] = f"{PAGED}\ntensor_parallel = 2"
         recipe = write_recipe(
             self._folder / f"{target}-{draft}.toml".replace(" ", "-"),
             target=model,
@@ -110,8 +120,9 @@ def hybrid(folder: Path, kind: str, **sizes: int) -> Path:
     if kind in FURTHER:
         make_checkpoint(kind, tiny_tokenizer(folder), sizes=_OF_TEXT)
         return folder
-    name = kind.removeprefix("paged ")
-    return tiny_hybrid(folder, name, seed=1, **sizes, **(on_a_gpu(name) if name != kind else {}))
+    name = kind.removeprefix("paged ").removeprefix("ranked ")
+    more = RANKED.get(kind, on_a_gpu(name) if name != kind else {})
+    return tiny_hybrid(folder, name, seed=1, **sizes, **more)
 
 
 def drafting(folder: Path, target: str, draft: str) -> str:
@@ -127,7 +138,7 @@ def drafting(folder: Path, target: str, draft: str) -> str:
         kind = "model"
         tiny_checkpoint(where, layers=1, seed=1, max_length=512, head_dim=64)
     elif draft == "pard":
-        path = tiny_checkpoint(where, layers=2, seed=1, max_length=512) / "config.json"
+        path = tiny_checkpoint(where, layers=2, seed=1, max_length=512, head_dim=64) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": MASK, "spd_type": "pard"}))
     elif draft == "itself":
         kind, where = "model", folder / "target"

@@ -18,12 +18,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.digest import holds_weights
+from tandemrt.engines.bundle.manifest import Manifest
 from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.contract.operators import COLLECTIVES
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, InternalError, TandemError
 from tandemrt.export.bundle.build import build
@@ -44,8 +48,10 @@ from tandemrt.runtime.device.backends.executor import Executor
 from tandemrt.runtime.device.backends.ranks import require_on_gpus
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
+from tests.engine.draft_kinds import EAGLE3
 from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, Float8
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
+from tests.mtp import MtpLayer, add_layers
 from tests.waiting import eventually
 
 PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
@@ -54,22 +60,20 @@ PROMPTS = ["the and the", '{"a":', "hello world " * 4, "x"]
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A vocabulary that two ranks cannot split evenly."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return {
-        "target": tiny_checkpoint(folder / "target", vocab=321, seed=1, head_dim=32),
-        "draft": tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32),
-    }
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vocabulary that two ranks cannot split evenly, and an MTP layer after those of the target."""
+    target = tiny_checkpoint(tmp_path_factory.mktemp("checkpoints"), vocab=321, seed=1, head_dim=32)
+    add_layers(target, [MtpLayer(hidden=32, target_layers=2, head_dim=32)])
+    return target
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     recipe = write_recipe(
         folder / "two.toml",
-        **checkpoints,
-        window=4,
+        target=target,
+        drafting=f'kind = "mtp"\ncheckpoint = "{target}"\nnum_draft_tokens = 4',
         backend=f"{PAGED}\ntensor_parallel = 2",
         prefill_chunk=64,
         length=192,
@@ -91,11 +95,11 @@ def sampled(**more: Any) -> list[SamplingParams]:
     return [SamplingParams(seed=seed, temperature=0.8, max_tokens=24, **more) for seed in range(len(PROMPTS))]
 
 
-def test_logits_of_two_ranks_are_those_of_transformers(llm: LLM, checkpoints: dict[str, Path]) -> None:
+def test_logits_of_two_ranks_are_those_of_transformers(llm: LLM, target: Path) -> None:
     prompt = list(range(40, 80))
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
     found = llm.generate(prompt, params)
-    model = AutoModelForCausalLM.from_pretrained(checkpoints["target"])
+    model = AutoModelForCausalLM.from_pretrained(target)
     with torch.inference_mode():
         expected = torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1], -1)
     assert found.logprobs is not None
@@ -188,14 +192,15 @@ def test_a_rank_that_dies_ends_every_request_and_is_named(bundle: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a model with delta nets, latent attention and experts."""
+    """A bundle of a model with delta nets, latent attention and experts, and of an EAGLE-3 head."""
     folder = tmp_path_factory.mktemp("hybrid")
     sizes = {"vocab_size": VOCAB, "moe_intermediate_size": 32, "eos_token_id": 263, "bos_token_id": 262}
-    make_checkpoint("kimi_linear", folder / "target", sizes=sizes)
+    model = make_checkpoint("kimi_linear", folder / "target", sizes=sizes)
+    head = replace(EAGLE3, hidden=model.config.hidden_size).save(folder / "draft")
     recipe = write_recipe(
         folder / "r.toml",
         target=tiny_tokenizer(folder / "target"),
-        drafting='kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1',
+        drafting=f'kind = "eagle3"\ncheckpoint = "{head}"\nnum_draft_tokens = 4',
         backend=f"{PAGED}\ntensor_parallel = 2",
         prefill_chunk=64,
         length=90,
@@ -283,6 +288,15 @@ def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(
         assert np.linalg.norm(np.asarray(found) - wanted) < near * np.linalg.norm(wanted)
 
 
+def test_a_manifest_whose_ranks_exchange_parts_of_different_shapes_is_rejected(hybrid: Path) -> None:
+    written = Bundle.read(hybrid).manifest.model_dump(mode="json")
+    decoder = written["ranks"][0]["decoder"]
+    part = next(step["inputs"][0] for step in decoder["steps"] if step.get("name") in COLLECTIVES)
+    next(value for value in decoder["values"] if value["name"] == part)["shape"][0] = "rows"
+    with pytest.raises(ValidationError, match="decoder on rank 1 must exchange the same parts as that on rank 0"):
+        Manifest.model_validate_json(json.dumps(written))
+
+
 def test_inspect_counts_what_a_rank_holds(hybrid: Path) -> None:
     manifest = Bundle.read(hybrid).manifest
     target, parts = manifest.engines["target"], {}
@@ -291,7 +305,8 @@ def test_inspect_counts_what_a_rank_holds(hybrid: Path) -> None:
             where = {entry.key: entry.value for entry in each.external_data}
             parts[where["location"], where["offset"]] = int(where["length"])
     rank = fitting(manifest, 10**9)
-    assert 0.97 * sum(parts.values()) < rank.weights <= sum(parts.values())  # norms and routers count as split
+    draft = sum(f.size for name, f in manifest.files.items() if name.startswith("draft/") and holds_weights(name))
+    assert 0.97 * sum(parts.values()) < rank.weights - draft <= sum(parts.values())  # norms and routers count as split
     states = [each for each in target.contract.inputs if each.name.startswith(("past_state.", "past_recent."))]
     held = sum(prod(each.resolve({"slots": 4})) * BYTES[each.dtype] for each in states)  # two, and two copies
     split = fitting(manifest.model_copy(update={"ranks": ()}), 10**9, 2)  # as if this were the whole target
