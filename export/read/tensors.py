@@ -63,6 +63,12 @@ _NEMOTRON = (
     (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
     (re.compile(r"^model\.norm_f\."), "model.norm."),
 )
+_BAILING = (
+    (re.compile(r"^model\.word_embeddings\."), "model.embed_tokens."),
+    (re.compile(r"\.attention\.query_key_value\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.attention\.dense\."), ".self_attn.o_proj."),
+    (re.compile(r"\.attention\."), ".self_attn."),
+)
 _STARCODER = (
     (re.compile(r"\.mlp\.c_fc\."), ".mlp.up_proj."),
     (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
@@ -74,6 +80,7 @@ _STEP = (
     (re.compile(r"(\.layers\.\d+)\.share_expert\."), r"\1.mlp.shared_experts."),
 )
 _OF_FAMILY = {
+    "bailing_moe_v2": _BAILING,
     "step3p5": _STEP,
     "starcoder2": _STARCODER,
     "lfm2": _LFM,

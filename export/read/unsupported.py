@@ -22,10 +22,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "its queries, keys and values are one tensor by key head, wqkv; InternLM 3 is read": (
         *("InternLM2ForCausalLM", "InternLM2VEForCausalLM"),
     ),
-    "its queries, keys and values are one tensor, query_key_value": (
-        "BailingMoeForCausalLM",
-        "BailingMoeV2ForCausalLM",
-    ),
+    "its router is a softmax next to tensors of other names; Ling and Ring 2.0 are read": ("BailingMoeForCausalLM",),
     "its keys and values are one tensor, key_value": ("TeleChatForCausalLM", "TeleChat2ForCausalLM"),
     "its tensors have the names of EXAONE 3's own code (mlp.c_fc_0); EXAONE 4 is read": ("ExaoneForCausalLM",),
     "its class is that of StableLM's own code; the same models with StableLmForCausalLM are read": (

@@ -4,9 +4,11 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -28,6 +30,7 @@ from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.layer import QKNorm
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint, randomize
@@ -36,6 +39,15 @@ from tests.makers import tiny_tokenizer, write_recipe
 from tools.families.cases import FAMILIES, LENGTH, WINDOW
 
 CAPACITY = LENGTH + 8
+LING = {  # names of GLM-4.5 -> those of Ling 2.0
+    r"^model\.embed_tokens\.": "model.word_embeddings.",
+    r"\.self_attn\.o_proj\.": ".attention.dense.",
+    r"\.self_attn\.q_norm\.": ".attention.query_layernorm.",
+    r"\.self_attn\.k_norm\.": ".attention.key_layernorm.",
+    r"\.self_attn\.": ".attention.",
+    r"\.gate\.e_score_correction_bias$": ".gate.expert_bias",
+}
+QK = {"q": ".query_layernorm.", "k": ".key_layernorm."}
 STARTS = (40, 33)  # tokens of the two prompts, which no row scores
 
 
@@ -148,6 +160,34 @@ def test_experts_stay_unquantized_in_4_bit_builds_on_a_gpu(tmp_path: Path) -> No
     recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="int4", backend='name = "onnxruntime-cuda"')
     with pytest.raises(BadRecipe, match=r"target.dtype must be float32, .* with experts on a GPU, .*; got 'int4'"):
         open_models(Recipe.load(recipe))
+
+
+def test_ling_is_glm_4_5_under_other_names(tmp_path: Path) -> None:
+    """Its code is in its checkpoints alone; there its logits were compared by hand."""
+    model = make_checkpoint("glm4_moe", tmp_path / "glm", sizes={"attention_bias": False})
+    glm = Checkpoint.open(tmp_path / "glm")
+    tensors, config = load_file(tmp_path / "glm" / "model.safetensors"), model.config.to_dict()
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}.self_attn"
+        joined = torch.cat([tensors.pop(f"{name}.{part}_proj.weight") for part in "qkv"])
+        tensors[f"{name}.query_key_value.weight"] = joined
+    for stored, named in LING.items():
+        tensors = {re.sub(stored, named, name): tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    own = {names.get(name, name): value for name, value in config.items() if name != "attention_bias"}
+    own |= {"architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe_v2", "partial_rotary_factor": 0.5}
+    own |= {"score_function": "sigmoid", "use_rmsnorm": True, "norm_head": False, "rope_parameters": None}
+    (tmp_path / "config.json").write_text(json.dumps(own | {"rope_theta": config["rope_parameters"]["rope_theta"]}))
+    ling = Checkpoint.open(tmp_path)
+    spec, same = ModelSpec.from_hf(ling.config), ModelSpec.from_hf(glm.config)
+    assert spec == replace(same, family=spec.family, qk_norm=QKNorm("query_layernorm", "key_layernorm"))
+    found, expected = with_graph_names(ling, spec), with_graph_names(glm, same)
+    names = {name: re.sub(r"\.([qk])_norm\.", lambda at: QK[at[1]], name) for name in expected.tensors}
+    assert set(found.tensors) == set(names.values())
+    for name, tensor in expected.tensors.items():
+        read = (tensor.shape, (tensor.dtype,))
+        assert np.array_equal(found.read(names[name], *read), expected.read(name, *read))
 
 
 def test_an_expert_without_tokens_is_not_run(tmp_path: Path) -> None:

@@ -53,6 +53,27 @@ _GLM5 = _DEEPSEEK | _INDEX | {
 }  # fmt: skip
 
 PUBLISHED = {
+    "Ling-mini-2.0": (  # the fields and defaults of its class
+        json.dumps({
+            "architectures": ["BailingMoeV2ForCausalLM"], "attention_dropout": 0.0,
+            "auto_map": {"AutoModelForCausalLM": "modeling_bailing_moe_v2.BailingMoeV2ForCausalLM"},
+            "embedding_dropout": 0.0, "eos_token_id": 156892, "first_k_dense_replace": 1, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120,
+            "max_position_embeddings": 32768, "max_window_layers": 20, "model_type": "bailing_moe",
+            "moe_intermediate_size": 512, "moe_router_enable_expert_bias": True,
+            "moe_shared_expert_intermediate_size": 512, "mtp_loss_scaling_factor": 0, "n_group": 8,
+            "norm_head": False, "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 256,
+            "num_experts_per_tok": 8, "num_hidden_layers": 20, "num_key_value_heads": 4,
+            "num_nextn_predict_layers": 0, "num_shared_experts": 1, "output_dropout": 0.0,
+            "output_router_logits": False, "pad_token_id": 156892, "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 600000, "routed_scaling_factor": 2.5,
+            "router_dtype": "fp32", "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": 4,
+            "use_bias": False, "use_cache": True, "use_qk_norm": True, "use_qkv_bias": False, "use_rmsnorm": True,
+            "vocab_size": 157184,
+        }),
+        lambda spec: (spec.rope.rotated, spec.experts.count, spec.experts.router.groups, spec.qk_norm.query)
+        == (64, 256, 8, "query_layernorm"),
+    ),
     "DeepSeek-V3.2": (
         json.dumps(_DEEPSEEK | _INDEX | {
             "architectures": ["DeepseekV32ForCausalLM"], "first_k_dense_replace": 3, "index_n_heads": 64,

@@ -595,7 +595,10 @@ REQUIRED = {
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+WITHOUT_CLASS = {"BailingMoeV2ForCausalLM"}  # in transformers; its defaults are in its checkpoints' code
+
+
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in WITHOUT_CLASS])
 def test_absent_fields_have_the_defaults_of_transformers(architecture):
     family = FAMILIES[architecture]
     given = {"model_type": family.name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

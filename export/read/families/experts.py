@@ -251,6 +251,38 @@ ROWS = (
         experts=experts.deepseek_experts(),
     ),
     Family(
+        "bailing_moe_v2",
+        ("BailingMoeV2ForCausalLM",),
+        aliases=("bailing_moe",),
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "moe_intermediate_size": 512,
+            "n_group": 8,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "topk_group": 4,
+            "use_qk_norm": True,
+        },
+        field_names={
+            "num_experts": "n_routed_experts",
+            "num_shared_experts": "n_shared_experts",
+            "score_function": "scoring_func",
+        },
+        qk_norm=QKNorm("query_layernorm", "key_layernorm"),
+        qk_norm_flag="use_qk_norm",
+        rope=RopeRules(default={"rope_theta": 600_000.0}, partial=1.0),
+        no_effect_values={
+            **dict.fromkeys(("norm_head", "use_bias", "use_qkv_bias"), (False,)),
+            **dict.fromkeys(("moe_router_enable_expert_bias", "norm_topk_prob", "use_rmsnorm"), (True,)),
+            "router_dtype": ("fp32",),
+        },
+        # A shared expert is as wide as num_shared_experts experts.
+        unused_fields=(*DEEPSEEK, "embedding_dropout", "output_dropout", "moe_shared_expert_intermediate_size"),
+        experts=experts.deepseek_experts(),
+    ),
+    Family(
         "solar_open",
         ("SolarOpenForCausalLM",),
         defaults={
