@@ -144,6 +144,16 @@ def granite_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noq
     )
 
 
+def minicpm_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:
+    """MiniCPM: the residual factor follows from the number of layers, that of logits from the width."""
+    return Scales(
+        attention=head_dim**-0.5,
+        embedding=fields.number("scale_emb", 1.0),
+        residual=fields.number("scale_depth", 1.0) / fields.integer("num_hidden_layers") ** 0.5,
+        logits=hidden / fields.integer("dim_model_base", 1),
+    )
+
+
 def hyperclovax_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:
     """The multipliers of Granite, but for logits; without one of attention the common scale."""
     common = fields.get("attention_multiplier") is None

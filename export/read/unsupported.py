@@ -68,7 +68,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
         *("Plamo3ForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
     ),
-    "its embeddings, residuals and logits are scaled (scale_emb, scale_depth, dim_model_base)": ("MiniCPMForCausalLM",),
     "its layers run several times for each token": ("OuroForCausalLM",),
     "some of its layers add the output of much earlier ones (bskcn)": ("SolarForCausalLM",),
     "it is a drafter that reads its target's keys and values": (

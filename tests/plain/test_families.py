@@ -21,6 +21,23 @@ _EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_
 # Nemotron-Mini, and parts of Phi-4-mini's and OLMo-3's from memory.
 # Each comes with a check of its spec.
 PUBLISHED = {
+    "MiniCPM4-8B": (  # from memory, the lists of factors shortened
+        json.dumps({
+            "architectures": ["MiniCPMForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {"AutoModelForCausalLM": "modeling_minicpm.MiniCPMForCausalLM"}, "bos_token_id": 1,
+            "dim_model_base": 256, "eos_token_id": [2, 73440], "hidden_act": "silu", "hidden_size": 4096,
+            "initializer_range": 0.1, "intermediate_size": 16384, "max_position_embeddings": 32768,
+            "model_type": "minicpm", "mup_denominator": 32, "num_attention_heads": 32, "num_hidden_layers": 32,
+            "num_key_value_heads": 2, "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "rope_type": "longrope", "original_max_position_embeddings": 32768,
+                "long_factor": [1.0 + i for i in range(64)], "short_factor": [1.0] * 64,
+            },
+            "rope_theta": 10000.0, "scale_depth": 1.4, "scale_emb": 12, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.46.3", "use_cache": True, "vocab_size": 73448,
+        }),
+        lambda spec: (spec.scales.embedding, spec.scales.logits) == (12.0, 16.0) and spec.rope.kind == "longrope",
+    ),
     "gemma-2b-it": (
         """{"architectures": ["GemmaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 2,
         "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": null, "hidden_size": 2048,
@@ -595,7 +612,10 @@ REQUIRED = {
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 
-WITHOUT_CLASS = {"BailingMoeV2ForCausalLM"}  # in transformers; its defaults are in its checkpoints' code
+WITHOUT_CLASS = {
+    "BailingMoeV2ForCausalLM",
+    "MiniCPMForCausalLM",
+}  # in transformers; its defaults are in its checkpoints' code
 
 
 @pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in WITHOUT_CLASS])
@@ -670,6 +690,7 @@ def test_other_forms_of_step_3_5_are_rejected(changes, message):
         ),
         ("Llama-4-Scout-17B-16E-Instruct", {"for_llm_compressor": True, "nope_layer_interval": 4}),
         ("gemma-4-31B-it", {"expert_intermediate_size": None}),
+        ("Phi-3.5-MoE-instruct", {"expert_dropout": 0.0}),
     ],
 )
 def test_further_published_fields_leave_the_spec_unchanged(name, fields):
@@ -677,6 +698,29 @@ def test_further_published_fields_leave_the_spec_unchanged(name, fields):
     part = config.get("text_config", config)
     changed = config | (part | fields if part is config else {"text_config": part | fields})
     assert ModelSpec.from_hf(changed) == ModelSpec.from_hf(config)
+
+
+def test_minicpm_has_the_spec_of_a_granite_model():
+    """Its code is in its checkpoints alone."""
+    config = json.loads(PUBLISHED["MiniCPM4-8B"][0])
+    own = ("scale_emb", "scale_depth", "dim_model_base", "mup_denominator", "auto_map", "pretraining_tp")
+    granite = {name: value for name, value in config.items() if name not in own} | {
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 1.4 / 32**0.5,
+        "logits_scaling": 4096 / 256,
+        "attention_multiplier": 128**-0.5,
+    }
+    assert dataclasses.replace(ModelSpec.from_hf(config), family="granite") == ModelSpec.from_hf(granite)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_experts": 8}, {"sparse_config": {"dense_len": 8192}}], ids=lambda changes: next(iter(changes))
+)
+def test_minicpm_with_further_parts_is_rejected(changes):
+    with pytest.raises(BadCheckpoint, match=f"{next(iter(changes))} is .*which the exporter does not implement"):
+        ModelSpec.from_hf(json.loads(PUBLISHED["MiniCPM4-8B"][0]) | changes)
 
 
 def test_a_dense_qwen3_5_may_have_an_empty_list_of_layers_without_experts():

@@ -6,7 +6,7 @@ from tandemrt.export.read.layer import NormNames
 
 NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
-ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "expert_dropout")  # training only
+ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
 # Training, placement, MTP.
 DEEPSEEK = (*ROUTER, "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers")
 HUNYUAN_VALUES: dict[str, tuple[Any, ...]] = {

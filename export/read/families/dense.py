@@ -105,6 +105,15 @@ ROWS = (
     ),
     Family("granite", ("GraniteForCausalLM",), biases=of.named_biases, scales=of.granite_scales),
     Family(
+        "minicpm",
+        ("MiniCPMForCausalLM",),
+        defaults={"tie_word_embeddings": True},
+        biases=of.attention_biases,
+        scales=of.minicpm_scales,
+        no_effect_values={"num_experts": (0,), "sparse_config": (None,)},
+        unused_fields=("pretraining_tp", "mup_denominator"),
+    ),
+    Family(
         "granite_swa",
         ("GraniteSWAForCausalLM",),
         defaults={"num_key_value_heads": 4, "sliding_window": 128, "tie_word_embeddings": True},

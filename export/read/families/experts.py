@@ -71,7 +71,7 @@ ROWS = (
         windows=uniform_window,
         rope=RopeRules(default={"rope_theta": 1_000_000.0}),
         unused_fields=(
-            *("output_router_logits", "router_aux_loss_coef", "hidden_dropout"),
+            *("output_router_logits", "router_aux_loss_coef", "hidden_dropout", "expert_dropout"),
             "original_max_position_embeddings",  # read by longrope
         ),
         experts=experts.phimoe_experts,
