@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers, pre_tokenizers
 
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.user_cache import cache_folder
@@ -19,7 +19,18 @@ from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.tokenizer_class import TEXTS
 
 _FORMAT = 1  # of the written folders; another number writes them again
-ORIGINALS = ("tekken.json", "tokenizer.model")  # the first one that exists is converted
+ORIGINALS = ("tekken.json", "tokenizer.model", "tiktoken.model")  # the first one that exists is converted
+# How a class splits text, by the name of its code in tokenizer_config.json: a tiktoken file does not say.
+_KIMI = "|".join((
+    r"[\p{Han}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    *(r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"),
+))  # fmt: skip
+_SPLITS = {"tokenization_kimi.TikTokenTokenizer": _KIMI}
+_RESERVED = 256  # tokens of Kimi after those of the tiktoken file
 _SETTINGS = ("config.json", "generation_config.json", "chat_template.jinja", "chat_template.json")
 Encode = Callable[[str], list[int]]
 
@@ -28,7 +39,8 @@ def original_file(folder: Path) -> Path | None:
     """Return the file to convert in a folder without tokenizer.json; None: there is nothing to convert."""
     if (folder / "tokenizer.json").is_file():
         return None
-    return next((folder / name for name in ORIGINALS if (folder / name).is_file()), None)
+    found = next((folder / name for name in ORIGINALS if (folder / name).is_file()), None)
+    return None if found is not None and found.name == "tiktoken.model" and _split(folder) is None else found
 
 
 def tokenizer_folder(folder: Path) -> Path:
@@ -89,7 +101,7 @@ def _require_tokenizer(folder: Path) -> None:
 
 
 def _require_libraries(original: Path) -> None:
-    needed = ["transformers", "tiktoken" if original.name == "tekken.json" else "sentencepiece"]
+    needed = ["transformers", "sentencepiece" if original.name == "tokenizer.model" else "tiktoken"]
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise BadCheckpoint(
             f"checkpoint must hold tokenizer.json; {original} can be converted, but {' and '.join(missing)} "
@@ -103,6 +115,9 @@ def _convert(original: Path, out: Path) -> None:
 
     opened: Any = PreTrainedTokenizerFast if original.name == "tekken.json" else AutoTokenizer
     try:
+        if original.name == "tiktoken.model":
+            _convert_tiktoken(original, out)
+            return
         opened.from_pretrained(original.parent, local_files_only=True, trust_remote_code=False).save_pretrained(out)
     except Exception as error:  # a damaged file raises any exception
         raise BadCheckpoint(
@@ -112,6 +127,40 @@ def _convert(original: Path, out: Path) -> None:
     if not (out / "tokenizer.json").is_file():
         raise BadCheckpoint(f"{original}: transformers opens it without writing tokenizer.json; save one by hand")
     _mend_leading_space(original, out / "tokenizer.json")
+
+
+def _convert_tiktoken(original: Path, out: Path) -> None:
+    """Write a tiktoken file and its reserved tokens, which tokenizer_config.json names, as a tokenizer.json."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    config = _config(original.parent)
+    converter: Any = TikTokenConverter(vocab_file=str(original), pattern=_split(original.parent))
+    backend: Backend = converter.converted()
+    listed, begin = config.get("added_tokens_decoder") or {}, backend.get_vocab_size()
+    for at in range(begin, begin + _RESERVED):
+        given = listed.get(str(at), {})
+        token = AddedToken(given.get("content", f"<|reserved_token_{at}|>"), normalized=False)
+        (backend.add_special_tokens if given.get("special", True) else backend.add_tokens)([token])
+    out.mkdir()
+    backend.save(str(out / "tokenizer.json"))
+    kept = {name: value for name, value in config.items() if name != "auto_map"}
+    written = json.dumps(kept | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    (out / "tokenizer_config.json").write_text(written, encoding="utf-8")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _split(folder: Path) -> str | None:
+    """Return the expression by which the code of a checkpoint splits text; None: it is not known."""
+    code = _config(folder).get("auto_map")
+    named = code.get("AutoTokenizer") if isinstance(code, dict) else None
+    return _SPLITS.get(str(named[0] if isinstance(named, list) and named else named))
 
 
 def _mend_leading_space(original: Path, file: Path) -> None:
@@ -138,6 +187,12 @@ def _original_encoder(original: Path) -> tuple[Encode, str]:
     """Return the original library's function from a text to token ids, and the name of the library."""
     if original.name == "tekken.json":
         return _tekken(json.loads(original.read_text(encoding="utf-8"))), "tiktoken"
+    if original.name == "tiktoken.model":
+        import tiktoken
+        from tiktoken.load import load_tiktoken_bpe
+
+        ranks, split = load_tiktoken_bpe(str(original)), str(_split(original.parent))
+        return tiktoken.Encoding("original", pat_str=split, mergeable_ranks=ranks, special_tokens={}).encode, "tiktoken"
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor(model_file=str(original))

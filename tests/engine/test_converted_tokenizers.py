@@ -104,6 +104,28 @@ def test_a_tekken_file_keeps_its_ids_after_the_special_tokens(tmp_path: Path) ->
     assert found.notes({})[0].endswith("tiktoken splits 15 texts alike")
 
 
+def test_a_tiktoken_file_of_kimi_keeps_its_ids_and_has_its_reserved_tokens(tmp_path: Path) -> None:
+    tokens = [bytes([byte]) for byte in range(256)] + [b"th", b" th", b"the", b" the", "漢".encode(), "漢字".encode()]
+    tokens += [b"12", b"123", "é".encode(), b"\n\n"]
+    (tmp_path / "model").mkdir()
+    ranks = "".join(f"{base64.b64encode(token).decode()} {at}\n" for at, token in enumerate(tokens))
+    (tmp_path / "model" / "tiktoken.model").write_text(ranks)
+    named = {0: ("[BOS]", True), 1: ("[EOS]", True), 5: ("<|tool_call_begin|>", False)}
+    added = {str(len(tokens) + at): {"content": text, "special": special} for at, (text, special) in named.items()}
+    config = {"added_tokens_decoder": added, "bos_token": "[BOS]", "eos_token": "[EOS]", "chat_template": "{{ 1 }}"}
+    config |= {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "X"}))
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "kimi_k2", "eos_token_id": 267}))
+    found = CheckpointTokenizer.open(tmp_path / "model")
+    encode = found.tokenizer.encode
+    assert encode("12345中文the 漢字's x\n\n", add_special_tokens=False).ids[:1] == [tokens.index(b"123")]
+    assert [found.tokenizer.token_to_id(text) - len(tokens) for text, _ in named.values()] == [0, 1, 5]
+    assert (found.size, found.stop_ids({"eos_token_id": 267})) == (len(tokens) + 256, (len(tokens) + 1,))
+    assert found.tokenizer.decode(encode("<|tool_call_begin|>[EOS]").ids) == "<|tool_call_begin|>"
+    assert found.notes({})[0].endswith("tiktoken splits 15 texts alike")
+    assert read_tokenizer(found.folder).chat_templates == {"default": "{{ 1 }}"}
+
+
 def test_a_conversion_that_splits_texts_differently_is_reported(tmp_path: Path) -> None:
     sentencepiece_folder(tmp_path / "model", "nmt_nfkc")  # Llama's class has no such rule
     [note, *_] = CheckpointTokenizer.open(tmp_path / "model").notes({})
