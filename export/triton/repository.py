@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Unpack
 
@@ -36,8 +37,9 @@ def write_model(
 
     The bundle is linked, by a path relative to the model, or copied. ``device``: "cpu", "cuda" (every GPU that the
     server sees) or "cuda:0,1"; None: the device that the bundle was built for. ``instances`` run on the CPU, or on
-    each GPU. ``options``: the RuntimeOptions with which each instance opens the bundle. The function replaces an
-    earlier model that it wrote itself; it raises BadRepository for any other existing folder.
+    each GPU. An instance over ranks has that GPU and the next ones, and "cuda" is the first. ``options``: the
+    RuntimeOptions with which each instance opens the bundle. The function replaces an earlier model that it wrote
+    itself; it raises BadRepository for any other existing folder.
     """
     try:
         deployment = Deployment(bundle=BUNDLE, tandemrt_version=metadata.version("tandemrt"), **options)
@@ -56,9 +58,10 @@ def write_model(
             f"bundle: {bundle.folder} would be replaced with the model that links to it; use --copy, or name the "
             "bundle that it was copied from"
         )
-    message = config.model_config(
-        name, parameters=deployment.parameters(), instances=instances, gpus=_gpus(device or _built_for(bundle))
-    )
+    gpus = _gpus(device or _built_for(bundle))
+    if gpus is not None and bundle.manifest.ranks:
+        gpus = _first_gpus(gpus, 1 + len(bundle.manifest.ranks))
+    message = config.model_config(name, parameters=deployment.parameters(), instances=instances, gpus=gpus)
     repository.mkdir(parents=True, exist_ok=True)
     with staged(folder) as building:
         config.write_config(message, building / config.FILE_NAME)
@@ -92,3 +95,14 @@ def _gpus(device: str) -> Sequence[int] | None:
     if kind not in ("cpu", "cuda") or (kind == "cpu" and numbers) or any(gpu < 0 for gpu in gpus):
         raise BadRepository(f"device: must be cpu, cuda or cuda:0,1,..., received {quoted(device)}")
     return None if kind == "cpu" else gpus
+
+
+def _first_gpus(gpus: Sequence[int], ranks: int) -> Sequence[int]:
+    """Return the GPU of rank 0 of each group of instances. Raises BadRepository if two groups would share a GPU."""
+    first = sorted(gpus or [0])
+    if shared := [after for before, after in pairwise(first) if after - before < ranks]:
+        raise BadRepository(
+            f"device: an instance over {ranks} ranks has {ranks} GPUs from the named one on, so named GPUs must be "
+            f"{ranks} apart, received {quoted(shared[0])} after {quoted(first[first.index(shared[0]) - 1])}"
+        )
+    return first

@@ -56,6 +56,18 @@ def test_the_device_becomes_an_instance_group(
     assert (group.kind, list(group.gpus)) == (kind, gpus)
 
 
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", [0]), ("cuda:2,0", [0, 2]), ("cuda:0,1", None)])
+def test_instances_over_ranks_share_no_gpu(bundle: Bundle, tmp_path: Path, device: str, gpus: list[int] | None) -> None:
+    two = bundle.manifest.model_copy(update={"ranks": (bundle.engine("target"),)})
+    ranked = replace(bundle, manifest=two)
+    if gpus is None:
+        with pytest.raises(BadRepository, match="named GPUs must be 2 apart, received 1 after 0"):
+            write_model(ranked, tmp_path, device=device)
+        return
+    [group] = read_config(write_model(ranked, tmp_path, device=device) / "config.pbtxt").instance_group
+    assert list(group.gpus) == gpus
+
+
 def test_a_linked_bundle_moves_with_the_tree_and_a_copied_one_alone(bundle: Bundle, tmp_path: Path) -> None:
     linked = write_model(bundle, tmp_path, name="linked")
     copied = write_model(bundle, tmp_path, name="copied", copy=True)
