@@ -9,6 +9,7 @@ from tandemrt.export.read.fields import Fields
 Windows = tuple[int | None, tuple[bool, ...]]  # the size of the sliding window, and for each layer whether it has one
 WindowReader = Callable[[Fields, int], Windows]
 _OF_CHUNKS = {"chunked_attention", "full_attention"}
+_INDEXED = {"indexed_attention", "deepseek_sparse_attention"}
 
 
 def no_window(fields: Fields, layers: int) -> Windows:
@@ -21,7 +22,12 @@ def no_window(fields: Fields, layers: int) -> Windows:
 
 def indexed_as_full(fields: Fields, layers: int) -> Windows:
     """DeepSeek-V3.2: an index chooses keys; all of them for a short text (export/read/chunks.py)."""
-    fields.only("layer_types", None, *([kind] * layers for kind in ("indexed_attention", "deepseek_sparse_attention")))
+    kinds = fields.get("layer_types", [])  # MTP layers may follow
+    if not isinstance(kinds, list) or not {str(kind) for kind in kinds} <= _INDEXED:
+        raise BadCheckpoint(
+            f"config.json: layer_types should say {' or '.join(sorted(_INDEXED))} for every layer, it is "
+            f"{quoted(kinds)}"
+        )
     return None, (False,) * layers
 
 

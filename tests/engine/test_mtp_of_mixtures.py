@@ -1,6 +1,7 @@
 """MTP layers of DeepSeek-V3 and GLM-4.5, after dense first layers, against transformers' decoder layer."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from tools.families.cases import FAMILIES
 LAYERS = 2  # of the target: a dense one, and one with experts
 
 
-def write_target(case: str, folder: Path, **sizes: int) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+def write_target(case: str, folder: Path, **sizes: Any) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
     """Write a model whose third layer is an MTP layer. Returns the model with three layers, and the other weights."""
     fields = FAMILIES[case]().to_dict() | {"num_hidden_layers": LAYERS + 1} | sizes
     config = AutoConfig.for_model(**{name: value for name, value in fields.items() if name != "mlp_layer_types"})
@@ -58,8 +59,12 @@ def defined(
     return rms_norm(made[0], last.shape, last, eps)
 
 
-def test_its_drafts_change_no_token(tmp_path: Path) -> None:
-    write_target("deepseek_v3", tmp_path, vocab_size=WIDE, max_position_embeddings=512)
+def test_drafts_of_deepseek_v3_2_change_no_token(tmp_path: Path) -> None:
+    """Its layers, the MTP layer too, have an index over keys, which the graphs leave out."""
+    index = {"model_type": "deepseek_v32", "index_topk": 512, "index_head_dim": 64, "index_n_heads": 2}
+    write_target("deepseek_v3", tmp_path, vocab_size=WIDE, max_position_embeddings=1024, **index)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {name.split(".")[2] for name in stored if ".indexer." in name} == {"0", "1", str(LAYERS)}
     tiny_tokenizer(tmp_path)
     drafting = f'kind = "mtp"\ncheckpoint = "{tmp_path}"\nnum_draft_tokens = 3'
     recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, drafting=drafting)

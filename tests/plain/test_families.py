@@ -795,6 +795,8 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("DeepSeek-V2-Lite-Chat", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ("DeepSeek-V2-Lite-Chat", {"norm_topk_prob": True}, "norm_topk_prob is True"),
         ("DeepSeek-V3", {"rope_interleave": False}, "rope_interleave is False"),
+        ("GLM-5.2", {"layer_types": ["full_attention"] * 78}, "layer_types should say deepseek_sparse_attention or"),
+        ("Ling-mini-2.0", {"use_bias": True}, "use_bias is True"),
         ("DeepSeek-V3", {"kv_lora_rank": 0}, "kv_lora_rank should be an integer of at least 1"),
         (
             "DeepSeek-V3",
