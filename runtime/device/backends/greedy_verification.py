@@ -57,27 +57,33 @@ class _GreedyCall:
             self._advance(self._newest)
 
     def _verify(self) -> None:
-        if self._temperature.max() > 0:
+        """Write the accepted drafts and the next token of each request."""
+        if any(self._temperature.tolist()):
             self._graph.run()
             return
-        scores = _masked(self._logits, self._words)
-        choice = scores.argmax(-1)
-        best = scores.reshape(-1, scores.shape[-1])[np.arange(choice.size), choice.reshape(-1)].reshape(choice.shape)
-        if not (best < np.inf).all():  # infinity or NaN, which cannot be chosen
-            self._graph.run()
-            return
-        self._write(choice.tolist(), (best > -np.inf).tolist())
-
-    def _write(self, choice: list[list[int]], samplable: list[list[bool]]) -> None:
-        """Write the accepted drafts and the next token of each request. ``samplable``: whether any token is allowed."""
-        self._tokens.fill(-1)
+        width, rows, counts = self._tokens.shape[1], [], []
         for at, (draft, length) in enumerate(zip(self._draft.tolist(), self._length.tolist(), strict=True)):
-            accepted = 0
-            while accepted < length and samplable[at][accepted] and draft[accepted] == choice[at][accepted]:
-                accepted += 1
-            emitted = choice[at][: accepted + samplable[at][accepted]]
-            self._tokens[at, : len(emitted)] = emitted
-            self._count[at] = len(emitted)
+            emitted = self._emitted(at, draft, length)
+            if emitted is None:
+                self._graph.run()
+                return
+            rows.append([*emitted, *[-1] * (width - len(emitted))])
+            counts.append(len(emitted))
+        self._tokens[:], self._count[:] = rows, counts
+
+    def _emitted(self, at: int, draft: list[int], length: int) -> list[int] | None:
+        """Return the tokens of one request, or None if numpy cannot choose one. Later rows are not read."""
+        tokens: list[int] = []
+        for row in range(length + 1):
+            token = _choice(self._logits[at, row], self._words[at, row])
+            if token is None:
+                return None
+            if token < 0:
+                break
+            tokens.append(token)
+            if row < length and token != draft[row]:
+                break
+        return tokens
 
     def _advance(self, newest: npt.NDArray[np.int64]) -> None:
         counts, tokens = self._count.tolist(), self._tokens.tolist()
@@ -89,9 +95,20 @@ class _GreedyCall:
             place += self._count
 
 
-def _masked(logits: npt.NDArray[np.float32], words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    """Return ``logits`` with minus infinity for tokens whose bit in ``words`` is 0 (plugins/reference/bitmask.py)."""
-    if (words == -1).all():
-        return logits
-    bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little", count=logits.shape[-1])
-    return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
+def _choice(logits: npt.NDArray[np.float32], words: npt.NDArray[np.int32]) -> int | None:
+    """Return the most likely token of those whose bit in ``words`` is 1 (plugins/reference/bitmask.py).
+
+    -1: no token is allowed. None: there is infinity or NaN, which cannot be chosen.
+    """
+    best = int(logits.argmax())
+    if int(words[best >> 5]) >> (best & 31) & 1:  # the usual case, also with a grammar
+        if -np.inf < logits[best] < np.inf:
+            return best
+    elif not words.any():
+        return -1
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little", count=len(logits)).view(np.bool_)
+    scores = np.where(allowed, logits, np.float32(-np.inf))
+    best = int(scores.argmax())
+    if not scores[best] < np.inf:
+        return None
+    return best if scores[best] > -np.inf else -1
