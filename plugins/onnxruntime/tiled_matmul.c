@@ -87,7 +87,8 @@ INLINE __m256 load(const char *at, const int type) {
 }
 
 /* Add the products of the inputs from ``begin`` to ``end`` to ``rows`` rows of a tile. Their sums lie in ``out`` unless
- * ``begin`` is 0. The sums of 6 rows fit into the registers. ``prefetch``: the weights come from memory. */
+ * ``begin`` is 0. The sums of 6 rows fit into the registers. ``prefetch``: the weights come from memory, and slower than
+ * the processor's own prefetches. */
 INLINE void block(const Call *call, size_t tile, size_t row, const int rows, const int type, const int prefetch,
                   size_t begin, size_t end) {
   const size_t inner = call->inner;
@@ -124,7 +125,7 @@ INLINE void block(const Call *call, size_t tile, size_t row, const int rows, con
 #define FOR_TYPE(suffix, type)                                                                                         \
   AVX2 static void first_rows_##suffix(ARGUMENTS) {                                                                    \
     switch (rows) {                                                                                                    \
-      CASE(1, type, 1) CASE(2, type, 1) CASE(3, type, 1) CASE(4, type, 1) CASE(5, type, 1) CASE(6, type, 1)            \
+      CASE(1, type, 0) CASE(2, type, 1) CASE(3, type, 1) CASE(4, type, 1) CASE(5, type, 1) CASE(6, type, 1)            \
     }                                                                                                                  \
   }                                                                                                                    \
   /* The weights are in a cache since the first rows. No block of more than 6 rows has less than 3. */                 \
