@@ -102,6 +102,9 @@ IMPLEMENTATIONS = {
     ),
     "int4_int8_matmul": OperatorImplementations("reference.int4_int8:int4_int8_matmul", "functions.int4_int8:bodies"),
     "tiled_matmul": OperatorImplementations("reference.tiled:tiled_matmul", "functions.tiled:bodies"),
+    "decode_attention": OperatorImplementations(
+        "reference.decode_attention:decode_attention", "functions.decode_attention:bodies"
+    ),
     "float8_matmul": OperatorImplementations(
         "reference.float8:float8_matmul", "functions.float8:matmul_bodies", "kernels.float8_matmul:launch"
     ),

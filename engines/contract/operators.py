@@ -81,6 +81,7 @@ _PLACE = (
     Binding("prompt_table", "int32", ("prompts", "max_blocks")),
 )
 _LATENT_CACHE: tuple[Dim, ...] = ("blocks", 1, "block_size", "cached")
+_LINEAR_CACHE: tuple[Dim, ...] = ("batch", "kv_heads", "capacity", "head_dim")
 _EMITTED = (Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",)))
 
 
@@ -369,6 +370,25 @@ SCHEMAS = {
             inputs=(Binding("x", "float32", ("tokens", "inner")), Binding("weight", T, ("tiles", "tile_values"))),
             outputs=(Binding("out", "float32", ("tokens", "width")),),
             attributes={"width": "int"},
+            kernels=None,
+        ),
+        Schema(  # on a CPU: a linear cache, equal bits for a token in any call
+            "decode_attention",
+            inputs=(
+                Binding("qkv", "float32", ("batch", "query", "qkv_width")),
+                Binding("past_key", "float32", _LINEAR_CACHE),
+                Binding("past_value", "float32", _LINEAR_CACHE),
+                Binding("write_index", "int64", ("batch",)),
+                Binding("cosine", "float32", ("positions", "half_rotated")),
+                Binding("sine", "float32", ("positions", "half_rotated")),
+            ),
+            outputs=(
+                Binding("mixed", "float32", ("batch", "query", "mixed_width")),
+                Binding("present_key", "float32", _LINEAR_CACHE),
+                Binding("present_value", "float32", _LINEAR_CACHE),
+            ),
+            attributes={"heads": "int", "sliding_window": "int", "scale": "float"},
+            in_place={"present_key": "past_key", "present_value": "past_value"},
             kernels=None,
         ),
         Schema(  # without scales: the next operator applies them

@@ -1,13 +1,15 @@
-"""Attention on a CPU over a linear cache by onnxruntime's GroupQueryAttention.
+"""Attention on a CPU over a linear cache by onnxruntime's GroupQueryAttention, and by ``decode_attention``.
 
-The operator reads only the valid entries of a row, whatever the capacity of the cache. It supports one token of every
-row, or many tokens of one row, but not several tokens of several rows. A draft window over a batch is therefore a loop
-over its tokens; each iteration serves all rows.
+Both read only the valid entries of a row, whatever the capacity of the cache. GroupQueryAttention computes prompts, and
+all calls of layers that ``decode_attention`` does not support. It supports one token of every row, or many tokens of
+one row, but not several tokens of several rows. A draft window over a batch is then a loop over its tokens; each
+iteration serves all rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of, width_of
@@ -23,9 +25,13 @@ from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.functions.decode_attention import decode_attention
+from tandemrt.plugins.onnxruntime.custom_operators import library
+from tandemrt.plugins.operators.constants import DOMAIN
 
 _TILE = 64  # tokens of a prompt that the operator computes at once for wide heads
 _WIDE = 128  # values of a head; see GroupedAttention
+_WIDEST = 1024  # values of a head that decode_attention supports
 
 # Appends attention of rotated queries over a cache that has all new tokens.
 _EachPart = Callable[[GraphBuilder, ir.Value, Weights, AttentionWeights, Cache], ir.Value]
@@ -52,11 +58,11 @@ class _DraftWindow:
 class GroupedAttention:
     """Attention over a cache of one row per slot, with the same bits for any number of rows and tokens in a call.
 
-    The operator's kernel rounds a single token differently from several. Tokens that get logits are therefore always
-    computed one at a time, also those of a draft window, and prompt tokens always several at a time
-    (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk. A score of more than 128 products
-    is rounded by the number of keys of a call. So prompts of wider heads are computed in tiles, each over the keys up
-    to its end, wherever chunks begin and end.
+    GroupQueryAttention rounds a single token differently from several. It therefore always computes tokens that get
+    logits one at a time, also those of a draft window (as ``decode_attention`` does), and prompt tokens always several
+    at a time (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk. It also rounds a score of
+    more than 128 products by the number of keys of a call. So prompts of wider heads are computed in tiles, each over
+    the keys up to its end, wherever chunks begin and end.
 
     ``index``: int64[batch], tokens already cached. ``tokens``: int64[1], new tokens. ``seqlens_k``: int32[batch],
     tokens of a row, new ones included, less one. ``total_sequence_length``: int32[1], the largest number of tokens of a
@@ -151,6 +157,7 @@ class GroupedAttention:
             attention.heads,
             lambda each_part: self._in_parts(b, qkv, w, attention, past, each_part),
             lambda: self._at_once(b, qkv, w, attention, past),
+            (lambda: self._decoded(b, qkv, w, attention, past)) if self._has_kernel(attention, w) else None,
         )
         if is_padded(x):
             mixed = pad_as(b, mixed, self.tokens, x)
@@ -241,8 +248,15 @@ class GroupedAttention:
         heads: Heads,
         in_parts: Callable[[_EachPart], Sequence[ir.Value]],
         at_once: Callable[[], Sequence[ir.Value]],
+        decoded: Callable[[], Sequence[ir.Value]] | None = None,
     ) -> tuple[ir.Value, ...]:
-        """Append a draft window token by token, a prompt of wide heads in tiles, and any other call at once."""
+        """Append a draft window token by token, a prompt of wide heads in tiles, and any other call at once.
+
+        ``decoded`` appends every call that is no prompt, if it is given.
+        """
+        if decoded is not None:
+            prompt = at_once if heads.dim <= _WIDE else lambda: in_parts(self._each_tile)
+            return b.branch(self.is_prompt, prompt, decoded)
 
         def window_or_at_once() -> tuple[ir.Value, ...]:
             return b.branch(self.is_draft_window, lambda: in_parts(self._each_token), at_once)
@@ -263,6 +277,30 @@ class GroupedAttention:
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],
             attention=attention,
             w=w,
+        )
+
+    def _has_kernel(self, attention: AttentionWeights, w: Weights) -> bool:
+        """Whether ``decode_attention`` supports the layer, and a C compiler builds its kernel here."""
+        plain = attention.sinks is None and not self.spec.scales.attention_softcap
+        halves = attention.rope is None or not attention.rope.interleaved
+        return plain and halves and w.dtype == "float32" and attention.heads.dim <= _WIDEST and library() is not None
+
+    def _decoded(
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+    ) -> tuple[ir.Value, ...]:
+        """Append the operator for tokens that get logits: it rotates, writes the cache and attends."""
+        b.add_function(decode_attention())
+        cache = (w.dtype, dims_of(past.key))
+        no_table = b.constant(np.zeros((1, 0)), w.dtype) if attention.rope is None else None
+        return b.custom(
+            "decode_attention",
+            *(qkv, past.key, past.value, self.index),
+            *((no_table, no_table) if attention.rope is None else self.tables[attention.rope]),
+            domain=DOMAIN,
+            outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],
+            heads=attention.heads.query,
+            sliding_window=attention.sliding_window or 0,
+            scale=self.spec.scales.attention,
         )
 
     def _in_parts(

@@ -23,6 +23,7 @@ enum { /* places in OrtApi */
   DIMENSIONS_COUNT = 61,
   DIMENSIONS = 62,
   TENSOR_SHAPE = 65,
+  FLOAT_ATTRIBUTE = 85,
   INT_ATTRIBUTE = 86,
   INPUT_COUNT = 88,
   INPUT = 90,
@@ -91,7 +92,8 @@ static inline OrtStatus *parallel(OrtApi api, void *context, void (*item)(void *
 
 static inline size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
 
-/* What all operators of this library have in common: the CPU provider, one output in float32, versions from 1 on. */
+/* What all operators of this library have in common: the CPU provider, outputs in float32 (mostly one), versions from 1
+ * on. */
 static inline const char *provider(const Operator *op) { (void)op; return NULL; /* the CPU */ }
 static inline int output_type(const Operator *op, size_t i) { (void)op; (void)i; return 1; }
 static inline size_t output_count(const Operator *op) { (void)op; return 1; }
@@ -101,8 +103,7 @@ static inline int one(const Operator *op) { (void)op; return 1; }
 static inline int newest(const Operator *op) { (void)op; return 0x7fffffff; }
 
 #define COMMON                                                                                                         \
-  .version = API_VERSION, .provider = provider, .output_type = output_type, .output_count = output_count,              \
-  .output_kind = output_kind, .input_memory = memory, .variadic = {one, one, one, one}, .first_version = one,          \
-  .last_version = newest
+  .version = API_VERSION, .provider = provider, .output_type = output_type, .output_kind = output_kind,                \
+  .input_memory = memory, .variadic = {one, one, one, one}, .first_version = one, .last_version = newest
 
 #endif

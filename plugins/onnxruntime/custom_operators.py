@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPERATORS = ("int4_int8_matmul", "tiled_matmul")
+OPERATORS = ("decode_attention", "int4_int8_matmul", "tiled_matmul")
 # Without contraction a sum has the same bits in every function that inlines it.
 _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
 _FOLDER = Path(__file__).parent
-_SOURCES = ("int4_int8_matmul.c", "tiled_matmul.c", "register.c")
+_SOURCES = ("decode_attention.c", "int4_int8_matmul.c", "tiled_matmul.c", "register.c")
 _HEADER = "custom_operator.h"
 _compiling = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads

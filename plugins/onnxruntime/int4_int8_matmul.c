@@ -342,5 +342,5 @@ static void destroy(void *kernel) { free(kernel); }
 
 const Operator int4_int8_matmul = {
     COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
-    .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
+    .output_count = output_count, .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
 };

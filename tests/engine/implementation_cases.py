@@ -330,6 +330,26 @@ def _quantized_norms(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({**inputs, "static_scale": np.array([0.01], np.float32)}, {"epsilon": 1e-3}, kind=str(kind))
 
 
+def _decoded(_kind: np.dtype[Any]) -> Iterator[Case]:
+    """Draft windows and single tokens, of rows of different lengths; unwritten entries hold NaN."""
+    rng, capacity = np.random.default_rng(3), 150
+    for heads, kv_heads, dim, half, query, window in (
+        (4, 2, 16, 8, 1, 0),
+        (3, 1, 96, 16, 3, 7),
+        (2, 2, 64, 0, 5, 70),
+    ):
+        index = np.array([0, 67, capacity - query])
+        qkv = rng.normal(size=(len(index), query, (heads + 2 * kv_heads) * dim)).astype(np.float32)
+        past = rng.normal(size=(2, len(index), kv_heads, capacity, dim)).astype(np.float32)
+        for row, end in enumerate(index):
+            past[:, row, :, end:] = np.nan
+        angles = rng.uniform(0, 7, (capacity, half))
+        tables = {"cosine": np.cos(angles).astype(np.float32), "sine": np.sin(angles).astype(np.float32)}
+        inputs = {"qkv": qkv, "past_key": past[0], "past_value": past[1], "write_index": index}
+        sizes = {"heads": heads, "sliding_window": window, "scale": dim**-0.5}
+        yield Case(inputs | tables, sizes)
+
+
 def _scales(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.uniform(0.02, 0.06, shape).astype(np.float32)
 
@@ -360,6 +380,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "int4_matmul": _by_int4,
     "int4_int8_matmul": _by_int4_and_int8,
     "tiled_matmul": _by_tiles,
+    "decode_attention": _decoded,
     "float8_matmul": _unscaled,
     "quantized_swiglu": _quantized_gates,
     "quantized_norm": _quantized_norms,

@@ -1,0 +1,240 @@
+/* The operator decode_attention as a custom operator of onnxruntime: attention of new tokens over a linear cache
+ * (plugins/reference/decode_attention.py defines it).
+ *
+ * A token has the same bits in any call: each head of each token is computed alone, by the same instructions.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "custom_operator.h"
+
+#define LANES 8
+#define KEYS 64     /* keys whose scores are computed at once */
+#define STEP 16     /* a head has a multiple of these values */
+#define WIDEST 1024 /* values of a head at most */
+
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+typedef struct {
+  const float *qkv;           /* [batch, query, heads + 2 * kv_heads, dim] */
+  const float *cosine, *sine; /* [positions, half] */
+  const int64_t *index;       /* [batch] */
+  float *keys, *values;       /* [batch, kv_heads, capacity, dim] */
+  float *out;                 /* [batch, query, heads, dim] */
+  size_t batch, query, heads, kv_heads, dim, capacity, half, sliding_window;
+  float scale;
+} Call;
+
+#define UNROLL _Pragma("GCC unroll 8") /* else arrays of vectors do not stay in registers */
+#define INLINE __attribute__((always_inline)) static inline
+
+INLINE float from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+INLINE uint32_t to_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+/* Return e to the power of x, for x of at most 0: 2^n * e^r. Of x below -87, which is no weight at all, e^-87. */
+INLINE float exponential(float x) {
+  const float above = x < -87.0f ? -87.0f : x;              /* NaN stays */
+  const float shifted = above * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the lowest bits are those of n */
+  const float n = shifted - 12582912.0f;
+  const float r = (above - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return ((p * r) * r + r + 1.0f) * from_bits((to_bits(shifted) << 23) + (127u << 23));
+}
+
+INLINE Lanes load(const float *at) { return *(const Lanes *)at; }
+
+INLINE float sum_of(Lanes x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
+
+INLINE float product(const float *restrict a, const float *restrict b, size_t dim) {
+  Lanes even = {0}, odd = {0};
+  for (size_t i = 0; i < dim; i += STEP) {
+    even += load(a + i) * load(b + i);
+    odd += load(a + i + LANES) * load(b + i + LANES);
+  }
+  return sum_of(even + odd);
+}
+
+/* Rotate the halves of the first 2 * half values of a head, and copy the others. */
+INLINE void rotate(const Call *call, const float *restrict from, size_t position, float *restrict to) {
+  const size_t half = call->half;
+  const float *cosine = call->cosine + position * half, *sine = call->sine + position * half;
+  for (size_t i = 0; i < half; i++) {
+    to[i] = from[i] * cosine[i] - from[half + i] * sine[i];
+    to[half + i] = from[half + i] * cosine[i] + from[i] * sine[i];
+  }
+  memcpy(to + 2 * half, from + 2 * half, sizeof(float) * (call->dim - 2 * half));
+}
+
+/* Write the new keys and values into the cache. */
+INLINE void write(const Call *call) {
+  const size_t dim = call->dim, width = (call->heads + 2 * call->kv_heads) * dim;
+  for (size_t token = 0; token < call->batch * call->query; token++) {
+    const size_t row = token / call->query, position = (size_t)call->index[row] + token % call->query;
+    const float *key = call->qkv + token * width + call->heads * dim, *value = key + call->kv_heads * dim;
+    for (size_t head = 0; head < call->kv_heads; head++) {
+      const size_t at = ((row * call->kv_heads + head) * call->capacity + position) * dim;
+      rotate(call, key + head * dim, position, call->keys + at);
+      memcpy(call->values + at, value + head * dim, sizeof(float) * dim);
+    }
+  }
+}
+
+/* mixed = rescale * mixed + the sum of the ``count`` values, each by its weight. ``blocks``, a constant: of LANES. */
+INLINE void mix(float *restrict mixed, const float *restrict values, size_t dim, const float *restrict weights,
+                size_t count, float rescale, const int blocks) {
+  Lanes sums[8];
+  UNROLL for (int i = 0; i < blocks; i++) sums[i] = load(mixed + i * LANES) * rescale;
+  for (size_t key = 0; key < count; key++, values += dim)
+    UNROLL for (int i = 0; i < blocks; i++) sums[i] += load(values + i * LANES) * weights[key];
+  UNROLL for (int i = 0; i < blocks; i++) *(Lanes *)(mixed + i * LANES) = sums[i];
+}
+
+/* Compute one head of one token; ``item`` counts heads, then tokens, then rows. */
+INLINE void attend(const Call *call, size_t item) {
+  const size_t dim = call->dim, head = item % call->heads, token = item / call->heads, row = token / call->query;
+  const size_t position = (size_t)call->index[row] + token % call->query, window = call->sliding_window;
+  const size_t kv_head = row * call->kv_heads + head / (call->heads / call->kv_heads);
+  const float *keys = call->keys + kv_head * call->capacity * dim;
+  const float *values = call->values + kv_head * call->capacity * dim;
+  float query[WIDEST], *mixed = call->out + item * dim, most = -INFINITY;
+  Lanes total = {0};
+  rotate(call, call->qkv + (token * (call->heads + 2 * call->kv_heads) + head) * dim, position, query);
+  for (size_t i = 0; i < dim; i++) query[i] *= call->scale;
+  memset(mixed, 0, sizeof(float) * dim);
+  for (size_t begin = window && position >= window ? position + 1 - window : 0; begin <= position; begin += KEYS) {
+    const size_t left = position + 1 - begin, count = left < KEYS ? left : KEYS;
+    float weights[KEYS], top = most;
+    for (size_t key = 0; key < count; key++) {
+      weights[key] = product(query, keys + (begin + key) * dim, dim);
+      top = weights[key] > top ? weights[key] : top;
+    }
+    const float rescale = exponential(most - top);
+    for (size_t key = 0; key < KEYS; key++) weights[key] = key < count ? exponential(weights[key] - top) : 0.0f;
+    total *= rescale;
+    for (size_t key = 0; key < KEYS; key += LANES) total += load(weights + key);
+    size_t i = 0;
+    for (; i + 8 * LANES <= dim; i += 8 * LANES)
+      mix(mixed + i, values + begin * dim + i, dim, weights, count, rescale, 8);
+    for (; i < dim; i += STEP) mix(mixed + i, values + begin * dim + i, dim, weights, count, rescale, 2);
+    most = top;
+  }
+  const float sum = sum_of(total);
+  for (size_t i = 0; i < dim; i++) mixed[i] /= sum;
+}
+
+static void attend_portable(void *call, size_t item) { attend(call, item); }
+#if defined(__x86_64__) && !defined(PORTABLE)
+__attribute__((target("avx2"))) static void attend_avx2(void *call, size_t item) { attend(call, item); }
+#endif
+
+/* ---- the custom operator ---- */
+
+typedef struct {
+  OrtApi api;
+  int64_t heads, sliding_window;
+  float scale;
+  void (*attend)(void *call, size_t item);
+} Kernel;
+
+/* Check the shapes and fill in the sizes. ``dims``: of the inputs in their order. Returns the rule that is broken. */
+static const char *fit(Call *call, int64_t dims[5][4]) {
+  const int64_t *qkv = dims[0], *cache = dims[1];
+  call->batch = (size_t)qkv[0], call->query = (size_t)qkv[1];
+  call->kv_heads = (size_t)cache[1], call->capacity = (size_t)cache[2], call->dim = (size_t)cache[3];
+  call->half = (size_t)dims[4][1];
+  if (call->dim % STEP || call->dim > WIDEST || 2 * call->half > call->dim)
+    return "decode_attention: a head must have a multiple of 16 and at most 1,024 values";
+  if (call->kv_heads == 0 || call->heads % call->kv_heads || cache[0] != qkv[0] || dims[3][0] != qkv[0] ||
+      (size_t)qkv[2] != (call->heads + 2 * call->kv_heads) * call->dim || memcmp(cache, dims[2], sizeof(dims[2])))
+    return "decode_attention: the shapes of the inputs do not fit";
+  const int64_t end = call->half && dims[4][0] < cache[2] ? dims[4][0] : cache[2];
+  for (size_t row = 0; row < call->batch; row++)
+    if (call->index[row] < 0 || call->index[row] > end - qkv[1])
+      return "decode_attention: write_index and the new tokens must lie within the cache and the rotary tables";
+  return NULL;
+}
+
+static OrtStatus *compute(void *self, void *context) {
+  const Kernel *kernel = self;
+  OrtApi api = kernel->api;
+  OrtStatus *status = NULL;
+  const void *inputs[6] = {0};
+  void *data[6] = {0}, *output = NULL, *present[2] = {0}, *made = NULL;
+  int64_t dims[5][4] = {{0}};
+  size_t rank = 0;
+  for (size_t i = 0; i < 6; i++) {
+    TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, i, &inputs[i]));
+    TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(inputs[i], &data[i]));
+    if (i < 5) TRY(read_shape(api, inputs[i], dims[i], 4, &rank));
+  }
+  Call call = {.qkv = data[0], .index = data[3], .cosine = data[4], .sine = data[5], .scale = kernel->scale};
+  call.heads = (size_t)kernel->heads, call.sliding_window = (size_t)kernel->sliding_window;
+  const char *rule = fit(&call, dims);
+  if (rule) {
+    status = failure(api, rule);
+    goto done;
+  }
+  for (size_t i = 0; i < 2; i++) {
+    const size_t size = sizeof(float) * call.batch * call.kv_heads * call.capacity * call.dim;
+    TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, i + 1, dims[1], 4, &output));
+    TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &present[i]));
+    if (present[i] != data[i + 1]) memcpy(present[i], data[i + 1], size); /* not in place */
+  }
+  int64_t mixed[3] = {dims[0][0], dims[0][1], (int64_t)(call.heads * call.dim)};
+  TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, 0, mixed, 3, &output));
+  if (call.batch * call.query == 0) goto done;
+  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &made));
+  call.keys = present[0], call.values = present[1], call.out = made;
+  write(&call);
+  TRY(parallel(api, context, kernel->attend, call.batch * call.query * call.heads, &call));
+done:
+  return status;
+}
+
+static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void **made) {
+  OrtStatus *status = NULL;
+  Kernel *kernel = malloc(sizeof(Kernel));
+  (void)op;
+  if (kernel == NULL) return failure(api, "decode_attention: out of memory");
+  *kernel = (Kernel){api, 0, 0, 0.0f, attend_portable};
+#if defined(__x86_64__) && !defined(PORTABLE)
+  if (__builtin_cpu_supports("avx2")) kernel->attend = attend_avx2;
+#endif
+  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "heads", &kernel->heads));
+  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "sliding_window",
+                                                                             &kernel->sliding_window));
+  TRY(API(FLOAT_ATTRIBUTE, OrtStatus *, const void *, const char *, float *)(info, "scale", &kernel->scale));
+  if (kernel->heads < 1 || kernel->sliding_window < 0)
+    status = failure(api, "decode_attention: heads must be positive, and sliding_window not negative");
+done:
+  if (status) free(kernel);
+  *made = status ? NULL : kernel;
+  return status;
+}
+
+static const char *name(const Operator *op) { (void)op; return "decode_attention"; }
+static int input_type(const Operator *op, size_t i) { (void)op; return i == 3 ? 7 : 1; /* int64, float */ }
+static size_t input_count(const Operator *op) { (void)op; return 6; }
+static int input_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
+static size_t three(const Operator *op) { (void)op; return 3; }
+static void destroy(void *kernel) { free(kernel); }
+
+const Operator decode_attention = {
+    COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
+    .output_count = three, .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
+};
