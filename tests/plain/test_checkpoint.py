@@ -5,12 +5,14 @@ import struct
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.read.checkpoint import Checkpoint, read_header
+from tandemrt.export.read.checkpoint import DTYPES, Checkpoint, read_header
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -41,6 +43,13 @@ def test_tensor_offsets_count_from_the_start_of_the_file(folder):
         tensor = checkpoint.tensors[name]
         assert (tensor.dtype, tensor.shape, tensor.nbytes) == (array.dtype.name, array.shape, array.nbytes)
         assert content[tensor.offset : tensor.offset + tensor.nbytes] == array.tobytes()
+
+
+def test_tensors_of_every_dtype_have_the_size_that_safetensors_writes(folder):
+    stored = {name: torch.zeros(2, 3, dtype=getattr(torch, name)) for name, _ in DTYPES.values()}
+    safetensors.torch.save_file(stored, folder / "model.safetensors")
+    found = {name: (tensor.dtype, tensor.nbytes) for name, tensor in Checkpoint.open(folder).tensors.items()}
+    assert found == {name: (name, tensor.nbytes) for name, tensor in stored.items()}
 
 
 def test_shards_are_read_through_the_index(folder):
