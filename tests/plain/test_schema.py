@@ -500,7 +500,11 @@ def test_undeclared_names_are_accepted_on_request(schema, good, bad):
 
 
 def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
-    assert accepts(grammar_of({"type": "array", "items": [INTEGER, STRING]}), '[1, "a"]')
+    pairs = {"type": "array", "items": [INTEGER, STRING]}
+    assert accepts(grammar_of(pairs), '[1, "a"]')
+    assert not accepts(grammar_of(pairs), '["a"]')
+    with pytest.raises(BadRequest, match="is not of type 'object', 'boolean'"):
+        grammar_of(pairs | {"$schema": "https://json-schema.org/draft/2020-12/schema"})
     assert not accepts(grammar_of({"type": "integer", "minimum": 3, "exclusiveMinimum": True}), "3")
 
 
