@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.text.expansion import MAX_EXPANSION, is_linear
+from tandemrt.engines.text import expansion
+from tandemrt.engines.text.expansion import MAX_ADDED, MAX_EXPANSION, is_linear
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadRequest
 from tandemrt.runtime.requests.prompt import QUICK_BYTES, PromptReader
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.waiting import PATIENCE_S
 from tools.demo.models import CHECKPOINTS
+
+
+END = "<|im_end|>"
 
 
 def replace(content: str, searched: str = "e") -> dict[str, Any]:
@@ -56,6 +60,22 @@ def test_the_longest_text_of_a_compiled_map_counts(tmp_path: Path) -> None:
     open_tokenizer(write_tokenizer(tmp_path, normalizer=normalizer(MAX_EXPANSION)), 2048)
     with pytest.raises(BadBundle, match=f"its normalizer must expand .* got {MAX_EXPANSION + 1} times"):
         open_tokenizer(write_tokenizer(tmp_path, normalizer=normalizer(MAX_EXPANSION + 1)), 2048)
+
+
+def test_a_probe_may_have_as_many_tokens_as_the_bound_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun_by(count: int) -> dict[str, Any]:
+        begin, text = ({kind: {"id": name, "type_id": 0}} for kind, name in (("SpecialToken", END), ("Sequence", "A")))
+        special = {END: {"id": END, "ids": [263], "tokens": [END]}}
+        single = [begin] * count + [text]
+        return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+
+    monkeypatch.setattr(expansion, "PROBES", ("é",))  # two bytes, and two tokens
+    most = 2 * MAX_EXPANSION + MAX_ADDED
+    open_tokenizer(write_tokenizer(tmp_path, post_processor=begun_by(most - 2)), 2048)
+    with pytest.raises(BadBundle, match=f"must give at most {most} tokens for 1 characters, got {most + 1}"):
+        open_tokenizer(write_tokenizer(tmp_path, post_processor=begun_by(most - 1)), 2048)
 
 
 @pytest.mark.parametrize("content", ["e" * MAX_EXPANSION, "", "x"])

@@ -207,6 +207,14 @@ def test_negated_words_accept_every_other_text(words):
         assert accepts(grammar, json.dumps(text, ensure_ascii=False)) == (text not in words)
 
 
+@pytest.mark.parametrize(("text", "most"), [("a", 63), ("ab", 32)])
+def test_so_many_names_may_begin_with_each_other_and_no_more(text, most):
+    written = patterns.other_than([text * count for count in range(1, most + 1)])
+    assert [patterns.matches(written, text * count) for count in (most, most + 1)] == [False, True]
+    with pytest.raises(UnsupportedPattern, match="names that begin with each other"):
+        patterns.other_than([text * count for count in range(1, most + 2)])
+
+
 @pytest.mark.parametrize("pattern", ["[a-c]+", r"\d{2}:\d{2}", '"[^"]*"', r"a\n\tb", "yes|no", ".{1,3}"])
 def test_a_regex_source_writes_only_full_matches(pattern):
     chance = random.Random(0)
