@@ -10,6 +10,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from tandemrt import LLM, Chat, SamplingParams
+from tandemrt.runtime.servers.anthropic.content import as_messages
 from tests.openai.client import EXAMPLES, Served, named_events
 from tests.openai.test_answers import answer_of
 from tests.openai.test_tools import COUNT, NESTED
@@ -136,6 +137,32 @@ def test_messages_and_events_match_anthropics_schema(served: Served, choice: Any
         assert [event["index"] for each, event in events if each == name] == list(range(len(message["content"])))
     assert [name for name, _ in events[-2:]] == ["message_delta", "message_stop"]
     assert events[-2][1]["delta"]["stop_reason"] == message["stop_reason"]
+
+
+def test_the_model_reads_every_call_and_every_result() -> None:
+    used = [("tool_use", "1", "count", {"boxes": 2}), ("tool_use", "2", "send", {})]
+    calls = [dict(zip(("type", "id", "name", "input"), each, strict=True)) for each in used]
+    results = [{"type": "tool_result", "tool_use_id": "1", "content": "two"}, {"type": "tool_result", "tool_use_id": "2"}]
+    said = [{"type": "thinking", "thinking": "first"}, {"type": "text", "text": "wait"}]
+    given = [
+        {"role": "assistant", "content": said + calls},
+        {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]},
+    ]
+    functions = [{"name": "count", "arguments": '{"boxes": 2}'}, {"name": "send", "arguments": "{}"}]
+    assert as_messages(given) == [
+        {
+            "role": "assistant",
+            "content": "wait",
+            "reasoning_content": "first",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": functions[0]},
+                {"id": "2", "type": "function", "function": functions[1]},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "two"},
+        {"role": "tool", "tool_call_id": "2", "content": ""},
+        {"role": "user", "content": "go on"},
+    ]
 
 
 def test_inputs_of_tools_obey_the_schema_and_their_results_go_back(claude: anthropic.Anthropic) -> None:
