@@ -618,6 +618,21 @@ WITHOUT_CLASS = {
 }  # in transformers; its defaults are in its checkpoints' code
 
 
+def experts_of(config):
+    """Number of experts, how many a token has, their width, and that of a shared one, or None if no field says it."""
+
+    def value(*names):
+        return next((config[name] for name in names if config.get(name) is not None), None)
+
+    width = value("moe_intermediate_size", "intermediate_size")
+    shared = value("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    yield value("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+    yield value("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
+    yield width
+    whole = value("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
+    yield whole if shared is None else shared * width
+
+
 @pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in WITHOUT_CLASS])
 def test_absent_fields_have_the_defaults_of_transformers(architecture):
     family = FAMILIES[architecture]
@@ -644,6 +659,12 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
     if family.name == "gemma4_text":
         heads = [theirs.per_layer_config[layer].head_dim for layer in range(8)]
         assert [spec.heads_of(layer).dim for layer in range(8)] == heads
+    if spec.experts is not None:
+        sizes = spec.experts.count, spec.experts.per_token, spec.experts.intermediate
+        *expected, shared = experts_of(theirs.to_dict())
+        assert list(sizes) == expected
+        if shared is not None:
+            assert (spec.experts.shared.intermediate if spec.experts.shared else 0) == shared
     if hasattr(theirs, "no_rope_layers"):
         assert [int(turned) for turned in spec.rotary_layers] == theirs.no_rope_layers
     if family.name == "granite":

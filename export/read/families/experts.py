@@ -66,6 +66,7 @@ ROWS = (
     Family(
         "phimoe",
         ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
+        defaults={"num_local_experts": 16},
         layer_norm=True,
         biases=of.phimoe_biases,
         windows=uniform_window,
@@ -159,6 +160,7 @@ ROWS = (
     Family(
         "qwen2_moe",
         ("Qwen2MoeForCausalLM",),
+        defaults={"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
         biases=of.configured_qkv_bias,
         windows=all_layers_window,
         unused_fields=ROUTER,
@@ -167,7 +169,8 @@ ROWS = (
     Family(
         "flint",
         ("FlintForCausalLM",),
-        defaults={"head_dim": 128, "sliding_window": 513, "mlp_only_layers": [0, 1], "norm_topk_prob": True},
+        defaults={"head_dim": 128, "sliding_window": 513, "mlp_only_layers": [0, 1], "norm_topk_prob": True}
+        | {"num_local_experts": 256, "num_experts_per_tok": 6, "moe_intermediate_size": 512},
         qk_norm=QKNorm(),
         sinks=True,
         biases=of.attention_biases,
@@ -188,6 +191,7 @@ ROWS = (
     Family(
         "flex_olmo",
         ("FlexOlmoForCausalLM",),
+        defaults={"num_experts": 7, "num_experts_per_tok": 5},
         norms=NORMS_AFTER,
         qk_norm=QKNorm(over_all_heads=True),
         biases=of.attention_biases,

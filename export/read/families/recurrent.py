@@ -40,6 +40,7 @@ _QWEN: dict[str, Any] = {
     "windows": hybrid_window,
     "rope": RopeRules(partial=0.25),
 }
+_QWEN_EXPERTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 _QWEN_GATES: dict[str, tuple[Any, ...]] = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
 _MAMBA_UNUSED = ("mamba_chunk_size", "num_logits_to_keep")
 _LFM_UNUSED = (
@@ -71,7 +72,8 @@ ROWS = (
         "qwen3_5_moe_text",
         ("Qwen3_5MoeForCausalLM",),
         # Every layer has experts, so configs have no intermediate_size; their weights are always normalized.
-        defaults={"head_dim": 256, "intermediate_size": 512, "norm_topk_prob": True, "rms_norm_eps": 1e-6},
+        defaults={"head_dim": 256, "intermediate_size": 512, "norm_topk_prob": True, "rms_norm_eps": 1e-6}
+        | {"num_local_experts": 256, **_QWEN_EXPERTS},
         recurrent=delta_net,
         no_effect_values=_QWEN_GATES,
         unused_fields=(*_MTP, *ROUTER),
@@ -81,7 +83,8 @@ ROWS = (
     Family(
         "qwen3_next",
         ("Qwen3NextForCausalLM",),
-        defaults={"head_dim": 256, "norm_topk_prob": True},
+        defaults={"head_dim": 256, "norm_topk_prob": True}
+        | {"num_local_experts": 512, "num_experts_per_tok": 10, **_QWEN_EXPERTS},
         recurrent=joined_delta_net,
         unused_fields=(*_MTP, *ROUTER),
         experts=experts.qwen2_experts,
@@ -121,6 +124,7 @@ ROWS = (
     Family(
         "granitemoehybrid",
         ("GraniteMoeHybridForCausalLM",),
+        defaults={"shared_intermediate_size": 1024},
         intermediate=of.granite_intermediate_size,
         biases=of.attention_biases,
         scales=of.granite_scales,
