@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.calls import drafted
 from tandemrt.engines.contract.contract import Binding
 from tandemrt.engines.contract.dtypes import BYTES
 
@@ -15,6 +16,10 @@ VERIFY = contract.verify(vocab=100, dtype="float32", draft_probs=False)
 @pytest.mark.parametrize(("vocab", "words"), [(1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3), (128_256, 4008)])
 def test_a_mask_row_has_the_fewest_words_with_a_bit_per_token(vocab: int, words: int) -> None:
     assert contract.mask_words(vocab) == words
+
+
+def test_rounds_without_drafts_and_with_a_full_window_need_calls_of_their_own() -> None:
+    assert [drafted(window) for window in (0, 1, 4)] == [(0,), (0, 1), (0, 4)]
 
 
 def test_every_dtype_has_the_size_that_torch_gives_it() -> None:

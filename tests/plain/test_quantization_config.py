@@ -249,6 +249,7 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
         ({"quant_method": "gptq", "bits": 4, "dynamic": ["a"]}, "dynamic should map expressions to objects"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "group_size is 16"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "version is 'gemv_fast'"),
+        ({"quant_method": "awq", "bits": 4, "modules_to_fuse": {}}, "modules_to_fuse is {}"),
     ],
 )
 def test_unknown_fields_and_values_are_rejected_by_name(said, message):
@@ -258,7 +259,7 @@ def test_unknown_fields_and_values_are_rejected_by_name(said, message):
 
 STORED = "backbone.layers.1.mixer.gate"  # which the graph calls model.layers.0.mlp.router
 LISTS: dict[str, dict[str, Any]] = {
-    "awq": {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["mixer.gate"]},
+    "awq": {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["mixer.gate"], "modules_to_fuse": None},
     "auto-round": {"quant_method": "auto-round", "bits": 4, "extra_config": {STORED: {"bits": 16}}},
     "compressed-tensors": compressed({"weights": FLOAT8}, ignore=[STORED]),
     "fp8": {"quant_method": "fp8", "modules_to_not_convert": [STORED]},
@@ -288,6 +289,15 @@ def test_mxfp8_has_a_power_of_2_per_32_inputs() -> None:
         "mxfp8", "compressed-tensors", (1, 32), unrounded="8-bit floats"
     )
     assert (found.without_matmuls, found.is_packed, found.has_float8) == ("MXFP8", False, False)
+
+
+@pytest.mark.parametrize("stored", ["int-quantized", "naive-quantized"])
+def test_integers_of_a_byte_each_may_have_one_scale(stored: str) -> None:
+    one = compressed({"weights": {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": True}})
+    whole = Scheme("int8", "integers", (FULL_DIM, FULL_DIM), True)
+    assert read(one | {"format": stored}).scheme(f"{LAYER}mlp.up_proj") == whole
+    with pytest.raises(BadCheckpoint, match="strategy should be one of channel, it is 'tensor'"):
+        read(one | {"format": "pack-quantized"})
 
 
 def test_the_first_pattern_of_quark_gives_the_scheme_of_a_module_and_marks_keys_and_values() -> None:

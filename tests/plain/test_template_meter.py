@@ -91,6 +91,7 @@ def test_operations_with_unbounded_output_run_in_a_worker_process(source: str) -
         "{% set x = range(99999)|list %}{% for i in range(99999) %}{% set y = i in x %}{% endfor %}",
         "{% set x = range(99999)|list %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
         "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+        "{% for i in range(99999) %}{% continue %}" + "x" * 10_000 + "{% endfor %}",
     ],
 )
 def test_endless_loops_and_growing_values_are_stopped_early(source: str) -> None:
