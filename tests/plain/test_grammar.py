@@ -405,3 +405,5 @@ def test_the_lexer_limit_of_one_request_does_not_affect_others(monkeypatch):
     monkeypatch.setattr(other, "_matcher", failed)
     assert other.accept(ord("b"))
     assert row_of(accept_text(other, '"')) == {STOP}
+    monkeypatch.setattr(other, "_matcher", failed)
+    assert other.accept(STOP)

@@ -344,6 +344,14 @@ def test_dtype_replaces_the_dtype_of_target_and_draft(tmp_path: Path) -> None:
     assert (recipe.target.dtype, recipe.draft_dtype) == ("float16", "float16")
 
 
+@pytest.mark.parametrize("draft", ['kind = "ngram"\nngram_min = 2', 'kind = "eagle3"\ncheckpoint = "d"'])
+def test_dtypes_replace_none_of_a_draft_that_has_none(tmp_path: Path, draft: str) -> None:
+    text = MINIMAL + f"[backend]\nname = 'onnxruntime-cuda'\n[draft]\nnum_draft_tokens = 4\n{draft}"
+    plain = load(tmp_path, text)
+    replaced = Recipe.load(tmp_path / "r.toml", dtype="bfloat16", kv_dtype="float8_e4m3")
+    assert (replaced.target.dtype, replaced.target.kv_dtype, replaced.draft) == ("bfloat16", "float8_e4m3", plain.draft)
+
+
 @pytest.mark.parametrize(
     ("backend", "message"),
     [

@@ -526,6 +526,8 @@ def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
         ),
         ({"oneOf": [STRING, {"format": "date"}]}, r"#/oneOf: branches \d and \d may both hold"),
         ({"type": "string", "not": {"format": "date"}}, "#/not/format: its negation is not supported"),
+        ({"type": "array", "not": {"const": [1]}}, "#/not: a list or an object is not supported as an excluded value"),
+        ({"type": "object", "not": {"enum": [1, {}]}}, "#/not: a list or an object is not supported as an excluded"),
         (
             {"type": "string", "not": {"pattern": "^(a|b)*a(a|b){12}$"}},
             "#/not/pattern: a complement, lookahead or lookbehind of many cases",

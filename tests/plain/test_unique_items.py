@@ -238,6 +238,11 @@ def test_a_beginning_of_a_number_may_become_the_number(real, whole, length):
         assert may_become(text[:length], value) or text[:length] == "-"
 
 
+def test_a_number_with_an_exponent_may_become_zero_by_rounding():
+    assert same_number(number("5e-400"), 0)
+    assert may_become("5e", 0)
+
+
 CALL = STOP - 1  # a control token, spelled "@"
 TAG_VOCABULARY = Vocabulary(
     (*VOCABULARY.tokens[:CALL], b"", b""), frozenset([CALL, STOP]), STOP + 1, control={"@": CALL}
