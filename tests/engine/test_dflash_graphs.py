@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 from tandemrt.engines.contract.contract import Contract, table_width
+from tandemrt.engines.recipe.models import DFlashDraft
+from tandemrt.engines.validation.errors import BadRecipe
+from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.graph.lowering import Lowering
-from tandemrt.export.model.dflash import build_context, build_dflash
+from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
@@ -105,3 +109,16 @@ def test_blocks_after_a_context_equal_the_definition(tmp_path: Path, name: str, 
         begin += accepted
         found, expected = exported.draft(begin, begin, 5)["logits"], defined.draft(begin, 5)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_lowerings_that_a_block_draft_has_no_graph_for_are_rejected(tmp_path: Path) -> None:
+    folder = PLAIN.save(tmp_path, PLAIN.weights() | {EMBEDDING: Draw(9).matrix(VOCAB, 32)})
+    section = DFlashDraft(kind="dflash", checkpoint=folder, num_draft_tokens=5)
+    head = DraftHead.open(section, Checkpoint.open(folder), ModelSpec.from_hf(TARGET), dtype="float32", length=32)
+    for lowering in LOWERINGS:
+        head.require_lowering(lowering)
+    others = set(get_args(Lowering)) - set(LOWERINGS)
+    assert others
+    for lowering in others:
+        with pytest.raises(BadRecipe, match="a block draft needs backend.name .*; got heads of 16 over cache 'linear'"):
+            head.require_lowering(lowering)

@@ -312,6 +312,12 @@ def test_contradictions_are_rejected(tmp_path: Path, text: str, message: str) ->
     assert message in refusal(tmp_path, MINIMAL + text)
 
 
+@pytest.mark.parametrize(("count", "more"), [(20, ""), (21, ", and 1 more")])
+def test_twenty_unknown_keys_are_named(tmp_path: Path, count: int, more: str) -> None:
+    message = refusal(tmp_path, MINIMAL + "".join(f"unknown_{at:02} = 1\n" for at in range(count)))
+    assert f"unknown key 'unknown_19'{more}; known keys: " in message
+
+
 def test_tensorrt_options_default_to_the_librarys(tmp_path: Path) -> None:
     backend = load(tmp_path, MINIMAL + 'dtype = "float16"\n[backend]\nname = "tensorrt"').backend
     assert backend.model_dump() == {
