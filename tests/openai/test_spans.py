@@ -1,6 +1,7 @@
 """OpenTelemetry traces, received by a collector that decodes what arrives over HTTP."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,11 +10,16 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.runtime.servers.openai import tracing
 from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.openai.spans import _export
 from tandemrt.runtime.servers.openai.tracing import exports_traces
 from tests.openai.client import endless, named_events
 from tests.openai.conftest import serving
@@ -89,6 +95,15 @@ def test_a_request_has_spans_for_its_queue_prefill_and_decode(
 
 
 STATUS = "http.response.status_code"
+
+
+def test_errors_of_the_server_are_errors_of_the_span_and_those_of_a_client_are_not() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    for status in (200, 499, 500, 503):
+        _export(provider.get_tracer("test"), {"method": "GET", "path": "/", "headers": []}, status, time.monotonic())
+    ended = [span.status.status_code for span in exporter.get_finished_spans()]
+    assert ended == [StatusCode.UNSET, StatusCode.UNSET, StatusCode.ERROR, StatusCode.ERROR]
 
 
 @pytest.mark.parametrize(

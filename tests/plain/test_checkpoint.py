@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.quantize.typed_tensors import scales_of
 from tandemrt.export.read.checkpoint import DTYPES, Checkpoint, read_header
 
 TENSORS = {
@@ -50,6 +51,19 @@ def test_tensors_of_every_dtype_have_the_size_that_safetensors_writes(folder):
     safetensors.torch.save_file(stored, folder / "model.safetensors")
     found = {name: (tensor.dtype, tensor.nbytes) for name, tensor in Checkpoint.open(folder).tensors.items()}
     assert found == {name: (name, tensor.nbytes) for name, tensor in stored.items()}
+
+
+def test_scales_of_padding_may_have_any_value_and_others_are_above_0(folder):
+    for at, message in ((3, None), (2, "'scale' should hold scales, finite and above 0")):
+        scales = np.ones((2, 4), np.float32)
+        scales[1, at] = 0
+        save_file({"scale": scales}, folder / "model.safetensors")
+        tensors = Checkpoint.open(folder).tensors
+        if message is None:
+            assert scales_of(tensors, "scale", (2, 4), used=3).tolist() == [[1] * 3] * 2
+        else:
+            with pytest.raises(BadCheckpoint, match=message):
+                scales_of(tensors, "scale", (2, 4), used=3)
 
 
 def test_shards_are_read_through_the_index(folder):

@@ -1,5 +1,7 @@
 """The reference of linear_attention gives the outputs of transformers after any prompts, drafts and rollbacks."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import causal_conv1d_fn, torch
 from tandemrt.plugins.operators.constants import OutputNorm
 from tandemrt.plugins.reference.linear_attention import linear_attention
 
+ROOT = Path(__file__).parents[2]
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL, WINDOW = 2, 4, 6, 5, 4, 5
 KEYS, CHANNELS = KEY_HEADS * KEY_DIM, 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
 HISTORY = WINDOW + KERNEL - 1
@@ -167,3 +170,13 @@ def test_a_prompt_and_a_window_of_one_text_may_share_a_call() -> None:
         prompt_state_index=[0],
     )
     np.testing.assert_allclose(np.concatenate([out[3:], out[:3]]), expected(tokens, of), rtol=1e-4, atol=1e-5)
+
+
+def test_norms_have_the_numbers_of_the_kernel() -> None:
+    [names] = re.findall(r"enum \{ (NO_NORM.*) \}", (ROOT / "plugins/kernels/linear_attention.cu").read_text())
+    numbers = {name: number for number, name in enumerate(names.split(", "))}
+    assert numbers == {
+        "NO_NORM": OutputNorm.NONE,
+        "NORM_BEFORE_GATE": OutputNorm.BEFORE_GATE,
+        "NORM_AFTER_GATE": OutputNorm.AFTER_GATE,
+    }

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from tandemrt.engines.recipe.recipe import Reasoning
 from tandemrt.engines.text.tokenizer import open_tokenizer
+from tandemrt.engines.text.vocabulary import vocabulary_from_tokenizer
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.runtime.constraints.constraint import Constraint
@@ -106,6 +107,16 @@ def test_a_delimiter_is_encoded_without_the_space_of_a_first_word(tmp_path: Path
     delimiter = opened.delimiters(reasoning(think_start="<the>")).think_start
     assert opened.tokenizer.decode(list(delimiter.ids)) == "<the>"
     assert "▁" not in [opened.tokenizer.id_to_token(token) for token in delimiter.ids]
+
+
+def test_a_vocabulary_encodes_parts_of_a_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tiny_tokenizer(tmp_path) / "tokenizer.json"))
+    plain = tokenizer.encode("ab").ids
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_end|> $A", special_tokens=[("<|im_end|>", END_OF_TURN)]
+    )
+    assert tokenizer.encode("ab").ids == [END_OF_TURN, *plain]
+    assert vocabulary_from_tokenizer(tokenizer, VOCAB).encode("ab") == plain
 
 
 def test_an_empty_or_unknown_delimiter_is_rejected(tmp_path: Path) -> None:
