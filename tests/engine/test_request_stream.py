@@ -131,6 +131,13 @@ def test_a_timeout_is_an_error_only_before_the_first_token(
     assert eventually(lambda: len(stream.outputs) == 1)
 
 
+def test_a_stream_keeps_no_prompt_after_it_was_submitted(llm: LLM) -> None:
+    stream = Collected(llm, endless(max_tokens=1))
+    stream.submit()
+    assert stream._parsed.prompt == ()
+    assert eventually(lambda: len(stream.outputs) == 1)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_text_that_time_cuts_off_is_kept(llm: LLM, clock: Clock, stream: bool) -> None:
     class Late(Collected):

@@ -1,5 +1,6 @@
 """Bodies of OpenAI requests become prompts and parameters: every field has its effect, and no other."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,6 +220,13 @@ def test_a_list_of_prompts_is_one_request_per_prompt(prompts: Any) -> None:
     assert list(request.prompts) == prompts
     assert [each.prompts for each in request.by_prompt()] == [(each,) for each in prompts]
     assert all(each.params == request.params for each in request.by_prompt())
+
+
+def test_bytes_that_a_response_repeats_are_not_needed_by_the_prompts_alone() -> None:
+    parsed = completion(prompt=["é" * 10, "abc"])
+    repeated = [{}, {"user": "abcd"}, {"user": "a" * 99}]
+    assert [replace(parsed, repeated=each).prompt_bytes for each in repeated] == [23, 19, 0]
+    assert replace(parsed, echo=True).prompt_bytes == 0
 
 
 @pytest.mark.parametrize(("count", "n"), [(129, 1), (65, 2), (1, 128), (128, 1)])

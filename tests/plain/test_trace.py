@@ -70,6 +70,12 @@ def test_an_exhausted_budget_forces_its_tokens_whatever_was_drafted() -> None:
     assert [t.drafted for t in trace.tokens(2, count - 1)] == [True, False, True, True, False, False, True, False]
 
 
+def test_the_only_allowed_token_comes_from_a_delimiter_or_from_the_grammar() -> None:
+    trace = RequestTrace()
+    assert [trace._forced_by(0, role, 1) for role in ("delimiter", "answer", None)] == ["delimiter", *["grammar"] * 2]
+    assert trace._forced_by(0, "delimiter", 2) is None
+
+
 def test_a_draft_rejected_by_its_mask_was_corrected() -> None:
     running, trace, _ = followed(thinking=True, budget=1, prompt=ids("<think>"))
     one_round(running, ids("axy"))
