@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tandemrt import LLM
+from tandemrt import LLM, Chat
+from tandemrt.runtime.servers.openai.tokenization import TokenizeFields, _prompt
 from tests.openai.client import EXAMPLES, Served
 
 MESSAGES = EXAMPLES[0].prompt_messages()
@@ -35,6 +36,13 @@ def test_tokens_are_those_that_a_completion_reads(served: Served, llm: LLM, path
     assert (status, llm.tokenizer.encode(text["prompt"], add_special_tokens=False)) == (200, expected)
     if "prompt" in fields:
         assert text == {"prompt": fields["prompt"]}
+
+
+def test_the_template_reads_the_tools_of_a_chat() -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "ab"]
+    prompt = _prompt(TokenizeFields.model_validate({"messages": MESSAGES, "tools": tools}))
+    assert isinstance(prompt, Chat)
+    assert (prompt.messages, prompt.tools) == (MESSAGES, tools)
 
 
 def test_a_variable_that_the_template_does_not_read_is_ignored_with_a_warning(served: Served) -> None:
