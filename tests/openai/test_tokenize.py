@@ -42,7 +42,7 @@ def test_the_template_reads_the_tools_of_a_chat() -> None:
     tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "ab"]
     prompt = _prompt(TokenizeFields.model_validate({"messages": MESSAGES, "tools": tools}))
     assert isinstance(prompt, Chat)
-    assert (prompt.messages, prompt.tools) == (MESSAGES, tools)
+    assert (prompt.messages, list(prompt.tools)) == (MESSAGES, tools)
 
 
 def test_a_variable_that_the_template_does_not_read_is_ignored_with_a_warning(served: Served) -> None:
