@@ -113,11 +113,12 @@ def _compressed_tensors(
     module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, rows: int, inner: int
 ) -> _Parts:
     bits, counts = BITS[scheme.weight], scheme.scales(rows, inner)
-    shape = read_values(typed(tensors, f"{module}.weight_shape", (2,), ("int64", "int32")))
-    if tuple(shape) != (rows, inner):
-        raise BadCheckpoint(
-            f"{module}: weight_shape should be {[rows, inner]}, as weight_packed has it, it is {shape.tolist()}"
-        )
+    if (name := f"{module}.weight_shape") in tensors:  # parts of a fused tensor have none
+        shape = read_values(typed(tensors, name, (2,), ("int64", "int32")))
+        if tuple(shape) != (rows, inner):
+            raise BadCheckpoint(
+                f"{module}: weight_shape should be {[rows, inner]}, as weight_packed has it, it is {shape.tolist()}"
+            )
     packed = typed(tensors, f"{module}.weight_packed", (rows, inner * bits // 32))
     scales = scales_of(tensors, f"{module}.weight_scale", counts)
     if scheme.symmetric:

@@ -191,14 +191,18 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -
     if rows is None:
         yield name, replace(tensor, name=name)
         return
-    if not tensor.shape or tensor.shape[0] != sum(rows.values()):
+    if kind == "weight_shape":  # of the whole tensor; its parts have the rows of the config
+        return
+    total = sum(rows.values())
+    packed = total // max(1, *tensor.shape[:1]) if kind == "weight_zero_point" else 1  # outputs in a row
+    if not tensor.shape or tensor.shape[0] * packed != total or any(count % packed for count in rows.values()):
         raise BadCheckpoint(
-            f"{tensor.file}: tensor {quoted(tensor.name)} should have {sum(rows.values())} rows by config.json, its "
-            f"shape is {quoted(list(tensor.shape))}"
+            f"{tensor.file}: tensor {quoted(tensor.name)} should have {total // max(1, packed)} rows by config.json, "
+            f"which its parts share evenly, its shape is {quoted(list(tensor.shape))}"
         )
     begin, width = tensor.offset, tensor.nbytes // tensor.shape[0]
     for projection, count in rows.items():
-        shape, nbytes = (count, *tensor.shape[1:]), count * width
+        shape, nbytes = (count // packed, *tensor.shape[1:]), count // packed * width
         new = f"{module}.{projection}.{kind}"
         yield new, replace(tensor, name=new, shape=shape, offset=begin, nbytes=nbytes)
         begin += nbytes

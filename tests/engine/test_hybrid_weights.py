@@ -22,6 +22,7 @@ HYBRIDS = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "lfm3", "
 HYBRIDS += ["olmo_hybrid"]
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "moe_latent_size": 32}
 SIZES |= {"shared_expert_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}
+SIZES |= {"shared_intermediate_size": 64}
 UNQUANTIZED = (".gate", ".shared_expert_gate", "embed_tokens", "embeddings", "lm_head")
 TEXT = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -50,10 +51,10 @@ FLOAT8 = Format(
     "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False}, in_float8, 1e-6
 )
 INT4 = Format("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}, in_4_bits, 0.3)
-CASES = [("nemotron_h", FLOAT8), ("qwen3_5", INT4)]
+CASES = [("nemotron_h", FLOAT8), ("qwen3_5", INT4), ("granite 4 dense", INT4)]  # Granite joins gate and up
 if os.environ.get("HYBRID_REQUESTS"):
     CASES = [(case, stored_as) for case in HYBRIDS for stored_as in (FLOAT8, INT4)]
-    CASES += [("granite 4 dense", FLOAT8), ("kimi_linear", FLOAT8)]
+    CASES += [("granite 4 dense", FLOAT8), ("granite 4 dense", INT4), ("kimi_linear", FLOAT8)]
 
 
 @pytest.mark.parametrize(
