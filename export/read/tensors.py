@@ -197,8 +197,8 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -
     packed = total // max(1, *tensor.shape[:1]) if kind == "weight_zero_point" else 1  # outputs in a row
     if not tensor.shape or tensor.shape[0] * packed != total or any(count % packed for count in rows.values()):
         raise BadCheckpoint(
-            f"{tensor.file}: tensor {quoted(tensor.name)} should have {total // max(1, packed)} rows by config.json, "
-            f"which its parts share evenly, its shape is {quoted(list(tensor.shape))}"
+            f"{tensor.file}: tensor {quoted(tensor.name)} should have {total // max(1, packed)} rows by config.json, its "
+            f"shape is {quoted(list(tensor.shape))}"
         )
     begin, width = tensor.offset, tensor.nbytes // tensor.shape[0]
     for projection, count in rows.items():

@@ -142,7 +142,10 @@ def test_messages_and_events_match_anthropics_schema(served: Served, choice: Any
 def test_the_model_reads_every_call_and_every_result() -> None:
     used = [("tool_use", "1", "count", {"boxes": 2}), ("tool_use", "2", "send", {})]
     calls = [dict(zip(("type", "id", "name", "input"), each, strict=True)) for each in used]
-    results = [{"type": "tool_result", "tool_use_id": "1", "content": "two"}, {"type": "tool_result", "tool_use_id": "2"}]
+    results = [
+        {"type": "tool_result", "tool_use_id": "1", "content": "two"},
+        {"type": "tool_result", "tool_use_id": "2"},
+    ]
     said = [{"type": "thinking", "thinking": "first"}, {"type": "text", "text": "wait"}]
     given = [
         {"role": "assistant", "content": said + calls},
