@@ -194,10 +194,10 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -
     if kind == "weight_shape":  # of the whole tensor; its parts have the rows of the config
         return
     total = sum(rows.values())
-    packed = total // max(1, *tensor.shape[:1]) if kind == "weight_zero_point" else 1  # outputs in a row
+    packed = max(1, total // max(1, *tensor.shape[:1])) if kind == "weight_zero_point" else 1  # outputs in a row
     if not tensor.shape or tensor.shape[0] * packed != total or any(count % packed for count in rows.values()):
         raise BadCheckpoint(
-            f"{tensor.file}: tensor {quoted(tensor.name)} should have {total // max(1, packed)} rows by config.json, its "
+            f"{tensor.file}: tensor {quoted(tensor.name)} should have {total // packed} rows by config.json, its "
             f"shape is {quoted(list(tensor.shape))}"
         )
     begin, width = tensor.offset, tensor.nbytes // tensor.shape[0]
