@@ -18,7 +18,6 @@ from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.waiting import PATIENCE_S
 from tools.demo.models import CHECKPOINTS
 
-
 END = "<|im_end|>"
 
 
