@@ -26,7 +26,7 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     name = "float8_window_attention" if float8 else "window_attention"
     body = Body.of(name, without=() if qk_norm else ("q_norm", "k_norm"))
     qkv, key_cache, value_cache, block_table, write_index, *_, cosine, sine = body.inputs[:11]
-    heads, kv_heads, head_dim = _integer(body, "heads"), _integer(body, "kv_heads"), key_cache.size(3)
+    heads, kv_heads, head_dim = body.integer("heads"), body.integer("kv_heads"), key_cache.size(3)
     block_size, batch = key_cache.size(2), write_index.size(0)
     runs = _Runs.of(body)
     windows = qkv.size(0) - runs.rows.size(0)
@@ -57,7 +57,7 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     def written(cache: Tensor, values: Tensor) -> Tensor:
         return body.op("ScatterND", cache, indices, body.op("Compress", values, real, axis=0))
 
-    scales = [_number(body, name) for name in ("key_scale", "value_scale")] if float8 else None
+    scales = [body.number(name) for name in ("key_scale", "value_scale")] if float8 else None
     if scales is not None:
         key_cache, value_cache = (cache.cast(FLOAT32) for cache in (key_cache, value_cache))
         k, v = (_in_float8(body, x.cast(FLOAT32) / by).cast(FLOAT32) for x, by in zip((k, v), scales, strict=True))
@@ -166,7 +166,7 @@ class _Attention:
         [rows] on are unused: tokens there only fill the rectangle.
         """
         body, key_cache = self.body, self.key_cache
-        heads, kv_heads = _integer(body, "heads"), _integer(body, "kv_heads")
+        heads, kv_heads = body.integer("heads"), body.integer("kv_heads")
         block_size, head_dim, rows = key_cache.size(2), key_cache.size(3), q.size(0)
         group, real_query = heads / kv_heads, q.size(1)
         # A matmul of one row would round differently, see Body.matmul.
@@ -185,7 +185,7 @@ class _Attention:
             keys, values = keys * self.scales[0], values * self.scales[1]
         seen = body.arange(blocks * block_size)
         distance = positions.expand_dims(2) - seen  # [rows, query, tokens]
-        window = _integer(body, "sliding_window")
+        window = body.integer("sliding_window")
         visible = (distance >= np.int64(0)) & ((distance < window) | window.equals(np.int64(0)))
         # Zero unwritten entries: they may hold NaN, and NaN times a weight of 0 is NaN.
         cached = _reshaped(body, end.expand_dims(1) > seen, rows, blocks, _ONE, block_size, _ONE)
@@ -193,7 +193,7 @@ class _Attention:
 
         # All queries that read a KV head are the rows of one matmul.
         merged = group * query
-        turned = body.op("Transpose", q, perm=[0, 2, 1, 3]).cast(FLOAT32) * _number(body, "scale")
+        turned = body.op("Transpose", q, perm=[0, 2, 1, 3]).cast(FLOAT32) * body.number("scale")
         grouped = _reshaped(body, turned, rows, _ONE, kv_heads, merged, head_dim)
         scores = body.op("MatMul", grouped, body.op("Transpose", keys, perm=[0, 1, 2, 4, 3]))
         scores = body.op("Transpose", scores, perm=[0, 2, 3, 1, 4])  # [rows, kv_heads, merged, blocks, block_size]
@@ -221,14 +221,3 @@ def _reshaped(body: Body, x: Tensor, *sizes: Tensor | np.ndarray) -> Tensor:
 def _in_float8(body: Body, x: Tensor) -> Tensor:
     """Return float32 ``x`` as float8_e4m3fn; saturates values out of range."""
     return body.op("Cast", x, to=int(ir.DataType.FLOAT8E4M3FN), saturate=1)
-
-
-def _number(body: Body, name: str) -> Tensor:
-    """Return a float attribute as float32 []."""
-    return body.op("Constant", value_float=body.attribute(name, ir.AttributeType.FLOAT, "value_float"))
-
-
-def _integer(body: Body, name: str) -> Tensor:
-    """Return an integer attribute as int64 [1]."""
-    reference = body.attribute(name, ir.AttributeType.INT, "value_int")
-    return body.op("Constant", value_int=reference).expand_dims(0)

@@ -142,6 +142,14 @@ class Body:
             self._attributes.append(ir.Attr(name, kind, None))
         return ir.RefAttr(target, name, kind)
 
+    def integer(self, name: str) -> Tensor:
+        """Declare an integer attribute of the function and return its value, int64 [1]."""
+        return self.op("Constant", value_int=self.attribute(name, ir.AttributeType.INT, "value_int")).expand_dims(0)
+
+    def number(self, name: str) -> Tensor:
+        """Declare a float attribute of the function and return its value, float32 []."""
+        return self.op("Constant", value_float=self.attribute(name, ir.AttributeType.FLOAT, "value_float"))
+
     def function(self, overload: str = "", /, **outputs: Tensor) -> ir.Function:
         """Finish the body. Keywords name the outputs; ``overload`` is ONNX's, to tell functions of one name apart."""
         # Add no Identity after a node: it would copy an output that is updated in place.

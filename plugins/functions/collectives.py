@@ -18,5 +18,4 @@ def all_gather_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function
     """Return the function of ``all_gather``; see Function in plugins/operators/launch.py."""
     body = Body.of("all_gather")
     (x,) = body.inputs
-    width = body.op("Constant", value_int=body.attribute("width", ir.AttributeType.INT, "value_int"))
-    return (body.function(gathered=x.first(width.expand_dims(0), axis=-1)),)
+    return (body.function(gathered=x.first(body.integer("width"), axis=-1)),)

@@ -12,7 +12,7 @@ def decode_attention() -> ir.Function:
     """Return the function; inputs and outputs as in the reference."""
     body = Body.of("decode_attention")
     qkv, past_key, past_value, index, cosine, sine = body.inputs
-    heads, kv_heads, head_dim = _integer(body, "heads"), past_key.size(1), past_key.size(3)
+    heads, kv_heads, head_dim = body.integer("heads"), past_key.size(1), past_key.size(3)
     zeros, query = np.zeros(1, np.int64), qkv.size(1)
     positions = index.expand_dims(1) + body.arange(query)
 
@@ -27,15 +27,14 @@ def decode_attention() -> ir.Function:
         body.op("TensorScatter", past, new, index, axis=2, mode="linear")
         for past, new in ((past_key, k), (past_value, v))
     )
-    seen, window = body.arange(key.size(2)), _integer(body, "sliding_window")
+    seen, window = body.arange(key.size(2)), body.integer("sliding_window")
     distance = positions.expand_dims(2) - seen  # [batch, query, capacity]
     visible = ((distance >= np.int64(0)) & ((distance < window) | window.equals(np.int64(0)))).expand_dims(1, 2)
 
     # The query heads of a KV head are one more dimension. Unwritten entries may hold NaN.
     grouped = body.op("Reshape", q, body.concat(zeros, kv_heads, heads / kv_heads, query, head_dim, axis=0))
-    scale = body.op("Constant", value_float=body.attribute("scale", ir.AttributeType.FLOAT, "value_float"))
     turned = body.op("Transpose", key, perm=[0, 1, 3, 2]).expand_dims(2)
-    scores = body.where(visible, body.matmul(grouped * scale, turned), np.float32(-np.inf))
+    scores = body.where(visible, body.matmul(grouped * body.number("scale"), turned), np.float32(-np.inf))
     written = (index + query).expand_dims(1) > seen  # [batch, capacity]
     values = body.where(written.expand_dims(1, 3), value, np.float32(0)).expand_dims(2)
     mixed = body.matmul(body.op("Softmax", scores, axis=-1), values)
@@ -57,9 +56,3 @@ def _rotated(body: Body, x: Tensor, cosine: Tensor, sine: Tensor, positions: Ten
     widths = body.concat(half, half, x.size(3) - half * np.array([2], np.int64), axis=0)
     first, second, rest = body.ops("Split", x, widths, outputs=3, axis=3)
     return body.concat(first * cos - second * sin, second * cos + first * sin, rest, axis=3)
-
-
-def _integer(body: Body, name: str) -> Tensor:
-    """Return an integer attribute as int64 [1]."""
-    reference = body.attribute(name, ir.AttributeType.INT, "value_int")
-    return body.op("Constant", value_int=reference).expand_dims(0)

@@ -35,12 +35,9 @@ def experts() -> ir.Function:
 
 def _routed(body: Body, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return two tensors [experts, tokens, 1]: 1 if a token selects an expert, and its routing weight."""
-    per_token, normalized = (
-        body.op("Constant", value_int=body.attribute(name, ir.AttributeType.INT, "value_int"))
-        for name in ("per_token", "normalized")
-    )
+    per_token, normalized = body.integer("per_token"), body.integer("normalized")
     ordered = body.where(body.op("IsNaN", logits), np.float32(-np.inf), logits)
-    _, chosen = body.ops("TopK", ordered, per_token.expand_dims(0), outputs=2, axis=-1)
+    _, chosen = body.ops("TopK", ordered, per_token, outputs=2, axis=-1)
     weights = body.op("Softmax", logits, axis=-1).at_last(chosen)
     weights = body.where(normalized > np.int64(0), weights / weights.sum_last(), weights)
     none, ones = (body.op("Expand", np.float32(n), body.op("Shape", like)) for n, like in ((0, logits), (1, weights)))

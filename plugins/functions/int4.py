@@ -17,9 +17,8 @@ def int4_matmul(*, zeros: bool, overload: str = "") -> ir.Function:
     """
     body = Body.of("int4_matmul", without=() if zeros else ("zeros",))
     x, weight, scales, *optional = body.inputs
-    group_size = body.op("Constant", value_int=body.attribute("group_size", ir.AttributeType.INT, "value_int"))
     words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
-    by_group = body.concat(np.array([0, -1], np.int64), body.op("Reshape", group_size, np.array([1], np.int64)), axis=0)
+    by_group = body.concat(np.array([0, -1], np.int64), body.integer("group_size"), axis=0)
     in_order = body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
     integers = body.op("Reshape", in_order, by_group).cast(FLOAT32)
     groups = integers.size(1)

@@ -30,8 +30,7 @@ def int4_int8_matmul(*, zeros: bool, overload: str = "") -> ir.Function:
     exact = body.op("MatMul", values, integers - middles)
     products = exact * (_by_step(body, scales, steps) * factors)
     sums = body.op("ReduceSum", products, _FIRST, keepdims=0)
-    width = body.op("Constant", value_int=body.attribute("width", ir.AttributeType.INT, "value_int"))
-    width = body.op("Reshape", width, np.array([1], np.int64))
+    width = body.integer("width")
     return body.function(overload, out=body.op("Reshape", sums.first(width, 1), body.concat(leading, width, axis=0)))
 
 
@@ -58,8 +57,7 @@ def _rounded(body: Body, x: Tensor, rows: Tensor, steps: Tensor) -> tuple[Tensor
 
 def _by_step(body: Body, values: Tensor, steps: Tensor) -> Tensor:
     """Return values [tiles, groups * 8] as [steps, 1, tiles * 8]."""
-    group_size = body.op("Constant", value_int=body.attribute("group_size", ir.AttributeType.INT, "value_int"))
-    of_group = body.op("Div", body.op("Reshape", group_size, np.array([1], np.int64)), np.array([STEP], np.int64))
+    of_group = body.op("Div", body.integer("group_size"), np.array([STEP], np.int64))
     by_group = body.op("Reshape", values, np.array([0, -1, OUTPUTS], np.int64))
     columns = body.op("Reshape", body.op("Transpose", by_group, perm=[1, 0, 2]), np.array([0, 1, -1], np.int64))
     wide = body.op("Expand", columns, body.concat(np.array([1], np.int64), of_group, np.array([1], np.int64), axis=0))

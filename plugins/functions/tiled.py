@@ -15,9 +15,8 @@ def tiled_matmul() -> ir.Function:
     x, weight = body.inputs
     by_tile = body.op("Reshape", weight.cast(FLOAT32), np.array([0, -1, OUTPUTS], np.int64))
     by_input = body.op("Transpose", by_tile, perm=[1, 0, 2])  # inputs, tiles, outputs of a tile
-    width = body.op("Constant", value_int=body.attribute("width", ir.AttributeType.INT, "value_int"))
-    width = body.op("Reshape", width, np.array([1], np.int64))
-    return body.function(out=body.matmul(x, body.op("Reshape", by_input, np.array([0, -1], np.int64)).first(width, 1)))
+    outputs = body.op("Reshape", by_input, np.array([0, -1], np.int64)).first(body.integer("width"), 1)
+    return body.function(out=body.matmul(x, outputs))
 
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
