@@ -3,6 +3,7 @@
 #define CUSTOM_OPERATOR_H
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #define API_VERSION 17 /* the first with KernelContext_ParallelFor; later versions only append */
 
@@ -90,20 +91,27 @@ static inline OrtStatus *parallel(OrtApi api, void *context, void (*item)(void *
                                                                                                   count, work);
 }
 
+/* Read an integer attribute when a kernel is made; ``info``: its node. */
+static inline OrtStatus *read_integer(OrtApi api, const void *info, const char *name, int64_t *value) {
+  return API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, name, value);
+}
+
 static inline size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
 
-/* What all operators of this library have in common: the CPU provider, outputs in float32 (mostly one), versions from 1
- * on. */
+/* What all operators of this library have in common: the CPU provider, outputs in float32 (mostly one), kernels of one
+ * allocation, versions from 1 on. */
 static inline const char *provider(const Operator *op) { (void)op; return NULL; /* the CPU */ }
 static inline int output_type(const Operator *op, size_t i) { (void)op; (void)i; return 1; }
 static inline size_t output_count(const Operator *op) { (void)op; return 1; }
 static inline int output_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
 static inline int memory(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
 static inline int one(const Operator *op) { (void)op; return 1; }
+static inline void destroy(void *kernel) { free(kernel); }
 static inline int newest(const Operator *op) { (void)op; return 0x7fffffff; }
 
 #define COMMON                                                                                                         \
   .version = API_VERSION, .provider = provider, .output_type = output_type, .output_kind = output_kind,                \
-  .input_memory = memory, .variadic = {one, one, one, one}, .first_version = one, .last_version = newest
+  .input_memory = memory, .variadic = {one, one, one, one}, .destroy = destroy, .first_version = one,                  \
+  .last_version = newest
 
 #endif

@@ -4,7 +4,6 @@
  * A token has the same bits in any call: each head of each token is computed alone, by the same instructions.
  */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "custom_operator.h"
@@ -215,9 +214,8 @@ static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void 
 #if defined(__x86_64__) && !defined(PORTABLE)
   if (__builtin_cpu_supports("avx2")) kernel->attend = attend_avx2;
 #endif
-  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "heads", &kernel->heads));
-  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "sliding_window",
-                                                                             &kernel->sliding_window));
+  TRY(read_integer(api, info, "heads", &kernel->heads));
+  TRY(read_integer(api, info, "sliding_window", &kernel->sliding_window));
   TRY(API(FLOAT_ATTRIBUTE, OrtStatus *, const void *, const char *, float *)(info, "scale", &kernel->scale));
   if (kernel->heads < 1 || kernel->sliding_window < 0)
     status = failure(api, "decode_attention: heads must be positive, and sliding_window not negative");
@@ -232,9 +230,8 @@ static int input_type(const Operator *op, size_t i) { (void)op; return i == 3 ? 
 static size_t input_count(const Operator *op) { (void)op; return 6; }
 static int input_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
 static size_t three(const Operator *op) { (void)op; return 3; }
-static void destroy(void *kernel) { free(kernel); }
 
 const Operator decode_attention = {
     COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
-    .output_count = three, .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
+    .output_count = three, .create_v2 = create, .compute_v2 = compute,
 };

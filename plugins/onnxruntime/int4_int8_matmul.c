@@ -5,7 +5,6 @@
  * same order by the same instructions. Rows share the unpacking of a weight.
  */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "custom_operator.h"
@@ -324,8 +323,8 @@ static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void 
     kernel->multiply = rows_avx2;
   }
 #endif
-  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "group_size", &kernel->group_size));
-  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "width", &kernel->width));
+  TRY(read_integer(api, info, "group_size", &kernel->group_size));
+  TRY(read_integer(api, info, "width", &kernel->width));
   if (kernel->group_size < STEP || kernel->group_size % STEP || kernel->width < 1)
     status = failure(api, "int4_int8_matmul: group_size must be a multiple of 32, and width positive");
 done:
@@ -338,9 +337,8 @@ static const char *name(const Operator *op) { (void)op; return "int4_int8_matmul
 static int input_type(const Operator *op, size_t i) { (void)op; return i % 2 ? 2 : 1; /* uint8, float */ }
 static size_t input_count(const Operator *op) { (void)op; return 4; }
 static int input_kind(const Operator *op, size_t i) { (void)op; return i == 3; /* optional */ }
-static void destroy(void *kernel) { free(kernel); }
 
 const Operator int4_int8_matmul = {
     COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
-    .output_count = output_count, .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
+    .output_count = output_count, .create_v2 = create, .compute_v2 = compute,
 };

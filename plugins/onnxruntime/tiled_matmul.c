@@ -5,7 +5,6 @@
  * The weights are read where they lie, so nothing is copied when a graph loads.
  */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "custom_operator.h"
@@ -233,7 +232,7 @@ static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void 
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
     kernel->multiply = rows_avx2;
 #endif
-  TRY(API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, "width", &kernel->width));
+  TRY(read_integer(api, info, "width", &kernel->width));
   if (kernel->width < 1) status = failure(api, "tiled_matmul: width must be positive");
 done:
   if (status) free(kernel);
@@ -245,9 +244,8 @@ static const char *name(const Operator *op) { (void)op; return "tiled_matmul"; }
 static int input_type(const Operator *op, size_t i) { (void)op; return i == 0; /* float, any */ }
 static size_t input_count(const Operator *op) { (void)op; return 2; }
 static int input_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
-static void destroy(void *kernel) { free(kernel); }
 
 const Operator tiled_matmul = {
     COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
-    .output_count = output_count, .create_v2 = create, .compute_v2 = compute, .destroy = destroy,
+    .output_count = output_count, .create_v2 = create, .compute_v2 = compute,
 };
