@@ -193,14 +193,14 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -
         return
     if kind == "weight_shape":  # of the whole tensor; its parts have the rows of the config
         return
-    total = sum(rows.values())
-    packed = max(1, total // max(1, *tensor.shape[:1])) if kind == "weight_zero_point" else 1  # outputs in a row
-    if not tensor.shape or tensor.shape[0] * packed != total or any(count % packed for count in rows.values()):
+    stored, total = next(iter(tensor.shape), 0), sum(rows.values())
+    packed = max(1, total // max(1, stored)) if kind == "weight_zero_point" else 1  # outputs in a row
+    if stored * packed != total or any(count % packed for count in rows.values()):
         raise BadCheckpoint(
             f"{tensor.file}: tensor {quoted(tensor.name)} should have {total // packed} rows by config.json, its "
             f"shape is {quoted(list(tensor.shape))}"
         )
-    begin, width = tensor.offset, tensor.nbytes // tensor.shape[0]
+    begin, width = tensor.offset, tensor.nbytes // stored
     for projection, count in rows.items():
         shape, nbytes = (count // packed, *tensor.shape[1:]), count // packed * width
         new = f"{module}.{projection}.{kind}"

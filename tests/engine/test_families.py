@@ -514,3 +514,12 @@ def test_a_fused_weight_of_another_size_is_rejected(tmp_path: Path) -> None:
         BadCheckpoint, match=r"qkv_proj\.weight' should have 192 rows by config\.json, its shape is \[128"
     ):
         with_graph_names(checkpoint, spec)
+
+
+def test_a_single_zero_point_of_a_fused_weight_is_rejected(tmp_path: Path) -> None:
+    make_checkpoint("phi3", tmp_path)
+    name = "model.layers.0.self_attn.qkv_proj.weight_zero_point"
+    save_file(load_file(tmp_path / "model.safetensors") | {name: torch.tensor(8)}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    with pytest.raises(BadCheckpoint, match=r"weight_zero_point' should have .* rows by .*, its shape is \[\]"):
+        with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config))
