@@ -181,7 +181,6 @@ class GroupedAttention:
             query = self._normed_heads(b, query, w, norms[0], heads.query, heads.dim)
         query = self._rotated(b, query, heads.query, attention.rope, heads.dim)
         rotated, counts = replace(attention, rope=None), (self.seqlens_k, self.total_sequence_length)
-
         (mixed,) = self._by_kind_of_call(
             b,
             heads,
@@ -254,8 +253,8 @@ class GroupedAttention:
 
         ``decoded`` appends every call that is no prompt, if it is given.
         """
+        prompt = at_once if heads.dim <= _WIDE else lambda: in_parts(self._each_tile)
         if decoded is not None:
-            prompt = at_once if heads.dim <= _WIDE else lambda: in_parts(self._each_tile)
             return b.branch(self.is_prompt, prompt, decoded)
 
         def window_or_at_once() -> tuple[ir.Value, ...]:
@@ -263,7 +262,7 @@ class GroupedAttention:
 
         if heads.dim <= _WIDE:
             return window_or_at_once()
-        return b.branch(self.is_prompt, lambda: in_parts(self._each_tile), window_or_at_once)
+        return b.branch(self.is_prompt, prompt, window_or_at_once)
 
     def _at_once(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache

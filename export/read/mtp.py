@@ -178,9 +178,8 @@ def _tensors(
             stem = stem.removeprefix("layers.0.")
         if stem == name and alone and name not in _OF_TARGET:
             raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} does not belong to an MTP layer")
-        if (
-            stem == name or stem in _COPIES or is_cache_scale(name) or of_index(name)
-        ):  # the cache of a head is not quantized
+        # The cache of a head is not quantized.
+        if stem == name or stem in _COPIES or is_cache_scale(name) or of_index(name):
             continue
         module, _, kind = stem.rpartition(".")
         module = _COMMON_NAMES.get(module, module)

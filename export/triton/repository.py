@@ -100,9 +100,10 @@ def _gpus(device: str) -> Sequence[int] | None:
 def _first_gpus(gpus: Sequence[int], ranks: int) -> Sequence[int]:
     """Return the GPU of rank 0 of each group of instances. Raises BadRepository if two groups would share a GPU."""
     first = sorted(gpus or [0])
-    if shared := [after for before, after in pairwise(first) if after - before < ranks]:
-        raise BadRepository(
-            f"device: an instance over {ranks} ranks has {ranks} GPUs from the named one on, so named GPUs must be "
-            f"{ranks} apart, received {quoted(shared[0])} after {quoted(first[first.index(shared[0]) - 1])}"
-        )
+    for before, after in pairwise(first):
+        if after - before < ranks:
+            raise BadRepository(
+                f"device: an instance over {ranks} ranks has {ranks} GPUs from the named one on, so named GPUs must be "
+                f"{ranks} apart, received {quoted(after)} after {quoted(before)}"
+            )
     return first
