@@ -11,8 +11,8 @@ from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe, clipped, quoted
 from tandemrt.export.read.checkpoint import read_index
-from tandemrt.export.read.converted_tokenizer import original_file
 from tandemrt.export.read.file_formats import other_format
+from tandemrt.export.read.original_tokenizers import find_original
 
 WEIGHTS = "model*.safetensors"
 FILES = ["*.json", "*.jinja", "merges.txt", "tokenizer.model", WEIGHTS]
@@ -98,7 +98,7 @@ def _is_complete(folder: Path, needed: Set[str]) -> bool:
     """Whether a cache folder has all files of a checkpoint: other programs may have fetched only some of them."""
     index = folder / "model.safetensors.index.json"
     shards = set(read_index(index).values()) if index.is_file() else {"model.safetensors"}
-    converted = {"tokenizer.json"} if original_file(folder) is not None else set()
+    converted = {"tokenizer.json"} if find_original(folder) is not None else set()
     return all((folder / name).is_file() for name in (needed - converted) | shards)
 
 
