@@ -194,11 +194,12 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec, transposed: bool) -
     if kind == "weight_shape":  # of the whole tensor; its parts have the rows of the config
         return
     stored, total = next(iter(tensor.shape), 0), sum(rows.values())
-    packed = max(1, total // max(1, stored)) if kind == "weight_zero_point" else 1  # outputs in a row
+    is_packed = kind == "weight_zero_point"
+    packed = max(1, total // max(1, stored)) if is_packed else 1  # outputs in a row
     if stored * packed != total or any(count % packed for count in rows.values()):
         raise BadCheckpoint(
-            f"{tensor.file}: tensor {quoted(tensor.name)} should have {total // packed} rows by config.json, its "
-            f"shape is {quoted(list(tensor.shape))}"
+            f"{tensor.file}: tensor {quoted(tensor.name)} should have {total} rows by config.json"
+            f"{', or fewer that pack them,' if is_packed else ','} its shape is {quoted(list(tensor.shape))}"
         )
     begin, width = tensor.offset, tensor.nbytes // stored
     for projection, count in rows.items():

@@ -13,7 +13,7 @@ import torch
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams
-from tandemrt.engines.text.tokenizer import open_tokenizer
+from tandemrt.engines.text.tokenizer import load_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, clipped
 from tandemrt.runtime.check.decoder_run import DecoderRunner
 from tandemrt.runtime.check.result import CheckResult
@@ -58,7 +58,7 @@ def shared_tokens(bundle: Bundle, other: Bundle, options: RuntimeOptions, text: 
         raise BadRequest(f"--compare-with: {other.name} must fit the options: {error}") from error
     longest = min(MAX_TOKENS, bundle.limits.length, other.limits.length)
     tokens, others = (
-        open_tokenizer(each.tokenizer_dir, each.vocab, delimiters=each.manifest.delimiter_texts)[0].encode(text)
+        load_tokenizer(each.tokenizer_dir, delimiters=each.manifest.delimiter_texts).encode(text)
         for each in (bundle, other)
     )
     if other.vocab != bundle.vocab or others[:longest] != tokens[:longest]:

@@ -516,10 +516,14 @@ def test_a_fused_weight_of_another_size_is_rejected(tmp_path: Path) -> None:
         with_graph_names(checkpoint, spec)
 
 
-def test_a_single_zero_point_of_a_fused_weight_is_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(), (7, 2)])
+def test_zero_points_of_a_fused_weight_that_fit_no_rows_are_rejected(tmp_path: Path, shape: tuple[int, ...]) -> None:
     make_checkpoint("phi3", tmp_path)
     name = "model.layers.0.self_attn.qkv_proj.weight_zero_point"
-    save_file(load_file(tmp_path / "model.safetensors") | {name: torch.tensor(8)}, tmp_path / "model.safetensors")
+    stored = {name: torch.zeros(shape, dtype=torch.int32)}
+    save_file(load_file(tmp_path / "model.safetensors") | stored, tmp_path / "model.safetensors")
     checkpoint = Checkpoint.open(tmp_path)
-    with pytest.raises(BadCheckpoint, match=r"weight_zero_point' should have .* rows by .*, its shape is \[\]"):
+    with pytest.raises(
+        BadCheckpoint, match=r"should have 128 rows by config\.json, or fewer that pack them, its shape"
+    ):
         with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config))
