@@ -78,6 +78,13 @@ def test_the_engines_folder_needs_neither_torch_nor_an_engine_library() -> None:
     assert not {m for f in _files("engines") for m in _imported(f) if m.split(".")[0] in heavy}
 
 
+def test_opening_a_bundle_does_not_import_the_graph_library() -> None:
+    """The import of onnx_ir takes half a second of a start."""
+    device = [file for file in _files("runtime") if "/device/" in str(file)]
+    assert device
+    assert not {(file, name) for file in device for name in _imported(file) if name.split(".")[0] == "onnx_ir"}
+
+
 def test_the_package_is_the_four_folders_under_one_name() -> None:
     for folder in MAY_IMPORT:
         link = ROOT / "src" / "tandemrt" / folder

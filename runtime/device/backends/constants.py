@@ -5,15 +5,12 @@ may exceed its memory.
 """
 
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+import onnx
 
-from tandemrt.engines.contract.dtypes import BYTES, from_onnx
 from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
@@ -21,6 +18,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.plugins.tensors.host_tensor import HostTensor
 from tandemrt.runtime.device.backends.sessions import CPU, bindings, onnxruntime, open_session
+from tandemrt.runtime.device.backends.stored_graph import StoredTensor, keep_outputs, load_graph, stored_tensor
 
 _READERS, _CHUNK_BYTES = 8, 1 << 22  # threads, and bytes that each reads at a time
 
@@ -46,32 +44,36 @@ def constants_of(session: "onnxruntime.InferenceSession") -> dict[str, "torch.Te
 
 def _computed(path: Path, read: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
     """Compute the outputs that are not ``read``, from a graph without the others: a session copies all it has."""
-    model = ir.load(path)
-    graph = model.graph
-    for at in reversed(range(len(graph.outputs))):
-        if graph.outputs[at].name in read:
-            graph.outputs.pop(at)
-    if not graph.outputs:
+    model = load_graph(path)
+    left = [each.name for each in model.graph.output if each.name not in read]
+    if not left:
         return {}
-    RemoveUnusedNodesPass()(model)
-    content = ir.to_proto(model).SerializeToString()
+    keep_outputs(model.graph, left)
+    content = model.SerializeToString()
     folder = {"session.model_external_initializers_file_folder_path": str(path.parent)}
     # Unoptimized, because constant folding would compute and copy the values once more.
     return constants_of(open_session(path, [CPU], content=content, entries=folder, optimized=False))
 
 
-def stored_parts(path: Path) -> dict[str, list[ir.ExternalTensor]]:
-    """Find the outputs of a graph that are external tensors or concatenations of them; not scalars."""
+def stored_parts(path: Path) -> dict[str, list[StoredTensor]]:
+    """Find the outputs of a graph that are weights in files or concatenations of them; not scalars."""
+    graph = load_graph(path).graph
+    weights = {each.name: stored_tensor(each, path.parent) for each in graph.initializer}
+    producers = {name: node for node in graph.node for name in node.output}
     found = {}
-    for value in ir.load(path).graph.outputs:
-        node = value.producer()
-        joined = node is not None and node.op_type == "Concat" and node.attributes.get_int("axis") == 0
-        if node is None or not (joined or node.op_type == "Identity"):
+    for output in graph.output:
+        node = producers.get(output.name)
+        if node is None or not (node.op_type == "Identity" or _joins_rows(node)):
             continue
-        parts = [None if each is None else each.const_value for each in node.inputs]
-        if all(isinstance(part, ir.ExternalTensor) and part.shape.rank() for part in parts):
-            found[str(value.name)] = [part for part in parts if isinstance(part, ir.ExternalTensor)]
+        parts = [weights.get(name) for name in node.input]
+        stored = [part for part in parts if part is not None and part.shape]
+        if len(stored) == len(parts):
+            found[output.name] = stored
     return found
+
+
+def _joins_rows(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Concat" and any(each.name == "axis" and each.i == 0 for each in node.attribute)
 
 
 class _HostCopies:
@@ -117,15 +119,14 @@ class _CudaCopies:
         self._stream.synchronize()
 
 
-def _read_tensor(parts: list[ir.ExternalTensor], device: "torch.device") -> "torch.Tensor":
-    shapes = [tuple(int(str(dim)) for dim in part.shape.dims) for part in parts]
-    dtype = from_onnx(int(parts[0].dtype))
-    memory = torch.empty(sum(map(prod, shapes)) * BYTES[dtype], dtype=torch.uint8, device=device)
+def _read_tensor(parts: list[StoredTensor], device: "torch.device") -> "torch.Tensor":
+    dtype, columns = parts[0].dtype, parts[0].shape[1:]
+    memory = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
     copies, end = _CudaCopies(device) if device.type == "cuda" else _HostCopies(), 0
-    for part, shape in zip(parts, shapes, strict=True):
-        with Path(part.path).open("rb", buffering=0) as file:
-            file.seek(part.offset or 0)
-            begin, end = end, end + prod(shape) * BYTES[dtype]
+    for part in parts:
+        with part.path.open("rb", buffering=0) as file:
+            file.seek(part.offset)
+            begin, end = end, end + part.nbytes
             while begin < end:
                 count = file.readinto(copies.buffer()[: end - begin].data)
                 if not count:
@@ -134,4 +135,4 @@ def _read_tensor(parts: list[ir.ExternalTensor], device: "torch.device") -> "tor
                 begin += count
     copies.finish()
     joined: torch.Tensor = viewed(memory, getattr(torch, dtype))
-    return joined.view(sum(shape[0] for shape in shapes), *shapes[0][1:])
+    return joined.view(sum(part.shape[0] for part in parts), *columns)

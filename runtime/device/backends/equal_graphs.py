@@ -3,17 +3,17 @@
 They can share a session: onnxruntime needs a tenth of a second for each, and a decoder has two norms per layer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
+import onnx
 
-from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
+from tandemrt.runtime.device.backends.stored_graph import StoredTensor, load_graph, stored_tensor, values
 
 
 @dataclass(frozen=True)
@@ -33,45 +33,35 @@ def renamed_graph(path: Path, device: torch.device) -> RenamedGraph | None:
 
     Raises BadBundle if a file of weights is too short.
     """
-    model = ir.load(path)
+    model = load_graph(path)
     graph = model.graph
-    weights = list(graph.initializers.values())
-    if not weights or not all(isinstance(each.const_value, ir.ExternalTensor) for each in weights):
+    weights = {each.name: stored_tensor(each, path.parent) for each in graph.initializer}
+    vectors = {name: weight for name, weight in weights.items() if weight is not None and len(weight.shape) == 1}
+    if not weights or len(vectors) < len(weights):
         return None
-    if any(each.const_value.shape.rank() != 1 for each in weights if each.const_value is not None):
-        return None
-    own = [*graph.inputs, *graph.outputs]
-    names: dict[str, str] = {}
-    for number, value in enumerate(_values(graph)):
-        names[str(value.name)] = f"value{number}"
-    vectors = {}
-    for weight in weights:
-        assert isinstance(weight.const_value, ir.ExternalTensor)
-        vectors[names[str(weight.name)]] = _read(weight.const_value, device)
-        graph.initializers.pop(str(weight.name))
-        weight.const_value = None
-        graph.inputs.append(weight)
-    outside = {str(value.name): names[str(value.name)] for value in own}
-    for value in list(_values(graph)):
-        value.name = names[str(value.name)]
-    for node in graph:
-        node.name = None
+    own = [each.name for each in (*graph.input, *graph.output)]
+    names = {name: f"value{number}" for number, name in enumerate(values(graph))}
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in graph.initializer
+    )
+    del graph.initializer[:]
+    for each in (*graph.input, *graph.output, *graph.value_info):
+        each.name = names[each.name]
+    for node in graph.node:
+        node.name = ""
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
     graph.name = "shared"
-    return RenamedGraph(ir.to_proto(model).SerializeToString(deterministic=True), outside, vectors)
+    return RenamedGraph(
+        model.SerializeToString(deterministic=True),
+        {name: names[name] for name in own},
+        {names[name]: _read(vector, device) for name, vector in vectors.items()},
+    )
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """The inputs of a graph, its weights, and what its nodes compute, in the order of the file."""
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from (output for output in node.outputs if output.name)
-
-
-def _read(stored: ir.ExternalTensor, device: torch.device) -> torch.Tensor:
-    values = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset or 0)
-    if values.size < stored.nbytes:
+def _read(stored: StoredTensor, device: torch.device) -> torch.Tensor:
+    content = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset)
+    if content.size < stored.nbytes:
         raise BadBundle(f"{stored.path}: is shorter than its graph requires; build the bundle again")
-    dtype = getattr(torch, from_onnx(int(stored.dtype)))
-    read: torch.Tensor = viewed(torch.from_numpy(values).to(device), dtype)
+    read: torch.Tensor = viewed(torch.from_numpy(content).to(device), getattr(torch, stored.dtype))
     return read
