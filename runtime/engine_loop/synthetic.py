@@ -1,6 +1,7 @@
 """Synthetic acceptance for benchmarks: mask rows that make verification accept a given mean of drafted tokens."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -8,20 +9,21 @@ from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.requests.running import RunningRequest
 
 _BITS = np.left_shift(1, range(32)).astype(np.int32)
+_WORD = (1 << 64) - 1
 
 
 def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int], masks: MaskRows, first: int) -> int:
     """Mask a window so that a round emits ``mean`` tokens on average; the last one is sampled from the target.
 
-    The number of tokens is ``mean`` rounded up or down, by the request's seed. ``tokens``: the drafted tokens, which
-    the rows from ``first`` on allow. The row of each accepted token allows that token only; the next row forbids its
-    own drafted token. Returns how many tokens are accepted.
+    Each drafted token is accepted with one probability if those before it were, by the request's seed. Windows of
+    ``num_draft_tokens`` give the mean, and shorter ones less, as with real drafts. ``tokens``: the drafted tokens,
+    which the rows from ``first`` on allow. The row of each accepted token allows that token only; the next row forbids
+    its own drafted token. Returns how many tokens are accepted.
     """
-    from tandemrt.plugins.reference.noise import accept_coin  # only benchmarks get here
-
-    whole, fraction = divmod(mean - 1, 1)
-    more = fraction > 0 and fraction > accept_coin(running.request.seed, len(running.tokens))  # the coin is slow
-    count = min(int(whole) + int(more), len(tokens))
+    rate, coin = _rate(mean, running.request.num_draft_tokens), _coin(running.request.seed, len(running.tokens))
+    count, chance = 0, rate
+    while count < len(tokens) and coin < chance:
+        count, chance = count + 1, chance * rate
     for at in range(count):
         row, token = masks.writable(first + at), tokens[at]
         row.fill(0)
@@ -32,3 +34,26 @@ def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int]
         if not row[token >> 5] and not row.any():  # no other token is allowed
             row[token >> 5] = _BITS[token & 31]
     return count
+
+
+@lru_cache
+def _rate(mean: float, window: int) -> float:
+    """Return the acceptance probability of a token with which windows of ``window`` tokens emit ``mean`` tokens."""
+    low, high = 0.0, 1.0
+    if mean >= window + 1:
+        return high
+    while high - low > 1e-9:
+        rate = (low + high) / 2
+        if sum(rate**at for at in range(window + 1)) < mean:
+            low = rate
+        else:
+            high = rate
+    return low
+
+
+def _coin(seed: int, position: int) -> float:
+    """Return a uniform number in [0, 1) (SplitMix64; Steele, Lea and Flood 2014)."""
+    bits = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _WORD
+    bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _WORD
+    bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _WORD
+    return ((bits ^ bits >> 31) >> 11) / (1 << 53)
