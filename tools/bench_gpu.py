@@ -180,7 +180,7 @@ def main(
             return make_bundle(folder, name, device=device, **given)
 
         bundle = bench.part("bundle", exported)
-        options: Any = {"device": device, "profile": True, "synthetic_rule": not tuned}
+        options: Any = {"device": device, "profile": True, "synthetic_rule": not tuned, "adaptive_draft_tokens": False}
         llm = bundle and bench.part("open", lambda: LLM(bundle.folder, **options))
         if llm is None:
             raise typer.Exit(1)

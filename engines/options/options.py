@@ -132,10 +132,11 @@ class RuntimeOptions(Section):
         description="drafted tokens per round, at most the bundle's (the default); 0: no speculation; or a table by "
         "number of running requests: 1:4,33:2 drafts 4 tokens, and 2 from 33 requests on",
     )
-    adaptive_draft_tokens: bool = Field(
-        default=False,
-        description="experimental: choose the draft length of each round, from 0 to num_draft_tokens, from the "
-        "acceptance rate and the cost of a drafted token; no text changes",
+    adaptive_draft_tokens: bool | None = Field(
+        default=None,
+        description="choose the draft length of each round, from 0 to num_draft_tokens, from the acceptance rate and "
+        "the cost of a drafted token; no text changes; default: in rounds of many requests on a GPU, where drafted "
+        "tokens cost most, unless num_draft_tokens is given",
     )
     overlap: bool | None = Field(
         default=None,
@@ -297,7 +298,7 @@ class ServedOptions(TypedDict, total=False):
     """Keyword arguments of RuntimeOptions for a served model: all but the device, which the server sets."""
 
     num_draft_tokens: NumDraftTokens | None
-    adaptive_draft_tokens: bool
+    adaptive_draft_tokens: bool | None
     overlap: bool | None
     fast_forward_drafts: bool | None
     draft_masks: bool

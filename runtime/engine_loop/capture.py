@@ -31,7 +31,7 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
         progress(done, len(rounds))
         buffers.draft_len.device.fill_(this.window)
         _run(loop, this)
-        if loop.draft_windows.adaptive and not this.filters:
+        if loop.draft_windows.adapts(this.batch) and not this.filters:
             loop.draft_windows.costs.calibrate(this.batch, this.window, _seconds(loop, this))
         _clear(loop, this.batch)
     buffers.bitmask.device.zero_()

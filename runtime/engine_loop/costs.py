@@ -10,6 +10,8 @@ _RETIME_AFTER = 1000  # rounds of as many rows without a window, after which `du
 _MAX_RATIO = 1.1  # by which a round counts as longer or shorter at most, so that a pause of the machine counts little
 _SHARED_STEP, _OWN_STEP = 0.6, 0.1  # exponents of that ratio: for all windows of as many rows, and for its own
 _SHORTER_FACTOR = 2.0  # on the exponents for a shorter round: on a busy machine the shortest third of rounds counts
+_LEVEL_STEP = 0.05  # weight of a round in the level of calibrated rows
+_MAX_LEVEL_RATIO = 1.5  # by which a round counts as longer at most there
 
 
 @dataclass
@@ -27,20 +29,23 @@ class RoundCosts:
     Longer texts and a busy machine change the cost of all windows. So a slower round raises the cost of all windows
     with the same number of rows, and that of its own window a little more. Otherwise the window in use would look
     expensive compared with windows that were timed long ago. Costs change in logarithmic steps.
+
+    Calibrated rows were timed in every window when the bundle was opened, without texts. Cached tokens and the host's
+    work make all windows slower by about the same time, their level, which rounds are observed for.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, dict[int, float]] = {}
         self._timings: dict[int, dict[int, _Timing]] = {}
         self._rounds: dict[int, int] = {}  # by rows
-        self._calibrated: set[int] = set()  # rows whose rounds were all timed when the bundle was opened
+        self._levels: dict[int, float] = {}  # by calibrated rows: seconds that rounds take longer than they were timed
 
     def due(self, batch: int, windows: Sequence[int]) -> int | None:
         """Return which of ``windows`` to time in the next round of ``batch`` rows; None if all are timed.
 
         A window that looked expensive once would otherwise never be used again.
         """
-        if batch in self._calibrated:
+        if batch in self._levels:
             return None
         now = self._rounds[batch] = self._rounds.get(batch, 0) + 1
         for window in windows:
@@ -57,9 +62,11 @@ class RoundCosts:
         """Record that a round of ``batch`` rows and ``window`` drafted tokens took ``seconds``.
 
         The first round of a shape binds its calls and does not count. In the first timed rounds, a window costs at most
-        as much as its tokens one by one. Calibrated rows do not change.
+        as much as its tokens one by one.
         """
-        if batch in self._calibrated:
+        if batch in self._levels:
+            expected = self.estimate(batch, window)
+            self._levels[batch] += _LEVEL_STEP * (min(seconds, _MAX_LEVEL_RATIO * expected) - expected)
             return
         timing, known = self._timing(batch, window), self._seconds.setdefault(batch, {})
         timing.timed += 1
@@ -77,8 +84,8 @@ class RoundCosts:
             known[each] *= ratio ** (factor * (_SHARED_STEP + _OWN_STEP * (each == window)))
 
     def calibrate(self, batch: int, window: int, seconds: float) -> None:
-        """Fix the cost of a round of ``batch`` rows and ``window`` drafted tokens, timed when the bundle was opened."""
-        self._calibrated.add(batch)
+        """Set the cost of a round of ``batch`` rows and ``window`` drafted tokens, timed when the bundle was opened."""
+        self._levels.setdefault(batch, 0.0)
         self._seconds.setdefault(batch, {})[window] = seconds
 
     def estimate(self, batch: int, window: int) -> float:
@@ -92,9 +99,10 @@ class RoundCosts:
             nearest = longer if shorter is None else shorter
             assert nearest is not None
             return known[nearest] * (1 + DEFAULT_TOKEN_COST * window) / (1 + DEFAULT_TOKEN_COST * nearest)
+        level = self._levels.get(batch, 0.0)
         if shorter == longer:
-            return known[shorter]
-        return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter)
+            return known[shorter] + level
+        return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter) + level
 
     def _timing(self, batch: int, window: int) -> _Timing:
         return self._timings.setdefault(batch, {}).setdefault(window, _Timing())

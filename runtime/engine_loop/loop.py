@@ -99,7 +99,7 @@ class EngineLoop:
             after_commit = this.drafts_after_commit or (last is not None and last.round.drafts_after_commit)
             schedule = self._overlapped if self.overlap and not after_commit else self._synchronous
             self._last = schedule(this, last, self.drafter.drafts_before_commit and not after_commit)
-            if self.draft_windows.adaptive and not after_commit and self.metrics.prefilled == prefilled:
+            if this.adaptive and not after_commit and self.metrics.prefilled == prefilled:
                 self._observe_duration(last, self._last, time.perf_counter() - started)
         elif last is not None:
             self._steps.commit(last, self._steps.fetch(None, last))

@@ -152,7 +152,7 @@ def plan_round(
         num_proposed=num_proposed,
         mask_drafts=draft_windows.mask_drafts and any(running.constraint.has_grammar for running in rows.values()),
         may_fast_forward=may_fast_forward,
-        adaptive=draft_windows.adaptive,
+        adaptive=draft_windows.adapts(batch),
     )
 
 
@@ -232,7 +232,7 @@ class DraftWindowPlanner:
         largest: the most tokens that any round drafts.
         fast_forward: whether tokens that a constraint forces are drafted.
         mask_drafts: whether grammars mask the drafts.
-        adaptive: whether the window follows acceptance and cost (acceptance.py, costs.py). Experimental.
+        adaptive: whether any window follows acceptance and cost (acceptance.py, costs.py).
         costs: seconds of rounds, by rows and window.
     """
 
@@ -244,7 +244,7 @@ class DraftWindowPlanner:
         fast_forward: bool = True,
         drafts: bool = True,
         mask_drafts: bool = False,
-        adaptive: bool = False,
+        adapts_from: int | None = None,
     ) -> None:
         """
         Args:
@@ -252,6 +252,7 @@ class DraftWindowPlanner:
                 entry. None: ``limit``.
             limit: the bundle's largest window.
             drafts: whether the bundle has a drafter.
+            adapts_from: adapt rounds whose calls have at least so many tokens with the largest window; None: no rounds.
 
         Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
         """
@@ -267,7 +268,8 @@ class DraftWindowPlanner:
         self._running: dict[int, RunningRequest] = {}  # by slot
         self._ended = Acceptance()
         self._drafts = drafts
-        self.adaptive = adaptive and drafts
+        self.adaptive = adapts_from is not None and drafts
+        self._adapts_from = adapts_from or 0
 
     def join(self, running: RunningRequest) -> None:
         """See SlotListener.join. A new request starts from the acceptance of ended requests."""
@@ -301,7 +303,7 @@ class DraftWindowPlanner:
             return 0
         limit = self.limit(len(requests))
         most = limit if wanted is None else min(wanted, limit)
-        if fixed or not self.adaptive or not most:
+        if fixed or not most or not self.adapts(batch):
             return most
         steps = self._steps(most)
         due = self.costs.due(batch, steps)
@@ -310,12 +312,16 @@ class DraftWindowPlanner:
         costs = {step: self.costs.estimate(batch, step) for step in steps}
         return best_window([self._acceptance[each] for each in requests], costs)
 
+    def adapts(self, batch: int) -> bool:
+        """Whether the windows of rounds with ``batch`` rows adapt."""
+        return self.adaptive and batch * (self.limit(batch) + 1) >= self._adapts_from
+
     def usual(self, requests: int) -> list[int]:
         """Return the windows that ``choose`` may return where requests set none, without fast-forward tokens."""
         most = self.limit(requests)
         if not self._drafts:
             return [0]
-        return self._steps(most) if self.adaptive and most else [most]
+        return self._steps(most) if most and self.adapts(requests) else [most]
 
     def _steps(self, most: int) -> list[int]:
         """0, 1, 2, 3, 4, 6, 8, 12, ...: few windows, because each is one more graph per number of rows."""

@@ -26,6 +26,8 @@ from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 
+_ADAPTS_FROM = 192  # tokens of a call from which arithmetic, not memory, limits matmuls on a GPU (H100, H200)
+
 
 def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
     """Open the engines of ``bundle`` and allocate all memory of the engine loop. ``options`` must fit its limits."""
@@ -43,7 +45,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         fast_forward=not overlap if options.fast_forward_drafts is None else options.fast_forward_drafts,
         drafts=bundle.draft.kind != "none",
         mask_drafts=options.draft_masks,
-        adaptive=options.adaptive_draft_tokens,
+        adapts_from=_adapts_from(bundle, options, device),
     )
     require_implied(bundle.manifest)
     require_memory(bundle, options, device)
@@ -121,6 +123,17 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
     if str(where) == "cuda":  # without an index, each thread would use its own current device
         where = torch.device("cuda", torch.cuda.current_device())
     return where
+
+
+def _adapts_from(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> int | None:
+    """Return the tokens of a call from which draft windows adapt; None: never.
+
+    By default only engines whose texts do not depend on the window adapt.
+    """
+    if options.adaptive_draft_tokens is not None:
+        return 0 if options.adaptive_draft_tokens else None
+    fixed = device.type == "cpu" or options.num_draft_tokens is not None or not bundle.engine("target").batch_invariant
+    return None if fixed else _ADAPTS_FROM
 
 
 def _features(target: Contract) -> int:

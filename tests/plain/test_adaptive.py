@@ -187,13 +187,16 @@ def test_a_requested_round_that_is_not_timed_is_requested_again() -> None:
     assert costs.due(1, [0, 2]) is None
 
 
-def test_calibrated_costs_do_not_change() -> None:
+def test_calibrated_costs_keep_their_differences_and_follow_the_level_of_rounds() -> None:
     costs = RoundCosts()
     for window in (0, 2):
         costs.calibrate(8, window, 0.01 * (1 + window))
-    for _ in range(9):
-        costs.observe(8, 2, 0.05)
     assert [costs.estimate(8, window) for window in (0, 1, 2)] == pytest.approx([0.01, 0.02, 0.03])
+    for _ in range(200):
+        costs.observe(8, 2, 0.05)
+    assert [costs.estimate(8, window) for window in (0, 1, 2)] == pytest.approx([0.03, 0.04, 0.05], rel=0.01)
+    costs.observe(8, 2, 5.0)  # a pause of the machine
+    assert costs.estimate(8, 2) < 0.052
 
 
 def test_a_cost_timed_in_a_slow_moment_is_corrected() -> None:
@@ -207,7 +210,7 @@ def test_a_cost_timed_in_a_slow_moment_is_corrected() -> None:
 
 
 def test_a_request_starts_from_the_acceptance_of_ended_requests() -> None:
-    windows = DraftWindowPlanner(8, 8, adaptive=True)
+    windows = DraftWindowPlanner(8, 8, adapts_from=0)
     for window in windows.usual(1):
         windows.costs.calibrate(1, window, 1 + DEFAULT_TOKEN_COST * window)
     began = []
@@ -229,7 +232,7 @@ def test_a_preempted_request_keeps_its_acceptance_and_counts_once() -> None:
     """Five preemptions of one request weigh in later requests as much as none."""
     rates = []
     for preemptions in (0, 5):
-        windows, running = DraftWindowPlanner(8, 8, adaptive=True), make_running([1])
+        windows, running = DraftWindowPlanner(8, 8, adapts_from=0), make_running([1])
         for _ in range(preemptions):
             windows.join(running)
             running.preempt()
@@ -252,12 +255,26 @@ def test_a_preempted_request_keeps_its_acceptance_and_counts_once() -> None:
     assert rates[0] == rates[1]
 
 
+def test_windows_adapt_only_in_rounds_of_enough_tokens() -> None:
+    windows = DraftWindowPlanner(4, 4, adapts_from=192)
+    assert [windows.adapts(batch) for batch in (1, 32, 38, 39, 64)] == [False, False, False, True, True]
+    assert [windows.usual(batch) for batch in (32, 48)] == [[4], [0, 1, 2, 3, 4]]
+    running = make_running([1])
+    windows.join(running)
+    for batch, window in ((64, 0), (32, 4)):
+        for each in windows.usual(batch):
+            windows.costs.calibrate(batch, each, 1 + each)
+        for _ in range(60):
+            windows.observe(running, 0, 4)
+        assert windows.choose([running], batch) == window
+
+
 def test_adaptive_windows_are_few_and_within_the_limit() -> None:
-    adaptive = DraftWindowPlanner({1: 6, 3: 2}, 8, adaptive=True)
+    adaptive = DraftWindowPlanner({1: 6, 3: 2}, 8, adapts_from=0)
     for window in range(7):
         adaptive.costs.calibrate(1, window, 1 + DEFAULT_TOKEN_COST * window)
     assert [adaptive.usual(live) for live in (1, 3)] == [[0, 1, 2, 3, 4, 6], [0, 1, 2]]
-    assert DraftWindowPlanner(16, 16, adaptive=True).usual(1) == [0, 1, 2, 3, 4, 6, 8, 12, 16]
+    assert DraftWindowPlanner(16, 16, adapts_from=0).usual(1) == [0, 1, 2, 3, 4, 6, 8, 12, 16]
     good, useless = make_running([1]), make_running([1])
     for running, accepted in ((good, 6), (useless, 0)):
         adaptive.join(running)
