@@ -94,8 +94,8 @@ class SamplingParams(Section):
     below 1 sharpens the draft's distribution, which helps a draft that is less certain than its target.
 
     ``rule="synthetic"`` is for benchmarks: it accepts drafted tokens regardless of the target, as far as constraints
-    allow them, so that a round of ``num_draft_tokens`` emits ``synthetic_acceptance_length`` tokens on average. It needs
-    the runtime's option ``synthetic_rule``.
+    allow them, so that a round of ``num_draft_tokens`` emits ``synthetic_acceptance_length`` tokens on average. It
+    needs the runtime's option ``synthetic_rule``.
 
     With ``n`` outputs, output i is the output of a request with the seed ``seed`` + i (modulo 2^64).
     """
