@@ -58,7 +58,7 @@ class DeviceRanks:
         torch.cuda.synchronize(device)
         shared.exchange(np.zeros(1, np.uint8))  # all flags are zero before a rank raises one
 
-    def abort(self) -> None:
+    def abort(self, _error: BaseException | None = None) -> None:
         """Let waiting kernels return, because a rank has failed."""
         self._abort[0] = 1
 

@@ -82,6 +82,7 @@ class EngineLoop:
             target.buffers, streams, self._committer.end, metrics, drafter.max_length
         )
         self._steps = RoundSteps(target, drafter, self._verify_inputs, self._committer, streams, metrics, timeline)
+        target.on_failure(scheduler.fail)
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
         self._served = False  # whether a request was in a slot during the last step
 

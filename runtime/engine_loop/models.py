@@ -1,6 +1,6 @@
 """The models of a round: the target with its verification, and the interface of a drafter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -81,6 +81,11 @@ class TargetRunner:
             outputs=self._score_outputs(shape),
             capturable=self.engines["target"].capturable,
         )
+
+    def on_failure(self, call: Callable[[BaseException], None]) -> None:
+        """Let ``call`` be called in any thread, with the error, once the target cannot run any more."""
+        if self._checked is not None:
+            self._checked.on_failure(call)
 
     def check(self) -> None:
         """Raise if results that the host has waited for may be wrong."""

@@ -24,7 +24,8 @@ class AdmittedRequests(NamedTuple):
 class Scheduler:
     """The request queue. As a SlotListener it also tracks the requests in slots.
 
-    ``submit``, ``wake`` and ``close`` may be called from any thread, everything else from the engine loop's only.
+    ``submit``, ``wake``, ``fail`` and ``close`` may be called from any thread, everything else from the engine loop's
+    only.
 
     Attributes:
         validations: requests that left their slots and wait for their text to be validated.
@@ -159,17 +160,22 @@ class Scheduler:
             for request in (*queued, *self._in_slots.values(), *validated):
                 request.cancel()
 
+    def fail(self, error: BaseException) -> None:
+        """Accept no more requests because ``error`` lets no later step run; those that are here meet it in a step."""
+        with self._changed:
+            self._closed, self._loop_error = True, error
+            self._changed.notify_all()
+
     def die(self, error: BaseException) -> list[QueuedRequest]:
         """Accept no more requests because ``error`` ended the engine loop, and empty the queue.
 
         Returns the requests of the queue and those that were displaced and not returned by ``drop_queued`` yet.
         """
+        self.fail(error)
         with self._changed:
-            self._closed, self._loop_error = True, error
             displaced = [each.queued for each in self._displaced]
             queued = [*self._preempted, *self._waiting, *displaced]
             self._preempted, self._waiting, self._displaced = [], [], []
-            self._changed.notify_all()
         for each in queued:
             each.constraints.cancel()
         return queued

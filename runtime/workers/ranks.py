@@ -5,6 +5,7 @@ it does. If a rank ends by itself, or does not answer, rank 0 ends all of them.
 """
 
 import atexit
+import ctypes
 import itertools
 import logging
 import multiprocessing
@@ -15,8 +16,10 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection, spawn
 from typing import Any
 
@@ -32,6 +35,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 300.0  # how long rank 0 waits for another rank in one step; the first step of a size may compile kernels
 _CLOSE_S = 5.0  # how long a rank may take to end by itself
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 _OPENED = ""  # the report of a rank that is ready; other reports are errors
 
 _starting = threading.Lock()
@@ -78,10 +82,10 @@ class RankProcesses:
     """The processes of ranks 1 and up, of ``count`` ranks. Each runs ``serve(link, *arguments)``, both picklable.
 
     ``part_bytes``: size of the memory for parts. ``command_bytes``: size of a command. ``ahead``: how many commands
-    rank 0 may write before the first of them is done. ``on_failure`` is called when a rank fails, before the others
-    end. ``idle``: whether rank 0's device has finished all that it does with the other ranks; if it has not for
-    ANSWER_S after the last command, the ranks fail. Raises RankFailed if a process cannot start, InternalError if a
-    thread cannot.
+    rank 0 may write before the first of them is done. ``on_failure`` are called when a rank fails, with the error,
+    before the others end. ``idle``: whether rank 0's device has finished all that it does with the other ranks; if it
+    has not for ANSWER_S after the last command, the ranks fail. Raises RankFailed if a process cannot start,
+    InternalError if a thread cannot.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class RankProcesses:
         *,
         ahead: int = 1,
     ) -> None:
-        self.on_failure: Callable[[], None] = lambda: None
+        self.on_failure: list[Callable[[RankFailed], None]] = []
         self.idle: Callable[[], bool] = lambda: True
         self._count = 0  # of commands
         self._ahead = ahead
@@ -116,20 +120,16 @@ class RankProcesses:
         atexit.register(self.close)
         shutdown.run_first()
         try:
+            links = []
             for rank in range(1, count):
                 reports, end = context.Pipe(duplex=False)
                 self._reports.append(reports)
-                link = Link(
-                    *(rank, self.parts, self.arrived, commands, command_bytes),
-                    *(self._commanded[rank], self._done[rank], end),
-                )
-                process = context.Process(
-                    target=_run, args=(link, serve, arguments), name=f"tandemrt-rank-{rank}", daemon=True
-                )
-                with _without_main(), end:
-                    process.start()
-                self._processes.append(process)
-            start(threading.Thread(target=self._watch, name="tandemrt-ranks", daemon=True), "ranks")
+                shared = (self.parts, self.arrived, commands, command_bytes)
+                links.append(Link(rank, *shared, self._commanded[rank], self._done[rank], end))
+            started: Future[None] = Future()
+            run = partial(self._start_and_watch, started, links, serve, arguments)
+            start(threading.Thread(target=run, name="tandemrt-ranks", daemon=True), "ranks")
+            started.result()
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
@@ -162,7 +162,7 @@ class RankProcesses:
             self.fail(f"rank {other} has not answered for {waited:.0f} s")
         if self._closing.is_set():
             with self._ending:  # another thread may still end the ranks
-                raise RankFailed(f"tensor_parallel: {self._failure}; open the bundle again")
+                raise self._error
 
     def fail(self, reason: str) -> None:
         """End all ranks for ``reason``; ``require`` raises from then on."""
@@ -171,7 +171,8 @@ class RankProcesses:
                 return
             self._failure = reason
             self._closing.set()
-            self.on_failure()
+            for call in self.on_failure:
+                call(self._error)
             self._end(0.0)
         log.error("tensor_parallel: %s; all ranks end", reason)
 
@@ -190,6 +191,10 @@ class RankProcesses:
                 semaphore.release()
             self._end(_CLOSE_S)
 
+    @property
+    def _error(self) -> RankFailed:
+        return RankFailed(f"tensor_parallel: {self._failure}; open the bundle again")
+
     def _unanswered(self, waited: float) -> str:
         others = range(1, len(self._done))
         late = [rank for rank in others if self._done[rank].get_value() < self._ahead] or list(others)
@@ -202,6 +207,26 @@ class RankProcesses:
             if process.exitcode is None:
                 process.kill()
                 process.join()
+
+    def _start_and_watch(
+        self, started: "Future[None]", links: Sequence[Link], serve: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> None:
+        """Start the ranks, and watch them for as long as they live: they end with the thread that started them."""
+        context = multiprocessing.get_context("spawn")
+        try:
+            for link in links:
+                name = f"tandemrt-rank-{link.rank}"
+                process = context.Process(target=_run, args=(link, serve, arguments), name=name, daemon=True)
+                with _without_main(), link.reports:
+                    process.start()
+                self._processes.append(process)
+        except BaseException as error:
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+            self._watch()
+        for process in self._processes:
+            connection.wait([process.sentinel])
 
     def _watch(self) -> None:
         """Receive reports, and notice ranks that end."""
@@ -242,6 +267,7 @@ def _end_of(process: Any) -> str:
 def _run(link: Link, serve: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """The main function of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is rank 0's, which then ends this one
+    _end_with_parent_though_stopped()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         serve(link, *arguments)
@@ -257,6 +283,16 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def _end_with_parent_though_stopped() -> None:
+    """On Linux, let the kernel kill this process when the thread that started it ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent.pid:  # it has ended before
+            os._exit(1)
 
 
 @contextmanager

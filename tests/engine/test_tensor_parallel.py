@@ -190,6 +190,15 @@ def test_a_rank_that_dies_ends_every_request_and_is_named(bundle: Path) -> None:
             llm.generate(PROMPTS[0])
 
 
+def test_a_rank_that_dies_closes_an_llm_without_requests(bundle: Path) -> None:
+    with LLM(bundle, device="cpu", threads=1) as llm:
+        process = llm.loop.target.engines["target"]._processes._processes[0]  # type: ignore[attr-defined]
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: llm.closed)
+        with pytest.raises(TandemError, match="rank 1 was ended by SIGKILL"):
+            llm.generate(PROMPTS[0])
+
+
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a model with delta nets, latent attention and experts, and of an EAGLE-3 head."""

@@ -121,16 +121,30 @@ def test_ranks_without_a_process_or_thread_leave_no_process(monkeypatch: pytest.
     def refuse(_: Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(SpawnProcess, "start", refuse_the_second)
-    monkeypatch.setattr(Thread, "start", refuse)
+    if refused == "process":
+        monkeypatch.setattr(SpawnProcess, "start", refuse_the_second)
+    else:
+        monkeypatch.setattr(Thread, "start", refuse)
     expected, message = (RankFailed, "a process for a rank") if refused == "process" else (InternalError, "ranks: a")
     with pytest.raises(expected, match=f"{message}.* could not start"):
         RankProcesses(3, add_what_is_commanded, (), shared_bytes(3, PART), 8)
-    assert [process.is_alive() for process in started] == [False] * (1 if refused == "process" else 2)
+    assert [process.is_alive() for process in started] == [False] * (refused == "process")
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path, end: signal.Signals) -> None:
+def test_ranks_outlive_the_thread_that_opened_them() -> None:
+    opened: list[RankProcesses] = []
+    thread = Thread(target=lambda: opened.append(RankProcesses(2, add_what_is_commanded, (), shared_bytes(2, PART), 8)))
+    thread.start()
+    thread.join()
+    try:
+        opened[0].wait_until_opened()
+        assert [run(opened[0], shared, number) for shared in [shared_of(opened[0])] for number in (1, 2)]
+    finally:
+        opened[0].close()
+
+
+@pytest.mark.parametrize(("end", "stopped"), [(signal.SIGKILL, True), (signal.SIGTERM, False), (signal.SIGINT, False)])
+def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path, end: signal.Signals, stopped: bool) -> None:
     script = tmp_path / "unguarded.py"  # without an "if __name__" around the start
     script.write_text(
         "import time\n"
@@ -149,6 +163,8 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path, end: s
     ) as process:
         assert process.stdout is not None
         rank = int(process.stdout.readline())
+        if stopped:
+            os.kill(rank, signal.SIGSTOP)
         process.send_signal(end)
         process.wait(PATIENCE_S)
     assert eventually(lambda: not Path(f"/proc/{rank}").exists())

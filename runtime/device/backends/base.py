@@ -1,6 +1,6 @@
 """The Engine protocol: bind tensors once, run many times. Each backend implements it in one module."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from tandemrt.engines.contract.contract import Contract
@@ -53,6 +53,9 @@ class CheckedEngine(Engine, Protocol):
 
     def check(self) -> None:
         """Raise if the results of earlier runs may be wrong."""
+
+    def on_failure(self, call: Callable[[BaseException], None]) -> None:
+        """Let ``call`` be called once no later run is possible, in any thread, with what runs raise from then on."""
 
 
 @runtime_checkable

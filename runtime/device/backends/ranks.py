@@ -112,7 +112,7 @@ class RankedEngine:
                 bundle, entry, device, SharedRanks(0, processes.parts, processes.arrived, processes.require)
             )
             if not isinstance(ranks, SharedRanks):
-                processes.on_failure = ranks.abort
+                processes.on_failure.append(ranks.abort)
             executor = Executor.open(bundle, entry, device, threads, shared, ranks)
             processes.wait_until_opened()
         except BaseException:
@@ -142,6 +142,10 @@ class RankedEngine:
     def restore_states(self, caches: Mapping[str, torch.Tensor], slot: int, place: int) -> None:
         """See SplitEngine."""
         self._command(Header(Action.RESTORE_STATES, False, self._caches_of(caches), (slot, place)))
+
+    def on_failure(self, call: Callable[[BaseException], None]) -> None:
+        """See CheckedEngine."""
+        self._processes.on_failure.append(call)
 
     def check(self) -> None:
         """Raise RankFailed if a rank has failed, so that the results of earlier calls may be wrong."""
