@@ -192,16 +192,14 @@ __device__ void scale_matmul(const float* scales, const float* weight_scales, in
 #else
 #define IF_HOPPER(...)
 #endif
-// For one tile of rows, the launch bounds leave registers for two blocks per multiprocessor.
 #define ORDERED(NAME, T, ROWS, STAGES)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256, ROWS == 8 ? 2 : 1) few_ordered_##ROWS##_##STAGES##_##NAME(      \
+    extern "C" __global__ void __launch_bounds__(256) few_ordered_##ROWS##_##STAGES##_##NAME(                         \
         const void* row_boxes, const float* scales, const u8* weight, const float* weight_scales, int rows,           \
-        int width, int inner, T::Element* out) {                                                                      \
+        int width, int inner, int slots, T::Element* out) {                                                           \
         IF_HOPPER(few_ordered<T, ROWS / 8, STAGES>(                                                                   \
-            row_boxes, scales, weight, weight_scales, rows, width, inner, out);)                                      \
+            row_boxes, scales, weight, weight_scales, rows, width, inner, slots, out);)                               \
     }
-#define ORDERED_KERNELS(NAME, T)                                                                                      \
-    ORDERED(NAME, T, 8, 5) ORDERED(NAME, T, 8, 6) ORDERED(NAME, T, 16, 4) ORDERED(NAME, T, 16, 5)
+#define ORDERED_KERNELS(NAME, T) ORDERED(NAME, T, 8, 6) ORDERED(NAME, T, 8, 8) ORDERED(NAME, T, 16, 6)
 
 // Sums without scales have no room in float16.
 IF_BF16(KERNELS(bf16, Bf16) ORDERED_KERNELS(bf16, Bf16))

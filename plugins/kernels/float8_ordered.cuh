@@ -14,6 +14,8 @@ constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int GROUP_OUTPUTS = 16;
 constexpr int CHUNK = 128;  // inputs that tensor cores sum, and bytes of a line in shared memory
 constexpr int CHUNKS = 4;  // of a round, one per warp of a warpgroup
+constexpr int WINDOW = 4;  // rounds
+constexpr int MOST_SLOTS = 8;  // windows of the rows in shared memory
 constexpr int WARP_STAGE = GROUP_OUTPUTS * CHUNK;
 
 // Copy a box of a tensor, from column `column` of the first row on, with its 16-byte parts permuted (128-byte swizzle).
@@ -73,154 +75,144 @@ __device__ __forceinline__ void done_multiplying(float (&sums)[SUMS], u32 (&outp
     for (int i = 0; i < STEPS * 4; ++i) asm volatile("" : "+r"(outputs[i / 4][i % 4])::"memory");
 }
 
-// A block of one or two warpgroups, each with 16 outputs of all rows, at most 8 * TILES. In a round every warp of a
-// group sums another chunk of inputs: a multiplication has the rows' four chunks as columns, and a warp uses those of
-// its own. Then the group adds the four sums in order. The weight is read ahead, by STAGES - 1 rounds, before the
-// previous kernel has written the rows; these by ROW_STAGES rounds.
+// A block of warpgroups, each with 16 outputs of all rows, at most 8 * TILES, and then with those of the next set. In a
+// round every warp of a group sums another chunk of inputs: a multiplication has the rows' four chunks as columns, and
+// a warp uses those of its own. After each window of rounds the group adds the sums of its chunks in order. The weight
+// is read ahead by STAGES - 1 rounds, beyond a set's end, and before the previous kernel has written the rows. `slots`
+// windows of the rows are in shared memory: all of them, or the next ones.
 template <class T, int TILES, int STAGES>
 __device__ void few_ordered(
     const void* row_boxes, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,
-    int inner, typename T::Element* out
+    int inner, int slots, typename T::Element* out
 ) {
-    constexpr int ROW_STAGES = 4, ROW_STAGE = CHUNKS * TILES * 8 * CHUNK, SUMS = CHUNKS * TILES * 4;
+    constexpr int BOX = TILES * 8 * CHUNK, ROW_WINDOW = WINDOW * CHUNKS * BOX, SUMS = CHUNKS * TILES * 4;
     constexpr int STEPS = CHUNK / 32;  // multiplications of a chunk
-    // [ROW_STAGES][ROW_STAGE], [warps][STAGES][WARP_STAGE], float [2][groups][CHUNKS][TILES][GROUP]
+    // [slots][ROW_WINDOW], [warps][STAGES][WARP_STAGE], float [groups][2][WINDOW * CHUNKS][TILES][GROUP]
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ u64 barriers[ROW_STAGES];
+    __shared__ u64 barriers[MOST_SLOTS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / CHUNKS, groups = blockDim.x / GROUP;
-    int first = GROUP_OUTPUTS * (blockIdx.x * groups + group), rounds = (inner + CHUNKS * CHUNK - 1) / (CHUNKS * CHUNK);
+    int sets = (width + GROUP_OUTPUTS * groups - 1) / (GROUP_OUTPUTS * groups);
+    int windows = (inner + WINDOW * CHUNKS * CHUNK - 1) / (WINDOW * CHUNKS * CHUNK);
     u32 row_ring = shared_address(memory), barrier = shared_address(barriers);
-    u32 ring = row_ring + ROW_STAGES * ROW_STAGE + warp * STAGES * WARP_STAGE;
-    auto* partial = reinterpret_cast<float*>(memory + ROW_STAGES * ROW_STAGE + CHUNKS * groups * STAGES * WARP_STAGE);
+    u32 ring = row_ring + slots * ROW_WINDOW + warp * STAGES * WARP_STAGE;
+    auto* partial = reinterpret_cast<float*>(memory + slots * ROW_WINDOW + CHUNKS * groups * STAGES * WARP_STAGE);
+    partial += group * 2 * WINDOW * CHUNKS * TILES * GROUP;
 
     if (threadIdx.x == 0) prefetch_boxes(row_boxes);
-    int k = warp % CHUNKS * CHUNK + lane % 8 * 16, next_slot = 0;
-    const u8* from[4];
-    bool there[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int output = first + lane / 8 + 4 * i;
-        there[i] = output < width;
-        from[i] = weight + static_cast<i64>(there[i] ? output : 0) * inner;
-    }
+    int begin = warp % CHUNKS * CHUNK + lane % 8 * 16, k = begin, next_set = blockIdx.x, next_stage = 0;
     auto copy_next = [&] {
-        if (k < rounds * CHUNKS * CHUNK) {
+        if (next_set < sets) {
+            int output = (next_set * groups + group) * GROUP_OUTPUTS + lane / 8;
+            const u8* from = weight + static_cast<i64>(output) * inner + k;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int line = lane / 8 + 4 * i;
-                u32 to = ring + next_slot * WARP_STAGE + line * CHUNK + ((lane % 8) ^ (line % 8)) * 16;
-                copy16(to, from[i] + (k < inner ? k : 0), there[i] && k < inner);
+                u32 to = ring + next_stage * WARP_STAGE + line * CHUNK + ((lane % 8) ^ (line % 8)) * 16;
+                bool there = output + 4 * i < width && k < inner;
+                copy16(to, there ? from + static_cast<i64>(4 * i) * inner : weight, there);
             }
         }
         close_copies();
         k += CHUNKS * CHUNK;
-        next_slot = next_slot + 1 == STAGES ? 0 : next_slot + 1;
+        if (k >= windows * WINDOW * CHUNKS * CHUNK) k = begin, next_set += gridDim.x;
+        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
     };
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; ++i) copy_next();
-    if (threadIdx.x < ROW_STAGES) create_barrier(barrier + 8 * threadIdx.x);
+    if (threadIdx.x < slots) create_barrier(barrier + 8 * threadIdx.x);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncthreads();
     begin_next();
     wait_for_previous();
-    __syncthreads();
 
-    auto copy_rows = [&](int round) {
-        if (threadIdx.x || round >= rounds) return;
-        u32 done = barrier + round % ROW_STAGES * 8;
-        announce_bytes(done, ROW_STAGE);
-#pragma unroll
-        for (int i = 0; i < CHUNKS; ++i) {
-            u32 to = row_ring + round % ROW_STAGES * ROW_STAGE + i * TILES * 8 * CHUNK;
-            copy_box(to, row_boxes, (round * CHUNKS + i) * CHUNK, done);
-        }
+    bool all_there = slots >= windows;
+    auto copy_rows = [&](int slot, int window) {
+        u32 done = barrier + slot * 8;
+        if (threadIdx.x == 0) announce_bytes(done, ROW_WINDOW);
+        if (lane) return;
+        for (int i = warp; i < WINDOW * CHUNKS; i += groups * CHUNKS)
+            copy_box(row_ring + slot * ROW_WINDOW + i * BOX, row_boxes, (window * WINDOW * CHUNKS + i) * CHUNK, done);
     };
 #pragma unroll 1
-    for (int i = 0; i < ROW_STAGES; ++i) copy_rows(i);
+    for (int i = 0; i < min(slots, windows); ++i) copy_rows(i, i);
 
-    float total[TILES] = {};
-    auto partial_of = [&](int round, int chunk) {
-        return partial + ((round % 2 * groups + group) * CHUNKS + chunk) * TILES * GROUP;
-    };
-    auto add = [&](int round) {
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; ++chunk)
-#pragma unroll
-            for (int t = 0; t < TILES; ++t) total[t] += partial_of(round, chunk)[t * GROUP + threadIdx.x % GROUP];
-    };
-    int slot = 0;
+    int stage = 0, slot = 0, phase = 0, half = 0;
+    int block = blockIdx.x, blocks = gridDim.x;
+    int left = (sets - block + blocks - 1) / blocks * windows - slots;  // windows of rows that are not copied yet
     auto begin_round = [&](int round, float (&sums)[SUMS], u32 (&outputs)[STEPS][4]) {
-        if (round) __syncthreads();  // all warps have stored the sums of two rounds before, and are done with its rows
-        if (round > 1) copy_rows(round - 2 + ROW_STAGES);
         wait_copies<STAGES - 2>();
         __syncwarp();
         copy_next();
-        u32 line = ring + slot * WARP_STAGE + lane % 16 * CHUNK;
+        u32 line = ring + stage * WARP_STAGE + lane % 16 * CHUNK;
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) load_matrices(outputs[i], line + ((2 * i + lane / 16) ^ (lane % 8)) * 16);
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        wait_for_bytes(barrier + round % ROW_STAGES * 8, round / ROW_STAGES % 2);
-        u64 columns = lines_at(row_ring + round % ROW_STAGES * ROW_STAGE);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        u64 columns = lines_at(row_ring + slot * ROW_WINDOW + round * CHUNKS * BOX);
         begin_multiplying();
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) multiply(sums, outputs[i], columns + 2 * i, i != 0);
         close_multiplying();
-        if (round > 1) add(round - 2);
     };
     auto store_sums = [&](int round, float (&sums)[SUMS], u32 (&outputs)[STEPS][4]) {
         done_multiplying(sums, outputs);
+        float* to = partial + ((half * WINDOW + round) * CHUNKS + warp % CHUNKS) * TILES * GROUP + lane * 2;
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; ++chunk) {
             if (warp % CHUNKS != chunk) continue;
 #pragma unroll
             for (int t = 0; t < TILES; ++t)
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    int i = (chunk * TILES + t) * 4 + 2 * half;
-                    float* to = partial_of(round, chunk) + t * GROUP + (lane / 4 + 8 * half) * 8 + 2 * (lane % 4);
-                    *reinterpret_cast<float2*>(to) = make_float2(sums[i], sums[i + 1]);
+                for (int j = 0; j < 2; ++j) {
+                    int i = (chunk * TILES + t) * 4 + 2 * j;
+                    *reinterpret_cast<float2*>(to + t * GROUP + j * 64) = make_float2(sums[i], sums[i + 1]);
                 }
         }
     };
-    auto finish = [&](float (&sums)[SUMS], u32 (&outputs)[STEPS][4]) {
-        wait_multiplied<0>();
-        __syncthreads();  // the last sums replace those of two rounds before
-        if (rounds > 1) add(rounds - 2);
-        store_sums(rounds - 1, sums, outputs);
-        __syncthreads();
-        add(rounds - 1);
-    };
-    // Two rounds in turns: one is stored while the other is multiplied.
-    float even[SUMS], odd[SUMS];
-    u32 even_outputs[STEPS][4], odd_outputs[STEPS][4];
-    begin_round(0, even, even_outputs);
-    int round = 1;
 #pragma unroll 1
-    for (; round + 1 < rounds; round += 2) {
-        begin_round(round, odd, odd_outputs);
-        wait_multiplied<1>();
-        store_sums(round - 1, even, even_outputs);
-        begin_round(round + 1, even, even_outputs);
-        wait_multiplied<1>();
-        store_sums(round, odd, odd_outputs);
-    }
-    if (round < rounds) {
-        begin_round(round, odd, odd_outputs);
-        wait_multiplied<1>();
-        store_sums(round - 1, even, even_outputs);
-        finish(odd, odd_outputs);
-    } else {
-        finish(even, even_outputs);
-    }
-
-    int output = first + threadIdx.x % GROUP / 8;
+    for (int set = blockIdx.x; set < sets; set += gridDim.x) {
+        float total[TILES] = {};
+#pragma unroll 1
+        for (int window = 0; window < windows; ++window) {
+            wait_for_bytes(barrier + slot * 8, phase);
+            // Two rounds in turns: one is stored while the other is multiplied.
+            float sums[2][SUMS];
+            u32 outputs[2][STEPS][4];
+            begin_round(0, sums[0], outputs[0]);
 #pragma unroll
-    for (int t = 0; t < TILES; ++t) {
-        int row = 8 * t + threadIdx.x % 8;
-        if (row >= rows || output >= width) continue;
-        float sum = total[t];
-        if (scales) sum = rounded<T>(sum) * (scales[row] * weight_scales[output]);  // as if scale_matmul followed
-        store1<T>(out + static_cast<i64>(row) * width + output, sum);
+            for (int round = 1; round < WINDOW; ++round) {
+                begin_round(round, sums[round % 2], outputs[round % 2]);
+                wait_multiplied<1>();
+                store_sums(round - 1, sums[(round - 1) % 2], outputs[(round - 1) % 2]);
+            }
+            wait_multiplied<0>();
+            store_sums(WINDOW - 1, sums[(WINDOW - 1) % 2], outputs[(WINDOW - 1) % 2]);
+            // The sums of two windows have room: those of one are added while others store the next ones.
+            if (all_there) {
+                asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+                slot = slot + 1 == windows ? 0 : slot + 1;
+            } else {
+                __syncthreads();  // all warps are done with the rows that the next ones replace
+                if (left-- > 0) copy_rows(slot, (window + slots) % windows);
+                if (++slot == slots) slot = 0, phase ^= 1;
+            }
+#pragma unroll
+            for (int i = 0; i < WINDOW * CHUNKS; ++i)
+#pragma unroll
+                for (int t = 0; t < TILES; ++t)
+                    total[t] += partial[((half * WINDOW * CHUNKS + i) * TILES + t) * GROUP + threadIdx.x % GROUP];
+            half ^= 1;
+        }
+        int output = (set * groups + group) * GROUP_OUTPUTS + threadIdx.x % GROUP / 8;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+            int row = 8 * t + threadIdx.x % 8;
+            if (row >= rows || output >= width) continue;
+            float sum = total[t];
+            if (scales) sum = rounded<T>(sum) * (scales[row] * weight_scales[output]);  // as if scale_matmul followed
+            store1<T>(out + static_cast<i64>(row) * width + output, sum);
+        }
     }
+    wait_copies<0>();
 }
 
 #endif

@@ -12,7 +12,10 @@ _TILE = 8  # rows of a tile
 _OUTPUTS = 16  # outputs of a warpgroup
 _GROUP = 128  # threads of a warpgroup
 _CHUNK, _CHUNKS = 128, 4  # inputs, and bytes, that a warp sums at a time; warps of a warpgroup
-_ROW_STAGES = 4
+_GROUPS = 2  # warpgroups of a block
+_WINDOW = 4 * _CHUNKS  # chunks of a window, whose sums are added together
+_RING = 3  # windows of the rows in shared memory, where not all of them fit
+_SHARED = 226 << 10  # bytes of shared memory for a block
 
 Scales = tuple[torch.Tensor, torch.Tensor]  # of the rows and of the outputs
 
@@ -28,19 +31,23 @@ class OrderedMatmul:
     ) -> None:
         (rows, inner), width = x.shape, len(weight)
         module = KernelModule.of(context, "float8")
-        tiles = -(-rows // _TILE)
-        groups, stages = _split(-(-width // _OUTPUTS), tiles, module.sm_count)
-        of_rows = _ROW_STAGES * _CHUNKS * tiles * _TILE * _CHUNK
-        shared = of_rows + groups * _CHUNKS * (stages * _OUTPUTS * _CHUNK + 2 * 4 * tiles * _GROUP)
+        tiles, sets = -(-rows // _TILE), -(-width // (_OUTPUTS * _GROUPS))
+        stages = _stages(sets, tiles, module.sm_count)
+        of_window, sums = _WINDOW * tiles * _TILE * _CHUNK, 2 * _WINDOW * tiles * _GROUP * 4
+        fixed = _GROUPS * (_CHUNKS * stages * _OUTPUTS * _CHUNK + sums)
+        windows, room = -(-inner // (_WINDOW * _CHUNK)), (_SHARED - fixed) // of_window
+        slots = windows if windows <= room else min(room, _RING)
+        shared = fixed + slots * of_window
         boxes = context.get_or_create(("boxes", x.data_ptr(), rows, inner), lambda: _boxes(x, tiles * _TILE))
         of_tokens, of_outputs = scales or (None, None)
         self._keep = x  # the boxes hold its address
         self._device = out.device
         self._launch = Launch(
             module.kernel(f"few_ordered_{tiles * _TILE}_{stages}_{suffix(out)}", shared=shared),
-            (-(-width // (_OUTPUTS * groups)), 1, 1),
-            (_GROUP * groups, 1, 1),
-            *(boxes, of_tokens, weight, of_outputs, np.int32(rows), np.int32(width), np.int32(inner), out),
+            (min(sets, module.sm_count), 1, 1),
+            (_GROUP * _GROUPS, 1, 1),
+            *(boxes, of_tokens, weight, of_outputs),
+            *(np.int32(rows), np.int32(width), np.int32(inner), np.int32(slots), out),
             shared=shared,
             early=True,
         )
@@ -61,12 +68,9 @@ class OrderedMatmul:
         self._launch.run(current_stream(self._device))
 
 
-def _split(groups: int, tiles: int, sm_count: int) -> tuple[int, int]:
-    """Return the warpgroups per block and the stages of the weight, the fastest ones of an 8B model's shapes."""
-    at_once = -(-groups // 2) <= sm_count
-    if tiles == 1:
-        return 2, 6 if at_once else 5  # two blocks per SM have room for five stages
-    return (2, 5) if at_once else (1, 4)
+def _stages(sets: int, tiles: int, sm_count: int) -> int:
+    """Return the stages of the weight, the fastest ones of an 8B model's shapes."""
+    return 8 if tiles == 1 and sets > sm_count else 6
 
 
 def _boxes(x: torch.Tensor, rows: int) -> torch.Tensor:
