@@ -1,6 +1,6 @@
 """Prompt runs of ``window_attention`` on a GPU: prepare queries and cache, then attend with cuDNN or our kernel."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,6 +34,11 @@ class PromptTensors:
         """Number of positions in the blocks of a run."""
         return self.table.shape[1] * self.layer.key_cache.shape[2]
 
+    def runs(self, first: int, end: int) -> "PromptTensors":
+        """Return the tensors of the runs from ``first`` up to ``end``."""
+        part = slice(first, end)
+        return replace(self, starts=self.starts[first : end + 1], index=self.index[part], table=self.table[part])
+
     def inputs(self, first: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors that a kernel reads, in its order; ``first`` is the projection or the prepared queries."""
         return self.layer.inputs(first, self.rows, self.starts, self.index, self.table)
@@ -43,39 +48,45 @@ def prompt_calls(prompts: PromptTensors, sizes: Sizes, context: Context, workspa
     """Bind the calls of the prompt runs, in order: prepare queries, write keys and values, then attend.
 
     cuDNN attends if it supports the call (cudnn_attention.py), else our kernel. cuDNN cannot read a float8 cache: a
-    kernel first converts the blocks that the runs attend to, if they take at most _MAX_CONVERTED_BYTES. Our kernel
-    reads float8 directly and computes in float16 tiles; it reads its queries as float16, whatever their dtype.
+    kernel first converts the blocks that some runs attend to, at most _MAX_CONVERTED_BYTES at a time. If those of one
+    run take more, our kernel attends. It reads float8 directly and computes in float16 tiles; it reads its queries as
+    float16, whatever their dtype.
     """
     layer, runs = prompts.layer, len(prompts.index)
     queries = workspace.queries(len(prompts.qkv), sizes.heads, layer.key_cache.shape[-1], prompts.qkv.dtype)
     module = KernelModule.of(context, layer.kernels)
-    blocks = seen_blocks(prompts.table.shape[1], len(prompts.qkv), sizes.sliding_window, layer.key_cache.shape[2])
-    seen = 2 * runs * blocks * layer.key_cache[0].numel() * queries.dtype.itemsize
+    # for batch invariance, neither the kernel nor its plan depends on the tokens of this call
+    most = context.sizes["query"] if context.batch_invariant else len(prompts.qkv)
+    blocks = seen_blocks(prompts.table.shape[1], most, sizes.sliding_window, layer.key_cache.shape[2])
+    at_once = _MAX_CONVERTED_BYTES // (2 * blocks * layer.key_cache[0].numel() * queries.dtype.itemsize)
     serves = cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions)
-    converts = seen <= _MAX_CONVERTED_BYTES and not context.batch_invariant  # which depends on the number of runs
-    if not serves or (layer.in_float8 and not converts):
+    if not serves or (layer.in_float8 and not at_once):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
         splits = 1 if context.batch_invariant else None  # so that no row depends on the number of runs
         attention = RunAttention(prompts, queries, sizes, module, workspace, splits)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
     lengths = workspace.lengths(runs)
-    caches, table, conversions = layer.caches, prompts.table, list[Call]()
-    if layer.in_float8:
-        converted = workspace.converted(runs, blocks, layer.key_cache, queries.dtype)
-        caches, table = (converted.keys, converted.values), converted.table
-        conversions.append(_BlockConversion(prompts, converted, sizes, module))
-    library = cudnn_attention.CudnnAttention(
-        queries,
-        *caches,
-        table,
-        cudnn_attention.RunLengths.of(lengths, runs),
-        prompts.mixed,
-        scale=sizes.scale,
-        sliding_window=sizes.sliding_window,
-        context=context,
-    )
-    preparation = _Preparation(prompts, queries, sizes, module, factor=sizes.key_scale, lengths=lengths)
-    return preparation, *conversions, library
+    calls: list[Call] = [_Preparation(prompts, queries, sizes, module, factor=sizes.key_scale, lengths=lengths)]
+    step = min(runs, at_once) if layer.in_float8 else runs
+    for first in range(0, runs, step):
+        part = prompts.runs(first, min(first + step, runs))
+        caches, table = layer.caches, part.table
+        if layer.in_float8:
+            converted = workspace.converted(len(part.index), blocks, layer.key_cache, queries.dtype)
+            caches, table = (converted.keys, converted.values), converted.table
+            calls.append(_BlockConversion(part, converted, sizes, module))
+        library = cudnn_attention.CudnnAttention(
+            queries,
+            *caches,
+            table,
+            cudnn_attention.RunLengths.of(lengths, first, len(part.index)),
+            prompts.mixed,
+            scale=sizes.scale,
+            sliding_window=sizes.sliding_window,
+            context=context,
+        )
+        calls.append(library)
+    return tuple(calls)
 
 
 def seen_blocks(max_blocks: int, tokens: int, sliding_window: int, block_size: int) -> int:

@@ -48,10 +48,13 @@ class RunLengths:
     offsets: torch.Tensor
 
     @classmethod
-    def of(cls, lengths: torch.Tensor, prompts: int) -> "RunLengths":
-        """Split int32 [3, prompts + 1] into its rows, as ``prepare`` writes them (attention_prompts.cuh)."""
-        queries, keys, offsets = lengths
-        return cls(queries[:prompts], keys[:prompts], offsets)
+    def of(cls, lengths: torch.Tensor, first: int, prompts: int) -> "RunLengths":
+        """Return those of ``prompts`` runs from ``first`` on.
+
+        ``lengths``: int32 [3, all runs + 1], as ``prepare`` writes them (attention_prompts.cuh).
+        """
+        queries, keys, offsets = lengths[:, first:]
+        return cls(queries[:prompts], keys[:prompts], offsets[: prompts + 1])
 
 
 class CudnnAttention:
