@@ -80,6 +80,8 @@ _PLACE = (
     Binding("prompt_index", "int64", ("prompts",)),
     Binding("prompt_table", "int32", ("prompts", "max_blocks")),
 )
+# With them a batch-invariant operator may compute the last rows, those of prompts, otherwise than those of windows.
+_PROMPT_ROWS = Binding("prompt_rows", "int32", ("prompt_tokens",))
 _LATENT_CACHE: tuple[Dim, ...] = ("blocks", 1, "block_size", "cached")
 _LINEAR_CACHE: tuple[Dim, ...] = ("batch", "kv_heads", "capacity", "head_dim")
 _EMITTED = (Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",)))
@@ -315,9 +317,11 @@ SCHEMAS = {
                 Binding("router_logits", T, ("tokens", "experts")),
                 Binding("gate_up", T, ("gate_up_rows", "hidden")),
                 Binding("down", T, ("down_rows", "width")),
+                _PROMPT_ROWS,
             ),
             outputs=(Binding("mixed", T, ("tokens", "hidden")),),
             attributes={"per_token": "int", "normalized": "int"},
+            optional=("prompt_rows",),
             kernels="experts",
             batch_invariant=True,
         ),
@@ -345,10 +349,11 @@ SCHEMAS = {
                 Binding("weight", "uint8", ("width", "half_padded")),
                 Binding("scales", T, ("width", "groups")),
                 Binding("zeros", "uint8", ("width", "half_groups")),
+                _PROMPT_ROWS,
             ),
             outputs=(Binding("out", T, ("tokens", "width")),),
             attributes={"group_size": "int"},
-            optional=("zeros",),
+            optional=("zeros", "prompt_rows"),
             kernels="int4",
             batch_invariant=True,
         ),

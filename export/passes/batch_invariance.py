@@ -21,6 +21,7 @@ class NotBatchInvariant(BadRecipe):
         self.reason = reason
 
 
+_PROMPT_ROWS = "prompt_rows"  # of a packed call (contract.packed)
 STEP = 8  # inputs and outputs of ``linear`` must be a multiple of this
 # Batch-invariant standard operators, by domain. Each computes an output element from a fixed number of input elements,
 # or only moves elements; the residual norm sums each token in one thread block.
@@ -28,13 +29,15 @@ _ALLOWED = {
     "": frozenset(
         (
             *("Add", "Sub", "Mul", "Div", "Neg", "Exp", "Sin", "Cos", "Tanh", "Sigmoid", "Gelu", "Relu"),
-            *("Where", "Cast", "Identity"),
+            *("Log", "Max", "Greater", "Where", "Cast", "Identity"),
             *("Constant", "Shape", "Range", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"),
-            *("Concat", "Split", "Slice", "Gather"),
+            *("Concat", "Split", "Slice", "Gather", "GatherElements", "ScatterElements"),
         )
     ),
     LIBRARY: frozenset(("SkipSimplifiedLayerNormalization",)),
 }
+_MOST_RANKED = 256  # numbers of a row from which TopK takes, of equal ones, the first, whatever kernel onnxruntime runs
+_MOST_SUMMED = 32  # numbers of a row whose sum becomes additions
 
 
 @graph_pass(requires=(nodes_in_order, values_typed, no_residual_norm), ensures=(nodes_in_order, values_typed))
@@ -43,6 +46,8 @@ def make_batch_invariant(model: ir.Model) -> int:
 
     Every MatMul by the transpose of a stored weight becomes the operator ``linear``. Every RMSNormalization becomes the
     norm of a residual sum with zeros, the only norm of onnxruntime whose kernel uses one thread block per token.
+    The sum of a few numbers per token becomes additions in their order.
+    Operators that compute the rows of prompts otherwise than those of windows get the call's ``prompt_rows``.
     Raises NotBatchInvariant for an operator that is not known to be batch-invariant.
     """
     count = 0
@@ -53,6 +58,10 @@ def make_batch_invariant(model: ir.Model) -> int:
             _replace(model, node, ir.node("linear", [node.inputs[0], weight], domain=DOMAIN, outputs=_copies(node)))
         elif normed := lone_norm(node):
             _replace(model, node, *_residual_norm(node, *normed))
+        elif _sums_few(node):
+            _replace(model, node, *_additions(node))
+        elif _has_prompts(node):
+            _append_prompt_rows(node, next(value for value in model.graph.inputs if value.name == _PROMPT_ROWS))
         else:
             continue
         count += 1
@@ -93,6 +102,45 @@ def _residual_norm(norm: ir.Node, x: ir.Value, weight: ir.Value) -> tuple[ir.Nod
     return zeros, fused
 
 
+def _sums_few(node: ir.Node) -> bool:
+    """Return whether ``node`` sums a known, small number of elements: the last dimension, which it keeps."""
+    if node.op_type != "ReduceSum" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
+        return False
+    axes, count = node.inputs[1].const_value, dims_of(node.inputs[0])[-1]
+    last = axes is not None and axes.numpy().tolist() == [-1]
+    return last and node.attributes.get_int("keepdims", 1) == 1 and isinstance(count, int) and 1 < count <= _MOST_SUMMED
+
+
+def _additions(node: ir.Node) -> list[ir.Node]:
+    """Return a Split of the last dimension and the additions of its parts, in their order."""
+    (x, _), (total,) = node.inputs, node.outputs
+    assert x is not None
+
+    def value(name: str) -> ir.Value:
+        return ir.Value(name=f"{node.name}/{name}", shape=total.shape, type=total.type)
+
+    count = int(dims_of(x)[-1])
+    parts = [value(f"part_{number}") for number in range(count)]
+    nodes, made = [ir.node("Split", [x], {"axis": -1, "num_outputs": count}, outputs=parts)], parts[0]
+    for number, part in enumerate(parts[1:], 1):
+        outputs = [value(f"sum_{number}")] if number + 1 < count else _copies(node)
+        nodes.append(ir.node("Add", [made, part], outputs=outputs))
+        made = outputs[0]
+    return nodes
+
+
+def _has_prompts(node: ir.Node) -> bool:
+    """Return whether ``node`` can compute the rows of prompts otherwise, and its rows are all tokens of a call."""
+    takes = node.domain == DOMAIN and _PROMPT_ROWS in SCHEMAS[node.op_type].optional
+    return takes and node.inputs[0] is not None and dims_of(node.inputs[0])[0] == "tokens"
+
+
+def _append_prompt_rows(node: ir.Node, rows: ir.Value) -> None:
+    index = [binding.name for binding in SCHEMAS[node.op_type].inputs].index(_PROMPT_ROWS)
+    node.resize_inputs(index + 1)
+    node.replace_input_with(index, rows)
+
+
 def _replace(model: ir.Model, old: ir.Node, *new: ir.Node) -> None:
     new[-1].name = old.name
     transpose = old.inputs[1].producer() if old.inputs[1] is not None else None
@@ -102,8 +150,9 @@ def _replace(model: ir.Model, old: ir.Node, *new: ir.Node) -> None:
 
 
 def _is_batch_invariant(node: ir.Node) -> bool:
-    return (
-        SCHEMAS[node.op_type].batch_invariant
-        if node.domain == DOMAIN
-        else node.op_type in _ALLOWED.get(node.domain, ())
-    )
+    if node.domain == DOMAIN:
+        return SCHEMAS[node.op_type].batch_invariant
+    if node.op_type == "TopK" and node.inputs[0] is not None:
+        ranked = dims_of(node.inputs[0])[-1]
+        return isinstance(ranked, int) and ranked <= _MOST_RANKED
+    return node.op_type in _ALLOWED.get(node.domain, ())

@@ -10,14 +10,14 @@ from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
 _REST = np.array([-1], np.int64)
 
 
-def experts() -> ir.Function:
-    """x, router_logits, gate_up, down → mixed; see plugins/reference/experts.py.
+def experts(*, prompt_rows: bool = False) -> ir.Function:
+    """x, router_logits, gate_up, down → mixed; see plugins/reference/experts.py. ``prompt_rows``: with that input.
 
     Computes in float32 and rounds where the reference rounds. It multiplies all tokens by every expert: a portable
     definition, not a fast implementation.
     """
-    body = Body.of("experts")
-    x, router_logits, gate_up, down = body.inputs
+    body = Body.of("experts", without=() if prompt_rows else ("prompt_rows",))
+    x, router_logits, gate_up, down, *_ = body.inputs
     count, hidden = router_logits.size(-1), x.size(-1)
     logits = body.op("Reshape", router_logits.cast(FLOAT32), body.concat(_REST, count, axis=0))
     selected, routing_weights = _routed(body, logits)
@@ -50,4 +50,4 @@ def _routed(body: Body, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (experts(),)
+    return (experts(prompt_rows="prompt_rows" in present),)

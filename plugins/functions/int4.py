@@ -10,19 +10,21 @@ from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
 _HALF, _LEFT = np.uint8(15), np.uint8(4)
 
 
-def int4_matmul(*, zeros: bool, overload: str = "") -> ir.Function:
-    """x [..., inner] @ w.T in float32, rounded to the dtype of x; ``zeros``: with zero points.
+def int4_matmul(*, zeros: bool, prompt_rows: bool = False, overload: str = "") -> ir.Function:
+    """x [..., inner] @ w.T in float32, rounded to the dtype of x.
 
-    ``overload`` is ONNX's: nodes with the same overload use this function among those of its name.
+    ``zeros``: with zero points; ``prompt_rows``: with that input. ``overload`` is ONNX's: nodes with the same overload
+    use this function among those of its name.
     """
-    body = Body.of("int4_matmul", without=() if zeros else ("zeros",))
+    given = {"zeros": zeros, "prompt_rows": prompt_rows}
+    body = Body.of("int4_matmul", without=[name for name, there in given.items() if not there])
     x, weight, scales, *optional = body.inputs
     words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
     by_group = body.concat(np.array([0, -1], np.int64), body.integer("group_size"), axis=0)
     in_order = body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
     integers = body.op("Reshape", in_order, by_group).cast(FLOAT32)
     groups = integers.size(1)
-    middles = _middles(body, optional[0], groups) if optional else np.float32(8)
+    middles = _middles(body, optional[0], groups) if zeros else np.float32(8)
     numbers = (integers - middles) * scales.first(groups, 1).cast(FLOAT32).expand_dims(-1)
     wide = body.op("Reshape", numbers, np.array([0, -1], np.int64)).first(x.size(-1), 1)
     out = body.matmul(x.cast(FLOAT32), body.op("Transpose", wide, perm=[1, 0]))
@@ -31,7 +33,7 @@ def int4_matmul(*, zeros: bool, overload: str = "") -> ir.Function:
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (int4_matmul(zeros="zeros" in present),)
+    return (int4_matmul(zeros="zeros" in present, prompt_rows="prompt_rows" in present),)
 
 
 def _middles(body: Body, zeros: Tensor, groups: Tensor) -> Tensor:

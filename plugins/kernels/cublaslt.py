@@ -42,9 +42,10 @@ class _Heuristic(ctypes.Structure):
 
 
 class Matmul:
-    """rows [rows, inner] @ weight.T, weight [width, inner], into out [rows, width]; contiguous, sums in float32.
+    """rows [rows, inner] @ weight.T, weight [width, inner], into out [rows, width], sums in float32.
 
-    ``run`` enqueues it by one of ``algorithms``. Capturable. Scales of float8 matmuls are 1.
+    ``run`` enqueues it by one of ``algorithms``. Capturable. Scales of float8 matmuls are 1. Tensors are contiguous,
+    but ``out`` may be columns of a wider one.
     """
 
     def __init__(self, rows: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor) -> None:
@@ -55,7 +56,7 @@ class Matmul:
         # The library is column-major: [width, count] = [inner, width].T @ [inner, count].
         self._weight = _layout(weight.dtype, inner, width)
         self._rows = _layout(rows.dtype, inner, count)
-        self._matmul = _layout(out.dtype, width, count)
+        self._matmul = _layout(out.dtype, width, count, out.stride(0))
 
     def algorithms(self, count: int, most: int) -> Iterator[Algorithm]:
         """Return up to ``most`` algorithms for ``count`` rows without split-K that also support this matmul.
@@ -67,7 +68,7 @@ class Matmul:
         preference.set(_REDUCTION_SCHEMES, c_uint32(_NO_REDUCTION))
         rows, weight, out, _ = self._tensors
         width, inner = weight.shape
-        made = _layout(out.dtype, width, count)
+        made = _layout(out.dtype, width, count, out.stride(0))
         given = (self._handle, self._description, self._weight, _layout(rows.dtype, inner, count), made, made)
         name = "cublasLtMatmulAlgoGetHeuristic"
         status = getattr(_library(), name)(*given, preference, most, results, byref(found))
@@ -142,8 +143,9 @@ def _scale_of_one(device: torch.device) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _layout(dtype: torch.dtype, rows: int, columns: int) -> _LibraryObject:
-    return _LibraryObject("MatrixLayout", _TYPES[dtype], c_uint64(rows), c_uint64(columns), c_int64(rows))
+def _layout(dtype: torch.dtype, rows: int, columns: int, pitch: int | None = None) -> _LibraryObject:
+    """Describe a matrix; ``pitch``: elements from column to column, by default none lies between them."""
+    return _LibraryObject("MatrixLayout", _TYPES[dtype], c_uint64(rows), c_uint64(columns), c_int64(pitch or rows))
 
 
 @cache

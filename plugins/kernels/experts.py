@@ -1,6 +1,7 @@
 """``experts`` on a GPU: route, gate and up with activation, down, and sum per token.
 
-Without batch invariance, many rows go through torch's grouped matmuls (plugins/kernels/experts_grouped.py).
+Many rows go through torch's grouped matmuls (plugins/kernels/experts_grouped.py). For batch invariance the rows of
+prompts do, and no others.
 """
 
 from collections.abc import Mapping
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fits_groups
+from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
 from tandemrt.plugins.kernels.experts_route import Routes, max_items
 from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
+from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
 from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
 from tandemrt.plugins.operators.launch import Call, Context
 
@@ -24,14 +26,21 @@ _LEAST = 1024  # pairs that the workspace always has room for
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """Bind the operator. The number of rows alone selects the implementation of the matmuls.
 
-    For batch invariance it is always the same one. Raises ValueError for sizes that the kernels do not support.
+    For batch invariance, whether rows are those of prompts selects it. Raises ValueError for sizes that the kernels do
+    not support.
     """
     _require_sizes(tensors, attributes["per_token"])
     if not tensors["x"].numel():
         return EmptyCall()
-    grouped = not context.batch_invariant and fits_groups(tensors, attributes["per_token"], context)
-    kind = GroupedMixture if grouped else Mixture
-    return kind(tensors, attributes, context)
+    grouped = has_groups(tensors["x"], context)
+    if not context.batch_invariant:
+        kind = GroupedMixture if grouped and fill_groups(tensors, attributes["per_token"]) else Mixture
+        return kind(tensors, attributes, context)
+    windows, prompts = split_rows(tensors, ("x", "router_logits", "mixed"))
+    calls: list[Call] = [] if windows is None else [Mixture(windows, attributes, context)]
+    if prompts is not None:
+        calls.append((GroupedMixture if grouped else Mixture)(prompts, attributes, context))
+    return CallInParts(calls)
 
 
 class EmptyCall:

@@ -20,13 +20,16 @@ _THREADS, _STEP = 256, 8  # threads of a block; sizes must be a multiple of the 
 WITH_KERNELS = (9, 10)  # major compute capabilities for which torch._grouped_mm has a kernel
 
 
-def fits_groups(tensors: Tensors, chosen: int, context: Context) -> bool:
-    """Return whether there are enough rows, and torch has a kernel for them."""
+def fill_groups(tensors: Tensors, chosen: int) -> bool:
+    """Return whether there are enough rows for grouped matmuls to be faster."""
     x, experts = tensors["x"], tensors["router_logits"].shape[-1]
-    many = x.numel() // x.shape[-1] * chosen >= _MIN_PAIRS_PER_EXPERT * experts
+    return x.numel() // x.shape[-1] * chosen >= _MIN_PAIRS_PER_EXPERT * experts
+
+
+def has_groups(x: torch.Tensor, context: Context) -> bool:
+    """Return whether torch has a kernel for grouped matmuls of ``x``'s dtype on the context's device."""
     return (
-        many
-        and x.dtype == torch.bfloat16
+        x.dtype == torch.bfloat16
         and KernelModule.of(context, "experts").architecture >= HOPPER
         and torch.cuda.get_device_capability(x.device)[0] in WITH_KERNELS
     )

@@ -19,7 +19,10 @@ _ROW_BYTES = 2 * (512 + 8)  # per row and chunk, see ROW_PITCH of linear.cuh
 
 
 class FewRowsMatmul:
-    """Bound matmul x [rows, inner] @ weight.T, weight [width, inner], into out [rows, width]. Capturable."""
+    """Bound matmul x [rows, inner] @ weight.T, weight [width, inner], into out [rows, width].
+
+    ``out`` may be columns of a wider tensor. Capturable.
+    """
 
     def __init__(self, context: Context, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         (rows, inner), width = x.shape, len(weight)
@@ -33,7 +36,7 @@ class FewRowsMatmul:
             module.kernel(f"few_rows_{most}_{stages}_{suffix(out)}", shared=shared),
             (-(-width // (_OUTPUTS * warps)), 1, 1),
             (32 * warps, 1, 1),
-            *(x, weight, np.int32(rows), np.int32(width), np.int32(inner), out),
+            *(x, weight, np.int32(rows), np.int32(width), np.int32(inner), np.int32(out.stride(0)), out),
             shared=shared,
             early=True,
         )

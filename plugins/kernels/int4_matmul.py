@@ -1,8 +1,8 @@
 """Matmuls with 4-bit weights on a GPU.
 
 For up to 64 rows a kernel reads the weight once. For more rows a kernel dequantizes the weight, some outputs at a time
-so that the scratch memory stays small, and torch multiplies. For batch invariance the first kernel takes more rows too,
-64 at a time: a row's result does not depend on the number of rows.
+so that the scratch memory stays small, and torch multiplies. For batch invariance the first kernel takes all rows of
+windows, 64 at a time, and dequantized weights take all rows of prompts.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels.linear import BatchInvariantMatmul
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Call, Context
 
@@ -25,11 +27,22 @@ _OF_WARP = 32  # outputs
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
-    """Bind the operator. The number of rows alone selects the implementation, if batch invariance does not."""
-    operands = _Operands.of(tensors, attributes["group_size"])
-    if operands.rows <= _MAX_ROWS:
-        return FewRows(operands, context)
-    return RowsInParts(operands, context) if context.batch_invariant else ManyRows(operands, context)
+    """Bind the operator. The number of rows alone selects the implementation; for batch invariance their kind does."""
+    group_size = attributes["group_size"]
+    if not context.batch_invariant:
+        operands = _Operands.of(tensors, group_size)
+        return FewRows(operands, context) if operands.rows <= _MAX_ROWS else ManyRows(operands, context)
+    windows, prompts = split_rows(tensors, ("x", "out"))
+    calls: list[Call] = [] if windows is None else rows_in_parts(_Operands.of(windows, group_size), context)
+    if prompts is not None:
+        calls.append(ManyRows(_Operands.of(prompts, group_size), context))
+    return CallInParts(calls)
+
+
+def rows_in_parts(operands: "_Operands", context: Context) -> list[Call]:
+    """Bind the kernel for few rows to any number of rows, one part of them after another."""
+    o, parts = operands, [slice(first, first + _MAX_ROWS) for first in range(0, operands.rows, _MAX_ROWS)]
+    return [FewRows(replace(o, x=o.x[part], out=o.out[part]), context) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -103,21 +116,11 @@ class FewRows:
         self._launch.run(current_stream(self._device))
 
 
-class RowsInParts:
-    """Bound matmul of many rows by the kernel for few rows, one part of the rows after another. Capturable."""
-
-    def __init__(self, operands: _Operands, context: Context) -> None:
-        o, parts = operands, [slice(first, first + _MAX_ROWS) for first in range(0, operands.rows, _MAX_ROWS)]
-        self._parts = [FewRows(replace(o, x=o.x[part], out=o.out[part]), context) for part in parts]
-
-    def run(self) -> None:
-        """Enqueue on torch's current stream."""
-        for part in self._parts:
-            part.run()
-
-
 class ManyRows:
-    """Bound matmul of many rows with a dequantized weight, in scratch memory that an engine shares. Capturable."""
+    """Bound matmul of many rows with a dequantized weight, in scratch memory that an engine shares. Capturable.
+
+    For batch invariance, of any number of rows.
+    """
 
     def __init__(self, operands: _Operands, context: Context) -> None:
         o, device = operands, operands.x.device
@@ -127,8 +130,7 @@ class ManyRows:
         kernel = KernelModule.of(context, "int4").kernel(f"int4_weights_{suffix(o.x)}")
         step = max(CHUNK, size // o.inner // CHUNK * CHUNK)
         self._device = device
-        self._x = o.x
-        self._parts = []
+        self._parts: list[tuple[Launch, Call]] = []
         for first in range(0, o.width, step):
             part = slice(first, min(first + step, o.width))
             numbers = scratch[: (part.stop - first) * o.inner].view(-1, o.inner)
@@ -137,13 +139,25 @@ class ManyRows:
             zeros = None if o.zeros is None else o.zeros[part]
             arguments = (o.weight[part], o.scales[part], zeros, *sizes, numbers)
             made = Launch(kernel, grid, (_THREADS, 1, 1), *arguments)
-            self._parts.append((made, numbers.t(), o.out[:, part]))
+            multiply = BatchInvariantMatmul if context.batch_invariant else _Multiplication
+            self._parts.append((made, multiply(context, o.x, numbers, o.out[:, part])))
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        for made, numbers, out in self._parts:
+        for made, matmul in self._parts:
             made.run(current_stream(self._device))
-            torch.mm(self._x, numbers, out=out)
+            matmul.run()
+
+
+class _Multiplication:
+    """Bound matmul x [rows, inner] @ weight.T into out [rows, width] by torch's choice of algorithm."""
+
+    def __init__(self, context: Context, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:  # noqa: ARG002
+        self._x, self._weight, self._out = x, weight.t(), out
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        torch.mm(self._x, self._weight, out=self._out)
 
 
 @dataclass(frozen=True)

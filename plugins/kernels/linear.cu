@@ -4,13 +4,13 @@
 #include "variants.cuh"
 
 #if __CUDA_ARCH__ >= 900
-#define FEW_ROWS(...) few_rows<__VA_ARGS__>(x, weight, rows, width, inner, out);
+#define FEW_ROWS(...) few_rows<__VA_ARGS__>(x, weight, rows, width, inner, pitch, out);
 #else
 #define FEW_ROWS(...)
 #endif
 #define KERNEL(NAME, T, ROWS, STAGES, ROW_STAGES)                                                                     \
     extern "C" __global__ void __launch_bounds__(256) few_rows_##ROWS##_##STAGES##_##NAME(                            \
-        const u16* x, const u16* weight, int rows, int width, int inner, u16* out) {                                  \
+        const u16* x, const u16* weight, int rows, int width, int inner, int pitch, u16* out) {                       \
         FEW_ROWS(T, ROWS / 8, STAGES, ROW_STAGES)                                                                     \
     }
 #define KERNELS(NAME, T)                                                                                              \

@@ -19,10 +19,11 @@ struct Fragments {
     u32 outputs[CHUNK / 16][4], rows[TILES][CHUNK / 32][4];
 };
 
-// Blocks of any number of warps. Inputs are a multiple of CHUNK, rows at most 8 * TILES. The weight is read ahead, by
+// Blocks of any number of warps. Inputs are a multiple of CHUNK, rows at most 8 * TILES; `pitch`: from row to row of
+// the results. The weight is read ahead, by
 // STAGES chunks, before the previous kernel has written the rows; these by ROW_STAGES of their chunks.
 template <class T, int TILES, int STAGES, int ROW_STAGES>
-__device__ void few_rows(const u16* x, const u16* weight, int rows, int width, int inner, u16* out) {
+__device__ void few_rows(const u16* x, const u16* weight, int rows, int width, int inner, int pitch, u16* out) {
     // [warps][STAGES][STAGE], [ROW_STAGES][8 * TILES][ROW_PITCH]
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ u64 barriers[ROW_STAGES];
@@ -125,7 +126,7 @@ __device__ void few_rows(const u16* x, const u16* weight, int rows, int width, i
         for (int i = 0; i < 4; ++i) {
             int output = first + lane / 4 + i / 2 * 8, row = 8 * t + lane % 4 * 2 + i % 2;
             u32 bits = T::pack(make_float2(sums[t][i], sums[t][i]));
-            if (row < rows && output < width) out[static_cast<i64>(row) * width + output] = static_cast<u16>(bits);
+            if (row < rows && output < width) out[static_cast<i64>(row) * pitch + output] = static_cast<u16>(bits);
         }
 }
 

@@ -40,8 +40,9 @@ def launch(
 class BatchInvariantMatmul:
     """Bound matmul x [..., inner] @ weight.T, weight [width, inner], into out [..., width]. Capturable.
 
-    Unless ``applies_scales``, the caller applies ``scales`` of a float8 matmul to the result. The first bind for a
-    number of rows waits for the device. Raises BackendUnavailable if no algorithms give equal bits.
+    A 2-dimensional ``out`` may be columns of a wider tensor, except of a float8 matmul. Unless ``applies_scales``, the
+    caller applies ``scales`` of a float8 matmul to the result. The first bind for a number of rows waits for the
+    device. Raises BackendUnavailable if no algorithms give equal bits.
     """
 
     def __init__(

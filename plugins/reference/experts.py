@@ -11,6 +11,7 @@ def experts(
     router_logits: npt.ArrayLike,
     gate_up: npt.ArrayLike,
     down: npt.ArrayLike,
+    prompt_rows: npt.ArrayLike | None = None,  # noqa: ARG001
     *,
     per_token: int,
     normalized: int,
@@ -23,6 +24,7 @@ def experts(
     [experts * 2 * width, hidden], gates first, times its part of ``down`` [experts * hidden, width] (Fedus et al.,
     "Switch Transformers", 2021; Jiang et al., "Mixtral of Experts", 2024).
 
+    ``prompt_rows`` [prompt tokens]: as many rows, the last ones, are those of prompts, which only changes rounding.
     Computed in float64; the activation and the result are rounded to the dtype of ``x`` once each.
     """
     given, logits = np.asarray(x), np.asarray(router_logits).astype(np.float64)

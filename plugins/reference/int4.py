@@ -8,14 +8,21 @@ _MIDDLE = 8  # the zero point of a weight that stores none
 
 
 def int4_matmul(
-    x: np.ndarray, weight: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None, *, group_size: int
+    x: np.ndarray,
+    weight: np.ndarray,
+    scales: np.ndarray,
+    zeros: np.ndarray | None = None,
+    prompt_rows: np.ndarray | None = None,  # noqa: ARG001
+    *,
+    group_size: int,
 ) -> np.ndarray:
     """Return x @ w.T, rounded once to the dtype of ``x`` [..., inner], for w = (integer - zero point) * scale.
 
     ``weight`` uint8 [width, padded / 2] holds the integers in the order of in_tiles, padded after ``inner`` to a
     multiple of 128. ``scales`` [width, groups] have the dtype of ``x``, one per ``group_size`` inputs (32, 64 or 128);
     scales_of_output gives ``groups``. ``zeros`` uint8 [width, groups / 2] are the zero points, two per byte, the first
-    in the low half; without them every zero point is 8.
+    in the low half; without them every zero point is 8. ``prompt_rows`` [prompt tokens]: as many rows, the last ones,
+    are those of prompts, which only changes rounding.
     """
     width, groups = len(scales), weight.shape[1] * 2 // group_size
     words = unpacked(weight).reshape(width, -1, 4, 4, 2, 4).transpose(0, 1, 3, 2, 5, 4)

@@ -225,6 +225,9 @@ def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
         tensors = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down}
         given = {name: each.astype(kind) for name, each in tensors.items()}
         yield Case(given, {"per_token": chosen, "normalized": normalized})
+        if rows == (70,):
+            last = {"prompt_rows": np.zeros(50, np.int32)}
+            yield Case(given | last, {"per_token": chosen, "normalized": normalized})
 
 
 def _parts_of_one_rank(kind: np.dtype[Any]) -> Iterator[Case]:
@@ -273,6 +276,7 @@ def _by_int4(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case(
             {**inputs, "zeros": rng.integers(0, 256, (width, blocks // 2), dtype=np.uint8)}, {"group_size": block}
         )
+    yield Case({**inputs, "prompt_rows": np.zeros(70, np.int32)}, {"group_size": block})
 
 
 def _by_int4_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001

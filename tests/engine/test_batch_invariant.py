@@ -4,6 +4,7 @@ That a token's bits are then the same in any call is held where they are made: t
 """
 
 import re
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.kernels import float8_matmul, matmul_trials
 from tandemrt.plugins.kernels.cudnn_attention import longest_run
+from tandemrt.plugins.kernels.prompt_rows import split_rows
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.device.backends.executor import Executor
 from tests.engine import quantized
@@ -42,7 +44,7 @@ def open_matmul_steps(model: ir.Model, contract: Contract, folder: Path) -> Exec
     return open_steps(model, contract, folder)
 
 
-@pytest.mark.parametrize("case", ["llama biased with linear scaling", "qwen3 tied with yarn", "qwen2"])
+@pytest.mark.parametrize("case", ["llama biased with linear scaling", "qwen3 tied with yarn", "qwen2", "glm4_moe"])
 def test_the_steps_give_the_logits_of_the_checkpoint(tmp_path: Path, case: str) -> None:
     expected = expected_logits(make_checkpoint(case, tmp_path, sizes=SIZES), TOKENS)
     decode = Decoder(tmp_path, "paged", 1, open_engine=partial(open_matmul_steps, folder=tmp_path))
@@ -78,11 +80,23 @@ def paged_graph(case: str, folder: Path, dtype: str) -> ir.Model:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["gemma3", "olmo2", "exaone4", "phi3", "arcee", "granite", "mistral tied"])
+@pytest.mark.parametrize(
+    "case", ["gemma3", "olmo2", "exaone4", "phi3", "arcee", "granite", "mistral tied", "glm4_moe", "dots1"]
+)
 def test_every_step_of_a_family_is_known_to_be_batch_invariant(tmp_path: Path, case: str, dtype: str) -> None:
     model = paged_graph(case, tmp_path, dtype)
     make_batch_invariant(model)
-    assert not {"MatMul", "RMSNormalization"} & {node.op_type for node in model.graph}
+    assert not {"MatMul", "RMSNormalization", "ReduceSum"} & {node.op_type for node in model.graph}
+
+
+@pytest.mark.parametrize("experts", [256, 257])
+def test_a_router_of_many_experts_is_refused_because_equal_scores_have_no_order(tmp_path: Path, experts: int) -> None:
+    model = paged_graph("glm4_moe", tmp_path, "bfloat16")
+    ranked = next(node.inputs[0] for node in model.graph if node.op_type == "TopK")
+    assert ranked is not None
+    ranked.shape = ir.Shape(["tokens", experts])
+    with nullcontext() if experts <= 256 else pytest.raises(BadRecipe, match=r"TopK, the operator of '.*', has no"):
+        make_batch_invariant(model)
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("axis", 1), ("stash_type", 10)])
@@ -149,7 +163,7 @@ def test_a_recipe_can_require_what_is_off_for_its_cost(tmp_path: Path, required:
     backend = "batch_invariant = true" if required else ""
     found = compiled(tmp_path, tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32), backend, "float32")
     assert found.engine.batch_invariant is required
-    assert any("few rows of float32 matmuls are faster" in note for note in found.notes) is not required
+    assert any("few rows of float32 matmuls would be slower" in note for note in found.notes) is not required
 
 
 def test_float8_weights_have_it_if_a_recipe_requires_it(tmp_path: Path) -> None:
@@ -172,7 +186,20 @@ def test_experts_have_it_if_a_recipe_requires_it(tmp_path: Path, case: str) -> N
     spec = ModelSpec.from_hf(checkpoint.config)
     model = fused(build_decoder(spec, checkpoint, dtype="bfloat16", capacity=40, lowering="paged"), "paged")
     make_batch_invariant(model)
-    assert "experts" in {node.op_type for node in model.graph}
+    prompts = [value for value in model.graph.inputs if value.name == "prompt_rows"]
+    first, last = ([*node.inputs[4:]] for node in model.graph if node.op_type == "experts")
+    assert (first, last) == (prompts, [])  # the last layer computes the rows with logits, whatever they are
+
+
+def test_rows_of_prompts_are_the_last_ones_of_a_call() -> None:
+    def split(prompts: int) -> list[tuple[list[int], int] | None]:
+        tensors = {"x": torch.arange(6).view(1, 3, 2), "weight": torch.zeros(4, 2)}
+        parts = split_rows(tensors | {"prompt_rows": torch.zeros(prompts, dtype=torch.int32)}, ("x",))
+        return [None if part is None else (part["x"].flatten().tolist(), len(part["weight"])) for part in parts]
+
+    assert split(0) == [([0, 1, 2, 3, 4, 5], 4), None]
+    assert split(1) == [([0, 1, 2, 3], 4), ([4, 5], 4)]
+    assert split(3) == [None, ([0, 1, 2, 3, 4, 5], 4)]
 
 
 def test_a_matmul_in_float8_whose_sums_have_no_room_is_refused() -> None:

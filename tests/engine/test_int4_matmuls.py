@@ -103,7 +103,7 @@ def test_a_checkpoint_keeps_its_values_if_the_dtype_represents_its_scales(report
 
 def test_a_build_says_that_4_bit_matmuls_are_not_batch_invariant(report: BuildReport) -> None:
     [note] = report.notes[2:]
-    assert note.startswith("target: speculation may change last bits, and so texts: prompts through 4-bit weights are")
+    assert note.startswith("target: speculation may change last bits, and so texts: short prompts through 4-bit")
 
 
 def test_rounds_speculate_invisibly(report: BuildReport) -> None:

@@ -1,19 +1,26 @@
 """What ``backend.batch_invariant`` promises on a CUDA device: a token's bits are the same in any call."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 
 from tandemrt.engines.contract.gpus import FLOAT8_FROM
-from tandemrt.plugins.kernels import experts, float8_matmul, int4_matmul, linear
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tandemrt.plugins.kernels import attention_prompts, experts, float8_matmul, int4_matmul, linear
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
+from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case, case_in_float8
+from tests.engine.decoding import make_checkpoint
+from tests.gpu.attention import bind, on_device
 from tests.gpu.here import CAPABILITY, compute_capabilities, needs_float8, skipped_without_equal_bits
 from tests.gpu.rounds import check_invisible, paged, texts, tiny
+from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
 FLOAT8 = torch.float8_e4m3fn
 ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
@@ -34,8 +41,9 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     compile_kernels(compute_capabilities(), folder, names=["attention"], dtypes=dtypes, head_dims=HEAD_DIMS)
     if CAPABILITY >= FLOAT8_FROM:
         compile_kernels(compute_capabilities(), folder, names=["attention_float8"], dtypes=dtypes, head_dims=IN_FLOAT8)
-    compile_kernels(compute_capabilities(), folder, names=["experts", "float8", "int4", "linear"])
-    return Context(torch.device("cuda", 0), folder, sizes={"window+1": MOST}, batch_invariant=True)
+    compile_kernels(compute_capabilities(), folder, names=["experts", "float8", "int4", "linear", "swiglu"])
+    sizes = {"window+1": MOST, "query": 2048}
+    return Context(torch.device("cuda", 0), folder, sizes=sizes, batch_invariant=True)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
@@ -95,35 +103,93 @@ def test_our_kernel_for_few_rows_in_float8_adds_as_cublaslt_does_for_many(
             assert torch.equal(out, many[:rows])
 
 
+@pytest.mark.parametrize("prompts", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [264, 4096])
 def test_a_row_of_a_matmul_in_4_bits_has_the_same_bits_among_any_others(
-    context: Context, width: int, dtype: torch.dtype
+    context: Context, width: int, dtype: torch.dtype, prompts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rows of windows, and rows of prompts; both in the last call."""
     inner = 1024
+    monkeypatch.setattr(int4_matmul, "_SCRATCH", 2 * inner * 1536)  # parts of 1,536 outputs
     weight = torch.randint(0, 256, (width, inner // 2), dtype=torch.uint8, device="cuda")
     scales, x = random(width, inner // 128).to(dtype), random(ROWS[-1], inner).to(dtype)
-    found = []
-    for rows in ROWS:
+
+    def multiplied(rows: int, of_prompts: int) -> torch.Tensor:
         out = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
         tensors = {"x": x[:rows], "weight": weight, "scales": scales, "out": out}
-        int4_matmul.launch(tensors, {"group_size": 128}, context).run()
-        found.append(out)
+        with skipped_without_equal_bits():
+            int4_matmul.launch(tensors | prompt_rows(of_prompts), {"group_size": 128}, context).run()
+        return out
+
+    found = [multiplied(rows, rows * prompts) for rows in ROWS]
     assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+    both = multiplied(903, 900)
+    part = slice(3, 903) if prompts else slice(0, 3)
+    assert torch.equal(both[part], found[-1][part])
 
 
+@pytest.mark.parametrize("prompts", [False, True])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
-def test_a_token_goes_through_experts_with_the_same_bits_among_any_others(context: Context, dtype: torch.dtype) -> None:
+def test_a_token_goes_through_experts_with_the_same_bits_among_any_others(
+    context: Context, dtype: torch.dtype, prompts: bool
+) -> None:
+    """Tokens of windows, and tokens of prompts; both in the last call."""
     hidden, width, count = 256, 136, 16
     weights = {"gate_up": random(2 * count * width, hidden) / 16, "down": random(count * hidden, width) / 12}
-    x, logits, found = random(ROWS[-1], hidden), random(ROWS[-1], count), []
-    for rows in ROWS:
+    x, logits = random(ROWS[-1], hidden), random(ROWS[-1], count)
+
+    def through_experts(rows: int, of_prompts: int) -> torch.Tensor:
         mixed = torch.full((rows, hidden), torch.nan, dtype=dtype, device="cuda")
         tensors = {name: each.to(dtype) for name, each in weights.items()} | {"mixed": mixed}
-        tensors |= {"x": x[:rows].to(dtype), "router_logits": logits[:rows].to(dtype)}
+        tensors |= {"x": x[:rows].to(dtype), "router_logits": logits[:rows].to(dtype)} | prompt_rows(of_prompts)
         experts.launch(tensors, OF_EXPERTS, context).run()
-        found.append(mixed)
+        return mixed
+
+    found = [through_experts(rows, rows * prompts) for rows in ROWS]
     assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+    both = through_experts(903, 900)
+    part = slice(3, 903) if prompts else slice(0, 3)
+    assert torch.equal(both[part], found[-1][part])
+
+
+@pytest.mark.parametrize("sliding_window", [0, 300])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("cached", [False, pytest.param(True, marks=needs_float8)])
+def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
+    context: Context, cached: bool, head_dim: int, sliding_window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of a float8 cache are converted for a few runs at a time."""
+    runs = [(0, 200), (63, 1), (64, 64), (129, 190), (700, 17), (0, 3), (1000, 150)]
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
+    make = case_in_float8 if cached else case
+    tensors = make([7], 0, runs, max_blocks=20, dtype=BFLOAT16, **sizes)
+    given = attributes(**sizes, **(SCALES if cached else {}), sliding_window=sliding_window)
+    monkeypatch.setattr(attention_prompts, "_MAX_CONVERTED_BYTES", 3 * 20 * 2 * 64 * head_dim * 2 * 2)
+
+    def attend(on_gpu: dict[str, torch.Tensor | None], run: int, first: int, end: int) -> torch.Tensor:
+        """The tokens ``first`` to ``end`` of one run alone."""
+        at, index, table = (on_gpu[name] for name in ("prompt_starts", "prompt_index", "prompt_table"))
+        start = int(at[run])
+        alone = on_gpu | {
+            "qkv": on_gpu["qkv"][start + first : start + end].contiguous(),
+            "prompt_rows": torch.zeros(end - first, dtype=torch.int32, device="cuda"),
+            "prompt_starts": torch.tensor([0, end - first], dtype=torch.int32, device="cuda"),
+            "prompt_index": index[run : run + 1] + first,
+            "prompt_table": table[run : run + 1].contiguous(),
+        }
+        call, mixed, _ = bind(context, alone, given)
+        call.run()
+        return mixed
+
+    call, together, _ = bind(context, on_device(tensors), given)
+    call.run()
+    held = on_device(tensors)
+    for run, (_, count) in enumerate(runs):
+        cuts = [0, count] if run % 2 else [0, count // 3, count // 2, count]
+        parts = [attend(held, run, first, end) for first, end in itertools.pairwise(cuts) if first < end]
+        start = int(tensors["prompt_starts"][run])
+        assert torch.equal(torch.cat(parts), together[start : start + count])
 
 
 @pytest.mark.parametrize("sliding_window", [0, 100])
@@ -195,6 +261,21 @@ def test_speculation_and_batch_mates_change_no_text(tmp_path: Path, dtype: str, 
     backend = paged() + "\nbatch_invariant = true"
     bundle = tiny(tmp_path / "tiny", backend=backend, dtype=dtype, kv_dtype=kv_dtype)
     check_invisible(bundle, texts(12, words=lambda i: i % 7))
+
+
+def test_speculation_changes_no_text_of_experts_with_a_router_of_groups(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    make_checkpoint("glm4_moe", target, sizes={"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": 256})
+    tiny_tokenizer(target)
+    draft, recipe = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1, head_dim=32), tmp_path / "r.toml"
+    backend = paged() + "\nbatch_invariant = true"
+    write_recipe(recipe, target=target, draft=draft, backend=backend, dtype="bfloat16", prefill_chunk=64)
+    check_invisible(build(Recipe.load(recipe), tmp_path / "bundle").folder, texts(12, words=lambda i: i % 7))
+
+
+def prompt_rows(count: int) -> dict[str, torch.Tensor]:
+    """The input that makes the last ``count`` rows those of prompts."""
+    return {"prompt_rows": torch.zeros(count, dtype=torch.int32, device="cuda")}
 
 
 def random(*shape: int) -> torch.Tensor:
