@@ -27,13 +27,13 @@ from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, SUBGRAP
 from tandemrt.plugins.operators.constants import DOMAIN
 
 DECODERS = ("target", "draft")
-# Operators with a faster implementation that is not batch-invariant, and what it speeds up
-_FASTER_OTHERWISE = {
-    "experts": "prompts through experts are",
-    "int4_matmul": "prompts through 4-bit weights are",
-    "float8_window_attention": "prompts over a float8 cache are",
-    "float8_matmul": "few rows of float8 matmuls are",
-    "scaled_matmul": "few rows of float8 matmuls are",
+# Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
+_ON_REQUEST = {
+    "experts": "short prompts through experts would be slower",
+    "int4_matmul": "short prompts through 4-bit weights would be slower",
+    "float8_window_attention": "its cost with a float8 cache is not measured",
+    "float8_matmul": "some rounds with float8 weights would be slower",
+    "scaled_matmul": "some rounds with float8 weights would be slower",
 }
 IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # graphs that are cut into steps over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with our plugins; TensorRT-RTX has no plugins
@@ -108,8 +108,8 @@ def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
     notes: tuple[str, ...] = ()
     if graph.name == "target" and recipe.batch_invariant is not False:  # a draft's rounding does not change the text
         try:
-            if not recipe.batch_invariant and (faster := _faster_otherwise(model, graph.dtype)):
-                raise NotBatchInvariant(f"{faster} faster without backend.batch_invariant = true")
+            if not recipe.batch_invariant and (why := _why_on_request(model, graph.dtype)):
+                raise NotBatchInvariant(f"{why}; backend.batch_invariant = true requires equal bits")
             return _Lowered(model, BATCH_INVARIANT.after(*first)(model), batch_invariant=True)
         except NotBatchInvariant as error:
             if recipe.batch_invariant:
@@ -123,12 +123,12 @@ def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
     return _Lowered(model, pipeline.after(*first)(model), notes=notes)
 
 
-def _faster_otherwise(model: ir.Model, dtype: str) -> str | None:
-    """Return what is faster in a target that is not batch-invariant, if the difference is large."""
+def _why_on_request(model: ir.Model, dtype: str) -> str | None:
+    """Return why a target is not batch-invariant by default, if it is not."""
     if dtype == "float32":
-        return "few rows of float32 matmuls are"
+        return "few rows of float32 matmuls would be slower"
     present = {node.op_type for node in model.graph}
-    return next((what for operator, what in _FASTER_OTHERWISE.items() if operator in present), None)
+    return next((why for operator, why in _ON_REQUEST.items() if operator in present), None)
 
 
 def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -> Engine:
