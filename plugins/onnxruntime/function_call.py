@@ -79,14 +79,16 @@ def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Map
         for name, source in {**{binding.name: binding.name for binding in schema.inputs}, **held}.items()
         if source in tensors
     }
-    inputs, outputs = ([values.get(b.name) for b in bindings] for bindings in (schema.inputs, schema.outputs))
+    bindings = (*schema.inputs, *schema.outputs)
+    dtype = next((dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors), "float32")
+    functions = function(dtype, tuple(tensors))
+    [called] = [each for each in functions if each.name == schema.name]
+    inputs = [values.get(str(given.name)) for given in called.inputs]  # optional inputs may not be among them
     while inputs[-1] is None:
         inputs.pop()
-    made = [value for value in outputs if value is not None]
+    made = [values[b.name] for b in schema.outputs if b.name in values]
     node = ir.node(schema.name, inputs, dict(attributes), domain=DOMAIN, outputs=made)
     imports = {"": OPSET, DOMAIN: 1}
     taken = [value for value in inputs if value is not None]
     graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
-    bindings = (*schema.inputs, *schema.outputs)
-    dtype = next((dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors), "float32")
-    return ir.Model(graph, ir_version=_IR_VERSION, functions=function(dtype, tuple(tensors)))
+    return ir.Model(graph, ir_version=_IR_VERSION, functions=functions)
