@@ -136,8 +136,16 @@ def _bytes(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, row
         scales = scales_of(tensors, f"{module}.SCB", counts, *shapes) / np.float32(127)
     else:
         scales = scales_of(tensors, f"{module}.weight_scale", counts, *shapes)
+        _require_no_zero_points(module, tensors, rows)
     signed = read_values(typed(tensors, f"{module}.weight", (rows, inner), ("int8",)))
     return signed.view(np.uint8) ^ np.uint8(128), np.broadcast_to(scales, (rows, counts[1])), None
+
+
+def _require_no_zero_points(module: str, tensors: Mapping[str, StoredTensor], rows: int) -> None:
+    """Raise BadCheckpoint for zero points other than 0, which torchao stores too."""
+    name = f"{module}.weight_zero_point"
+    if name in tensors and read_values(typed(tensors, name, (rows, 1), ("int8",))).any():
+        raise BadCheckpoint(f"{tensors[name].file}: tensor {quoted(name)} should hold zeros: scales are symmetric")
 
 
 def _require_rows(module: str, tensors: Mapping[str, StoredTensor]) -> None:

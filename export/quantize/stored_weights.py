@@ -35,7 +35,7 @@ def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
     elif scheme.layout == "compressed-tensors" and scheme.packed:
         kinds = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", *_INPUTS)
     elif scheme.layout == "integers":
-        kinds = ("weight", "weight_scale", *_INPUTS)
+        kinds = ("weight", "weight_scale", "weight_zero_point", *_INPUTS)
     elif scheme.layout == "bitsandbytes":
         kinds = ("weight", "SCB", "weight_format") if scheme.weight == "int8" else TABLE4_TENSORS
     elif scheme.packed:

@@ -99,6 +99,7 @@ _DENSE_GRANITE = (  # Granite 4 without experts: the shared MLP is the only one
     (re.compile(r"(\.layers\.\d+)\.shared_mlp\.output_linear\."), r"\1.mlp.down_proj."),
 )
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
+_TORCHAO = re.compile(r"\._weight_(qdata|scale|zero_point)$")  # parts of its tensor classes
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias|_blocks|_scales|)")
 
@@ -159,6 +160,7 @@ def _common(name: str, spec: ModelSpec) -> str:
     if attention is not None and spec.recurrent_of(int(attention[1])) is not None:
         for part, graph_name in _KIMI.items():
             name = name.replace(f".self_attn.{part}", f".linear_attn.{graph_name}")
+    name = _TORCHAO.sub(lambda found: ".weight" if found[1] == "qdata" else f".weight_{found[1]}", name)
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
 

@@ -30,6 +30,12 @@ def quark(weight: object, inputs: object = None, *, output_tensors: object = Non
     return {"quant_method": "quark", "global_quant_config": specs, "exclude": ["lm_head"], **fields}
 
 
+def torchao(kind: str, **data: object) -> dict[str, Any]:
+    """Return a config as transformers writes it."""
+    default = {"_type": kind, "_version": 2, "_data": {"set_inductor_config": True, **data}}
+    return {"quant_method": "torchao", "quant_type": {"default": default}, "modules_to_not_convert": None}
+
+
 def read(said: object, folder: Path = Path("nowhere")) -> Quantization:
     found = read_quantization({"quantization_config": said}, folder)
     assert found is not None
@@ -227,6 +233,15 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
             "quantized_layers should map modules to objects",
         ),
         ({"quant_method": "modelopt", "quant_algo": "FP6"}, "quant_algo is 'FP6'"),
+        (
+            torchao("Int4WeightOnlyConfig"),
+            "quant_type should have one of Float8WeightOnly.* zero points in",
+        ),
+        (torchao("Float8WeightOnlyConfig", granularity={"_type": "PerTensor"}), "granularity should be PerRow"),
+        (torchao("Int8WeightOnlyConfig", group_size=32), "group_size is 32"),
+        (torchao("Int8WeightOnlyConfig", sparsity=2), "'sparsity'"),
+        (torchao("Int8WeightOnlyConfig") | {"include_input_output_embeddings": True}, "embeddings is True"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "it is 'int8_weight_only'"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:gguf"}, "packing_format is 'auto_round:gguf'"),
         ({"quant_method": "auto-round", "extra_config": ["lm_head"]}, "extra_config should map modules to objects"),
         (

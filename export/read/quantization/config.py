@@ -14,6 +14,7 @@ from tandemrt.export.read.quantization.modelopt import read_modelopt
 from tandemrt.export.read.quantization.mxfp4 import read_mxfp4
 from tandemrt.export.read.quantization.quark import read_quark
 from tandemrt.export.read.quantization.scheme import Quantization
+from tandemrt.export.read.quantization.torchao import read_torchao
 from tandemrt.export.read.quantization.unsupported import require_implemented
 
 METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
@@ -28,6 +29,7 @@ METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "mxfp8": read_mxfp8,
     "bitsandbytes": read_bitsandbytes,
     "quark": read_quark,
+    "torchao": read_torchao,
 }
 _SEPARATE_FILE = "hf_quant_config.json"  # older versions of ModelOpt write it instead of a field of config.json
 

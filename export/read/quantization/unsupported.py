@@ -19,7 +19,6 @@ _METHODS: Mapping[str, tuple[str, str]] = {
     "spqr": ("integers of 3 bits with unquantized outliers", _ELSE),
     "hqq": ("integers with scales and zero points in floats, in W_q and meta tensors", _ELSE),
     "quanto": ("parts of optimum-quanto's tensor classes", _ELSE),
-    "torchao": ("parts of torchao's tensor classes", _ELSE),
     "eetq": ("int8 in the order of the EETQ kernels", _ELSE),
     "bitnet": ("ternary weights in 2 bits, with inputs rounded to 8 bits", _ELSE),
     "fp_quant": ("4-bit floats in a rotated basis, with inputs rotated at run time", _ELSE),
