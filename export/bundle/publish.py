@@ -28,10 +28,11 @@ from tandemrt.export.read.values import read_values
 from tandemrt.export.staging import staged
 
 _LARGEST = np.float32(448)  # of float8_e4m3fn
-# The quantized weights: matmuls of layers, and a draft's own lm_head.
-_QUANTIZED_OF_MODEL = re.compile(r"model\.layers\..*_proj\.weight")
+# The quantized weights: matmuls of layers, but not those of decays and updates of delta nets; a draft's own lm_head.
+_QUANTIZED_OF_MODEL = re.compile(r"model\.layers\..*(_proj|\.in_proj_(qkvz?|z))\.weight")
 _QUANTIZED_OF_HEAD = re.compile(r"(layers|midlayer)\..*_proj\.weight|lm_head\.weight")
 _UNQUANTIZED_OF_HEAD = re.compile(r"(fc|markov_head\.(markov_w2|gate_proj|joint_proj)|confidence_head\.proj)\.weight")
+_UNQUANTIZED_OF_MODEL = re.compile(r"model\.layers\..*\.weight")
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")  # weights, and lists of them
 
 
@@ -106,7 +107,12 @@ def publish(
         if len(checkpoint.files) > 1:
             index = {"metadata": {"total_size": after}, "weight_map": maker.shards}
             (place / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        unquantized = sorted(name for name in checkpoint.tensors if of_head and _UNQUANTIZED_OF_HEAD.fullmatch(name))
+        others = _UNQUANTIZED_OF_HEAD if of_head else _UNQUANTIZED_OF_MODEL
+        unquantized = sorted(
+            name
+            for name, tensor in checkpoint.tensors.items()
+            if name not in matmuls and len(tensor.shape) == 2 and others.fullmatch(name)
+        )
         unquantized += ["lm_head.weight"] if "lm_head.weight" not in matmuls else []
         quantization = quantization_config(
             scheme, group, unquantized=[name.removesuffix(".weight") for name in unquantized]

@@ -1,5 +1,6 @@
 """Matmuls with stored weights, unquantized or in any supported quantization format."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -50,11 +51,10 @@ class Linear:
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)
         if (tiles := w.tiles(names, self.widths, inner)) is not None:
             return tiled_matmul(b, x, tiles, width=self.width)
-        stored = {(w.low_bit_format(f"{name}.weight") or w.scheme(name)) for name in self.names}
-        how = next(iter(stored))
-        if len(stored) > 1 or (len(names) > 1 and self._is_separate(how)):
-            each = [Linear((name,), (width,))(b, x, w) for name, width in zip(self.names, self.widths, strict=True)]
-            return b.op("Concat", *each, axis=-1)
+        stored = [(w.low_bit_format(f"{name}.weight") or w.scheme(name)) for name in self.names]
+        if len(parts := self._alike(stored)) > 1:
+            return b.op("Concat", *(part(b, x, w) for part in parts), axis=-1)
+        how = stored[0]
         if isinstance(how, LowBitFormat):
             low_bit_tensors = w.low_bit_tensors(names, self.widths, inner, how)
             if how.tiles:
@@ -74,6 +74,16 @@ class Linear:
         else:
             weight = w.stacked(names, self.widths, (inner,))
         return b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))
+
+    def _alike(self, stored: Sequence[LowBitFormat | Scheme | None]) -> list["Linear"]:
+        """Return matmuls by neighbouring weights that are ``stored`` alike, so that one matmul can read them."""
+        parts: list[Linear] = []
+        for at, (name, width, how) in enumerate(zip(self.names, self.widths, stored, strict=True)):
+            if at and how == stored[at - 1] and not self._is_separate(how):
+                parts[-1] = merge_linears(parts[-1], Linear.stored(name, width))
+            else:
+                parts.append(Linear.stored(name, width))
+        return parts
 
     def _is_separate(self, how: LowBitFormat | Scheme | None) -> bool:
         """Whether each weight needs a matmul of its own: with a static input scale, or if tiles hold two weights."""

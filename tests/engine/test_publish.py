@@ -1,5 +1,6 @@
 """``export quantize``: what it writes is what the library of the format reads, and means what it says."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tandemrt.cli import app
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
+from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.publish import publish
 from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
 from tandemrt.export.quantize.writer import Entry, write_safetensors
@@ -17,7 +20,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tests.engine.decoding import make_checkpoint
 from tests.engine.quantized import SIZES
-from tests.makers import tiny_checkpoint
+from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe
 
 SCHEMES = ("fp8", "int4")
 
@@ -54,6 +57,20 @@ def test_matmuls_of_the_layers_are_quantized_and_nothing_else(published):
     assert set(after.tensors) == kept | {f"{name}.{kind}" for name in matmuls for kind in kinds}
     assert [file.name for file in after.files] == [file.name for file in before.files]
     assert report.after < report.before
+
+
+@pytest.mark.parametrize("kind", ["delta net", "mamba"])
+def test_a_quantized_hybrid_can_be_built_and_lists_what_stays_unquantized(tmp_path, kind):
+    whole = tiny_hybrid(tmp_path / "whole", kind, layers=2)
+    report = publish(whole, tmp_path / "quantized", "fp8")
+    recipe = write_recipe(tmp_path / "r.toml", target=report.folder)
+    build(Recipe.load(recipe), tmp_path / "bundle")
+    if kind == "delta net":  # decays and updates have few outputs
+        names = {name.rpartition(".")[2] for name in report.errors if "linear_attn" in name}
+        assert names == {"in_proj_qkv", "in_proj_z", "out_proj"}
+        config = json.loads((report.folder / "config.json").read_text())
+        of_layer = "model.layers.0.linear_attn"
+        assert config["quantization_config"]["ignore"] == [f"{of_layer}.in_proj_a", f"{of_layer}.in_proj_b", "lm_head"]
 
 
 def test_the_table_of_errors_equals_those_of_the_stored_weights(published):
