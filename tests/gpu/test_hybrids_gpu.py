@@ -1,4 +1,4 @@
-"""Bundles of hybrid models on a CUDA device: speculation, batch mates, prompts and preemption change no text."""
+"""Hybrid models on a CUDA device: speculation, batch mates, cached prefixes and preemption change no text."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,20 @@ import pytest
 from tandemrt import LLM
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
-from tests.gpu.here import skipped_without_equal_bits
-from tests.gpu.rounds import by_graphs_and_eagerly, check_invisible, drive, output_of, paged, texts
-from tests.makers import ON_A_GPU, on_a_gpu, tiny_checkpoint, tiny_hybrid, write_recipe
+from tandemrt.export.bundle.publish import publish
+from tandemrt.export.quantize.compressed_tensors import SchemeName
+from tests.engine.test_hybrid_traffic import drafting, hybrid
+from tests.gpu.here import needs_float8, skipped_without_equal_bits
+from tests.gpu.rounds import (
+    by_graphs_and_eagerly,
+    check_invisible,
+    drive,
+    output_of,
+    paged,
+    texts,
+    where_texts_part,
+)
+from tests.makers import ON_A_GPU, on_a_gpu, tiny_hybrid, write_recipe
 
 # As published: heads of 256 values with a gate, keys and values of 128.
 PUBLISHED = {"head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
@@ -19,14 +30,13 @@ TEXTS = texts(12, words=lambda i: 5 * i % 30)
 
 def bundle_of(folder: Path, *, dtype: str, draft: str = "hybrid", kind: str = "delta net", **sizes: int) -> Path:
     target = tiny_hybrid(folder / "target", kind, seed=1, **sizes)
-    drafts: dict[str, dict[str, Any]] = {
-        "hybrid": {"draft": tiny_hybrid(folder / "draft", kind, layers=3, seed=1, **sizes)},
-        "attention": {"draft": tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=64)},
-        "target": {"draft": target},
-        "ngram": {"drafting": 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'},
-    }
-    how = {"window": 4} | drafts[draft] if draft != "ngram" else drafts[draft]
-    recipe = write_recipe(folder / "r.toml", target=target, backend=paged(), dtype=dtype, prefill_chunk=64, **how)
+    drafts = {"hybrid": tiny_hybrid(folder / "draft", kind, layers=3, seed=1, **sizes), "target": target}
+    return built(folder, dtype=dtype, target=target, draft=drafts[draft], window=4)
+
+
+def built(folder: Path, *, dtype: str = "bfloat16", invariant: bool | None = None, **how: Any) -> Path:
+    backend = paged() if invariant is None else f"{paged()}\nbatch_invariant = {str(invariant).lower()}"
+    recipe = write_recipe(folder / "r.toml", backend=backend, dtype=dtype, **{"prefill_chunk": 64, **how})
     return build(Recipe.load(recipe), folder / "bundle").folder
 
 
@@ -47,13 +57,58 @@ def test_speculation_and_batch_mates_change_no_text(
     check_invisible(bundle_of(tmp_path, dtype=dtype, kind=kind, **sizes), TEXTS)
 
 
-@pytest.mark.parametrize("draft", ["attention", "ngram"])
+@pytest.mark.parametrize("draft", ["attention", "ngram", "mtp", "eagle3", "pard", "dflash"])
 def test_other_drafts_change_no_text(tmp_path: Path, draft: str) -> None:
-    bundle = bundle_of(tmp_path, dtype="bfloat16", draft=draft, **ON_A_GPU)
+    target = hybrid(tmp_path / "target", "paged delta net")
+    bundle = built(tmp_path, target=target, drafting=drafting(tmp_path, "paged delta net", draft))
     found = []
     for window in (0, 4):
         with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
             found.append([output.token_ids for output in drive(llm, TEXTS)])
+            assert bool(llm.metrics.drafted) == bool(window)
+    assert found[0] == found[1]
+
+
+def test_kimi_linear_runs_in_graphs_and_speculation_changes_few_texts(tmp_path: Path) -> None:
+    """Its latent attention is not batch-invariant, so texts of noise may part: most do not."""
+    bundle = built(
+        tmp_path,
+        target=hybrid(tmp_path / "target", "kimi_linear"),
+        drafting=drafting(tmp_path, "kimi_linear", "itself"),
+    )
+    by_graphs, eagerly = by_graphs_and_eagerly(bundle, TEXTS)
+    assert by_graphs == eagerly
+    with LLM(bundle, num_draft_tokens=0) as llm:
+        plain = drive(llm, TEXTS)
+    with LLM(bundle) as llm:
+        found = drive(llm, TEXTS)
+        assert sum(llm.metrics.accepted) > 0
+    assert sum(at is None for at in where_texts_part(found, plain)) >= len(TEXTS) // 2
+
+
+@needs_float8
+@pytest.mark.parametrize("scheme", ["fp8", "int4"])
+def test_quantized_weights_change_no_text(tmp_path: Path, scheme: SchemeName) -> None:
+    sizes = {"hidden": 256, "intermediate_size": 256, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    whole = tiny_hybrid(tmp_path / "whole", seed=1, **sizes)
+    publish(whole, tmp_path / "target", scheme)
+    draft = tiny_hybrid(tmp_path / "draft", layers=3, seed=1, **sizes)
+    check_invisible(built(tmp_path, target=tmp_path / "target", draft=draft, window=4, invariant=True), TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["delta net", "mamba", "convolution"])
+def test_cached_prefixes_change_no_text(tmp_path: Path, kind: str) -> None:
+    """Prompts share 150 tokens: two blocks, at whose end the first prompt leaves a copy of its states."""
+    asked = [("q" * 150 + prompt, params) for prompt, params in TEXTS]
+    folder = tmp_path / "target"
+    target, draft = (tiny_hybrid(each, kind, seed=1, **on_a_gpu(kind)) for each in (folder, tmp_path / "draft"))
+    bundle = built(tmp_path, target=target, draft=draft, window=4, length=400)
+    found = []
+    for cached in (False, True):
+        with skipped_without_equal_bits(), LLM(bundle, prefix_caching=cached) as llm:
+            first = drive(llm, asked[:1])
+            found.append(output_of(first + drive(llm, asked[1:]) + drive(llm, asked)))
+            assert (llm.metrics.cached >= 64 * 2 * len(asked)) == cached
     assert found[0] == found[1]
 
 
