@@ -189,7 +189,7 @@ def main(
             batches = {batch: bench.part(f"batch {batch}", partial(lines.both, batch, window)) for batch in wanted}
             if constrained:
                 bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
-            if texts and tuned:  # under the rule synthetic texts change
+            if texts:
                 bench.part("ties", partial(lines.ties, texts, window))
             if trace and device.startswith("cuda"):
                 for batch in sorted({1, min(16, slots), slots}):
@@ -292,7 +292,7 @@ class Lines:
         found = count_diverged(self._llm, self._bundle, texts, self._temperature, window)
         console.print(
             f"  {found['diverged']} of {texts} texts of {found['tokens']} tokens differ from autoregressive decoding, "
-            f"at {found['at']}"
+            f"at {found['at']}; {found['accepted']} drafted tokens were accepted"
         )
         return found
 

@@ -71,7 +71,8 @@ def write_pair(
                 scale = tried.scale
                 console.print(f"scale {scale:.5f}: {tried.same:.3f} equal samples, {tried.length:.2f} tokens a round")
         for name, tensor in weights.items():
-            if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith("model.layers.0."):
+            adds = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+            if adds and not name.startswith("model.layers.0."):
                 tensor.mul_(scale)
         if family not in (Family.QWEN3_MOE, Family.QWEN3_5):  # tools/agreement.py has attention and MLPs alone
             written = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]

@@ -2,6 +2,7 @@
 
     python -m tools.bench_kernels attention         # attention over a paged KV cache
     python -m tools.bench_kernels latent            # latent attention over a paged cache
+    python -m tools.bench_kernels recurrence        # recurrent layers of hybrid models
     python -m tools.bench_kernels verify            # verification and sampling of drafts
     python -m tools.bench_kernels experts           # a mixture of experts
     python -m tools.bench_kernels float8            # FP8 matmuls, and the operators between them
@@ -13,12 +14,13 @@
 
 from collections.abc import Callable
 
-from tools.bench_kernels import attention, experts, float8, int4, latent, verify
+from tools.bench_kernels import attention, experts, float8, int4, latent, recurrence, verify
 from tools.cases import run_cases
 
 CASES: dict[str, Callable[..., None]] = {
     "attention": attention.main,
     "latent": latent.main,
+    "recurrence": recurrence.main,
     "verify": verify.main,
     "experts": experts.main,
     "float8": float8.main,

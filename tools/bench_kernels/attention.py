@@ -22,7 +22,7 @@ from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.bench_kernels.compiled import compiled_kernels
 from tools.bench_kernels.paged_attention import paged_attention
-from tools.bench_kernels.replay import BANDWIDTH, COLD, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us
 from tools.report import Json, Report, Row
 
 TIMES = dict.fromkeys(("floor", "window_attention", "/ floor", "PagedAttention", "torch SDPA"), ".1f")
@@ -53,7 +53,7 @@ class Shape:
     @property
     def floor(self) -> float:
         """Microseconds to read keys and values once."""
-        return self.cache_bytes / BANDWIDTH * 1e6
+        return self.cache_bytes / bandwidth() * 1e6
 
     @property
     def layers(self) -> int:

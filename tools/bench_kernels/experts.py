@@ -15,7 +15,7 @@ from tandemrt.plugins.kernels.experts import Mixture
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
 from tandemrt.plugins.operators.launch import Context
 from tools.bench_kernels.compiled import compiled_kernels
-from tools.bench_kernels.replay import BANDWIDTH, best_us
+from tools.bench_kernels.replay import bandwidth, best_us
 from tools.bench_kernels.rows import Rows, counts
 from tools.report import Json, Report, Row
 
@@ -58,7 +58,7 @@ def _line(rows: int, experts: int, chosen: int, hidden: int, width: int, context
     ]
     attributes = {"per_token": chosen, "normalized": 1}
     used = [len(each["router_logits"].topk(chosen)[1].unique()) for each in layers]
-    floor = 1e6 * sum(used) / LAYERS * 3 * hidden * width * 2 / BANDWIDTH
+    floor = 1e6 * sum(used) / LAYERS * 3 * hidden * width * 2 / bandwidth()
     grouped = fill_groups(layers[0], chosen) and has_groups(layers[0]["x"], context)
     times = []
     for kind in (GroupedMixture, Mixture) if grouped else (Mixture, GroupedMixture):

@@ -14,7 +14,7 @@ from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Context
 from tools.bench_kernels.compiled import compiled_kernels
 from tools.bench_kernels.matmul_shapes import DEFAULT_ROWS, cases, positive
-from tools.bench_kernels.replay import BANDWIDTH, COLD, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us
 from tools.bench_kernels.rows import Rows, counts
 from tools.report import Json, Report, Row
 
@@ -54,4 +54,4 @@ def _times(outputs: int, inputs: int, rows: int, group: int, context: Context) -
         for weight in unquantized:
             torch.mm(x, weight.t(), out=out)
 
-    return nbytes / BANDWIDTH * 1e6, best_us(low_bit, len(calls)), best_us(bfloat16, len(unquantized))
+    return nbytes / bandwidth() * 1e6, best_us(low_bit, len(calls)), best_us(bfloat16, len(unquantized))

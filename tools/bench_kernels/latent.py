@@ -18,7 +18,7 @@ from tandemrt.plugins.operators.constants import LATENT
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.bench_kernels.compiled import compiled_kernels
-from tools.bench_kernels.replay import BANDWIDTH, COLD, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us
 from tools.report import Json, Report, Row
 
 RANK, ROTATED = LATENT
@@ -53,7 +53,7 @@ def main(
                     for call in calls:
                         call.run()
 
-                taken, floor = best_us(run, len(calls)), size / BANDWIDTH
+                taken, floor = best_us(run, len(calls)), size / bandwidth()
                 lines.append((rows, tokens, floor * 1e6, taken, taken / (floor * 1e6)))
                 torch.cuda.empty_cache()
     title = f"microseconds per layer, {heads} heads, {dtype}, {context} tokens cached"

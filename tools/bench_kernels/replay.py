@@ -5,7 +5,13 @@ from collections.abc import Callable
 import torch
 
 COLD = 400e6  # bytes that a graph reads: far more than the 50 MB second-level cache of an H200
-BANDWIDTH = 4.3e12  # bytes per second, the highest read rate measured on an H200
+_READ_RATES = {"H200": 4.3e12, "H100": 3.0e12}  # bytes per second, the highest that were measured
+
+
+def bandwidth() -> float:
+    """Return the highest read rate that was measured on a GPU of this kind; without one, that of an H200."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((rate for kind, rate in _READ_RATES.items() if kind in name), _READ_RATES["H200"])
 
 
 def best_us(run: Callable[[], object], calls: int, stream: torch.cuda.Stream | None = None) -> float:

@@ -17,10 +17,9 @@ from tandemrt.engines.contract.contract import mask_words
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, Workspace
 from tools.bench_kernels.compiled import compiled_kernels
-from tools.bench_kernels.replay import BANDWIDTH, median_us
+from tools.bench_kernels.replay import bandwidth, median_us
 from tools.report import Json, Report, Row
 
-BYTES_PER_MICROSECOND = BANDWIDTH / 1e6
 BATCHES = (1, 8, 16, 64)
 CASES: dict[str, dict[str, float]] = {
     "no filters": {},
@@ -53,7 +52,7 @@ def main(
             read = tensors if by_rejection else {n: t for n, t in tensors.items() if n != "draft_probs"}
             chain = rejection_chain if by_rejection else coupled_chain
             ours = median_us(VerifyLaunch(module, read, workspace, stats=stats).run)
-            floor = 2 * tensors["logits"].numel() / BYTES_PER_MICROSECOND
+            floor = 2 * tensors["logits"].numel() / (bandwidth() / 1e6)
             lines.append((f"verify, {name}", batch, ours, median_us(partial(chain, tensors)), floor))
         for name, size, probs in (
             ("propose", vocab, False),
@@ -61,7 +60,7 @@ def main(
             (f"propose, {draft_vocab} tokens", draft_vocab, False),
         ):
             launch = proposal(module, batch, size, vocab, probs=probs)
-            floor = (6 if probs else 2) * batch * size / BYTES_PER_MICROSECOND
+            floor = (6 if probs else 2) * batch * size / (bandwidth() / 1e6)
             lines.append((name, batch, median_us(launch.run), None, floor))
     title = f"{torch.cuda.get_device_name()}, vocabulary {vocab}, {num_draft_tokens} draft tokens, bf16, microseconds"
     Report(out).add(title, COLUMNS, lines)

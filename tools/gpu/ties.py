@@ -11,16 +11,20 @@ PROMPT, TOKENS = 64, 64
 
 
 def count_diverged(llm: LLM, bundle: Bundle, count: int, temperature: float, window: int) -> dict[str, Any]:
-    """Return how many of ``count`` texts differ with ``window`` drafted tokens, and at which tokens."""
+    """Return how many of ``count`` texts differ with ``window`` drafted tokens, at which tokens, and how many drafted
+    tokens were accepted.
+    """
     prompts = requests.prompts(bundle, count, PROMPT, seed=1)
     texts = []
     for drafted in (0, window):
         params = requests.unconstrained(bundle, count, PROMPT, temperature, drafted)
         params = [each.model_copy(update={"max_tokens": TOKENS}) for each in params]
-        texts.append([output.token_ids for output in llm.generate(prompts, params)])
+        outputs = llm.generate(prompts, params)
+        accepted = sum(output.speculation.num_accepted_draft_tokens for output in outputs)
+        texts.append([output.token_ids for output in outputs])
     places = [first_difference(one, other) for one, other in zip(*texts, strict=True)]
     at = sorted(place for place in places if place is not None)
-    return {"texts": count, "tokens": TOKENS, "diverged": len(at), "at": at}
+    return {"texts": count, "tokens": TOKENS, "accepted": accepted, "diverged": len(at), "at": at}
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

@@ -18,6 +18,7 @@ def traced(work: Callable[[], int], kernels: int = 15) -> dict[str, Any]:
 
     Returns the share of time without work on the GPU between the first and the last kernel, milliseconds per round, the
     ``kernels`` with the largest total time, and as many pairs of kernels with the longest gaps between them in total.
+    A kernel's time begins when all earlier ones have ended, because a kernel that is launched early waits for them.
     Recording costs time, so the idle shares are upper bounds.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -39,7 +40,7 @@ def summary(events: list[dict[str, Any]], rounds: int, kernels: int) -> dict[str
     ordered = sorted(events, key=lambda event: event["ts"])
     for event in ordered:
         name, start, stop = _short(event["name"]), max(event["ts"], end), event["ts"] + event["dur"]
-        by_name[name].append(event["dur"])
+        by_name[name].append(max(0.0, stop - start))
         if before is not None and start > end:
             gaps[before, name].append(start - end)
         busy += max(0.0, stop - start)
