@@ -9,7 +9,12 @@ import onnx_ir as ir
 from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.lowering import Lowering
-from tandemrt.export.model.activation import GatedActivation, joined_matmul, joined_matmul_and_swiglu, separate_matmuls
+from tandemrt.export.model.activation import (
+    GatedActivation,
+    joined_matmul_and_kernel,
+    joined_matmul_and_swiglu,
+    separate_matmuls,
+)
 from tandemrt.export.model.attention import Attention, AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.experts import Mixture, expert_branches, experts_operator
 from tandemrt.export.model.grouped_attention import GroupedAttention
@@ -76,7 +81,7 @@ STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
     "mask": LoweringStrategies(LinearCacheAttention.by_mask, separate_matmuls, gather_rows),
     "grouped": LoweringStrategies(
         GroupedAttention.in_place,
-        joined_matmul,
+        joined_matmul_and_kernel,
         gather_rows,
         select_rows_early=True,
         prompts_have_no_logits=True,

@@ -6,13 +6,18 @@ from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.graph_pass import Pipeline
-from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms, fuse_wide_norms
+from tandemrt.export.passes.residual_norms import (
+    fuse_lone_norms,
+    fuse_residual_norms,
+    fuse_wide_norms,
+    use_residual_norm_kernel,
+)
 from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
 
 PIPELINES: Mapping[Lowering, Pipeline] = {
     "length": Pipeline(),
     "mask": Pipeline(),
-    "grouped": Pipeline((fuse_residual_norms, fuse_transposed_matmuls)),
+    "grouped": Pipeline((fuse_residual_norms, use_residual_norm_kernel, fuse_transposed_matmuls)),
     "paged": Pipeline((fuse_wide_norms, fuse_residual_norms, defer_scales, fuse_lone_norms, fuse_transposed_matmuls)),
 }
 # The target of a bundle with backend.batch_invariant, which is paged.

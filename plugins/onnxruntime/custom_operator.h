@@ -7,6 +7,8 @@
 
 #define API_VERSION 17 /* the first with KernelContext_ParallelFor; later versions only append */
 
+#define WORTH_THREADS 16384 /* values of a call that several threads compute */
+
 typedef struct OrtStatus OrtStatus;
 typedef const void *const *OrtApi; /* a struct of function pointers, which never change their places */
 typedef struct {
@@ -27,6 +29,7 @@ enum { /* places in OrtApi */
   FLOAT_ATTRIBUTE = 85,
   INT_ATTRIBUTE = 86,
   INPUT_COUNT = 88,
+  OUTPUT_COUNT = 89,
   INPUT = 90,
   OUTPUT = 91,
   RELEASE_SHAPE = 99,
@@ -89,6 +92,14 @@ static inline OrtStatus *parallel(OrtApi api, void *context, void (*item)(void *
   }
   return API(PARALLEL_FOR, OrtStatus *, void *, void (*)(void *, size_t), size_t, size_t, void *)(context, item, count,
                                                                                                   count, work);
+}
+
+/* Call ``item(work, row)`` for each of ``rows`` rows of ``width`` values; few values are not worth a second thread. */
+static inline OrtStatus *each_row(OrtApi api, void *context, void (*item)(void *, size_t), size_t rows, size_t width,
+                                  void *work) {
+  if (rows * width >= WORTH_THREADS) return parallel(api, context, item, rows, work);
+  for (size_t row = 0; row < rows; row++) item(work, row);
+  return NULL;
 }
 
 /* Read an integer attribute when a kernel is made; ``info``: its node. */

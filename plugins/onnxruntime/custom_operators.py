@@ -19,21 +19,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPERATORS = ("decode_attention", "int4_int8_matmul", "tiled_matmul")
+ON_CPUS = ("decode_attention", "int4_int8_matmul", "tiled_matmul")  # operators of graphs for a CPU alone
+OPERATORS = (*ON_CPUS, "residual_norm", "swiglu")  # the last two have kernels for float32 alone
 # Without contraction a sum has the same bits in every function that inlines it.
 _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decode_attention.c", "int4_int8_matmul.c", "tiled_matmul.c", "register.c")
-_HEADER = "custom_operator.h"
+_SOURCES = (*(f"{operator}.c" for operator in OPERATORS), "register.c")
+_HEADERS = ("custom_operator.h", "vectors.h")
 _compiling = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads
 
 
 def load_into(options: "onnxruntime.SessionOptions", graph: Path | bytes) -> None:
-    """Load the kernels of the operators that ``graph`` uses, a graph file or its bytes, into ``options``."""
+    """Load the kernels into ``options`` if ``graph``, a graph file or its bytes, has operators of ``ON_CPUS``."""
     data = graph if isinstance(graph, bytes) else graph.read_bytes()
-    if not any(operator.encode() in data for operator in OPERATORS):
-        return
+    if any(operator.encode() in data for operator in ON_CPUS):
+        load(options)
+
+
+def load(options: "onnxruntime.SessionOptions") -> None:
+    """Load the kernels into ``options``; log a warning without a compiler."""
     if (path := library()) is not None:
         with _loading:
             options.register_custom_ops_library(str(path))
@@ -55,7 +60,7 @@ def library() -> Path | None:
 
 @cache
 def _library() -> Path | None:
-    sources = [(_FOLDER / name).read_bytes() for name in (*_SOURCES, _HEADER)]
+    sources = [(_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
     key = hashlib.sha256(repr((sources, _OPTIONS, platform.system(), platform.machine())).encode()).hexdigest()
     path = cache_folder() / "custom_operators" / f"{key}.so"
     make_private(path.parent)

@@ -7,13 +7,11 @@
 #include <string.h>
 
 #include "custom_operator.h"
+#include "vectors.h"
 
-#define LANES 8
 #define KEYS 64     /* keys whose scores are computed at once */
 #define STEP 16     /* a head has a multiple of these values */
 #define WIDEST 1024 /* values of a head at most */
-
-typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 
 typedef struct {
   const float *qkv;           /* [batch, query, heads + 2 * kv_heads, dim] */
@@ -26,38 +24,6 @@ typedef struct {
 } Call;
 
 #define UNROLL _Pragma("GCC unroll 8") /* else arrays of vectors do not stay in registers */
-#define INLINE __attribute__((always_inline)) static inline
-
-INLINE float from_bits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-INLINE uint32_t to_bits(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-/* Return e to the power of x, for x of at most 0: 2^n * e^r. Of x below -87, which is no weight at all, e^-87. */
-INLINE float exponential(float x) {
-  const float above = x < -87.0f ? -87.0f : x;              /* NaN stays */
-  const float shifted = above * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the lowest bits are those of n */
-  const float n = shifted - 12582912.0f;
-  const float r = (above - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  return ((p * r) * r + r + 1.0f) * from_bits((to_bits(shifted) << 23) + (127u << 23));
-}
-
-INLINE Lanes load(const float *at) { return *(const Lanes *)at; }
-
-INLINE float sum_of(Lanes x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
 INLINE float product(const float *restrict a, const float *restrict b, size_t dim) {
   Lanes even = {0}, odd = {0};
@@ -100,7 +66,7 @@ INLINE void mix(float *restrict mixed, const float *restrict values, size_t dim,
   UNROLL for (int i = 0; i < blocks; i++) sums[i] = load(mixed + i * LANES) * rescale;
   for (size_t key = 0; key < count; key++, values += dim)
     UNROLL for (int i = 0; i < blocks; i++) sums[i] += load(values + i * LANES) * weights[key];
-  UNROLL for (int i = 0; i < blocks; i++) *(Lanes *)(mixed + i * LANES) = sums[i];
+  UNROLL for (int i = 0; i < blocks; i++) save(mixed + i * LANES, sums[i]);
 }
 
 /* Compute one head of one token; ``item`` counts heads, then tokens, then rows. */
@@ -122,10 +88,14 @@ INLINE void attend(const Call *call, size_t item) {
       weights[key] = product(query, keys + (begin + key) * dim, dim);
       top = weights[key] > top ? weights[key] : top;
     }
-    const float rescale = exponential(most - top);
-    for (size_t key = 0; key < KEYS; key++) weights[key] = key < count ? exponential(weights[key] - top) : 0.0f;
+    const float rescale = exponential((Lanes){0} + (most - top))[0];
     total *= rescale;
-    for (size_t key = 0; key < KEYS; key += LANES) total += load(weights + key);
+    for (size_t key = count; key % LANES; key++) weights[key] = -INFINITY;
+    for (size_t key = 0; key < count; key += LANES) {
+      const Lanes each = exponential(load(weights + key) - top);
+      save(weights + key, each);
+      total += each;
+    }
     size_t i = 0;
     for (; i + 8 * LANES <= dim; i += 8 * LANES)
       mix(mixed + i, values + begin * dim + i, dim, weights, count, rescale, 8);

@@ -9,7 +9,7 @@ from tandemrt.engines.contract.dtypes import ONNX
 from tandemrt.engines.contract.operators import SCHEMAS, Schema, T
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.functions.body import OPSET
-from tandemrt.plugins.onnxruntime.custom_operators import load_into
+from tandemrt.plugins.onnxruntime.custom_operators import ON_CPUS, OPERATORS, load
 from tandemrt.plugins.onnxruntime.sessions import dtype_name, place, session_options
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.operators.launch import Context, Function, Tensors
@@ -67,7 +67,8 @@ def _open(
         ) from error
     model = ir.to_proto(_model(schema, function, tensors, attributes)).SerializeToString()
     options = session_options(threads=threads)
-    load_into(options, model)
+    if schema.name in ON_CPUS or (schema.name in OPERATORS and _dtype(schema, tensors) == "float32"):
+        load(options)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -79,9 +80,7 @@ def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Map
         for name, source in {**{binding.name: binding.name for binding in schema.inputs}, **held}.items()
         if source in tensors
     }
-    bindings = (*schema.inputs, *schema.outputs)
-    dtype = next((dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors), "float32")
-    functions = function(dtype, tuple(tensors))
+    functions = function(_dtype(schema, tensors), tuple(tensors))
     [called] = [each for each in functions if each.name == schema.name]
     inputs = [values.get(str(given.name)) for given in called.inputs]  # optional inputs may not be among them
     while inputs[-1] is None:
@@ -92,3 +91,9 @@ def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Map
     taken = [value for value in inputs if value is not None]
     graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
     return ir.Model(graph, ir_version=_IR_VERSION, functions=functions)
+
+
+def _dtype(schema: Schema, tensors: Tensors) -> str:
+    """Return the dtype that the operator's tensors share; float32 if its schema fixes all dtypes."""
+    bindings = (*schema.inputs, *schema.outputs)
+    return next((dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors), "float32")

@@ -1,7 +1,8 @@
 /* Registers the custom operators of this library. */
 #include "custom_operator.h"
 
-extern const Operator decode_attention, int4_int8_matmul, tiled_matmul;
+extern const Operator decode_attention, int4_int8_matmul, residual_norm, swiglu, tiled_matmul;
+static const Operator *const OPERATORS[] = {&decode_attention, &int4_int8_matmul, &residual_norm, &swiglu, &tiled_matmul};
 
 /* Called by onnxruntime when it loads this library into the options of a session. */
 __attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(void *options, const OrtApiBase *base) {
@@ -11,9 +12,8 @@ __attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(void *option
   if (api == NULL) return failure(base->get(1), "tandemrt: needs onnxruntime 1.17 or later");
   if (domain == NULL) {
     TRY(API(CREATE_DOMAIN, OrtStatus *, const char *, void **)("tandemrt", &domain));
-    TRY(API(ADD_OPERATOR, OrtStatus *, void *, const void *)(domain, &decode_attention));
-    TRY(API(ADD_OPERATOR, OrtStatus *, void *, const void *)(domain, &int4_int8_matmul));
-    TRY(API(ADD_OPERATOR, OrtStatus *, void *, const void *)(domain, &tiled_matmul));
+    for (size_t i = 0; i < sizeof(OPERATORS) / sizeof(*OPERATORS); i++)
+      TRY(API(ADD_OPERATOR, OrtStatus *, void *, const void *)(domain, OPERATORS[i]));
   }
   TRY(API(ADD_DOMAIN, OrtStatus *, void *, void *)(options, domain));
 done:

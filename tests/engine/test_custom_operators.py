@@ -11,16 +11,17 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle import models
 from tandemrt.export.bundle.build import build
-from tandemrt.export.model import grouped_attention
+from tandemrt.export.model import activation, grouped_attention
+from tandemrt.export.passes import residual_norms
 from tandemrt.plugins.onnxruntime import custom_operators
 from tandemrt.plugins.operators.launch import Context
 from tests.engine.implementation_cases import KINDS, cases, hold
 from tests.engine.quantized import texts_with_and_without_speculation
-from tests.engine.test_row_bits import MATMULS
-from tests.engine.test_row_bits import test_a_matmul_gives_a_row_the_same_bits_in_any_number_of_rows as hold_row_bits
+from tests.engine.test_row_bits import BY_ROW
+from tests.engine.test_row_bits import test_an_operator_gives_a_row_the_same_bits_in_any_number_of_rows as hold_row_bits
 from tests.makers import tiny_checkpoint, write_recipe
 
-OPERATORS = ("decode_attention", "int4_int8_matmul", "tiled_matmul")
+OPERATORS = custom_operators.OPERATORS
 BUILT = [("int4", "int4_int8_matmul", "MatMulNBits"), ("float32", "tiled_matmul", "FusedMatMul")]  # dtype, operators
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1\nngram_max = 3'
 
@@ -45,7 +46,7 @@ def hold_all() -> None:
         for dtype in KINDS if operator == "tiled_matmul" else ["float32"]:
             for case in cases(operator, dtype):
                 hold(operator, case, Context(torch.device("cpu"), threads=1))
-        if operator in MATMULS:
+        if operator in BY_ROW:
             hold_row_bits(operator, 2)
 
 
@@ -91,7 +92,7 @@ def test_a_build_uses_an_operator_only_with_a_compiler(
     tmp_path: Path, compiler: bool, dtype: str, operator: str, otherwise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiler:
-        for module in (models, grouped_attention):
+        for module in (models, grouped_attention, activation, residual_norms):
             monkeypatch.setattr(module, "library", lambda: None)
     target = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32)
     recipe = write_recipe(tmp_path / "r.toml", target=target, dtype=dtype, drafting=NGRAM)
@@ -100,6 +101,8 @@ def test_a_build_uses_an_operator_only_with_a_compiler(
     kinds = {node.op_type for node in RecursiveGraphIterator(graph)}
     assert (operator in kinds, otherwise in kinds) == (compiler, not compiler)
     assert ("decode_attention" in kinds, "Loop" in kinds) == (compiler, not compiler)
+    assert ("swiglu" in kinds, "QuickGelu" in kinds) == (compiler, not compiler)
+    assert ("residual_norm" in kinds, "SkipSimplifiedLayerNormalization" in kinds) == (compiler, not compiler)
     assert any("no C compiler works here" in note for note in report.notes) != compiler
     texts, _ = texts_with_and_without_speculation(tmp_path / "bundle")
     assert texts[0] == texts[1]

@@ -25,6 +25,13 @@ from tests.engine.test_quantized_checkpoints import FLOAT8
 from tests.heads import Draw
 from tools.families.cases import FAMILIES
 
+_KERNEL = "use_residual_norm_kernel"
+# Norms without a bias, of families whose residual sums have biases.
+UNBIASED = {
+    **dict.fromkeys(("llama biased with linear scaling", "ernie4_5", "internlm3"), 0),
+    **dict.fromkeys(("gpt_oss", "qwen3 tied with yarn"), 2),
+    "lfm2_moe": 4,
+}
 # Every model has two layers. A layer has four matmuls on a GPU and a CPU: queries, keys and values; their output; gate
 # and up; down. The ninth is lm_head.
 PRE_NORM_GROUPED = {"fuse_residual_norms": 4, "fuse_transposed_matmuls": 9}
@@ -131,8 +138,15 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     "kimi_linear": PRE_NORM_PAGED | {"fuse_residual_norms": 6, "fuse_lone_norms": 2, "fuse_transposed_matmuls": 20},
     **dict.fromkeys(("nemotron_h", "lfm3"), UNSUPPORTED),
 }
+
+
+def with_kernels(case: str, counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Add the norms that C kernels compute: all fused ones without a bias."""
+    return counts and {**counts, _KERNEL: UNBIASED.get(case, counts["fuse_residual_norms"])}
+
+
 ROWS = [
-    *(("grouped", case, counts) for case, counts in GROUPED.items()),
+    *(("grouped", case, with_kernels(case, counts)) for case, counts in GROUPED.items()),
     *(("paged", case, counts) for case, counts in PAGED.items()),
 ]
 
@@ -199,7 +213,7 @@ def test_a_batch_invariant_target_has_no_matmul_left_to_transpose(tmp_path: Path
     ("lowering", "counts", "context"),
     [
         # The block's attention names its tokens otherwise than the residual stream, so the first sum is not fused.
-        ("grouped", PRE_NORM_GROUPED | {"fuse_residual_norms": 3}, {"fuse_residual_norms": 0}),
+        ("grouped", PRE_NORM_GROUPED | {"fuse_residual_norms": 3, _KERNEL: 3}, {"fuse_residual_norms": 0, _KERNEL: 0}),
         ("paged", PRE_NORM_PAGED, PRE_NORM_PAGED | {"fuse_residual_norms": 0}),
     ],
 )
@@ -216,7 +230,8 @@ def test_a_block_draft_is_fused_as_its_target(
 
 
 @pytest.mark.parametrize(
-    ("lowering", "lone"), [("grouped", {}), ("paged", {"fuse_wide_norms": 0, "defer_scales": 0, "fuse_lone_norms": 2})]
+    ("lowering", "lone"),
+    [("grouped", {_KERNEL: 2}), ("paged", {"fuse_wide_norms": 0, "defer_scales": 0, "fuse_lone_norms": 2})],
 )
 def test_the_layer_of_an_eagle3_head_is_fused(tmp_path: Path, lowering: Lowering, lone: Mapping[str, int]) -> None:
     """The first norms, of the token and of the state, are lone norms."""

@@ -1,11 +1,14 @@
 """``export quantize``: what it writes is what the library of the format reads, and means what it says."""
 
 import json
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -15,7 +18,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.publish import publish
 from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
-from tandemrt.export.quantize.writer import Entry, write_safetensors
+from tandemrt.export.quantize.writer import Entry, _Blocks, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tests.engine.decoding import make_checkpoint
@@ -45,6 +48,26 @@ def test_a_writer_reports_before_the_first_tensor_and_after_each(tmp_path):
     seen: list[tuple[str, int, int]] = []
     write_safetensors(tmp_path / "two.safetensors", parts, progress=lambda *report: seen.append(report))
     assert seen == [("MB", done, 4) for done in (0, 2, 4)]
+
+
+@given(sizes=st.lists(st.sampled_from([0, 4, 4 << 20, (4 << 20) + 4, 9 << 20]), max_size=4), data=st.data())
+@settings(max_examples=10)
+def test_a_writer_fills_whole_blocks_except_the_last(sizes, data):
+    """Linux caches such a file in huge pages. The stream may write less than it is given."""
+    written: list[bytes] = []
+
+    class Stream(RawIOBase):
+        def write(self, view):
+            taken = data.draw(st.sampled_from([len(view), max(1, len(view) // 2)]))
+            written.append(bytes(view[:taken]))
+            return taken
+
+    blocks = _Blocks(Stream())
+    for at, size in enumerate(sizes):
+        blocks.write(bytes([at]) * size)
+    assert not sum(map(len, written)) % (4 << 20)
+    blocks.flush()
+    assert b"".join(written) == b"".join(bytes([at]) * size for at, size in enumerate(sizes))
 
 
 def test_matmuls_of_the_layers_are_quantized_and_nothing_else(published):

@@ -12,13 +12,15 @@ from tandemrt.engines.contract.contract import Binding
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms
+from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms, use_residual_norm_kernel
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.operators.constants import DOMAIN
 from tests.engine.decoding import fused, make_checkpoint
 
 WIDTH, EPSILON = 6, 1e-3
 Values = dict[str, ir.Value]
+KERNEL = (DOMAIN, "residual_norm")
 FUSED, ADD, NORM = (LIBRARY, "SkipSimplifiedLayerNormalization"), ("", "Add"), ("", "RMSNormalization")
 
 
@@ -119,8 +121,32 @@ def test_of_a_decoders_norms_only_the_first_is_none_of_a_sum(lowering: Lowering,
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config)
     found = operators(fused(build_decoder(spec, checkpoint, dtype="float32", capacity=64, lowering=lowering), lowering))
-    joined = lowering == "paged"  # as one of its double
-    assert (found.count(NORM), found.count(FUSED)) == (1 - joined, 2 * spec.layers + joined)
+    counts = found.count(NORM), found.count(FUSED), found.count(KERNEL)
+    # On a GPU the first norm is one of its double.
+    assert counts == ((1, 0, 2 * spec.layers) if lowering == "grouped" else (0, 2 * spec.layers + 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "replaced"), [("float32", False, 1), ("float32", True, 0), ("float16", False, 0)]
+)
+def test_a_kernel_computes_fused_norms_in_float32_without_a_bias(dtype: str, bias: bool, replaced: int) -> None:
+    b = GraphBuilder("g")
+    skip, x = (b.input(Binding(name, dtype, ("batch", "query", WIDTH))) for name in ("skip", "x"))
+    vectors = [b.constant(np.random.default_rng(seed).normal(size=WIDTH), dtype) for seed in (1, 2)]
+    total = b.op("Add", skip, b.op("Add", x, vectors[1]) if bias else x)
+    b.output(
+        Binding("normed", dtype, ("batch", "query", WIDTH)),
+        b.op("RMSNormalization", total, vectors[0], epsilon=EPSILON),
+    )
+    b.output(Binding("further", dtype, ("batch", "query", WIDTH)), b.op("Neg", total))
+    model = b.model()
+    assert fuse_residual_norms(model) == 1
+    expected = None if dtype == "float16" else run(model)
+    assert use_residual_norm_kernel(model) == replaced
+    assert operators(model) == [KERNEL if replaced else FUSED, ("", "Neg")]
+    if expected is not None:
+        for found, value in zip(run(model), expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_norm_by_itself_becomes_one_of_its_double() -> None:

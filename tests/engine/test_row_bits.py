@@ -61,12 +61,22 @@ MATMULS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, in
         OUTER,
     ),
 }
+BY_ROW = MATMULS | {
+    "swiglu": ({"gate_up": normal(ROWS, 2 * OUTER)}, {}, {}, "activated", OUTER),
+    "residual_norm": (
+        {"x": normal(ROWS, OUTER), "update": normal(ROWS, OUTER, seed=2), "sum": normal(ROWS, OUTER)},  # an output
+        {"weight": normal(OUTER, seed=1)},
+        {"epsilon": 1e-5},
+        "normed",
+        OUTER,
+    ),
+}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("operator", MATMULS)
-def test_a_matmul_gives_a_row_the_same_bits_in_any_number_of_rows(operator: str, threads: int) -> None:
-    by_row, other, attributes, name, width = MATMULS[operator]
+@pytest.mark.parametrize("operator", BY_ROW)
+def test_an_operator_gives_a_row_the_same_bits_in_any_number_of_rows(operator: str, threads: int) -> None:
+    by_row, other, attributes, name, width = BY_ROW[operator]
     context = Context(torch.device("cpu"), threads=threads)
 
     def computed(first: int, end: int) -> np.ndarray:
