@@ -12,12 +12,18 @@ from tandemrt.runtime.device.streams import host_tensor
 
 
 class Buffer:
-    """Flat device memory, viewed in the shape of a call; with a host copy where the host reads or writes it."""
+    """Flat device memory, viewed in the shape of a call; with a host copy where the host reads or writes it.
+
+    On a CPU the host copy is the same memory, and nothing is copied.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, host: bool = False) -> None:
         size = prod(shape)
         self.device = torch.zeros(size, dtype=dtype, device=device)
-        self.host = host_tensor(size, dtype=dtype, device=device) if host else None
+        self._shared = device.type == "cpu"
+        self.host = None
+        if host:
+            self.host = self.device if self._shared else host_tensor(size, dtype=dtype, device=device)
         # Views are cached, because a round uses dozens of them, of few shapes.
         self.view: Callable[..., torch.Tensor] = cache(partial(_first, self.device))
         """The first elements on the device, contiguous, in the given shape."""
@@ -26,17 +32,21 @@ class Buffer:
 
     def copy_in(self, *shape: int) -> None:
         """Enqueue the copy from the host to the device."""
+        if self._shared:
+            return
         self.view(*shape).copy_(self.host_view(*shape), non_blocking=True)
 
     def copy_part_in(self, start: int, end: int) -> None:
         """Enqueue the copy of elements [start, end) from the host to the device; none if end <= start."""
         assert self.host is not None
-        if end <= start:
+        if end <= start or self._shared:
             return
         self.device[start:end].copy_(self.host[start:end], non_blocking=True)
 
     def copy_out(self, *shape: int) -> None:
         """Enqueue the copy from the device to the host."""
+        if self._shared:
+            return
         self.host_view(*shape).copy_(self.view(*shape), non_blocking=True)
 
 

@@ -70,6 +70,8 @@ class NgramIndex:
         The suffix is that of the text plus ``following``. If the text ends too early, the tokens repeat from the start
         of the match, so that a periodic text continues its period.
         """
+        if not count:
+            return []
         newest = len(self._tokens)
         for end in range(self._indexed, newest):
             for size in self._sizes:

@@ -25,6 +25,7 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
     rounds = [
         Round({}, shape.batch, shape.window, filters, frozenset()) for shape in shapes for filters in (False, True)
     ]
+    masks = buffers.bitmask.device.clone()  # the next request writes only rows that differ from them
     # All tokens are allowed and all drafts verified, so that the check of a graph compares real tokens.
     buffers.bitmask.device.fill_(-1)
     for done, this in enumerate(rounds):
@@ -38,8 +39,7 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
     buffers.draft_len.device.zero_()
     _run_prompts(loop)
     _clear(loop, loop.slots.count)
-    # The next request uploads only rows that differ from the host copy.
-    buffers.bitmask.copy_part_in(0, len(buffers.bitmask.device))
+    buffers.bitmask.device.copy_(masks)
     progress(len(rounds), len(rounds))
 
 

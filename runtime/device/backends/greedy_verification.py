@@ -3,7 +3,7 @@
 plugins/reference/verify.py defines the result, which is the same either way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,9 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.host_tensor import array_of
 from tandemrt.runtime.device.backends.base import check_tensors
 from tandemrt.runtime.device.backends.deferred import DeferredEngine
+
+_Logits = npt.NDArray[np.float32]
+_Words = npt.NDArray[np.int32]
 
 
 class GreedyVerification(DeferredEngine):
@@ -40,9 +43,10 @@ class GreedyVerification(DeferredEngine):
 class _GreedyCall:
     def __init__(self, bind_graph: Callable[[], Call], arrays: dict[str, Any], moving: dict[str, Any]) -> None:
         self._bind_graph = bind_graph
-        self._logits, self._words, self._temperature = (arrays[n] for n in ("logits", "bitmask", "temperature"))
-        self._draft, self._length = arrays["draft_tokens"], arrays["draft_len"]
+        self._temperature, self._draft, self._length = (arrays[n] for n in ("temperature", "draft_tokens", "draft_len"))
         self._tokens, self._count = arrays["tokens"], arrays["count"]
+        # By request and position: logits and mask words.
+        self._rows = [[*zip(*both, strict=True)] for both in zip(arrays["logits"], arrays["bitmask"], strict=True)]
         self._newest = moving.get("newest")
         self._places = [place for name, place in moving.items() if name != "newest"]
 
@@ -52,50 +56,49 @@ class _GreedyCall:
 
     def run(self) -> None:
         """Run once."""
-        self._verify()
-        if self._newest is not None:
-            self._advance(self._newest)
-
-    def _verify(self) -> None:
-        """Write the accepted drafts and the next token of each request."""
-        if any(self._temperature.tolist()):
+        emitted = self._decide()
+        if emitted is None:
             self._graph.run()
-            return
-        width, rows, counts = self._tokens.shape[1], [], []
-        for at, (draft, length) in enumerate(zip(self._draft.tolist(), self._length.tolist(), strict=True)):
-            emitted = self._emitted(at, draft, length)
-            if emitted is None:
-                self._graph.run()
-                return
-            rows.append([*emitted, *[-1] * (width - len(emitted))])
-            counts.append(len(emitted))
-        self._tokens[:], self._count[:] = rows, counts
+            emitted = [row[:count] for row, count in zip(self._tokens.tolist(), self._count.tolist(), strict=True)]
+        else:
+            width = self._tokens.shape[1]
+            self._tokens[:] = [[*tokens, *[-1] * (width - len(tokens))] for tokens in emitted]
+            self._count[:] = [*map(len, emitted)]
+        if self._newest is not None:
+            pairs = zip(self._newest.tolist(), emitted, strict=True)
+            self._newest[:] = [[*last, *tokens][-2:] for last, tokens in pairs]
+            for place in self._places:
+                place += self._count
 
-    def _emitted(self, at: int, draft: list[int], length: int) -> list[int] | None:
-        """Return the tokens of one request, or None if numpy cannot choose one. Later rows are not read."""
-        tokens: list[int] = []
-        for row in range(length + 1):
-            token = _choice(self._logits[at, row], self._words[at, row])
-            if token is None:
+    def _decide(self) -> list[list[int]] | None:
+        """Return the accepted drafts and the next token of each request, or None if numpy cannot choose them."""
+        if self._temperature.any():
+            return None
+        emitted = []
+        for rows, draft, length in zip(self._rows, self._draft.tolist(), self._length.tolist(), strict=True):
+            tokens = _emitted(rows, draft, length)
+            if tokens is None:
                 return None
-            if token < 0:
-                break
-            tokens.append(token)
-            if row < length and token != draft[row]:
-                break
-        return tokens
-
-    def _advance(self, newest: npt.NDArray[np.int64]) -> None:
-        counts, tokens = self._count.tolist(), self._tokens.tolist()
-        newest[:] = [
-            [*last, *emitted][count : count + 2]
-            for last, emitted, count in zip(newest.tolist(), tokens, counts, strict=True)
-        ]
-        for place in self._places:
-            place += self._count
+            emitted.append(tokens)
+        return emitted
 
 
-def _choice(logits: npt.NDArray[np.float32], words: npt.NDArray[np.int32]) -> int | None:
+def _emitted(rows: Sequence[tuple[_Logits, _Words]], draft: list[int], length: int) -> list[int] | None:
+    """Return the tokens of one request, or None if numpy cannot choose one. Later rows are not read."""
+    tokens: list[int] = []
+    for row in range(length + 1):
+        token = _choice(*rows[row])
+        if token is None:
+            return None
+        if token < 0:
+            break
+        tokens.append(token)
+        if row < length and token != draft[row]:
+            break
+    return tokens
+
+
+def _choice(logits: _Logits, words: _Words) -> int | None:
     """Return the most likely token of those whose bit in ``words`` is 1 (plugins/reference/bitmask.py).
 
     -1: no token is allowed. None: there is infinity or NaN, which cannot be chosen.
