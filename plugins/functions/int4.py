@@ -16,8 +16,8 @@ def int4_matmul(*, zeros: bool, prompt_rows: bool = False, overload: str = "") -
     ``zeros``: with zero points; ``prompt_rows``: with that input. ``overload`` is ONNX's: nodes with the same overload
     use this function among those of its name.
     """
-    last = 2 if prompt_rows else 1 if zeros else 0  # an input before the last one that a node has needs its place
-    body = Body.of("int4_matmul", without=("zeros", "prompt_rows")[last:])
+    given = {"zeros": zeros, "prompt_rows": prompt_rows}
+    body = Body.of("int4_matmul", without=[name for name, there in given.items() if not there])
     x, weight, scales, *optional = body.inputs
     words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
     by_group = body.concat(np.array([0, -1], np.int64), body.integer("group_size"), axis=0)
