@@ -6,7 +6,7 @@ import sys
 import pytest
 import typer
 
-from tools import bench_gpu
+from tools import bench_gpu, bench_invariance
 from tools.bench_acceptance import draft_lengths
 from tools.gpu.models import make_bundle
 from tools.gpu.trace import summary
@@ -55,6 +55,28 @@ def test_every_line_is_measured_with_and_without_speculation(bench):
             assert line["device_ms"]["target"] > line["target_floor_ms"]
         assert both["autoregressive"]["rounds"] >= 24
     assert out.count("\n| 3 |") == 2
+
+
+def test_the_cost_of_batch_invariance_is_measured_in_turns(models, tmp_path, monkeypatch, capsys):
+    """On a CPU both bundles are equal."""
+    out = tmp_path / "figures.json"
+    given = ["--device", "cpu", "--size", "small", "--models", str(models), "--batches", "2", "--prompts", "2x9"]
+    given += ["--tokens", "4", "--length", "128", "--texts", "1", "--repeats", "1", "--json", str(out)]
+    monkeypatch.setattr(bench_invariance, "WARM", 4)
+    monkeypatch.setattr(sys, "argv", ["bench_invariance", *given])
+    with pytest.raises(SystemExit) as caught:
+        typer.run(bench_invariance.main)
+    assert not caught.value.code, capsys.readouterr().out
+    opened, cost, texts = json.loads(out.read_text())
+    assert min(opened["rows"][0].values()) > 0
+    assert [(row["what"], row["at once"]) for row in cost["rows"]] == [
+        ("token", 2),
+        ("round of 4 drafts", 2),
+        ("first tokens of 9", 2),
+    ]
+    for row in cost["rows"]:
+        assert row["cost, %"] == pytest.approx(100 * (row["with, ms"] / row["without, ms"] - 1))
+    assert texts["rows"] == [{"with": 0, "without": 0}]
 
 
 def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench, tmp_path):
