@@ -1,6 +1,7 @@
 """Load compiled kernels for a device and launch them on torch's current stream."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,12 @@ class Launch:
 
 def current_stream(device: torch.device) -> "Stream":
     """Return torch's current stream on ``device``, for :meth:`Launch.run`."""
-    return Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
+    return _stream(torch.cuda.current_stream(device).cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def _stream(handle: int) -> "Stream":
+    return Stream.from_handle(handle)
 
 
 def run_in_order(launches: Iterable[Launch], device: torch.device) -> None:
