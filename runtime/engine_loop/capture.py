@@ -14,6 +14,7 @@ from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.requests.slots import Round
 
 _MOST_TOKENS = 4096  # of a call; the first run of a larger call takes long anyway
+_CAPTURED_TOKENS = 384  # of a call with a prompt; larger ones keep the device busy for longer than the host
 
 Progress = Callable[[int, int], None]  # called with the rounds captured so far, and all of them
 
@@ -89,6 +90,7 @@ def _wait(loop: EngineLoop) -> None:
 def _run_prompts(loop: EngineLoop) -> None:
     """Run calls with prompts of every size, the largest first, and of every number, so that engines allocate memory and
     choose kernels. Small calls of one request run twice and are captured: the device is faster than the host there.
+    Larger ones are captured when they recur.
 
     Free slots write to the scratch block. Over a linear cache, prompts have no calls of their own shapes.
     """
@@ -103,7 +105,7 @@ def _run_prompts(loop: EngineLoop) -> None:
     for number in sorted({min(4**power, slots) for power in range(slots.bit_length())}):
         _run_packed(loop, 0, number, number)
     for size in sizes:
-        if query < size <= min(budget, calls.MAX_GRAPH_TOKENS):
+        if query < size <= min(budget, _CAPTURED_TOKENS):
             for _ in range(2):
                 _run_packed(loop, 1, size - query, 1)
 
