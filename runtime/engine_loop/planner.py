@@ -220,6 +220,9 @@ class Preemption:
             log.exception("preemption: freeing slot %s failed; its request continues later", running.slot)
 
 
+_REQUESTS_PER_ROUND = 8  # estimates that a round compares on average: those of many requests take the host long
+
+
 class DraftWindowPlanner:
     """Chooses how many tokens a round drafts: a number, a table by running requests, or an adaptive choice up to these.
 
@@ -270,6 +273,7 @@ class DraftWindowPlanner:
         self._drafts = drafts
         self.adaptive = adapts_from is not None and drafts
         self._adapts_from = adapts_from or 0
+        self._chosen: dict[int, tuple[int, int]] = {}  # by rows: the last choice, and for how many rounds it holds
 
     def join(self, running: RunningRequest) -> None:
         """See SlotListener.join. A new request starts from the acceptance of ended requests."""
@@ -309,8 +313,13 @@ class DraftWindowPlanner:
         due = self.costs.due(batch, steps)
         if due is not None:
             return due
-        costs = {step: self.costs.estimate(batch, step) for step in steps}
-        return best_window([self._acceptance[each] for each in requests], costs)
+        chosen, rounds = self._chosen.get(batch, (0, 0))
+        if not rounds or chosen not in steps:
+            costs = {step: self.costs.estimate(batch, step) for step in steps}
+            chosen = best_window([self._acceptance[each] for each in requests], costs)
+            rounds = len(requests) // _REQUESTS_PER_ROUND
+        self._chosen[batch] = chosen, max(0, rounds - 1)
+        return chosen
 
     def adapts(self, batch: int) -> bool:
         """Whether the windows of rounds with ``batch`` rows adapt."""

@@ -269,6 +269,22 @@ def test_windows_adapt_only_in_rounds_of_enough_tokens() -> None:
         assert windows.choose([running], batch) == window
 
 
+def test_a_choice_for_many_requests_holds_for_some_rounds() -> None:
+    windows = DraftWindowPlanner(4, 4, adapts_from=0)
+    many = [make_running([1], slot=slot) for slot in range(32)]
+    for each in windows.usual(32):
+        windows.costs.calibrate(32, each, 1 + each)
+    for running in many:
+        windows.join(running)
+    assert windows.choose(many, 32) == 4
+    for running in many:
+        for _ in range(60):
+            windows.observe(running, 0, 4)
+    assert [windows.choose(many, 32) for _ in range(5)] == [4, 4, 4, 0, 0]
+    assert windows.choose(many, 32, wanted=2) == 0
+    assert windows.choose(many[:1], 32) == 0
+
+
 def test_adaptive_windows_are_few_and_within_the_limit() -> None:
     adaptive = DraftWindowPlanner({1: 6, 3: 2}, 8, adapts_from=0)
     for window in range(7):

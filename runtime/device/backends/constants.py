@@ -21,7 +21,7 @@ from tandemrt.plugins.tensors.host_tensor import HostTensor
 from tandemrt.runtime.device.backends.sessions import CPU, bindings, onnxruntime, open_session
 from tandemrt.runtime.device.backends.stored_graph import StoredTensor, keep_outputs, load_graph, stored_tensor
 
-_READERS, _CHUNK_BYTES = 16, 1 << 22  # threads, and bytes that each reads at a time
+_READERS, _CHUNK_BYTES = 8, 1 << 22  # threads, and bytes that each reads at a time
 
 
 def read_constants(path: Path, device: "torch.device") -> dict[str, "torch.Tensor"]:
