@@ -273,7 +273,7 @@ def test_a_choice_for_many_requests_holds_for_some_rounds() -> None:
     windows = DraftWindowPlanner(4, 4, adapts_from=0)
     many = [make_running([1], slot=slot) for slot in range(32)]
     for each in windows.usual(32):
-        windows.costs.calibrate(32, each, 1 + each)
+        windows.costs.calibrate(32, each, 1 + DEFAULT_TOKEN_COST * each)
     for running in many:
         windows.join(running)
     assert windows.choose(many, 32) == 4
