@@ -142,7 +142,9 @@ def plan_round(
     rules = frozenset(request.rule for request in requested)
     # Under the rejection rule a text depends on its windows; adaptive windows depend on the clock.
     wanted = max(request.num_draft_tokens for request in requested)
-    num_proposed = draft_windows.choose(rows.values(), batch, wanted=wanted, fixed=Rule.REJECTION in rules)
+    num_proposed = draft_windows.choose(
+        rows.values(), batch, wanted=wanted, fixed=Rule.REJECTION in rules, prompts=bool(ends)
+    )
     return Round(
         rows,
         batch=batch,
@@ -297,11 +299,19 @@ class DraftWindowPlanner:
         return next(window for least, window in self._table if requests >= least)
 
     def choose(
-        self, requests: Collection[RunningRequest], batch: int, *, wanted: int | None = None, fixed: bool = False
+        self,
+        requests: Collection[RunningRequest],
+        batch: int,
+        *,
+        wanted: int | None = None,
+        fixed: bool = False,
+        prompts: bool = False,
     ) -> int:
         """Return how many tokens the drafter proposes in a round of ``requests``, all of which have joined.
 
         ``batch``: rows of the round. ``wanted``: the largest window that any request allows. ``fixed``: do not adapt.
+        ``prompts``: whether the round has prompts: it drafts nothing or the largest window, so that its calls have few
+        shapes. A drafted token costs as much there as it saves in another round.
         """
         if not self._drafts:
             return 0
@@ -310,7 +320,7 @@ class DraftWindowPlanner:
         if fixed or not most or not self.adapts(batch):
             return most
         steps = self._steps(most)
-        due = self.costs.due(batch, steps)
+        due = None if prompts else self.costs.due(batch, steps)
         if due is not None:
             return due
         chosen, rounds = self._chosen.get(batch, (0, 0))
@@ -319,7 +329,7 @@ class DraftWindowPlanner:
             chosen = best_window([self._acceptance[each] for each in requests], costs)
             rounds = len(requests) // _REQUESTS_PER_ROUND
         self._chosen[batch] = chosen, max(0, rounds - 1)
-        return chosen
+        return most if prompts and chosen else chosen
 
     def adapts(self, batch: int) -> bool:
         """Whether the windows of rounds with ``batch`` rows adapt."""

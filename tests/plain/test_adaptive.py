@@ -282,7 +282,22 @@ def test_a_choice_for_many_requests_holds_for_some_rounds() -> None:
             windows.observe(running, 0, 4)
     assert [windows.choose(many, 32) for _ in range(5)] == [4, 4, 4, 0, 0]
     assert windows.choose(many, 32, wanted=2) == 0
-    assert windows.choose(many[:1], 32) == 0
+
+
+def test_rounds_with_prompts_draft_nothing_or_the_largest_window() -> None:
+    windows = DraftWindowPlanner(4, 4, adapts_from=0)
+    good, poor, useless = (make_running([1]) for _ in range(3))
+    for each in windows.usual(1):
+        windows.costs.calibrate(1, each, 1 + DEFAULT_TOKEN_COST * each)
+    for running, accepted in ((good, 4), (poor, 1), (useless, 0)):
+        windows.join(running)
+        for _ in range(60):
+            windows.observe(running, accepted, 4)
+    chosen = [
+        [windows.choose([each], 1, prompts=prompts) for each in (good, poor, useless)] for prompts in (False, True)
+    ]
+    assert chosen == [[4, 1, 0], [4, 4, 0]]
+    assert windows.choose([poor], 1, wanted=3, prompts=True) == 3
 
 
 def test_adaptive_windows_are_few_and_within_the_limit() -> None:
