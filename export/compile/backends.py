@@ -22,7 +22,7 @@ from tandemrt.export.graph.graph import Graph
 from tandemrt.export.passes.batch_invariance import NotBatchInvariant
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
-from tandemrt.export.passes.over_ranks import join_ranks
+from tandemrt.export.passes.over_ranks import over_ranks
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, SUBGRAPH_ONLY
 from tandemrt.plugins.operators.constants import DOMAIN
 
@@ -103,7 +103,7 @@ class _Lowered:
 def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
     """Build a graph and run its passes. The target becomes batch-invariant if the recipe requires or allows it."""
     shard = graph.shard
-    first = () if shard is None else (join_ranks(shard.rank, shard.ranks, shard.is_split_by_inputs),)
+    first = () if shard is None else over_ranks(shard.rank, shard.ranks, shard.is_split_by_inputs)
     model = graph.make()
     notes: tuple[str, ...] = ()
     if graph.name == "target" and recipe.batch_invariant is not False:  # a draft's rounding does not change the text

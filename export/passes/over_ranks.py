@@ -7,14 +7,20 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import dims_of
 from tandemrt.export.passes.graph_pass import GraphPass, nodes_in_order, values_typed
+from tandemrt.export.passes.residual_norms import fuse_norms_of_sums
 from tandemrt.plugins.operators.constants import DOMAIN
 
 _WEIGHT_INPUT = {"scaled_matmul": 2, "int4_matmul": 1}  # of operators that multiply by quantized weights
 _HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 
 
+def over_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) -> tuple[GraphPass, ...]:
+    """Return the passes for a graph of the shard of ``rank`` of ``ranks``, which run before all others."""
+    return join_ranks(rank, ranks, split_by_inputs), fuse_norms_of_sums
+
+
 def join_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) -> GraphPass:
-    """Return the pass for ``rank`` of ``ranks``. It runs before all others, on a graph of that rank's shard.
+    """Return the pass for ``rank`` of ``ranks``, on a graph of that rank's shard.
 
     Every matmul by a matrix whose name is ``split_by_inputs`` gets an ``all_reduce`` of its result, and so do experts;
     a bias follows the sum. The matmul of an unquantized head gets a range of the rows of its weight, and an

@@ -1,5 +1,5 @@
 """Fuse RMS norms, with or without a residual add, into onnxruntime's SkipSimplifiedLayerNormalization, or into
-``residual_norm`` if their weight is wider than the stream.
+``residual_norm`` if their weight is wider than the stream, or if they follow a sum over ranks.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
@@ -86,14 +86,12 @@ def fuse_wide_norms(model: ir.Model) -> int:
         if found is None:
             continue
         add, widened, narrowed = found
-        outputs = [ir.Value(), ir.Value()]
-        attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
-        inputs = [*add.inputs, norm.inputs[1]]
-        fused = ir.node("residual_norm", inputs, attributes, domain=DOMAIN, outputs=outputs, name=norm.name)
+        assert norm.inputs[1] is not None, "a norm has a weight"
+        fused = _residual_norm(add, norm, norm.inputs[1])
         order[fused] = order[norm]
         replaced = [narrowed.outputs[0], add.outputs[0]]
         ir.convenience.replace_nodes_and_values(
-            model.graph, norm, [narrowed, norm, widened, add], [fused], replaced, outputs
+            model.graph, norm, [narrowed, norm, widened, add], [fused], replaced, fused.outputs
         )
         count += 1
     if count:
@@ -115,6 +113,32 @@ def use_residual_norm_kernel(model: ir.Model) -> int:
         fused = ir.node("residual_norm", [skip, x, weight], attributes, domain=DOMAIN, outputs=outputs, name=norm.name)
         replaced = [norm.outputs[0], norm.outputs[3]]
         ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [fused], replaced, outputs)
+        count += 1
+    if count:
+        _add_function(model)
+    return count
+
+
+@graph_pass(requires=(nodes_in_order, values_typed), ensures=(nodes_in_order, values_typed))
+def fuse_norms_of_sums(model: ir.Model) -> int:
+    """Replace every Add(skip, x) and the norm of it with one ``residual_norm``, if ``x`` is a sum over ranks.
+
+    Its kernel lets the next matmul begin to read its weight while the ranks still add.
+    """
+    count, order = 0, _order(model.graph)
+    for norm in list(model.graph):
+        add, weight = _fusable_add(norm, order), norm.inputs[1] if len(norm.inputs) > 1 else None
+        if add is None or weight is None or int(dims_of(weight)[-1]) % 2 or not _over_ranks(add):
+            continue
+        new = []
+        if weight.dtype != ir.DataType.FLOAT:
+            new = [ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{norm.name}/weight")]
+            (weight,) = new[0].outputs
+            weight.name, weight.shape, weight.type = new[0].name, norm.inputs[1].shape, ir.TensorType(ir.DataType.FLOAT)
+        fused = _residual_norm(add, norm, weight)
+        order[fused] = order[norm]
+        replaced = [*norm.outputs, *add.outputs]
+        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm, add], [*new, fused], replaced, fused.outputs)
         count += 1
     if count:
         _add_function(model)
@@ -164,6 +188,17 @@ def _lone_norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]
         found = lone_norm(norm)
         if found is not None and found[0].dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
             yield norm, *found
+
+
+def _over_ranks(add: ir.Node) -> bool:
+    producer = None if add.inputs[1] is None else add.inputs[1].producer()
+    return producer is not None and (producer.domain, producer.op_type) == (DOMAIN, "all_reduce")
+
+
+def _residual_norm(add: ir.Node, norm: ir.Node, weight: ir.Value) -> ir.Node:
+    attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
+    inputs, outputs = [*add.inputs, weight], [ir.Value(), ir.Value()]
+    return ir.node("residual_norm", inputs, attributes, domain=DOMAIN, outputs=outputs, name=norm.name)
 
 
 def _wide_norm(norm: ir.Node, order: Mapping[ir.Node, int]) -> tuple[ir.Node, ir.Node, ir.Node] | None:

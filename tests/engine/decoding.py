@@ -16,7 +16,7 @@ from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
-from tandemrt.export.passes.over_ranks import join_ranks
+from tandemrt.export.passes.over_ranks import over_ranks
 from tandemrt.export.passes.pipelines import PIPELINES
 from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -129,7 +129,7 @@ def fused(model: ir.Model, lowering: Lowering, shard: Shard | None = None) -> ir
     """
     passes = [each for each in PIPELINES[lowering].passes if lowering != "paged" or each is not fuse_transposed_matmuls]
     if shard is not None:
-        passes.insert(0, join_ranks(shard.rank, shard.ranks, shard.is_split_by_inputs))
+        passes = [*over_ranks(shard.rank, shard.ranks, shard.is_split_by_inputs), *passes]
     Pipeline(tuple(passes))(model)
     return model
 

@@ -12,7 +12,12 @@ from tandemrt.engines.contract.contract import Binding
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms, use_residual_norm_kernel
+from tandemrt.export.passes.residual_norms import (
+    fuse_lone_norms,
+    fuse_norms_of_sums,
+    fuse_residual_norms,
+    use_residual_norm_kernel,
+)
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -147,6 +152,20 @@ def test_a_kernel_computes_fused_norms_in_float32_without_a_bias(dtype: str, bia
     if expected is not None:
         for found, value in zip(run(model), expected, strict=True):
             np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+
+
+def test_only_norms_of_sums_over_ranks_are_computed_by_our_operator() -> None:
+    def write(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
+        total = b.op("Add", skip, b.op("Neg", x))
+        normed, other = norm(b, total), b.op("Add", total, x)
+        return {"normed": normed, "other": norm(b, other), "sum": other}
+
+    model = graph(write)
+    node = model.graph.node(0)
+    node.domain, node.op_type = DOMAIN, "all_reduce"
+    fuse_norms_of_sums(model)
+    fuse_residual_norms(model)
+    assert operators(model) == [(DOMAIN, "all_reduce"), (DOMAIN, "residual_norm"), FUSED]
 
 
 def test_a_norm_by_itself_becomes_one_of_its_double() -> None:
