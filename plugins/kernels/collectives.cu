@@ -11,6 +11,7 @@
 // rank raises after it has ended call n - 2, the last one that read slot s; for lines, their flags say the same. Thread
 // block b of a rank only reads what thread blocks b of the others wrote, so a block waits for those alone.
 
+#include "early.cuh"
 #include "variants.cuh"
 
 typedef unsigned short u16;
@@ -223,6 +224,8 @@ __device__ void reduce_by_ranges(const Ranks& ranks, u32 call, const uint4* x, l
 
 template <class Type, int COUNT>
 __device__ void reduce(const Ranks& ranks, const uint4* x, long long vectors, int way, uint4* sum) {
+    begin_next();
+    wait_for_previous();
     u32 call = begin_call(ranks, 0);
     if (way == 2) {
         const uint2* from = reinterpret_cast<const uint2*>(x);
@@ -240,7 +243,7 @@ __device__ void reduce(const Ranks& ranks, const uint4* x, long long vectors, in
 
 #define ALL_REDUCE(NAME, TYPE)                                                                                        \
     extern "C" __global__ void __launch_bounds__(512)                                                                 \
-        all_reduce_##NAME(ARGUMENTS, const uint4* x, long long vectors, int way, uint4* sum) {                        \
+        all_reduce_early_##NAME(ARGUMENTS, const uint4* x, long long vectors, int way, uint4* sum) {                  \
         Ranks ranks = RANKS;                                                                                          \
         if (count == 2) reduce<TYPE, 2>(ranks, x, vectors, way, sum);                                                 \
         if (count == 4) reduce<TYPE, 4>(ranks, x, vectors, way, sum);                                                 \

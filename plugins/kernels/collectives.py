@@ -13,7 +13,7 @@ import torch
 from cuda.bindings import runtime
 
 from tandemrt.engines.validation.errors import BackendUnavailable
-from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.operators.launch import Tensors as RuntimeTensors
 from tandemrt.plugins.operators.shared_ranks import SharedRanks
@@ -94,14 +94,16 @@ def launch_all_reduce(tensors: Tensors, attributes: Mapping[str, Any], context: 
         )
     vectors = x.nbytes // _VECTOR
     module = KernelModule.of(context, "collectives")
-    kernel = module.kernel(f"all_reduce_{suffix(x)}")
+    kernel = module.kernel(f"all_reduce_early_{suffix(x)}")  # older bundles have one that must not begin early
     way, spread = _ONCE, vectors
     if x.nbytes <= ranks.most_by_lines:
         way, spread = _LINES, 2 * vectors
     elif ranks.count > 2 and x.nbytes >= BY_RANGES_FROM:
         way, spread = _RANGES, vectors // ranks.count
     arguments = (*ranks.arguments, x, np.int64(vectors), np.int32(way), total)
-    return CollectiveCall(ranks.device, Launch(kernel, _grid(module, spread), (_THREADS, 1, 1), *arguments))
+    early = module.architecture >= HOPPER
+    launch = Launch(kernel, _grid(module, spread), (_THREADS, 1, 1), *arguments, early=early)
+    return CollectiveCall(ranks.device, launch)
 
 
 def launch_all_gather(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Any:

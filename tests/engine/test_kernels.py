@@ -40,7 +40,7 @@ ENTRIES = {
         **{f"int4_matmul_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
         "int4_weights": "3 u64, 3 u32, 1 u64",
     },
-    "collectives": {"all_reduce": "1 u64, 2 u32, 5 u64, 1 u32, 1 u64"},
+    "collectives": {"all_reduce_early": "1 u64, 2 u32, 5 u64, 1 u32, 1 u64"},
     "latent_attention": {},  # not the same for all dtypes: see expected
     "linear_attention": {},  # with sizes: see expected
     "residual_norm": {"residual_norm": "3 u64, 1 u32, 1 f32, 2 u64"},
