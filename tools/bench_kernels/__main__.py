@@ -7,6 +7,7 @@
     python -m tools.bench_kernels experts           # a mixture of experts
     python -m tools.bench_kernels float8            # FP8 matmuls, and the operators between them
     python -m tools.bench_kernels int4              # 4-bit matmuls
+    python -m tools.bench_kernels collectives       # all_reduce of several GPUs
 
 ``python -m tools.bench_kernels CASE --help`` lists a case's options. Every case prints tables and writes them to
 ``--json FILE``. Weights and caches exceed the second-level cache of the GPU, so every run reads them from memory.
@@ -14,7 +15,7 @@
 
 from collections.abc import Callable
 
-from tools.bench_kernels import attention, experts, float8, int4, latent, recurrence, verify
+from tools.bench_kernels import attention, collectives, experts, float8, int4, latent, recurrence, verify
 from tools.cases import run_cases
 
 CASES: dict[str, Callable[..., None]] = {
@@ -25,6 +26,7 @@ CASES: dict[str, Callable[..., None]] = {
     "experts": experts.main,
     "float8": float8.main,
     "int4": int4.main,
+    "collectives": collectives.main,
 }
 
 if __name__ == "__main__":
