@@ -70,7 +70,7 @@ def serve(link: Link, kernels: str) -> None:
     shared = SharedRanks(link.rank, link.parts, link.arrived)
     on = context(shared, Path(kernels))
     memory = torch.zeros(INPUTS // 4, dtype=torch.int32, device=on.device)
-    waiting = receive(on, memory[:1024])
+    waiting = receive(on, {"memory": memory[:1024]})
 
     def run(command: np.ndarray) -> None:
         if command[0] == 1:
@@ -87,7 +87,7 @@ def serve(link: Link, kernels: str) -> None:
     link.run_commands(run)
 
 
-def publication(on: Context, tensors: list[torch.Tensor], places: list[int]) -> Any:
+def publication(on: Context, tensors: dict[str, torch.Tensor], places: list[int]) -> Any:
     return publish(on, tensors, places)
 
 

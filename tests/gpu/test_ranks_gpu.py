@@ -65,7 +65,7 @@ def test_a_rank_receives_the_inputs_that_rank_0_publishes(ranks: tuple[RankProce
     processes, shared, on = ranks
     first = torch.arange(100, dtype=torch.int32, device=on.device)
     second = torch.arange(1000, 1400, dtype=torch.int32, device=on.device)
-    call = publication(on, [first, second], [0, 448])
+    call = publication(on, {"first": first, "second": second}, [0, 448])
     command(processes, 2)
     for _ in range(3):
         call.run()

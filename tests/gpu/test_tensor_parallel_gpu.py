@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +16,50 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.device.backends import ranks as backend_ranks
 from tandemrt.runtime.workers import ranks
-from tests.gpu.here import compute_capabilities
-from tests.makers import tiny_checkpoint, write_recipe
+from tests.engine.decoding import make_checkpoint
+from tests.engine.draft_kinds import KINDS, SIZES, Target
+from tests.gpu.here import needs_float8
+from tests.gpu.rounds import MIXED, Requests, drive, output_of, paged, texts
+from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
 from tools.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-PROMPTS = ["the and the", '{"a":', "hello world " * 4, "x", "a long prompt of many words " * 6]
+PROMPTS = ["the and the", '{"a":', "hello world " * 4, "x"]
+NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
+INVARIANT = "batch_invariant = true"
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(
-        tmp_path_factory.mktemp("checkpoint") / "target", hidden=64, head_dim=32, layers=4, seed=1, max_length=512
-    )
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(
-        tmp_path_factory.mktemp("checkpoint") / "draft", hidden=64, head_dim=32, layers=1, seed=1, max_length=512
-    )
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def bundle(checkpoint: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    named = ", ".join(f'"{each}"' for each in compute_capabilities())
-    backend = f'name = "onnxruntime-cuda"\ncompute_capabilities = [{named}]\ntensor_parallel = 2'
-    sizes = {"prefill_chunk": 256, "length": 512}
+def bundle_of(folder: Path, *, dtype: str = "bfloat16", backend: str = "", ranks: int = 2, **how: Any) -> Path:
+    folder.mkdir(exist_ok=True)
     recipe = write_recipe(
-        folder / "two.toml", target=checkpoint, draft=draft, dtype=request.param, window=4, backend=backend, **sizes
+        folder / "r.toml",
+        backend=f"{paged()}\ntensor_parallel = {ranks}\n{backend}",
+        dtype=dtype,
+        **{"prefill_chunk": 64, "length": 256, **how},
     )
-    return build(Recipe.load(recipe), folder / "two").folder
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+def without_drafts(requests: Requests) -> Requests:
+    return [(prompt, {**params, "num_draft_tokens": 0}) for prompt, params in requests]
+
+
+def check_invisible(llm: LLM, requests: Requests) -> None:
+    """Assert that drafts are accepted and change no text, eagerly and from graphs."""
+    plain = output_of(drive(llm, without_drafts(requests)))
+    for _ in range(3):
+        assert output_of(drive(llm, requests)) == plain
+    assert output_of(drive(llm, without_drafts(requests))) == plain
+    assert sum(llm.metrics.accepted) > 0
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
+def bundle(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Path:
+    folder, sizes = tmp_path_factory.mktemp(request.param), {"hidden": 64, "head_dim": 32, "seed": 1, "max_length": 512}
+    target = tiny_checkpoint(folder / "target", layers=4, **sizes)
+    draft = tiny_checkpoint(folder / "draft", layers=1, **sizes)
+    return bundle_of(folder, dtype=request.param, target=target, draft=draft, prefill_chunk=256, length=512)
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +68,11 @@ def llm(bundle: Path) -> Iterator[LLM]:
         yield opened
 
 
-def sampled(**more: Any) -> list[SamplingParams]:
-    return [SamplingParams(seed=seed, temperature=0.8, max_tokens=64, **more) for seed in range(len(PROMPTS))]
-
-
-def test_logits_of_two_gpus_are_those_of_transformers(llm: LLM, checkpoint: Path) -> None:
+def test_logits_of_two_ranks_are_those_of_transformers(llm: LLM, bundle: Path) -> None:
     prompt = list(range(40, 80))
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
     found = llm.generate(prompt, params)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(bundle.parent / "target")
     with torch.inference_mode():
         expected = torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1], -1)
     near = 1e-3 if llm.bundle.engine("target").dtype == "float32" else 0.06
@@ -74,12 +81,27 @@ def test_logits_of_two_gpus_are_those_of_transformers(llm: LLM, checkpoint: Path
         assert abs(logprob - float(expected[token])) < near
 
 
-def test_speculation_changes_no_text_on_two_gpus(llm: LLM) -> None:
-    for _ in range(3):  # eagerly, and from graphs
-        drafted = llm.generate(PROMPTS, sampled())
-        alone = [llm.generate(p, s) for p, s in zip(PROMPTS, sampled(num_draft_tokens=0), strict=True)]
-        assert [output.token_ids for output in drafted] == [output.token_ids for output in alone]
-    assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > 0
+def test_drafts_change_no_text_and_cached_beginnings_neither(llm: LLM) -> None:
+    if llm.bundle.engine("target").batch_invariant:
+        check_invisible(llm, MIXED)
+    shared = "one beginning of all prompts that fills a block of sixty-four tokens, and then some "
+    params = [SamplingParams(seed=seed, temperature=0.8, max_tokens=24, ignore_eos=True) for seed in range(3)]
+    first = [llm.generate(shared + str(at), each) for at, each in enumerate(params)]
+    again = llm.generate([shared + str(at) for at in range(3)], params)
+    assert [output.num_cached_tokens for output in first] == [0, 64, 64]
+    assert [output.num_cached_tokens for output in again] == [64, 64, 64]
+    if llm.bundle.engine("target").batch_invariant:
+        assert [output.token_ids for output in again] == [output.token_ids for output in first]
+
+
+def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
+    if not llm.bundle.engine("target").batch_invariant:
+        pytest.skip("other batch mates may change its bits")
+    requests = texts(12, words=lambda i: 5 * i % 30)
+    wanted = output_of(drive(llm, requests))
+    with LLM(bundle, cache_tokens=192) as small:  # three blocks of 64 tokens
+        assert output_of(drive(small, requests)) == wanted
+        assert small.metrics.preemptions > 0
 
 
 @pytest.mark.parametrize(
@@ -93,7 +115,7 @@ def test_a_rank_that_dies_or_hangs_ends_every_request_and_is_named(
         process = llm.loop.target.engines["target"]._processes._processes[0]  # type: ignore[attr-defined]
         items: list[Any] = []
         params = SamplingParams(max_tokens=400, ignore_eos=True)
-        requests = [llm.submit(prompt, params, items.append) for prompt in PROMPTS[:4]]
+        requests = [llm.submit(prompt, params, items.append) for prompt in PROMPTS]
         assert eventually(lambda: len(items) > 3)
         os.kill(process.pid, signal.Signals[end])
         assert eventually(lambda: sum(item.output is not None for item in items) == len(requests))
@@ -103,30 +125,75 @@ def test_a_rank_that_dies_or_hangs_ends_every_request_and_is_named(
     assert not process.is_alive()
 
 
-@pytest.mark.parametrize("form", [WeightFormat.FP8, WeightFormat.INT4])
-def test_quantized_weights_on_two_gpus_give_the_logits_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: WeightFormat
+@pytest.mark.parametrize("kind", ["ngram", *KINDS])
+def test_drafts_of_every_kind_change_no_text(tmp_path: Path, kind: str) -> None:
+    target, draft, among = tiny_checkpoint(tmp_path / "target", **SIZES), tmp_path / "draft", {}
+    drafting = NGRAM
+    if kind in KINDS:
+        KINDS[kind].save(draft, Target(target))
+        drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nnum_draft_tokens = {KINDS[kind].window}'
+        known = KINDS[kind].known(draft)  # a bias makes the target choose what the draft knows
+        among = {"logit_bias": dict.fromkeys(known, 30.0), "ignore_eos": True} if known else {}
+        target = draft if KINDS[kind].with_target else target
+    requests = [*MIXED, *(("among " * (7 * i + 1), {"seed": i, "max_tokens": 40, **among}) for i in range(4))]
+    with LLM(bundle_of(tmp_path, target=target, drafting=drafting)) as llm:
+        check_invisible(llm, requests)
+
+
+def quantized(folder: Path, form: WeightFormat) -> Path:
+    target = tiny_checkpoint(folder, hidden=256, head_dim=64, layers=2, seed=1, max_length=512)
+    save_file(quantize_matmuls(load_file(target / "model.safetensors"), form), target / "model.safetensors")
+    write_quantization_config(target, form)
+    return target
+
+
+def experts(folder: Path) -> Path:
+    sizes = {
+        "vocab_size": VOCAB,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "eos_token_id": 263,
+        "bos_token_id": None,
+    }
+    make_checkpoint("qwen3_moe", folder, sizes=sizes | {"max_position_embeddings": 512, "head_dim": 32})
+    return tiny_tokenizer(folder)
+
+
+def hybrid(kind: str, **sizes: int) -> Callable[[Path], Path]:
+    return lambda folder: tiny_hybrid(folder, kind, seed=1, **on_a_gpu(kind) | sizes)
+
+
+TARGETS: dict[str, Callable[[Path], Path]] = {
+    "weights in 4 bits": lambda folder: quantized(folder, WeightFormat.INT4),
+    "experts": experts,
+    "delta nets": hybrid("delta net", linear_num_key_heads=4, linear_num_value_heads=8),
+    "Mamba-2": hybrid("mamba", hidden=128, num_attention_heads=4, mamba_n_heads=16),
+    # the norm needs the outputs of all ranks
+    "Mamba-2, one group": hybrid("mamba", hidden=128, num_attention_heads=4, mamba_n_heads=16, mamba_n_groups=1),
+    "short convolutions": hybrid("convolution", hidden=64, num_attention_heads=2),
+    "latent attention": tiny_latent,
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("weights in float8", marks=needs_float8), *TARGETS])
+def test_targets_of_every_kind_have_the_logits_of_one_gpu_and_drafts_change_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Not executed yet: once it passes, NOT_ON_GPUS loses these operators."""
     monkeypatch.setattr(backend_ranks, "NOT_ON_GPUS", {})
-    target = tiny_checkpoint(tmp_path / "t", hidden=256, head_dim=64, layers=2, seed=1, max_length=512)
-    save_file(quantize_matmuls(load_file(target / "model.safetensors"), form), target / "model.safetensors")
-    write_quantization_config(target, form)
-    named = ", ".join(f'"{each}"' for each in compute_capabilities())
-    logprobs: list[dict[int, float]] = []
+    make = TARGETS.get(kind, lambda folder: quantized(folder, WeightFormat.FP8))
+    target = make(tmp_path / "target")
+    invariant, logprobs = kind != "latent attention", []
     for count in (1, 2):
-        recipe = write_recipe(
-            tmp_path / f"{count}.toml",
-            target=target,
-            dtype="bfloat16",
-            backend=f'name = "onnxruntime-cuda"\ncompute_capabilities = [{named}]\ntensor_parallel = {count}',
-            length=512,
-        )
-        with LLM(build(Recipe.load(recipe), tmp_path / str(count)).folder) as llm:
+        folder, backend = tmp_path / str(count), INVARIANT if invariant else ""
+        with LLM(bundle_of(folder, ranks=count, target=target, drafting=NGRAM, backend=backend)) as llm:
             params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
             found = llm.generate(list(range(40, 80)), params)
-            texts = [llm.generate(PROMPTS, sampled(ignore_eos=True)) for _ in range(2)]  # eagerly, and from graphs
-        assert [output.token_ids for output in texts[0]] == [output.token_ids for output in texts[1]]
+            requests = [*texts(6, words=lambda i: 5 * i % 30), *MIXED]
+            if count == 2 and invariant:
+                check_invisible(llm, requests)
+            elif count == 2:
+                assert output_of(drive(llm, requests)) == output_of(drive(llm, requests))
         assert found.logprobs is not None
         logprobs.append(dict(found.logprobs[0].top))
     one, two = logprobs
