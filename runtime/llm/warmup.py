@@ -1,7 +1,5 @@
 """Warm up an LLM before its first request."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.llm.llm import LLM
@@ -20,12 +18,10 @@ def warm_up(llm: LLM) -> None:
     )
     rejection = plain.model_copy(update={"rule": "rejection"})
     prompts = [prompt, *[prompt[:1]] * limits.batch]
+    _check(llm.generate(prompts, [plain] * limits.batch + [rejection]))
+    # Not checked: a tokenizer without tokens for JSON is an error only for requests that ask for JSON.
     structured = plain.model_copy(update={"structured_outputs": StructuredOutputs(json_object=True)})
-    with ThreadPoolExecutor(1) as executor:  # the grammar compiles while the others run
-        # Not checked: a tokenizer without tokens for JSON is an error only for requests that ask for JSON.
-        compiled = executor.submit(llm.generate, [prompt], [structured])
-        _check(llm.generate(prompts, [plain] * limits.batch + [rejection]))
-        compiled.result()
+    llm.generate([prompt], [structured])
 
 
 def _check(outputs: list[RequestOutput]) -> None:

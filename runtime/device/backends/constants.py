@@ -4,7 +4,6 @@ Weights are copied to the device in chunks, so that the host never holds a compl
 may exceed its memory.
 """
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,9 @@ _READERS, _CHUNK_BYTES = 8, 1 << 22  # threads, and bytes that each reads at a t
 
 def read_constants(path: Path, device: "torch.device") -> dict[str, "torch.Tensor"]:
     """Compute the outputs of a graph without inputs, on ``device``. Raises as open_session; BadBundle if truncated."""
-    stored, own = stored_parts(path), threading.local()
-
-    def read_tensor(parts: list[StoredTensor]) -> torch.Tensor:
-        if not hasattr(own, "copies"):  # pinned memory takes long to get
-            own.copies = _CudaCopies(device) if device.type == "cuda" else _HostCopies()
-        return _read_tensor(parts, device, own.copies)
-
-    read = dict(zip(stored, map_in_threads(read_tensor, stored.values(), _READERS), strict=True))
+    stored = stored_parts(path)
+    tensors = map_in_threads(lambda parts: _read_tensor(parts, device), stored.values(), _READERS)
+    read = dict(zip(stored, tensors, strict=True))
     return {name: tensor.to(device) for name, tensor in _computed(path, read).items()} | read
 
 
@@ -125,12 +119,10 @@ class _CudaCopies:
         self._stream.synchronize()
 
 
-def _read_tensor(
-    parts: list[StoredTensor], device: "torch.device", copies: _HostCopies | _CudaCopies
-) -> "torch.Tensor":
+def _read_tensor(parts: list[StoredTensor], device: "torch.device") -> "torch.Tensor":
     dtype, columns = parts[0].dtype, parts[0].shape[1:]
     memory = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
-    end = 0
+    copies, end = _CudaCopies(device) if device.type == "cuda" else _HostCopies(), 0
     for part in parts:
         with part.path.open("rb", buffering=0) as file:
             file.seek(part.offset)
