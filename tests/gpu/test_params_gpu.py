@@ -68,4 +68,4 @@ def test_synthetic_acceptance_is_near_its_mean(llm: LLM, mean: float) -> None:
     outputs = llm.generate(["a", "b"], SamplingParams(seed=1, temperature=1.0, **asked))
     lengths = [output.speculation.mean_acceptance_length for output in outputs]
     print(f"mean lengths {lengths}")  # lower where the draft proposes padding: every sixth id of this vocabulary is
-    assert all(1 + 0.4 * (mean - 1) <= length <= mean for length in lengths)
+    assert all(1 + 0.3 * (mean - 1) <= length <= 1 + 1.4 * (mean - 1) for length in lengths)
