@@ -56,6 +56,9 @@ class FakeTarget:
     def score(self, this: Round) -> None:
         pass
 
+    def on_failure(self, call: Any) -> None:
+        pass
+
     def check(self) -> None:
         pass
 
