@@ -98,7 +98,13 @@ IMPLEMENTATIONS = {
         "reference.float8:scaled_matmul", "functions.float8:scaled_bodies", "kernels.float8_matmul:launch_scaled"
     ),
     "int4_matmul": OperatorImplementations(
-        "reference.int4:int4_matmul", "functions.int4:bodies", "kernels.int4_matmul:launch"
+        "reference.int4:int4_matmul", "functions.int4:bodies", "kernels.low_bit_matmul:launch_int4"
+    ),
+    "int8_matmul": OperatorImplementations(
+        "reference.int8:int8_matmul", "functions.int8:bodies", "kernels.low_bit_matmul:launch_int8"
+    ),
+    "float4_matmul": OperatorImplementations(
+        "reference.float4:float4_matmul", "functions.float4:bodies", "kernels.low_bit_matmul:launch_float4"
     ),
     "int4_int8_matmul": OperatorImplementations("reference.int4_int8:int4_int8_matmul", "functions.int4_int8:bodies"),
     "tiled_matmul": OperatorImplementations("reference.tiled:tiled_matmul", "functions.tiled:bodies"),

@@ -357,6 +357,35 @@ SCHEMAS = {
             kernels="int4",
             batch_invariant=True,
         ),
+        Schema(  # weights of 8-bit integers, with one scale per group of inputs
+            "int8_matmul",
+            inputs=(
+                Binding("x", T, ("tokens", "inner")),
+                Binding("weight", "uint8", ("width", "padded")),
+                Binding("scales", T, ("width", "groups")),
+                _PROMPT_ROWS,
+            ),
+            outputs=(Binding("out", T, ("tokens", "width")),),
+            attributes={"group_size": "int"},
+            optional=("prompt_rows",),
+            kernels="int8",
+            batch_invariant=True,
+        ),
+        Schema(  # weights of 4-bit floats, with a float8_e4m3fn scale per group of inputs and a factor per output
+            "float4_matmul",
+            inputs=(
+                Binding("x", T, ("tokens", "inner")),
+                Binding("weight", "uint8", ("width", "half_padded")),
+                Binding("scales", "uint8", ("width", "groups")),
+                Binding("factors", "float32", ("width",)),
+                _PROMPT_ROWS,
+            ),
+            outputs=(Binding("out", T, ("tokens", "width")),),
+            attributes={"group_size": "int"},
+            optional=("prompt_rows",),
+            kernels="float4",
+            batch_invariant=True,
+        ),
         Schema(  # on a CPU: inputs are rounded to 8 bits, and a row has the same bits in any call
             "int4_int8_matmul",
             inputs=(

@@ -280,11 +280,10 @@ class Recipe(Section):
                 "tensor_parallel or choose 'paged'"
             )
         quantized = BITS.keys() & {self.target.dtype, self.draft_dtype}
-        unsupported = sorted(quantized - {"int4"} if self.cache == "paged" else quantized)
-        if unsupported and self.backend.name != "onnxruntime-cpu":
+        if quantized and self.backend.name != "onnxruntime-cpu" and self.cache != "paged":
             raise reject(
                 "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', or "
-                f"'int4' for 'onnxruntime-cuda' with cache = 'paged'; got {quoted(unsupported[0])} for "
+                f"'onnxruntime-cuda' with cache = 'paged'; got {quoted(min(quantized))} for "
                 f"{self.backend.name!r} with a {self.cache} cache. Choose another dtype or backend"
             )
         self._require_unquantized_dtype("target", self.target, self.target.dtype)

@@ -10,15 +10,14 @@ from tandemrt.engines.contract.dtypes import BITS, FLOAT8
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, capabilities_for, parsed
 from tandemrt.engines.contract.operators import SCHEMAS, WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.export.bundle.models import Model, Models
+from tandemrt.export.bundle.models import Draft, Model, Models
 from tandemrt.export.read.recurrent_layers import ShortConvolution
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # Kernels that replace the engines without weights; the other kernels run between the subgraphs of a decoder.
 _WEIGHTLESS_KERNELS = {SCHEMAS[operator].kernels for operator in WEIGHTLESS_ENGINES.values()}
-_FLOAT8_KERNELS, _INT4_KERNELS, _EXPERT_KERNELS = (
-    SCHEMAS[name].kernels for name in ("scaled_matmul", "int4_matmul", "experts")
-)
+_FLOAT8_KERNELS, _EXPERT_KERNELS = (SCHEMAS[name].kernels for name in ("scaled_matmul", "experts"))
+_LOW_BIT_KERNELS = {numbers: SCHEMAS[f"{numbers}_matmul"].kernels for numbers in ("int4", "int8", "float4")}
 _RECURRENT_KERNELS, _CONVOLUTION_KERNELS = (SCHEMAS[name].kernels for name in ("linear_attention", "short_convolution"))
 _LATENT_KERNELS = SCHEMAS["latent_attention"].kernels
 _LINEAR_KERNELS = SCHEMAS["linear"].kernels
@@ -65,7 +64,7 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
             for model in models
             if (found := model.quantization) is not None
         ),
-        _INT4_KERNELS: any(isinstance(model, Model) and model.int4_matmuls for model in models),
+        **{file: any(_has(numbers, model) for model in models) for numbers, file in _LOW_BIT_KERNELS.items()},
         _EXPERT_KERNELS: any(isinstance(model, Model) and model.spec.experts for model in models),
         _RECURRENT_KERNELS: bool(key_dims),
         _CONVOLUTION_KERNELS: any(isinstance(net, ShortConvolution) for net in nets),
@@ -79,6 +78,11 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
         fitting = tuple(each for each in capabilities if parsed(each) >= _MIN_CAPABILITIES[name])
         if fitting and wanted.get(name, True) and (recipe.cache == "paged" or name in _WEIGHTLESS_KERNELS):
             yield KernelFile(name, fitting, dtypes, sizes.get(name))
+
+
+def _has(numbers: str, model: Draft) -> bool:
+    """Whether the build wrote weights of ``numbers`` (LowBitFormat) for the model."""
+    return any(f".{numbers}." in name for name in model.checkpoint.tensors)
 
 
 def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Model:
 
     @property
     def tiles(self) -> str | None:
-        """The dtype of the scales of 4-bit weights for matmuls on a GPU; None: the weights are for a CPU."""
+        """The dtype of the scales of weights of 4 or 8 bits on a GPU; None: the weights are for a CPU."""
         return self.compute if self.by_operators else None
 
     @property
@@ -82,10 +82,10 @@ class Model:
         return self.by_operators and self.dtype not in BITS and found is not None and found.has_group_scales
 
     @property
-    def int4_matmuls(self) -> bool:
-        """Whether a GPU multiplies 4-bit weights."""
+    def low_bit_matmuls(self) -> bool:
+        """Whether a GPU multiplies weights of 4 or 8 bits."""
         found = self.quantization
-        return self.by_operators and (self.dtype == "int4" or (found is not None and found.is_packed))
+        return self.by_operators and (self.dtype in BITS or (found is not None and found.is_packed))
 
     @property
     def quantization(self) -> Quantization | None:

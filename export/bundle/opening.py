@@ -52,7 +52,7 @@ def _open(role: EngineName, recipe: Recipe) -> Model:
         names = with_graph_names(model.checkpoint, model.spec)
         float8 = model.quantization is not None and model.quantization.has_float8
         require_splittable(
-            model.spec, names, recipe.ranks, inputs=CHUNK if model.int4_matmuls else STEP if float8 else 1
+            model.spec, names, recipe.ranks, inputs=CHUNK if model.low_bit_matmuls else STEP if float8 else 1
         )
     if model.kv_dtype == FLOAT8:
         _require_float8(f"{role}.kv_dtype float8_e4m3", recipe)
@@ -170,11 +170,13 @@ def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe
             f"scales per token or static ones{_advice(model)}"
         )
     if found.is_packed and isinstance(model, DraftHead):
-        raise BadRecipe(f"{what} in 4 bits cannot be a draft head on a GPU yet; choose an unquantized or float8 head")
+        raise BadRecipe(
+            f"{what} in 4 or 8 bits cannot be a draft head on a GPU yet; choose an unquantized or float8 head"
+        )
     if found.is_packed and model.compute == "float32":
         raise BadRecipe(
-            f"{what} in 4 bits needs {model.role}.dtype 'bfloat16' or 'float16' on a GPU, in which its matmuls are "
-            "computed; got 'float32'"
+            f"{what} in 4 or 8 bits needs {model.role}.dtype 'bfloat16' or 'float16' on a GPU, in which its matmuls "
+            "are computed; got 'float32'"
         )
     if not found.has_float8:
         return

@@ -17,9 +17,10 @@ class LowBitFormat:
         bits: bits per value.
         group_size: the number of values per scale.
         zeros: whether the weight has zero points.
-        tiles: dtype of the scales in the layout of the operator int4_matmul; None: the layout of MatMulNBits, with
-            float32 scales.
+        tiles: dtype of the scales in the layouts of the operators int4_matmul and int8_matmul; None: the layout of
+            MatMulNBits, with float32 scales.
         interleaved: the layout of the operator int4_int8_matmul instead.
+        floats: 4-bit floats in the layout of the operator float4_matmul instead; then also ``tiles``.
     """
 
     bits: int
@@ -27,11 +28,17 @@ class LowBitFormat:
     zeros: bool = False
     tiles: str | None = None
     interleaved: bool = False
+    floats: bool = False
+
+    @property
+    def numbers(self) -> str:
+        """The name of the values' type."""
+        return f"{'float' if self.floats else 'int'}{self.bits}"
 
     @property
     def scales(self) -> str:
         """The dtype of the scales."""
-        return self.tiles or "float32"
+        return "uint8" if self.floats else self.tiles or "float32"
 
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the integers, scales and zero points of a matrix [rows, inner]."""
@@ -44,11 +51,13 @@ class LowBitFormat:
         # The last may be padded.
         count = scales_of_output(inner, self.group_size) if self.tiles else -(-inner // self.group_size)
         found = (
-            {f"tiles{self.group_size}": ("uint8", (rows, padded_inner(inner) // 2))}
+            {f"tiles{self.group_size}": ("uint8", (rows, padded_inner(inner) * self.bits // 8))}
             if self.tiles
             else {"integers": ("uint8", (rows, count, self.group_size * self.bits // 8))}
         )
         found["scales"] = (self.scales, (rows, count))
+        if self.floats:
+            return found | {"factors": ("float32", (rows,))}
         return found | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
 
 
@@ -57,6 +66,6 @@ def numpy_dtype(dtype: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
-def packed_tensor_name(name: str, bits: int, kind: str) -> str:
-    """Return the name of the tensor of ``kind`` (LowBitFormat.shapes) of the low-bit weight ``name``."""
-    return f"{name}.int{bits}.{kind}"
+def packed_tensor_name(name: str, numbers: str, kind: str) -> str:
+    """Return the name of the tensor of ``kind`` (LowBitFormat.shapes) of the weight ``name`` of ``numbers``."""
+    return f"{name}.{numbers}.{kind}"

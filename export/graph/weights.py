@@ -16,6 +16,7 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.kv_cache import cache_scales, is_cache_scale
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales
+from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
 
@@ -141,21 +142,25 @@ class Weights:
         """Return the low-bit format in which export/quantize/ wrote the weight ``name``, or None."""
         tensors = self.checkpoint.tensors
         for bits in (8, 4):
-            zeros = packed_tensor_name(name, bits, "zeros") in tensors
-            if (integers := tensors.get(packed_tensor_name(name, bits, "integers"))) is not None:
+            numbers = f"int{bits}"
+            zeros = packed_tensor_name(name, numbers, "zeros") in tensors
+            if (integers := tensors.get(packed_tensor_name(name, numbers, "integers"))) is not None:
                 return LowBitFormat(bits, integers.shape[-1] * 8 // bits, zeros)
             for group_size in GROUP_SIZES:
-                if packed_tensor_name(name, bits, f"tiles{group_size}") in tensors:
+                if packed_tensor_name(name, numbers, f"tiles{group_size}") in tensors:
                     return LowBitFormat(
-                        bits, group_size, zeros, tensors[packed_tensor_name(name, bits, "scales")].dtype
+                        bits, group_size, zeros, tensors[packed_tensor_name(name, numbers, "scales")].dtype
                     )
-                if packed_tensor_name(name, bits, f"interleaved{group_size}") in tensors:
+                if packed_tensor_name(name, numbers, f"interleaved{group_size}") in tensors:
                     return LowBitFormat(bits, group_size, zeros, interleaved=True)
+        for group_size in float4.GROUP_SIZES:
+            if packed_tensor_name(name, "float4", f"tiles{group_size}") in tensors:
+                return LowBitFormat(4, group_size, tiles=self.dtype, floats=True)
         return None
 
     def low_bit_formats(self) -> tuple[LowBitFormat, ...]:
         """Return the low-bit formats of all weights that export/quantize/ wrote."""
-        ends = [packed_tensor_name("", bits, "scales") for bits in (8, 4)]
+        ends = [packed_tensor_name("", numbers, "scales") for numbers in ("int8", "int4", "float4")]
         names = [name.removesuffix(end) for name in self.checkpoint.tensors for end in ends if name.endswith(end)]
         found = {low_bit_format for name in names if (low_bit_format := self.low_bit_format(name)) is not None}
         return tuple(sorted(found, key=repr))
@@ -163,10 +168,10 @@ class Weights:
     def low_bit_tensors(
         self, names: Sequence[str], rows: Sequence[int], inner: int, low_bit_format: LowBitFormat
     ) -> tuple[ir.Value, ...]:
-        """Return weights [rows_i, inner] of one low-bit format as one: integers, scales and, if any, zero points."""
+        """Return weights [rows_i, inner] of one low-bit format as one, kind by kind (LowBitFormat.shapes)."""
         found = []
         for kind in low_bit_format.shapes(0, inner):
-            wanted = [packed_tensor_name(name, low_bit_format.bits, kind) for name in names]
+            wanted = [packed_tensor_name(name, low_bit_format.numbers, kind) for name in names]
             shapes = [low_bit_format.shapes(count, inner)[kind] for count in rows]
             parts = [self._claim(n, shape, (dtype,)) for n, (dtype, shape) in zip(wanted, shapes, strict=True)]
             joined = self._adjacent(wanted, parts)

@@ -12,10 +12,10 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.int4_matmul import int4_matmul_functions
 from tandemrt.export.model.layer_inputs import layer_inputs
 from tandemrt.export.model.layers import decoder_layers
 from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.low_bit_matmul import low_bit_functions
 from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.model.row_padding import cut, needs_padding, pad_ids
 from tandemrt.export.model.scale import scaled_by
@@ -109,7 +109,7 @@ def build_decoder(
     if spec.tied:
         w.same("lm_head.weight", "model.embed_tokens.weight")
     w.finish()
-    functions = (*strategies.functions(spec, kv_dtype or dtype), *scaled_matmul_functions(w), *int4_matmul_functions(w))
+    functions = (*strategies.functions(spec, kv_dtype or dtype), *scaled_matmul_functions(w), *low_bit_functions(w))
     return b.model(functions)
 
 

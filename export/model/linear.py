@@ -10,7 +10,7 @@ from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model import dequantized
 from tandemrt.export.model.int4_int8_matmul import int4_int8_matmul
-from tandemrt.export.model.int4_matmul import int4_matmul_by_tiles
+from tandemrt.export.model.low_bit_matmul import low_bit_matmul
 from tandemrt.export.model.matmul_nbits import matmul_nbits
 from tandemrt.export.model.scaled_matmul import scaled_matmul
 from tandemrt.export.model.tiled_matmul import tiled_matmul
@@ -58,9 +58,7 @@ class Linear:
         if isinstance(how, LowBitFormat):
             low_bit_tensors = w.low_bit_tensors(names, self.widths, inner, how)
             if how.tiles:
-                return int4_matmul_by_tiles(
-                    b, x, low_bit_tensors, self.names, self.widths, group_size=how.group_size, dtype=w.dtype
-                )
+                return low_bit_matmul(b, x, low_bit_tensors, how, self.names, self.widths, dtype=w.dtype)
             if how.interleaved:
                 return int4_int8_matmul(b, x, low_bit_tensors, how, width=self.width)
             return matmul_nbits(b, x, low_bit_tensors, how, dtype=w.dtype, width=self.width)

@@ -55,10 +55,13 @@ def unsupported(quantization: Quantization) -> str | None:
     The build has already converted group scales to a scale per output.
     """
     schemes = [scheme for _, scheme in quantization.rules]
-    if other := sorted({scheme.title for scheme in schemes} - {"4-bit integers", "float8_e4m3fn"}):
-        return f"weights in {' and '.join(other)}"
-    if quantization.is_packed:
-        return "float8 weights together with 4-bit weights" if quantization.has_float8 else None
+    if why := quantization.without_matmuls:
+        return f"weights in {why}"
+    if any(scheme.weight == "int8" and not scheme.symmetric for scheme in schemes):
+        return "8-bit integers with zero points"
+    schemes = [scheme for scheme in schemes if scheme.weight == "float8_e4m3fn"]
+    if quantization.has_group_scales and quantization.is_packed:
+        return "block scales of float8 weights together with weights of 4 or 8 bits"
     if any(scheme.inputs == "unquantized" for scheme in schemes):
         return "float8 weights with unquantized inputs"
     if quantization.has_group_scales and any(scheme.inputs != "token" for scheme in schemes):

@@ -10,7 +10,8 @@ from tandemrt.export.passes.graph_pass import GraphPass, nodes_in_order, values_
 from tandemrt.export.passes.residual_norms import fuse_norms_of_sums
 from tandemrt.plugins.operators.constants import DOMAIN
 
-_WEIGHT_INPUT = {"scaled_matmul": 2, "int4_matmul": 1}  # of operators that multiply by quantized weights
+# Of operators that multiply by quantized weights
+_WEIGHT_INPUT = {"scaled_matmul": 2, "int4_matmul": 1, "int8_matmul": 1, "float4_matmul": 1}
 _HEADS = ("lm_head.weight", "model.embed_tokens.weight")
 
 

@@ -13,11 +13,13 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, packed_tensor_name
 from tandemrt.export.graph.weights import Weights
+from tandemrt.export.quantize.float4 import Float4Matrix
 from tandemrt.export.quantize.groups import GROUP_SIZE, QuantizedMatrix, quantize
 from tandemrt.export.quantize.matmuls import EMBEDDING, HEAD, groups, matmul_modules, place
 from tandemrt.export.quantize.stored_weights import (
     is_quantized,
     packed_format,
+    read_float4,
     read_low_bit,
     read_matrix,
     shape_of,
@@ -39,7 +41,7 @@ class QuantizedCheckpoint:
     """The written ``checkpoint``, and how exact it is.
 
     ``error``: the root mean square of the change of the rounded matmul weights, relative to the root mean square of
-    these weights. ``kept``: the number of weights that were stored in 4 bits and keep their integers.
+    these weights. ``kept``: the number of weights that were stored in 4 or 8 bits and keep their numbers.
     ``scales_error``: the same relative error for the scales of the kept weights.
     """
 
@@ -61,7 +63,7 @@ class _Matmul:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the checkpoint stores the weight in 4 bits."""
+        """Whether the checkpoint stores the weight in 4 or 8 bits."""
         return self.scheme is not None and self.scheme.packed
 
 
@@ -77,8 +79,8 @@ def write_quantized(
 ) -> QuantizedCheckpoint:
     """Write ``checkpoint`` to a file in ``folder`` with quantized matmul weights; other tensors are copied.
 
-    Weights stored in 4 bits keep their integers and scales, in another order. Other weights are rounded to ``bits``;
-    None leaves them unquantized. ``tiles``: write tiles for matmuls on a GPU, with scales in this dtype
+    Weights stored in 4 or 8 bits keep their numbers and scales, in another order. Other weights are rounded to
+    ``bits``; None leaves them unquantized. ``tiles``: write tiles for matmuls on a GPU, with scales in this dtype
     (LowBitFormat). ``interleaved``: write weights of 4 bits for the operator int4_int8_matmul. One matrix is in memory
     at a time. The embedding table stays unquantized, also where lm_head shares it. Raises BadCheckpoint for a matmul
     weight that contradicts its config or is not a matrix of floats, and for a copy of a tied lm_head that differs.
@@ -136,8 +138,12 @@ class _Rounding:
             self._made |= {f"{matmul.module} {kind}": values for kind, values in stored.items()}
         yield self._made.pop(f"{matmul.module} {kind}").tobytes()
 
-    def _quantized(self, matmul: _Matmul) -> QuantizedMatrix:
+    def _quantized(self, matmul: _Matmul) -> QuantizedMatrix | Float4Matrix:
         tensors = self.checkpoint.tensors
+        if matmul.scheme is not None and matmul.form.floats:
+            floats = read_float4(matmul.module, tensors, matmul.scheme)
+            self.scales.add(floats.stored_scales.astype(np.float32) * floats.factors, floats.scales * floats.factors)
+            return floats
         scales_in = numpy_dtype(matmul.form.scales)
         if matmul.scheme is not None and matmul.is_packed:
             found = read_low_bit(matmul.module, tensors, matmul.scheme)
@@ -156,7 +162,7 @@ def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
         shapes = [matmul.form.shapes(matmul.rows, matmul.inner) for matmul in group]
         for kind in shapes[0]:
             for matmul, found in zip(group, shapes, strict=True):
-                name = packed_tensor_name(f"{matmul.module}.weight", matmul.form.bits, kind)
+                name = packed_tensor_name(f"{matmul.module}.weight", matmul.form.numbers, kind)
                 yield Entry(name, *found[kind], partial(rounding.part, matmul, kind))
 
 
@@ -170,7 +176,8 @@ def _matmuls(
         scheme = quantization.scheme(*checkpoint.names_of(module)) if quantization else None
         if scheme is not None and scheme.packed and (module in rounded or is_quantized(module, tensors, scheme)):
             shape = shape_of(module, tensors, scheme)
-            yield _Matmul(module, *shape, _laid_out(packed_format(scheme, shape[1]), tiles, interleaved), scheme)
+            form = packed_format(scheme, shape[1], floats=tiles is not None)
+            yield _Matmul(module, *shape, _laid_out(form, tiles, interleaved), scheme)
         elif bits is not None and module in rounded and f"{module}.weight" in tensors:
             shape = (
                 shape_of(module, tensors, scheme)

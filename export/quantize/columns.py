@@ -1,7 +1,8 @@
 """Write the parts of tensors that a rank of a tensor-parallel target holds and that are no range of a file.
 
 These are columns of the matrices that it multiplies its part of the inputs by, and several ranges of rows. Columns of
-4-bit weights are whole chunks of 128 inputs, so their bytes keep their order (plugins/operators/int4_layout.py).
+weights of 4 or 8 bits are whole chunks of 128 inputs, so their bytes keep their order
+(plugins/operators/int4_layout.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,9 +59,9 @@ def _ranges(name: str, tensor: StoredTensor, rows: Sequence[tuple[int, int]]) ->
 
 
 def _columns(tensor: StoredTensor, tensors: Mapping[str, StoredTensor], rank: int, ranks: int) -> Entry:
-    matrix, packed, kind = tensor.name.partition(".int4.")
-    if packed and kind in ("scales", "zeros"):
-        tiles = next(each for name, each in tensors.items() if name.startswith(f"{matrix}.int4.tiles"))
+    matrix, _, kind = tensor.name.rpartition(".")
+    if kind in ("scales", "zeros"):
+        tiles = next(each for name, each in tensors.items() if name.startswith(f"{matrix}.tiles"))
         return _groups(tensor, tiles, rank, ranks)
     rows, width = tensor.shape
     item = tensor.nbytes // (rows * width)
@@ -79,7 +80,8 @@ def _columns(tensor: StoredTensor, tensors: Mapping[str, StoredTensor], rank: in
 
 def _groups(tensor: StoredTensor, tiles: StoredTensor, rank: int, ranks: int) -> Entry:
     """Return the scales or zero points of the columns that ``rank`` holds of ``tiles``."""
-    size, inner = int(tiles.name.rpartition(".tiles")[2]), 2 * tiles.shape[1] // ranks
+    values_per_byte = 1 if ".int8." in tiles.name else 2
+    size, inner = int(tiles.name.rpartition(".tiles")[2]), values_per_byte * tiles.shape[1] // ranks
     count, stored = inner // size, scales_of_output(inner, size)
     zeros = tensor.name.endswith(".zeros")
 

@@ -1,37 +1,76 @@
-"""Convert MXFP4 and NVFP4 weights to 8-bit integer groups: twice a 4-bit float is an integer up to 12.
+"""Read MXFP4 and NVFP4 weights: floats of 4 bits with a scale per group.
 
 A byte holds two floats, the first one in its low half. A scale of MXFP4 is the exponent of a power of 2, with a bias of
-127. A scale of NVFP4 is a float8_e4m3fn number times the scale of the tensor.
+127. A scale of NVFP4 is a float8_e4m3fn number times the scale of the tensor. Matmuls on a GPU read the floats. On a
+CPU they become 8-bit integer groups, because twice a 4-bit float is an integer up to 12.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
-from tandemrt.export.quantize.groups import QuantizedMatrix
+from tandemrt.export.quantize.groups import QuantizedMatrix, wide
 from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MXFP4_GROUP
 from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE as NVFP4_GROUP
 from tandemrt.export.read.values import read_values, require_scales
-from tandemrt.plugins.operators.int4_layout import unpacked
+from tandemrt.plugins.operators.float4 import VALUES
+from tandemrt.plugins.operators.float8 import FLOAT8
+from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output, unpacked
 
-_TWICE = (0, 1, 2, 3, 4, 6, 8, 12)  # twice each 4-bit float, without its sign, which is the highest bit
-_ZERO = 128  # the zero point of 8-bit groups
-_INTEGERS = np.array([_ZERO + sign * twice for sign in (1, -1) for twice in _TWICE], np.uint8)
-MXFP4_FORM = LowBitFormat(8, MXFP4_GROUP)
-NVFP4_FORM = LowBitFormat(8, NVFP4_GROUP)
+GROUPS = {"mxfp4": MXFP4_GROUP, "nvfp4": NVFP4_GROUP}
+_INTEGERS = (128 + 2 * VALUES).astype(np.uint8)  # 128 is the zero point of 8-bit groups
+_LARGEST_POWER = np.float32(2**8)  # of 2 in float8_e4m3fn
 
 
-def read_mxfp4(blocks: StoredTensor, scales: StoredTensor) -> QuantizedMatrix:
+@dataclass(frozen=True)
+class Float4Matrix:
+    """A matrix [rows, inner] of floats of 4 bits; a value is float * scale * factor.
+
+    ``codes``: uint8 [rows, groups, group size], one per byte. ``scales``: float32 [rows, groups]. ``factors``: float32
+    [rows, 1].
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32]
+    factors: npt.NDArray[np.float32]
+
+    @property
+    def as_integers(self) -> QuantizedMatrix:
+        """The matrix in groups of 8-bit integers."""
+        _, groups, size = self.codes.shape
+        scales = self.scales * self.factors * np.float32(0.5)  # values are doubled
+        return QuantizedMatrix(LowBitFormat(8, size), groups * size, _INTEGERS[self.codes], scales)
+
+    @property
+    def stored_scales(self) -> npt.NDArray:
+        """The scales in float8_e4m3fn, as a GPU reads them. Powers of 2 lose those below 2**-17 of a row's largest."""
+        return self.scales.astype(FLOAT8)
+
+    def stored(self) -> dict[str, npt.NDArray]:
+        """Return the arrays to write for a GPU, keyed as in ``LowBitFormat.shapes``."""
+        rows, groups, size = self.codes.shape
+        inner = groups * size
+        return {
+            f"tiles{size}": in_tiles(wide(self.codes.reshape(rows, inner), padded_inner(inner))),
+            "scales": wide(self.stored_scales.view(np.uint8), scales_of_output(inner, size)),
+            "factors": self.factors[:, 0],
+        }
+
+
+def read_mxfp4(blocks: StoredTensor, scales: StoredTensor) -> Float4Matrix:
     """Read a weight [rows, inner] from ``blocks`` uint8, two values per byte, and ``scales`` uint8 [rows, inner / 32].
 
-    Raises BadCheckpoint for a scale of 255, which is not a number.
+    The largest scale of a row becomes the largest power of 2 in float8_e4m3fn. Raises BadCheckpoint for a scale of 255,
+    which is not a number.
     """
     powers = read_powers(scales)
     codes = unpacked(read_values(blocks)).reshape(*powers.shape, MXFP4_GROUP)
-    # Values are doubled. The smallest power, 2**-127, is a denormal number, and half of it too.
-    return QuantizedMatrix(MXFP4_FORM, powers.shape[1] * MXFP4_GROUP, _INTEGERS[codes], powers * np.float32(0.5))
+    factors = powers.max(axis=1, keepdims=True) / _LARGEST_POWER
+    return Float4Matrix(codes, powers / factors, factors)
 
 
 def read_powers(scales: StoredTensor) -> npt.NDArray[np.float32]:
@@ -48,9 +87,7 @@ def read_powers(scales: StoredTensor) -> npt.NDArray[np.float32]:
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
 
 
-def read_nvfp4(
-    packed: StoredTensor, scales: StoredTensor, of_tensor: StoredTensor, *, divides: bool
-) -> QuantizedMatrix:
+def read_nvfp4(packed: StoredTensor, scales: StoredTensor, of_tensor: StoredTensor, *, divides: bool) -> Float4Matrix:
     """Read a weight [rows, inner] from ``packed`` uint8 [rows, inner / 2] and ``scales`` [rows, inner / 16].
 
     ``of_tensor`` is one float32, by which each of ``scales`` is multiplied, or divided if ``divides``. A scale of zero
@@ -66,6 +103,6 @@ def read_nvfp4(
             f"{scales.file}: tensor {quoted(scales.name)} should hold scales, finite and not below 0; "
             f"{int(wrong.sum())} of {wrong.size} are not; download the checkpoint again"
         )
-    of_groups = (of_groups / factor if divides else of_groups * factor) * np.float32(0.5)  # values are doubled
     codes = unpacked(read_values(packed)).reshape(*of_groups.shape, NVFP4_GROUP)
-    return QuantizedMatrix(NVFP4_FORM, of_groups.shape[1] * NVFP4_GROUP, _INTEGERS[codes], of_groups)
+    factors = np.full((len(codes), 1), np.float32(1) / factor if divides else factor, np.float32)
+    return Float4Matrix(codes, of_groups, factors)

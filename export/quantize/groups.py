@@ -2,7 +2,7 @@
 
 A group is a run of consecutive values of one row. A value is (integer - zero point) * scale; without zero points the
 middle of the range is zero. A byte holds two integers of 4 bits, the first one in its low half. Matmuls on a GPU read
-the integers in another order (plugins/reference/int4.py).
+the integers in another order (plugins/reference/int4.py and int8.py).
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype
 from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output
+from tandemrt.plugins.operators.int8_layout import bytes_in_tiles
 
 GROUP_SIZE = 32  # values per scale: as fast as larger groups (docs/benchmarks.md), and the most exact
 _AT_ONCE = 1 << 22  # values quantized in one step, to bound the memory use
@@ -62,13 +63,13 @@ class QuantizedMatrix:
         return found if self.zeros is None else found | {"zeros": by_tile(self.zeros)}
 
     def _tiles(self) -> dict[str, npt.NDArray]:
-        integers = _wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))
+        integers = wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))
         count = scales_of_output(self.inner, self.form.group_size)
         found = {
-            f"tiles{self.form.group_size}": in_tiles(integers),
-            "scales": _wide(self.scales, count).astype(numpy_dtype(self.form.scales)),
+            f"tiles{self.form.group_size}": (in_tiles if self.form.bits == 4 else bytes_in_tiles)(integers),
+            "scales": wide(self.scales, count).astype(numpy_dtype(self.form.scales)),
         }
-        return found if self.zeros is None else found | {"zeros": nibbles(_wide(self.zeros, count))}
+        return found if self.zeros is None else found | {"zeros": nibbles(wide(self.zeros, count))}
 
 
 def quantize(
@@ -92,7 +93,7 @@ def nibbles(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return packed
 
 
-def _wide(values: npt.NDArray, columns: int) -> npt.NDArray:
+def wide(values: npt.NDArray, columns: int) -> npt.NDArray:
     """Pad ``values`` [rows, fewer] with zeros to [rows, ``columns``]."""
     return np.pad(values, [(0, 0), (0, columns - values.shape[1])])
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
-from tandemrt.export.quantize.float4 import MXFP4_FORM, NVFP4_FORM, read_mxfp4, read_nvfp4, read_powers
+from tandemrt.export.quantize.float4 import GROUPS, Float4Matrix, read_mxfp4, read_nvfp4, read_powers
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.stored_integers import integer_format, integer_shape, read_integers, read_reordered
 from tandemrt.export.quantize.table4 import TENSORS as TABLE4_TENSORS
@@ -48,10 +48,14 @@ def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
 _INPUTS = ("input_scale", "input_zero_point")  # of inputs that a build leaves unquantized
 
 
-def packed_format(scheme: Scheme, inner: int) -> LowBitFormat:
-    """Return the format in which a build writes a packed weight with ``inner`` inputs."""
-    forms = {"mxfp4": MXFP4_FORM, "nvfp4": NVFP4_FORM}
-    return forms[scheme.weight] if scheme.weight in forms else integer_format(scheme, inner)
+def packed_format(scheme: Scheme, inner: int, *, floats: bool = False) -> LowBitFormat:
+    """Return the format in which a build writes a packed weight with ``inner`` inputs.
+
+    ``floats``: 4-bit floats stay floats. Otherwise they become integers of 8 bits.
+    """
+    if (group := GROUPS.get(scheme.weight)) is not None:
+        return LowBitFormat(4 if floats else 8, group, floats=floats)
+    return integer_format(scheme, inner)
 
 
 def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
@@ -83,6 +87,11 @@ def read_low_bit(module: str, tensors: Mapping[str, StoredTensor], scheme: Schem
     """Read the packed weight of ``module``. Raises BadCheckpoint, by name, for tensors that do not fit."""
     if scheme.weight in BITS:
         return read_integers(module, tensors, scheme)
+    return read_float4(module, tensors, scheme).as_integers
+
+
+def read_float4(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Float4Matrix:
+    """Read the weight of ``module``, floats of 4 bits. Raises BadCheckpoint, by name, for tensors that do not fit."""
     rows, inner = shape_of(module, tensors, scheme)
     values, groups = find(tensors, f"{module}.{_float4_values(scheme)}"), (rows, inner // scheme.group_shape[1])
     if scheme.weight == "mxfp4":

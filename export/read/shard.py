@@ -21,11 +21,11 @@ from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import WIDTH_MULTIPLE
 
 _STEP = 8
-_PACKED = r"\.int4\.\w+"  # what a build writes for a weight in 4 bits
+_PACKED = r"\.(?:int4|int8|float4)\.\w+"  # what a build writes for a weight in 4 or 8 bits
 _EXPERT = r"(?:experts\.\d+\.|shared_\w+\.)?"
 _BY_INPUTS = re.compile(  # "bytes": the name of a float8 weight in the graph
     rf"model\.layers\.\d+\.(?:self_attn\.o_proj|(?:linear_attn|mamba|conv)\.out_proj|mlp\.{_EXPERT}down_proj)"
-    rf"\.weight(?:\.bytes|{_PACKED})?"
+    rf"\.weight(?:\.bytes|{_PACKED}(?<!\.factors))?"
 )
 _TENSOR = re.compile(
     rf"model\.layers\.\d+\.(?P<module>\w+)\.(?P<part>.+?)(?:\.(?:bias|weight(?:_scale(?:_inv)?|{_PACKED})?))?"

@@ -10,7 +10,7 @@ from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
 from tandemrt.plugins.operators.float8 import FLOAT8, FLOAT8_MAX, MIN_SCALE
 
 _FLOAT8 = ir.DataType.FLOAT8E4M3FN
-_NUMBERS = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)  # by byte
+NUMBERS = np.arange(256, dtype=np.uint8).view(FLOAT8).astype(np.float32)  # by byte
 
 
 def quantize_tokens(*, static: bool) -> ir.Function:
@@ -64,5 +64,5 @@ def matmul_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ..
 
 
 def _matmul(body: Body, quantized: Tensor, weight: Tensor) -> Tensor:
-    numbers = body.op("Gather", _NUMBERS, weight.cast(ir.DataType.INT32))
+    numbers = body.op("Gather", NUMBERS, weight.cast(ir.DataType.INT32))
     return body.matmul(quantized.cast(FLOAT32), body.op("Transpose", numbers, perm=[1, 0]))

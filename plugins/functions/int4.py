@@ -19,21 +19,37 @@ def int4_matmul(*, zeros: bool, prompt_rows: bool = False, overload: str = "") -
     given = {"zeros": zeros, "prompt_rows": prompt_rows}
     body = Body.of("int4_matmul", without=[name for name, there in given.items() if not there])
     x, weight, scales, *optional = body.inputs
-    words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
-    by_group = body.concat(np.array([0, -1], np.int64), body.integer("group_size"), axis=0)
-    in_order = body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
-    integers = body.op("Reshape", in_order, by_group).cast(FLOAT32)
-    groups = integers.size(1)
-    middles = _middles(body, optional[0], groups) if zeros else np.float32(8)
-    numbers = (integers - middles) * scales.first(groups, 1).cast(FLOAT32).expand_dims(-1)
-    wide = body.op("Reshape", numbers, np.array([0, -1], np.int64)).first(x.size(-1), 1)
-    out = body.matmul(x.cast(FLOAT32), body.op("Transpose", wide, perm=[1, 0]))
+    integers = in_groups(body, from_tiles(body, weight)).cast(FLOAT32)
+    middles = _middles(body, optional[0], integers.size(1)) if zeros else np.float32(8)
+    out = scaled_matmul(body, x, integers - middles, scales.cast(FLOAT32))
     return body.function(overload, out=body.op("CastLike", out, x))
 
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
     return (int4_matmul(zeros="zeros" in present, prompt_rows="prompt_rows" in present),)
+
+
+def from_tiles(body: Body, weight: Tensor) -> Tensor:
+    """Return the 4-bit integers of ``weight`` in the order of the inputs, [width, ...]; see in_tiles."""
+    words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
+    return body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
+
+
+def in_groups(body: Body, values: Tensor) -> Tensor:
+    """Return ``values`` [width, ...] as [width, groups, group_size], by the operator's attribute."""
+    shape = body.concat(np.array([0, -1], np.int64), body.integer("group_size"), axis=0)
+    return body.op("Reshape", values, shape)
+
+
+def scaled_matmul(body: Body, x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+    """Return x @ w.T in float32 for ``numbers`` [width, groups, group_size], each group times its scale.
+
+    ``scales`` [width, groups and some padding].
+    """
+    scaled = numbers * scales.first(numbers.size(1), 1).expand_dims(-1)
+    wide = body.op("Reshape", scaled, np.array([0, -1], np.int64)).first(x.size(-1), 1)
+    return body.matmul(x.cast(FLOAT32), body.op("Transpose", wide, perm=[1, 0]))
 
 
 def _middles(body: Body, zeros: Tensor, groups: Tensor) -> Tensor:

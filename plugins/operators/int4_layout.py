@@ -35,6 +35,12 @@ def in_tiles(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return packed
 
 
+def from_tiles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return the integers of ``in_tiles``, one per byte: uint8 [width, inner]."""
+    words = unpacked(packed).reshape(len(packed), -1, 4, 4, 2, 4).transpose(0, 1, 3, 2, 5, 4)
+    return words.reshape(len(packed), -1)
+
+
 def unpacked(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return the 4-bit integers of uint8 [..., bytes], one per byte: [..., 2 * bytes], the low half of a byte first."""
     integers: npt.NDArray[np.uint8] = _PAIRS[packed].view(np.uint8)

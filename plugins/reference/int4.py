@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tandemrt.plugins.operators.int4_layout import unpacked
+from tandemrt.plugins.operators.int4_layout import from_tiles, unpacked
 
 _MIDDLE = 8  # the zero point of a weight that stores none
 
@@ -25,8 +25,7 @@ def int4_matmul(
     are those of prompts, which only changes rounding.
     """
     width, groups = len(scales), weight.shape[1] * 2 // group_size
-    words = unpacked(weight).reshape(width, -1, 4, 4, 2, 4).transpose(0, 1, 3, 2, 5, 4)
-    integers = words.reshape(width, groups, group_size).astype(np.float64)
+    integers = from_tiles(weight).reshape(width, groups, group_size).astype(np.float64)
     middles = np.float64(_MIDDLE) if zeros is None else unpacked(zeros)[:, :groups, None].astype(np.float64)
     numbers = ((integers - middles) * scales.astype(np.float64)[:, :groups, None]).reshape(width, -1)
     out: np.ndarray = x.astype(np.float64) @ numbers[:, : x.shape[-1]].T

@@ -24,6 +24,7 @@ from tests.engine.operator_cases import case as window_case
 KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Of a result of about one, after a few roundings on the way. Probabilities are float32 for logits of any dtype.
 NEAR = {"float32": 2e-5, "float16": 2 * 2**-10, "bfloat16": 2 * 2**-7, "float8_e4m3fn": 0.13}
+LOW_BIT = ("int4_matmul", "int8_matmul", "float4_matmul")  # on a GPU in bfloat16 and float16
 SENTINEL = -99
 LARGEST = {"batch": 24, "window+1": 5}
 
@@ -263,11 +264,13 @@ def _matmuls(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"quantized": quantized, **scaled}, {"dtype": kind})
 
 
+_LOW_BIT_SIZES = (((1,), 128, 8, 32), ((2, 4), 1120, 56, 32), ((9,), 192, 24, 64), ((33,), 64, 16, 32))
+
+
 def _by_int4(kind: np.dtype[Any]) -> Iterator[Case]:
     """Numbers of rows on either side of what the kernels take at once, every block, with zero points and without."""
     rng = np.random.default_rng(8)
-    sizes = [((1,), 128, 8, 32), ((2, 4), 1120, 56, 32), ((9,), 192, 24, 64), ((33,), 64, 16, 32)]
-    for rows, inner, width, block in (*sizes, ((90,), 640, 264, 128)):
+    for rows, inner, width, block in (*_LOW_BIT_SIZES, ((90,), 640, 264, 128)):
         blocks = scales_of_output(inner, block)
         scales = (rng.uniform(0.02, 0.06, (width, blocks)) / inner**0.5).astype(kind)
         weight = rng.integers(0, 256, (width, padded_inner(inner) // 2), dtype=np.uint8)
@@ -277,6 +280,32 @@ def _by_int4(kind: np.dtype[Any]) -> Iterator[Case]:
             {**inputs, "zeros": rng.integers(0, 256, (width, blocks // 2), dtype=np.uint8)}, {"group_size": block}
         )
     yield Case({**inputs, "prompt_rows": np.zeros(70, np.int32)}, {"group_size": block})
+
+
+def _by_int8(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(11)
+    for rows, inner, width, group in _LOW_BIT_SIZES:
+        scales = (rng.uniform(0.02, 0.06, (width, scales_of_output(inner, group))) / inner**0.5 / 16).astype(kind)
+        weight = rng.integers(0, 256, (width, padded_inner(inner)), dtype=np.uint8)
+        x = rng.normal(size=(*rows, inner)).astype(kind)
+        inputs = {"x": x, "weight": weight, "scales": scales}
+        yield Case(inputs, {"group_size": group})
+    yield Case({**inputs, "prompt_rows": np.zeros(20, np.int32)}, {"group_size": group})
+
+
+def _by_float4(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Every code and every finite scale, the tiny ones and zero too, with factors that keep results near one."""
+    rng = np.random.default_rng(12)
+    for rows, inner, width, group in _LOW_BIT_SIZES:
+        scales = rng.integers(0, 127, (width, scales_of_output(inner, group // 2)), dtype=np.uint8)
+        scales[::2] = rng.integers(0, 24, scales[::2].shape)
+        weight = rng.integers(0, 256, (width, padded_inner(inner) // 2), dtype=np.uint8)
+        factors = (rng.uniform(0.5, 2, width) / (100 * inner**0.5)).astype(np.float32)
+        factors[::2] *= 2**12
+        x = rng.normal(size=(*rows, inner)).astype(kind)
+        inputs = {"x": x, "weight": weight, "scales": scales, "factors": factors}
+        yield Case(inputs, {"group_size": group // 2})
+    yield Case({**inputs, "prompt_rows": np.zeros(20, np.int32)}, {"group_size": group // 2})
 
 
 def _by_int4_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
@@ -382,6 +411,8 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "quantize_tokens": _unrounded,
     "scaled_matmul": _matmuls,
     "int4_matmul": _by_int4,
+    "int8_matmul": _by_int8,
+    "float4_matmul": _by_float4,
     "int4_int8_matmul": _by_int4_and_int8,
     "tiled_matmul": _by_tiles,
     "decode_attention": _decoded,

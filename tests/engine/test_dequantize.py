@@ -97,6 +97,7 @@ CASES = {
     "modelopt, MXFP8": Mxfp8(MODELOPT | {"quant_algo": "MXFP8"}, "weight_scale"),
     "mxfp8": Mxfp8(MXFP8, "weight_scale_inv"),
     "quark, MXFP4": OTHERS["quark, MXFP4"],
+    "gptq, 8 bits, zero points": OTHERS["gptq, 8 bits, zero points"],
 }
 
 
@@ -165,9 +166,9 @@ def test_scales_of_keys_and_values_survive(tmp_path):
         ("mxfp8", {}, r"MXFP8 \(mxfp8\) have no matmuls on any backend; write target.dequantize = true"),
         ("nf4", {}, r"4-bit floats of bitsandbytes \(bitsandbytes\) have no matmuls on any backend; write target.deq"),
         (
-            "modelopt, NVFP4",
+            "gptq, 8 bits, zero points",
             {"dtype": "float16", "backend": 'name = "onnxruntime-cuda"'},
-            "NVFP4.*target.dequantize = t",
+            "8-bit integers with zero points.*target.dequantize = t",
         ),
     ],
 )

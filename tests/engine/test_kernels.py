@@ -12,6 +12,10 @@ from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LAST = COMPUTE_CAPABILITIES[-1]
+LOW_BIT = {
+    **{f"matmul_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
+    "weights": "3 u64, 3 u32, 1 u64",
+}
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
@@ -35,11 +39,9 @@ ENTRIES = {
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
         "scale_matmul": "2 u64, 1 u32, 1 u64",
     },
-    "int4": {
-        **{f"int4_matmul_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
-        **{f"int4_matmul_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
-        "int4_weights": "3 u64, 3 u32, 1 u64",
-    },
+    "int4": LOW_BIT | {f"{name}_zeros": parameters for name, parameters in LOW_BIT.items()},
+    "int8": LOW_BIT,
+    "float4": LOW_BIT,
     "collectives": {"all_reduce_early": "1 u64, 2 u32, 5 u64, 1 u32, 1 u64"},
     "latent_attention": {},  # not the same for all dtypes: see expected
     "linear_attention": {},  # with sizes: see expected
@@ -58,6 +60,7 @@ COLLECTIVES = {  # of bytes, whatever the dtype
     "publish": "1 u64, 2 u32, 4 u64, 1 u32",
     "receive": "1 u64, 2 u32, 5 u64, 1 u32",
 }
+LOW_BIT_FILES = ("int4", "int8", "float4")
 ORDERED = ("8_6", "8_8", "16_6")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
@@ -81,7 +84,7 @@ SPILLED = {
 
 def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, str]:
     suffix = SUFFIXES[dtype]
-    if kernel in ("int4", "linear") and dtype == "float32":
+    if kernel in (*LOW_BIT_FILES, "linear") and dtype == "float32":
         return {}
     if kernel == "latent_attention":
         if dtype == "float32":
@@ -127,9 +130,9 @@ def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them, one GPU all, and heads of
 # 256 values, whose sums leave no registers for the rest; each in one dtype.
-# Matmuls in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
-# is the same with other elements. Latent attention is compiled for one GPU.
-ONE_DTYPE = (*ATTENTION, "collectives", "float8", "int4", "experts", "linear_attention", "latent_attention")
+# Matmuls in float8 see a GPU without it, and the newest, those with 4-bit integers and experts the oldest; attention
+# over float8 is the same with other elements. Latent attention and other low-bit matmuls are compiled for one GPU.
+ONE_DTYPE = (*ATTENTION, *LOW_BIT_FILES, "collectives", "float8", "experts", "linear_attention", "latent_attention")
 COMPILED = [
     (kernel, dtype, capability, sizes_of(kernel, capability, dtype))
     for kernel in compiler.kernel_names()
@@ -137,6 +140,7 @@ COMPILED = [
     for capability in COMPUTE_CAPABILITIES
     if kernel not in ONE_DTYPE or dtype == "bfloat16" or capability == "9.0"
     if kernel not in ("float8", "int4", "experts") or capability in ("8.0", "9.0", LAST)
+    if kernel not in ("int8", "float4") or capability == "9.0"
     if kernel != "attention_float8"
     if kernel != "latent_attention" or (capability, dtype) in (("9.0", "bfloat16"), ("9.0", "float32"))
 ] + [

@@ -95,7 +95,7 @@ def test_only_matmul_weights_are_quantized(written):
     )
     kept = set(before) - matmuls | {"model.embed_tokens.weight"}
     assert set(after) == kept | {
-        packed_tensor_name(name, bits, kind) for name in matmuls for kind in ("integers", "scales")
+        packed_tensor_name(name, f"int{bits}", kind) for name in matmuls for kind in ("integers", "scales")
     }
     assert (0.001 if bits == 8 else 0.05) < quantized.error < (0.01 if bits == 8 else 0.1)
 

@@ -344,7 +344,7 @@ def test_a_bundle_of_quantized_checkpoints_has_notes_and_speculates_invisibly(tm
     assert report.notes == (
         "target: weights are stored as fp8 (compressed-tensors), their bytes stay where they are; inputs of matmuls "
         "are rounded as the config says (token)",
-        "draft: 7 weights of 4 bits (gptq) were repacked, their values are the same",
+        "draft: 7 quantized weights (gptq) were repacked, their values are the same",
     )
     assert report.manifest.files["target/model.safetensors"].size == (target / "model.safetensors").stat().st_size
     texts = []

@@ -49,7 +49,7 @@ from tandemrt.runtime.device.backends.ranks import require_on_gpus
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.draft_kinds import EAGLE3
-from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, Float8
+from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, OTHERS, Float8
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 from tests.mtp import MtpLayer, add_layers
 from tests.waiting import eventually
@@ -265,6 +265,8 @@ def write_quantized(target: Path, case: Any) -> PreTrainedModel:
             "weights in float8",
         ),
         (partial(write_quantized, case=INT4["gptq, zero points"]), "float16", 0.01, "weights in 4 bits"),
+        (partial(write_quantized, case=OTHERS["gptq, 8 bits"]), "float16", 0.01, "weights in 8 bits"),
+        (partial(write_quantized, case=OTHERS["modelopt, NVFP4"]), "float16", 0.01, "weights in 4 bits"),
     ],
 )
 def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(

@@ -9,7 +9,8 @@ import torch
 from tandemrt.engines.contract.gpus import FLOAT8_FROM
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
-from tandemrt.plugins.kernels import attention_prompts, experts, float8_matmul, int4_matmul, linear
+from tandemrt.plugins.implementations import launcher
+from tandemrt.plugins.kernels import attention_prompts, experts, float8_matmul, linear, low_bit_matmul
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul
@@ -17,8 +18,10 @@ from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case, case_in_float8
 from tests.engine.decoding import make_checkpoint
+from tests.engine.implementation_cases import LOW_BIT
 from tests.gpu.attention import bind, on_device
 from tests.gpu.here import CAPABILITY, compute_capabilities, needs_float8, skipped_without_equal_bits
+from tests.gpu.low_bit import low_bit
 from tests.gpu.rounds import check_invisible, paged, texts, tiny
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
@@ -41,7 +44,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     compile_kernels(compute_capabilities(), folder, names=["attention"], dtypes=dtypes, head_dims=HEAD_DIMS)
     if CAPABILITY >= FLOAT8_FROM:
         compile_kernels(compute_capabilities(), folder, names=["attention_float8"], dtypes=dtypes, head_dims=IN_FLOAT8)
-    compile_kernels(compute_capabilities(), folder, names=["experts", "float8", "int4", "linear", "swiglu"])
+    names = ["experts", "float8", "int4", "int8", "float4", "linear", "swiglu"]
+    compile_kernels(compute_capabilities(), folder, names=names)
     sizes = {"window+1": MOST, "query": 2048}
     return Context(torch.device("cuda", 0), folder, sizes=sizes, batch_invariant=True)
 
@@ -106,20 +110,20 @@ def test_our_kernel_for_few_rows_in_float8_adds_as_cublaslt_does_for_many(
 @pytest.mark.parametrize("prompts", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [264, 4096])
-def test_a_row_of_a_matmul_in_4_bits_has_the_same_bits_among_any_others(
-    context: Context, width: int, dtype: torch.dtype, prompts: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("operator", LOW_BIT)
+def test_a_row_of_a_matmul_in_4_or_8_bits_has_the_same_bits_among_any_others(
+    context: Context, operator: str, width: int, dtype: torch.dtype, prompts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of windows, and rows of prompts; both in the last call."""
     inner = 1024
-    monkeypatch.setattr(int4_matmul, "_SCRATCH", 2 * inner * 1536)  # parts of 1,536 outputs
-    weight = torch.randint(0, 256, (width, inner // 2), dtype=torch.uint8, device="cuda")
-    scales, x = random(width, inner // 128).to(dtype), random(ROWS[-1], inner).to(dtype)
+    monkeypatch.setattr(low_bit_matmul, "_SCRATCH", 2 * inner * 1536)  # parts of 1,536 outputs
+    tensors, sizes = low_bit(operator, width, inner, rows=ROWS[-1], dtype=dtype)
 
     def multiplied(rows: int, of_prompts: int) -> torch.Tensor:
         out = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
-        tensors = {"x": x[:rows], "weight": weight, "scales": scales, "out": out}
+        given = tensors | {"x": tensors["x"][:rows], "out": out} | prompt_rows(of_prompts)
         with skipped_without_equal_bits():
-            int4_matmul.launch(tensors | prompt_rows(of_prompts), {"group_size": 128}, context).run()
+            launcher(operator, context)(given, sizes, context).run()
         return out
 
     found = [multiplied(rows, rows * prompts) for rows in ROWS]
@@ -253,6 +257,7 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
         ("bfloat16", None),
         ("float32", None),
         ("int4", None),
+        ("int8", None),
         pytest.param("bfloat16", "float8_e4m3", marks=needs_float8),
     ],
 )

@@ -276,16 +276,16 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_support_is_rejected(tmp
         ),
         ('[backend]\nname = "onnxruntime-cpu"\ncache = "paged"', "backend 'onnxruntime-cpu': unknown key 'cache'"),
         (
-            'dtype = "int8"\n[backend]\nname = "onnxruntime-cuda"',
+            'dtype = "int8"\n[backend]\nname = "onnxruntime-cuda"\ncache = "linear"',
             "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu'",
         ),
         (
             'dtype = "int4"\n[backend]\nname = "onnxruntime-cuda"\ncache = "linear"',
-            "'int4' for 'onnxruntime-cuda' with cache = 'paged'; got 'int4' for 'onnxruntime-cuda' with a linear",
+            "'onnxruntime-cuda' with cache = 'paged'; got 'int4' for 'onnxruntime-cuda' with a linear",
         ),
         (
             'dtype = "int4"\n[backend]\nname = "tensorrt"',
-            "'int4' for 'onnxruntime-cuda' with cache = 'paged'; got 'int4' for 'tensorrt' with a linear",
+            "'onnxruntime-cuda' with cache = 'paged'; got 'int4' for 'tensorrt' with a linear",
         ),
         ('dtype = "bfloat16"', "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu'"),
         (

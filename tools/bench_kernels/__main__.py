@@ -6,7 +6,7 @@
     python -m tools.bench_kernels verify            # verification and sampling of drafts
     python -m tools.bench_kernels experts           # a mixture of experts
     python -m tools.bench_kernels float8            # FP8 matmuls, and the operators between them
-    python -m tools.bench_kernels int4              # 4-bit matmuls
+    python -m tools.bench_kernels int4              # matmuls with weights of 4 and 8 bits
     python -m tools.bench_kernels collectives       # all_reduce of several GPUs
 
 ``python -m tools.bench_kernels CASE --help`` lists a case's options. Every case prints tables and writes them to

@@ -48,6 +48,8 @@ NOT_ON_GPUS = {
     "scaled_matmul": "weights in float8",
     "float8_matmul": "weights in float8",
     "int4_matmul": "weights in 4 bits",
+    "int8_matmul": "weights in 8 bits",
+    "float4_matmul": "weights in 4 bits",
     "experts": "experts",
     "latent_attention": "latent attention",
     "linear_attention": "recurrent layers",

@@ -1,18 +1,17 @@
-// The matmul of some rows with a 4-bit weight; reading the weight once bounds it.
+// The matmul of some rows with a weight of 4 or 8 bits; reading the weight once bounds it.
 #pragma once
 #include "cluster.cuh"
-#include "int4.cuh"
+#include "low_bit.cuh"
 
 constexpr int MOST_SPLITS = 8;   // warps of a block along the inputs, and blocks of a cluster
-constexpr int INT4_PAD = 4;      // floats after a row of partial sums: rows of one store use different banks
+constexpr int SUMS_PAD = 4;      // floats after a row of partial sums: rows of one store use different banks
 
 // A thread's part of a chunk: numbers of all four groups of 32 inputs for one output of each of `HALVES` times 8, and
-// four of their scales and zero points, as stored.
-template <int HALVES>
-struct Int4Chunk {
-    uint4 numbers[HALVES];
-    uint2 scales[HALVES];
-    u32 zeros[HALVES];
+// what the format reads for them.
+template <class Format, int HALVES>
+struct LowBitChunk {
+    uint4 numbers[HALVES][Format::LOADS];
+    typename Format::Held held[HALVES];
 };
 
 // use(row, output) for every second output of every row.
@@ -40,74 +39,80 @@ __device__ __forceinline__ float2 tree_sum(int count, Value value) {
 }
 
 // Grid (blocks of a cluster, outputs / (16 * TILES)), at most ROWS rows. The warps of a block and the blocks of a
-// cluster share the inputs. Sums within a group are of exact numbers, and the group's scale is applied to the sum, so
-// no weight is rounded. Rows and outputs that do not exist repeat the last ones.
-template <class T, int ROWS, int TILES, bool ZEROS>
-__device__ void int4_matmul(
-    const u16* x, const u8* weight, const u16* scales, const u8* zeros, int rows, int width, int inner, int shift,
-    u16* out
+// cluster share the inputs. Sums are of exact numbers, so no weight is rounded: either their scale is applied to the
+// sum of a group, or numbers are exact with their scale. Rows and outputs that do not exist repeat the last ones.
+template <class Format, int ROWS, int TILES>
+__device__ void low_bit_matmul(
+    const u16* x, const u8* weight, Format format, int rows, int width, int inner, u16* out
 ) {
-    constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES, OUTPUTS = 8 * HALVES, PITCH = OUTPUTS + INT4_PAD;
+    using T = typename Format::T;
+    constexpr int LOADS = Format::LOADS, GROUPS = 4 / LOADS, BYTES = 64 * LOADS;  // groups of a load, bytes of a chunk
+    constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES, OUTPUTS = 8 * HALVES, PITCH = OUTPUTS + SUMS_PAD;
     extern __shared__ float partial[];  // [warps][ROWS][PITCH]
     // broadcast, so that a warp branches as one
     int warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), warps = blockDim.x / 32;
     int lane = threadIdx.x % 32, line = lane / 4, part = lane % 4;
-    int chunks = (inner + INT4_CHUNK - 1) / INT4_CHUNK, stored = scales_of_output(inner, shift);
+    int chunks = chunks_of(inner), stored = format.stored(inner);
     i64 base = static_cast<i64>(OUTPUTS) * blockIdx.y;
     int until = min(i64(OUTPUTS), width - base);
-    weight += base * chunks * 64;
-    scales += base * stored;
-    if (ZEROS) zeros += base * stored / 2;
+    weight += base * chunks * BYTES;
+    format.advance(base, stored);
     int at[HALVES], scale_at[HALVES], x_at[ROW_TILES];
 #pragma unroll
     for (int i = 0; i < HALVES; ++i) {
         int of = min(8 * i + line, until - 1);
-        at[i] = of * chunks * 64 + 16 * part;
+        at[i] = of * chunks * BYTES + 16 * part;
         scale_at[i] = of * stored;
     }
 #pragma unroll
     for (int t = 0; t < ROW_TILES; ++t) x_at[t] = min(8 * t + line, rows - 1) * inner + 8 * part;
     auto load = [&](int chunk) {
-        Int4Chunk<HALVES> found;
-        int first = first_scale(chunk, shift);
+        LowBitChunk<Format, HALVES> found;
 #pragma unroll
         for (int i = 0; i < HALVES; ++i) {
-            found.numbers[i] = load_once(weight + (at[i] + 64 * chunk));
-            found.scales[i] = __ldg(reinterpret_cast<const uint2*>(scales + (scale_at[i] + first)));
-            if (ZEROS) found.zeros[i] = __ldg(reinterpret_cast<const u16*>(zeros + (scale_at[i] + first) / 2));
+#pragma unroll
+            for (int j = 0; j < LOADS; ++j) found.numbers[i][j] = load_once(weight + (at[i] + BYTES * chunk + 64 * j));
+            found.held[i] = format.load(scale_at[i], chunk);
         }
         return found;
     };
 
     float sums[TILES][ROW_TILES][4] = {};
-    auto multiply = [&](const Int4Chunk<HALVES>& held, int chunk) {
-        uint2 by[HALVES];
+    auto multiply = [&](const LowBitChunk<Format, HALVES>& stored, int chunk) {
+        typename Format::Held held[HALVES];
 #pragma unroll
-        for (int i = 0; i < HALVES; ++i) by[i] = scales_of_groups(held.scales[i], chunk, shift);
+        for (int i = 0; i < HALVES; ++i) held[i] = format.select(stored.held[i], chunk);
 #pragma unroll
         for (int group = 0; group < 4; ++group) {
-            int k = INT4_CHUNK * chunk + 32 * group;
+            int k = CHUNK_INPUTS * chunk + 32 * group;
             if (k >= inner) break;
             u32 numbers[TILES][8];
 #pragma unroll
             for (int i = 0; i < HALVES; ++i) {
-                u32 middle = ZEROS ? zero_of(held.zeros[i], chunk, group, shift) : 8;
+                u32 operand = format.operand(held[i], chunk, group);
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
-                    numbers[i / 2][2 * j + i % 2] = Nibbles<T>::pair(word(held.numbers[i], group), j, middle);
+                    numbers[i / 2][2 * j + i % 2] =
+                        Format::pair(stored.numbers[i][group / GROUPS], group % GROUPS, j, operand);
             }
 #pragma unroll
             for (int t = 0; t < ROW_TILES; ++t) {
                 uint4 in = __ldg(reinterpret_cast<const uint4*>(x + (x_at[t] + k)));
 #pragma unroll
                 for (int i = 0; i < TILES; ++i) {
-                    float sum[4] = {};
                     const u32 first[4] = {numbers[i][0], numbers[i][1], numbers[i][2], numbers[i][3]};
                     const u32 second[4] = {numbers[i][4], numbers[i][5], numbers[i][6], numbers[i][7]};
-                    T::mma(sum, first, in.x, in.y);
-                    T::mma(sum, second, in.z, in.w);
+                    if constexpr (Format::SCALES_NUMBERS) {
+                        T::mma(sums[i][t], first, in.x, in.y);
+                        T::mma(sums[i][t], second, in.z, in.w);
+                    } else {
+                        float sum[4] = {};
+                        T::mma(sum, first, in.x, in.y);
+                        T::mma(sum, second, in.z, in.w);
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) sums[i][t][j] += scale_of<T>(by[2 * i + j / 2], group) * sum[j];
+                        for (int j = 0; j < 4; ++j)
+                            sums[i][t][j] += Format::scale(held[2 * i + j / 2], group) * sum[j];
+                    }
                 }
             }
         }
@@ -115,9 +120,9 @@ __device__ void int4_matmul(
 
     int stride = warps * cluster_size(), chunk = warps * cluster_rank() + warp;
     if (chunk < chunks) {
-        Int4Chunk<HALVES> next = load(chunk);
+        LowBitChunk<Format, HALVES> next = load(chunk);
         for (; chunk < chunks; chunk += stride) {
-            Int4Chunk<HALVES> held = next;
+            LowBitChunk<Format, HALVES> held = next;
             if (chunk + stride < chunks) next = load(chunk + stride);
             multiply(held, chunk);
         }
@@ -136,6 +141,7 @@ __device__ void int4_matmul(
         return tree_sum(warps, [&](int w) { return *reinterpret_cast<float2*>(partial + (w * ROWS + r) * PITCH + o); });
     };
     auto store = [&](int r, int o, float2 sum) {
+        if constexpr (Format::SCALES_NUMBERS) sum = {sum.x * format.factor(o), sum.y * format.factor(o + 1)};
         T::store2(out + static_cast<i64>(r) * width + base + o, sum);
     };
     int shared_by = cluster_size();

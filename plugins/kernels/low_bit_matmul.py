@@ -1,4 +1,4 @@
-"""Matmuls with 4-bit weights on a GPU.
+"""Matmuls with weights of 4 or 8 bits on a GPU.
 
 For up to 64 rows a kernel reads the weight once. For more rows a kernel dequantizes the weight, some outputs at a time
 so that the scratch memory stays small, and torch multiplies. For batch invariance the first kernel takes all rows of
@@ -7,6 +7,7 @@ windows, 64 at a time, and dequantized weights take all rows of prompts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from tandemrt.plugins.kernels.linear import BatchInvariantMatmul
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
+from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Call, Context
 
@@ -26,17 +28,37 @@ _THREADS = 32 * _WARPS
 _OF_WARP = 32  # outputs
 
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
-    """Bind the operator. The number of rows alone selects the implementation; for batch invariance their kind does."""
+@dataclass(frozen=True)
+class _Format:
+    """A format of weights: its kernel file ``name``, ``bits`` per number, and the group sizes that share a scale.
+
+    ``more``: the name of the tensor that further describes the weight.
+    """
+
+    name: str
+    bits: int
+    groups: tuple[int, ...]
+    more: str
+
+
+_INT4, _INT8 = _Format("int4", 4, GROUP_SIZES, "zeros"), _Format("int8", 8, GROUP_SIZES, "zeros")
+_FLOAT4 = _Format("float4", 4, float4.GROUP_SIZES, "factors")
+
+
+def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
+    """Bind an operator. The number of rows alone selects the implementation; for batch invariance their kind does."""
     group_size = attributes["group_size"]
     if not context.batch_invariant:
-        operands = _Operands.of(tensors, group_size)
+        operands = _Operands.of(form, tensors, group_size)
         return FewRows(operands, context) if operands.rows <= _MAX_ROWS else ManyRows(operands, context)
     windows, prompts = split_rows(tensors, ("x", "out"))
-    calls: list[Call] = [] if windows is None else rows_in_parts(_Operands.of(windows, group_size), context)
+    calls: list[Call] = [] if windows is None else rows_in_parts(_Operands.of(form, windows, group_size), context)
     if prompts is not None:
-        calls.append(ManyRows(_Operands.of(prompts, group_size), context))
+        calls.append(ManyRows(_Operands.of(form, prompts, group_size), context))
     return CallInParts(calls)
+
+
+launch_int4, launch_int8, launch_float4 = (partial(_launch, form) for form in (_INT4, _INT8, _FLOAT4))
 
 
 def rows_in_parts(operands: "_Operands", context: Context) -> list[Call]:
@@ -47,35 +69,39 @@ def rows_in_parts(operands: "_Operands", context: Context) -> list[Call]:
 
 @dataclass(frozen=True)
 class _Operands:
-    """Validated operands; ``x`` [rows, inner] and ``out`` [rows, width] are flat. Group size: 32 << ``shift``."""
+    """Validated operands; ``x`` [rows, inner] and ``out`` [rows, width] are flat.
 
+    ``more``: zero points or factors. Group size: the smallest one of ``form``, << ``shift``.
+    """
+
+    form: _Format
     x: torch.Tensor
     weight: torch.Tensor
     scales: torch.Tensor
-    zeros: torch.Tensor | None
+    more: torch.Tensor | None
     out: torch.Tensor
     shift: int
 
     @classmethod
-    def of(cls, tensors: Tensors, group_size: int) -> "_Operands":
+    def of(cls, form: _Format, tensors: Tensors, group_size: int) -> "_Operands":
         """Check the tensors. Raises ValueError for shapes that do not match or that no kernel supports."""
         x, weight, scales, out = (tensors[name] for name in ("x", "weight", "scales", "out"))
         inner, width = x.shape[-1], out.shape[-1]
         if x.dtype not in (torch.bfloat16, torch.float16):
             raise ValueError(f"x: bfloat16 or float16 is needed, got {x.dtype}")
-        if inner % _INPUTS or width % _OUTPUTS or group_size not in GROUP_SIZES:
+        if inner % _INPUTS or width % _OUTPUTS or group_size not in form.groups:
             raise ValueError(
                 f"matmul: inputs in multiples of {_INPUTS}, outputs of {_OUTPUTS} and a scale for "
-                f"{', '.join(map(str, GROUP_SIZES))} inputs are needed, got {inner}, {width} and {group_size}"
+                f"{', '.join(map(str, form.groups))} inputs are needed, got {inner}, {width} and {group_size}"
             )
-        if weight.shape != (width, padded_inner(inner) // 2):
-            raise ValueError(f"weight: {(width, padded_inner(inner) // 2)} is needed, got {tuple(weight.shape)}")
+        if weight.shape != (shape := (width, padded_inner(inner) * form.bits // 8)):
+            raise ValueError(f"weight: {shape} is needed, got {tuple(weight.shape)}")
         if scales.shape != (width, scales_of_output(inner, group_size)):
             raise ValueError(
                 f"scales: {(width, scales_of_output(inner, group_size))} is needed, got {tuple(scales.shape)}"
             )
-        flat = x.view(-1, inner), weight, scales, tensors.get("zeros"), out.view(-1, width)
-        return cls(*flat, GROUP_SIZES.index(group_size))
+        flat = x.view(-1, inner), weight, scales, tensors.get(form.more), out.view(-1, width)
+        return cls(form, *flat, form.groups.index(group_size))
 
     @property
     def rows(self) -> int:
@@ -89,16 +115,20 @@ class _Operands:
     def inner(self) -> int:
         return self.x.shape[1]
 
+    def kernel(self, module: KernelModule, name: str, *, shared: int = 0) -> Any:
+        """Return the kernel ``name`` for these operands."""
+        zeros = "_zeros" if self.form.more == "zeros" and self.more is not None else ""
+        return module.kernel(f"{name}{zeros}_{suffix(self.x)}", shared=shared)
+
 
 class FewRows:
     """Bound matmul by a kernel that reads the weight once for up to 64 rows. Capturable."""
 
     def __init__(self, operands: _Operands, context: Context) -> None:
-        module, o = KernelModule.of(context, "int4"), operands
+        module, o = KernelModule.of(context, operands.form.name), operands
         tile = _tile(o, module)
         shared = 4 * _WARPS * tile.rows * (_OF_WARP + 4)
-        zeros = "_zeros" if o.zeros is not None else ""
-        kernel = module.kernel(f"int4_matmul_{tile.rows}{zeros}_{suffix(o.x)}", shared=shared)
+        kernel = o.kernel(module, f"matmul_{tile.rows}", shared=shared)
         grid = (tile.blocks, -(-o.width // _OF_WARP), 1)  # a cluster extends along the first axis
         sizes = (np.int32(o.rows), np.int32(o.width), np.int32(o.inner), np.int32(o.shift))
         self._device = o.x.device
@@ -106,7 +136,7 @@ class FewRows:
             kernel,
             grid,
             (_THREADS, 1, 1),
-            *(o.x, o.weight, o.scales, o.zeros, *sizes, o.out),
+            *(o.x, o.weight, o.scales, o.more, *sizes, o.out),
             shared=shared,
             cluster=tile.blocks,
         )
@@ -126,18 +156,18 @@ class ManyRows:
         o, device = operands, operands.x.device
         size = _SCRATCH // o.x.element_size()
         make = lambda: torch.empty(size, dtype=o.x.dtype, device=device)  # noqa: E731
-        scratch = context.get_or_create(("int4 numbers", o.x.dtype), make)
-        kernel = KernelModule.of(context, "int4").kernel(f"int4_weights_{suffix(o.x)}")
+        scratch = context.get_or_create(("dequantized weights", o.x.dtype), make)
+        kernel = o.kernel(KernelModule.of(context, o.form.name), "weights")
         step = max(CHUNK, size // o.inner // CHUNK * CHUNK)
         self._device = device
         self._parts: list[tuple[Launch, Call]] = []
         for first in range(0, o.width, step):
             part = slice(first, min(first + step, o.width))
             numbers = scratch[: (part.stop - first) * o.inner].view(-1, o.inner)
-            grid = (-(-numbers.shape[0] * 4 * o.weight.shape[1] // 64 // _THREADS), 1, 1)
+            grid = (-(-numbers.shape[0] * o.weight.shape[1] // 16 // _THREADS), 1, 1)
             sizes = (np.int32(len(numbers)), np.int32(o.inner), np.int32(o.shift))
-            zeros = None if o.zeros is None else o.zeros[part]
-            arguments = (o.weight[part], o.scales[part], zeros, *sizes, numbers)
+            more = None if o.more is None else o.more[part]
+            arguments = (o.weight[part], o.scales[part], more, *sizes, numbers)
             made = Launch(kernel, grid, (_THREADS, 1, 1), *arguments)
             multiply = BatchInvariantMatmul if context.batch_invariant else _Multiplication
             self._parts.append((made, multiply(context, o.x, numbers, o.out[:, part])))

@@ -1,0 +1,55 @@
+"""Matmuls with weights of 4 or 8 bits on a GPU, by the project's operators."""
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
+from tandemrt.export.graph.low_bit_format import LowBitFormat
+from tandemrt.export.graph.weights import Weights
+from tandemrt.plugins.functions.float4 import float4_matmul
+from tandemrt.plugins.functions.int4 import int4_matmul
+from tandemrt.plugins.functions.int8 import int8_matmul
+from tandemrt.plugins.operators.constants import DOMAIN
+
+INPUTS, OUTPUTS = 32, 8  # the inputs and outputs of a matmul must be multiples of these
+_OVERLOADS = {False: "", True: "zeros"}  # by whether there are zero points, which some matmuls of a model may have
+
+
+def low_bit_matmul(
+    b: GraphBuilder,
+    x: ir.Value,
+    weight: tuple[ir.Value, ...],
+    low_bit_format: LowBitFormat,
+    modules: Sequence[str],
+    widths: Sequence[int],
+    *,
+    dtype: str,
+) -> ir.Value:
+    """Return ``x`` [..., inner] times the adjacent weights [widths_i, inner] of ``modules``: [..., sum of widths].
+
+    ``weight`` is the result of Weights.low_bit_tensors for weights in tiles.
+    Raises BadCheckpoint for sizes that the kernels do not support.
+    """
+    inner, form = width_of(x), low_bit_format
+    for module, width in zip(modules, widths, strict=True):
+        if inner % INPUTS or width % OUTPUTS:
+            rule = f"matmuls in {form.bits} bits on a GPU need inputs in multiples of {INPUTS} and outputs of {OUTPUTS}"
+            raise BadCheckpoint(f"{module}: {rule}; it has {inner} and {width}; build it with another dtype")
+    outputs = [(dtype, (*dims_of(x)[:-1], sum(widths)))]
+    (matmul,) = b.custom(
+        f"{form.numbers}_matmul", x, *weight, domain=DOMAIN, outputs=outputs, group_size=form.group_size
+    )
+    b.nodes[-1].overload = _OVERLOADS[form.zeros]
+    return matmul
+
+
+def low_bit_functions(w: Weights) -> tuple[ir.Function, ...]:
+    """Return the function bodies of the operators that the matmuls of the checkpoint use."""
+    found = {(form.numbers, form.zeros) for form in w.low_bit_formats() if form.tiles}
+    bodies = {"int8": int8_matmul, "float4": float4_matmul}
+    return tuple(
+        int4_matmul(zeros=zeros, overload=_OVERLOADS[zeros]) if numbers == "int4" else bodies[numbers]()
+        for numbers, zeros in sorted(found)
+    )

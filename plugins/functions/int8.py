@@ -1,0 +1,26 @@
+"""``int8_matmul`` in standard operators; see plugins/reference/int8.py."""
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.plugins.functions.body import FLOAT32, Body
+from tandemrt.plugins.functions.int4 import in_groups, scaled_matmul
+from tandemrt.plugins.operators.int8_layout import ORDER, STORED
+
+
+def int8_matmul(*, prompt_rows: bool = False) -> ir.Function:
+    """x [..., inner] @ w.T in float32, rounded to the dtype of x; ``prompt_rows``: with that input."""
+    body = Body.of("int8_matmul", without=() if prompt_rows else ("prompt_rows",))
+    x, weight, scales, *_ = body.inputs
+    half, run, thread, inputs = ORDER
+    ordered = body.op("Reshape", weight, np.array([0, -1, half, thread, run, inputs], np.int64))
+    integers = in_groups(body, body.op("Transpose", ordered, perm=STORED)).cast(FLOAT32)
+    out = scaled_matmul(body, x, integers - np.float32(128), scales.cast(FLOAT32))
+    return body.function(out=body.op("CastLike", out, x))
+
+
+def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """Return the functions; see Function in plugins/operators/launch.py."""
+    return (int8_matmul(prompt_rows="prompt_rows" in present),)
