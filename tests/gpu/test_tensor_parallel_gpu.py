@@ -94,9 +94,8 @@ def test_drafts_change_no_text_and_cached_beginnings_neither(llm: LLM) -> None:
         assert [output.token_ids for output in again] == [output.token_ids for output in first]
 
 
+@pytest.mark.parametrize("bundle", ["bfloat16"], indirect=True)
 def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
-    if not llm.bundle.engine("target").batch_invariant:
-        pytest.skip("other batch mates may change its bits")
     requests = texts(12, words=lambda i: 5 * i % 30)
     wanted = output_of(drive(llm, requests))
     with LLM(bundle, cache_tokens=192) as small:  # three blocks of 64 tokens
@@ -104,6 +103,7 @@ def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
         assert small.metrics.preemptions > 0
 
 
+@pytest.mark.parametrize("bundle", ["bfloat16"], indirect=True)
 @pytest.mark.parametrize(
     ("end", "why"), [("SIGKILL", "rank 1 was ended by SIGKILL"), ("SIGSTOP", "rank 1 has not answered for")]
 )
