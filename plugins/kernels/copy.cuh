@@ -13,6 +13,10 @@ __device__ inline void copy16(u32 to, const void* from, bool there) {
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0) : "memory");
 }
 
+__device__ inline void copy4(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Copies belong to the group that the next close_copies() ends; wait_copies<n>() leaves at most n groups in flight.
 __device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

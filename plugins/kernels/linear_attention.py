@@ -19,8 +19,11 @@ from tandemrt.plugins.operators.constants import (
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.operators.projections import Projections
 
-_CONVOLVE_THREADS, _SCAN_THREADS, _SCAN_COLUMNS, _MOST_FINISH_THREADS = 128, 128, 32, 512
-_OF_A_JOB, _VALUES_OF_A_JOB, _JOBS = 32, 64, _CONVOLVE_THREADS // 32  # decays and rates; values; jobs of a block
+_THREADS, _MOST_FINISH_THREADS = 128, 512
+_WARPS, _COLUMNS = _THREADS // 32, 8  # columns of a state to a warp
+_OF_A_JOB, _VALUES_OF_A_JOB = 32, 64  # decays and rates; values
+_PROMPT_WARPS, _WINDOW_WARPS, _WIDE_KEY = 8, 4, 128  # of a block that scans; wider keys have the warps of windows
+_OF_A_WARP = 256  # the most outputs of a group that one warp norms
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "LinearAttentionLauncher":
@@ -98,53 +101,41 @@ class LinearAttentionLauncher:
             raise ValueError(f"projected: parts of an even number of values are needed, got {parts}")
         module = KernelModule.of(context, "linear_attention")
         rule = "gated" if not parts.has_update else "channels" if decays > value_heads else "delta"
-        convolve, scan, finish = (
-            module.kernel(f"{step}_{suffix(projected)}_{rule}_{key_dim}") for step in ("convolve", "scan", "finish")
-        )
+        kernels = {
+            step: module.kernel(f"{step}_{suffix(projected)}_{rule}_{key_dim}")
+            for step in ("convolve", "scan", "scan_windows", "finish")
+        }
         replays, early = history - (kernel - 1), module.architecture >= HOPPER
         workspace = context.get_or_create("linear_attention", lambda: _Workspace(context.device))
         sizes = tuple(map(np.int32, (key_heads, value_heads, value_dim, parts.pitch, *parts.first, *parts.stride)))
+        weights = (weight, *(tensors[name] for name in ("conv_bias", "decay_scale")), dt_bias)
+        layer = (*weights, np.int32(kernel), np.float32(update_scale))
         gates = -(-(decays + (value_heads if parts.has_update else 0)) // _OF_A_JOB)
-        jobs = key_heads + -(-values // _VALUES_OF_A_JOB) + gates
-        blocks = value_heads * -(-value_dim // _SCAN_COLUMNS)
+        job_blocks = -(-(key_heads + -(-values // _VALUES_OF_A_JOB) + gates) // _WARPS)
         pitch = -(-(channels + decays + value_heads + key_heads) // 4) * 4
         size = values // norm_groups
-        threads = min(_MOST_FINISH_THREADS, max(32, 1 << (size // 4 - 1).bit_length()))
+        by_warp = size <= _OF_A_WARP
+        finish_threads = _THREADS if by_warp else min(_MOST_FINISH_THREADS, 1 << (size // 4 - 1).bit_length())
+        finish_blocks = -(-norm_groups // _WARPS) if by_warp else norm_groups
+        norming = (size, len(norm_weight), OutputNorm(norm), sigmoid_gate)
 
         def launches(runs: _Runs) -> tuple[Launch, ...]:
             count, tokens = len(runs.write_index), len(runs.projected)
             entries = count * replays + tokens
             rows, mixtures = workspace.rows(entries * pitch), workspace.mixtures(tokens * values)
             given = (*runs.arguments, *map(np.int32, (tokens // count, replays, history)), *sizes)
+            convolved = (runs.projected, recent, runs.rows, *layer, *given, np.int32(count), rows)
+            scanned = (rows, tensors["skip"], *given, np.int32(count), state, mixtures)
+            of_prompts = runs.slots is not None
+            warps = _PROMPT_WARPS if of_prompts and key_dim <= _WIDE_KEY else _WINDOW_WARPS
+            tiles = count * value_heads * -(-value_dim // (warps * _COLUMNS))
+            scan = kernels["scan" if of_prompts else "scan_windows"]
+            finished = (mixtures, runs.projected, norm_weight, runs.rows, *given, *map(np.int32, norming))
+            grid, block = (tokens, finish_blocks, 1), (finish_threads, 1, 1)
             return (
-                Launch(
-                    convolve,
-                    (entries, -(-jobs // _JOBS), 1),
-                    (_CONVOLVE_THREADS, 1, 1),
-                    *(runs.projected, recent, weight, tensors["conv_bias"], tensors["decay_scale"], dt_bias, runs.rows),
-                    *given,
-                    *(np.int32(count), np.int32(kernel), np.float32(update_scale), rows),
-                    early=early,
-                ),
-                Launch(
-                    scan,
-                    (blocks, count, 1),
-                    (_SCAN_THREADS, 1, 1),
-                    *(rows, runs.projected, tensors["skip"]),
-                    *given,
-                    *(state, recent, mixtures),
-                    early=early,
-                ),
-                Launch(
-                    finish,
-                    (tokens, norm_groups, 1),
-                    (threads, 1, 1),
-                    *(mixtures, runs.projected, norm_weight, runs.rows),
-                    *sizes,
-                    *map(np.int32, (size, len(norm_weight), OutputNorm(norm), sigmoid_gate)),
-                    *(np.float32(epsilon), runs.out),
-                    early=early,
-                ),
+                Launch(kernels["convolve"], (entries, job_blocks, 1), (_THREADS, 1, 1), *convolved, early=early),
+                Launch(scan, (tiles, 1, 1), (32 * warps, 1, 1), *scanned, early=early),
+                Launch(kernels["finish"], grid, block, *finished, np.float32(epsilon), recent, runs.out, early=early),
             )
 
         out, prompt_rows = tensors["out"], tensors["prompt_rows"]

@@ -35,35 +35,45 @@ __device__ inline int run_of(const Runs& runs, const int* run_of_token, int toke
 
 constexpr int MAX_KERNEL = 8;
 
-// The tokens that a causal convolution reads, oldest first: rows of the ring or of the call; null before the text.
+// A token that a causal convolution reads: a row of the ring or of the call, null before the text.
 template <class T>
-struct Taps {
-    const typename T::Element* rows[MAX_KERNEL];
-    bool recent[MAX_KERNEL];  // whether the row is one of the ring, whose columns have another order
+struct Tap {
+    const typename T::Element* row;
+    bool recent;  // whether the row is one of the ring, whose columns have another order
 };
 
-// Find the row of tap `tap` for the token at `position`; rows have `width` values in the ring and `pitch` in the call.
+// Find the token at `position` of a run's text; rows have `width` values in the ring and `pitch` in the call.
 template <class T>
-__device__ void find_tap(Taps<T>& taps, int tap, const Run& run, i64 position, const typename T::Element* given,
-                         int pitch, const typename T::Element* recent, int width, int history, int kernel) {
-    i64 read = position - (kernel - 1) + tap;
-    taps.recent[tap] = read < run.index;
-    taps.rows[tap] = read < 0         ? nullptr
-        : read < run.index ? recent + (run.slot * history + read % history) * width
-                           : given + (run.first + read - run.index) * pitch;
+__device__ Tap<T> tap_at(i64 position, const Run& run, const typename T::Element* given, int pitch,
+                         const typename T::Element* recent, int width, int history) {
+    bool in_ring = position < run.index;
+    return {position < 0 ? nullptr
+            : in_ring    ? recent + (run.slot * history + position % history) * width
+                         : given + (run.first + position - run.index) * pitch,
+            in_ring};
 }
 
-// Two neighbouring values of the tokens that a convolution reads, by `value(row, recent)`, weighted and summed.
+// Two neighbouring values of the tokens that a convolution reads, oldest first, by `value(row, recent)`, weighted and
+// summed.
 template <class T, class Value>
-__device__ float2 convolved(const Taps<T>& taps, const typename T::Element* weight, const float* bias, int kernel,
+__device__ float2 convolved(const Tap<T>* taps, const typename T::Element* weight, const float* bias, int kernel,
                             int channel, Value value) {
     float2 sum = make_float2(bias[channel], bias[channel + 1]);
+    const auto *first = weight + channel * kernel, *second = first + kernel;
+    auto add = [&](const Tap<T>& tap, float2 by) {
+        float2 x = tap.row ? value(tap.row, tap.recent) : make_float2(0, 0);
+        sum = make_float2(fmaf(x.x, by.x, sum.x), fmaf(x.y, by.y, sum.y));
+    };
+    if (kernel == 4) {  // of most models: read two weights at once
 #pragma unroll
-    for (int tap = 0; tap < MAX_KERNEL; ++tap) {
-        if (tap >= kernel || !taps.rows[tap]) continue;
-        float2 x = value(taps.rows[tap], taps.recent[tap]);
-        sum.x = fmaf(x.x, T::load1(weight + channel * kernel + tap), sum.x);
-        sum.y = fmaf(x.y, T::load1(weight + (channel + 1) * kernel + tap), sum.y);
+        for (int tap = 0; tap < 4; tap += 2) {
+            float2 a = T::load2(first + tap), b = T::load2(second + tap);
+            add(taps[tap], make_float2(a.x, b.x));
+            add(taps[tap + 1], make_float2(a.y, b.y));
+        }
+        return sum;
     }
+#pragma unroll 1
+    for (int tap = 0; tap < kernel; ++tap) add(taps[tap], make_float2(T::load1(first + tap), T::load1(second + tap)));
     return sum;
 }

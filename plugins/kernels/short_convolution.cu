@@ -21,13 +21,15 @@ __device__ void short_convolution(const typename T::Element* projected, typename
                                   const typename T::Element* weight, const float* bias, const int* run_of_token,
                                   const Runs& runs, int channels, int kernel, int history, bool keeps,
                                   typename T::Element* out) {
-    __shared__ Taps<T> taps;
+    __shared__ Tap<T> taps[MAX_KERNEL];
     int token = blockIdx.x, number = run_of(runs, run_of_token, token), channel = channel_of_thread();
     if (number < 0) return;  // padding
     Run run(runs, number);
     i64 position = run.index + token - run.first;
-    if (threadIdx.x < kernel) {
-        find_tap(taps, threadIdx.x, run, position, projected, 3 * channels, recent, channels, history, kernel);
+    int tap = threadIdx.x;
+    if (tap < kernel) {
+        i64 read = position - (kernel - 1) + tap;
+        taps[tap] = tap_at<T>(read, run, projected, 3 * channels, recent, channels, history);
     }
     __syncthreads();
     if (channel >= channels) return;

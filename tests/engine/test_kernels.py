@@ -66,8 +66,8 @@ ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
 ATTEND_RUNS, WIDEN = "11 u64, 8 u32, 4 f32, 6 u64", "11 u64, 6 u32, 4 f32, 4 u64"
-CONVOLVE, SCAN = "12 u64, 21 u32, 1 f32, 1 u64", "8 u64, 19 u32, 3 u64"
-FINISH = "4 u64, 20 u32, 1 f32, 1 u64"
+CONVOLVE, SCAN = "7 u64, 1 u32, 1 f32, 5 u64, 20 u32, 1 u64", "7 u64, 20 u32, 2 u64"
+FINISH = "9 u64, 23 u32, 1 f32, 2 u64"
 # Bytes: some between phases are no matter; in a loop over the logits they would be. Of int4 for one GPU alone, 12.0. Of
 # attention in attend_fixed alone, most of them for GPUs from 10.0 on, where it was not run.
 SPILLED_256 = 2100
@@ -94,7 +94,7 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, s
     if kernel == "linear_attention":
         rules = ("delta", "channels", "gated")
         kinds = [f"{suffix}_{rule}_{size}" for size in head_dims for rule in rules if size <= 128 or rule == "gated"]
-        steps = (("convolve", CONVOLVE), ("scan", SCAN), ("finish", FINISH))
+        steps = (("convolve", CONVOLVE), ("scan", SCAN), ("scan_windows", SCAN), ("finish", FINISH))
         return {f"{name}_{kind}": entry for kind in kinds for name, entry in steps}
     if kernel not in ATTENTION:
         entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
@@ -124,7 +124,7 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
     """Return the head sizes to compile a kernel for."""
     if kernel == "linear_attention":
-        return KEY_DIMS if capability == "9.0" else (128,)
+        return KEY_DIMS if (capability, dtype) == ("9.0", "bfloat16") else (128,)
     return HEAD_DIMS[:-1] if kernel != "attention" or (capability, dtype) == ("9.0", "bfloat16") else (128,)
 
 
