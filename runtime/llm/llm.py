@@ -115,7 +115,7 @@ class LLM:
         self._loop_thread.require_usable(waits=True)
         if not is_batch(prompts):
             collector = _OutputCollector(params)
-            queued = self._admit(prompts, params, collector.on_output)
+            queued = self._admit(prompts, params, collector.on_output, streams=False)
             try:
                 self._loop_thread.submit(*queued, block=True)
                 output = collector.output.result()
@@ -130,7 +130,10 @@ class LLM:
         if len(each) != len(prompts):
             raise BadRequest(f"params: one for each of the {len(prompts)} prompts, received {len(each)}")
         collectors = [_OutputCollector(p) for p in each]
-        groups = [self._admit(prompt, p, a.on_output) for prompt, p, a in zip(prompts, each, collectors, strict=True)]
+        groups = [
+            self._admit(prompt, given, collector.on_output, streams=False)
+            for prompt, given, collector in zip(prompts, each, collectors, strict=True)
+        ]
         try:
             for group in groups:
                 self._loop_thread.submit(*group, block=True)
@@ -302,9 +305,15 @@ class LLM:
             raise
 
     def _admit(
-        self, prompt: Prompt, params: SamplingParams | None, listener: OutputListener, *, client: Client = UNNAMED
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: OutputListener,
+        *,
+        client: Client = UNNAMED,
+        streams: bool = True,
     ) -> list[QueuedRequest]:
-        queued = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
+        queued = self._admission.admit(prompt, params or SamplingParams(), listener, client=client, streams=streams)
         if self.recorder is not None:
             for waiting in queued:
                 if not waiting.request.scores_prompt:

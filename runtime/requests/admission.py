@@ -83,12 +83,18 @@ class Admission:
         return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens, client=client)
 
     def admit(
-        self, prompt: Prompt, params: SamplingParams, listener: OutputListener, *, client: Client = UNNAMED
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        listener: OutputListener,
+        *,
+        client: Client = UNNAMED,
+        streams: bool = True,
     ) -> list[QueuedRequest]:
         """Return requests for the queue: one per output, and one more if prompt logprobs must be computed.
 
         All outputs share one ``listener``; StreamOutput.index tells them apart. A grammar compiles once the requests
-        have a place in the queue (QueuedRequest.prepare). Raises BadRequest.
+        have a place in the queue (QueuedRequest.prepare). ``streams``: see Request. Raises BadRequest.
         """
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
@@ -136,6 +142,7 @@ class Admission:
                 listener=listener if collector is None else collector.on_output,
                 arrival_time=arrival_time,
                 index=index,
+                streams=streams,
             )
             for index in range(params.n)
         ]

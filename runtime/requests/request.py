@@ -61,6 +61,7 @@ class Request:
             now.
         index: which output of the prompt it is.
         scores_prompt: whether the output replays another request's prompt for ``prompt_logprobs``.
+        streams: whether the listener wants each part of the output; if not, it gets all of it at the end.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Request:
         arrival_time: float | None = None,
         index: int = 0,
         scores_prompt: bool = False,
+        streams: bool = True,
     ) -> None:
         self.prompt = list(prompt)
         self.params = params
@@ -88,6 +90,7 @@ class Request:
         self.trace: RequestTrace | None = None  # None: the request is not traced
         self.index = index
         self.scores_prompt = scores_prompt
+        self.streams = streams
         self.others: Sequence[Request] = ()  # only on the first output of a prompt: the prompt's other requests
         self.prompt_cached = False  # whether the caches hold all of the prompt that other requests can reuse
         self.synthetic = params.synthetic_acceptance_length  # an argument of verification, which has no such rule

@@ -255,6 +255,8 @@ class RunningRequest:
     def notify(self) -> None:
         """Pass new final tokens and text to the listener, and the output once the request has finished."""
         request = self.request
+        if not request.streams and not request.finished:
+            return
         begin = len(request.prompt)
         tokens = self.tokens[begin + self._notified : begin + self.final_length]
         self._notified += len(tokens)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer, decoders
 
 ROOT = 0
+_MOST_UNDECODED = 64  # tokens; decoding more at once would delay other requests
 
 
 @dataclass(frozen=True)
@@ -195,16 +196,21 @@ class TextStream:
         self._detokenizers = {
             kind: Detokenizer(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
         }
+        self._stops = matcher.any
         self._include_stop = include_stop
+        self._kind = ""  # of the newest tokens
+        self._undecoded: list[int] = []  # tokens of that kind; without stop strings their text can wait
         self.tokens = 0
         self.reasoning_tokens = 0
 
     @property
     def text(self) -> str:
+        self._decode()
         return self._detokenizers["answer"].text
 
     @property
     def reasoning(self) -> str:
+        self._decode()
         return self._detokenizers["reasoning"].text
 
     @property
@@ -219,12 +225,19 @@ class TextStream:
         are not counted. Text of the other kind is finished: all of it is released, and a stop string does not continue
         across the change of kind.
         """
-        for other in self._detokenizers:
-            if other != kind:
-                self._detokenizers[other].finish()
+        if kind != self._kind:
+            self._decode()
+            self._kind = kind
+            for other in self._detokenizers:
+                if other != kind:
+                    self._detokenizers[other].finish()
         detokenizer, count = self._detokenizers.get(kind), len(token_ids)  # delimiters belong to neither text
-        if detokenizer is not None:
+        if detokenizer is not None and self._stops:
             count = detokenizer.push(token_ids, include_stop=self._include_stop)
+        elif detokenizer is not None:
+            self._undecoded += token_ids
+            if len(self._undecoded) >= _MOST_UNDECODED:
+                self._decode()
         counted = count - sum(index < count for index in inner)
         self.tokens += counted
         self.reasoning_tokens += counted if kind == "reasoning" else 0
@@ -232,9 +245,16 @@ class TextStream:
 
     def finish(self) -> None:
         """Release all text."""
+        self._decode()
         for detokenizer in self._detokenizers.values():
             detokenizer.finish()
 
     def take(self) -> TextDelta:
         """Return the text that was released since the last call."""
+        self._decode()
         return TextDelta(self._detokenizers["reasoning"].take(), self._detokenizers["answer"].take())
+
+    def _decode(self) -> None:
+        tokens, self._undecoded = self._undecoded, []
+        if tokens:
+            self._detokenizers[self._kind].push(tokens, include_stop=self._include_stop)

@@ -54,6 +54,7 @@ def make_queued(
     client: str = "",
     user: str = "",
     hashes: BlockHashes | None = None,
+    streams: bool = True,
     **params: Any,
 ) -> QueuedRequest:
     """A request over bytes; with ``thinking``, blocks are ``<think>`` to ``</think>``, a token per character."""
@@ -69,6 +70,7 @@ def make_queued(
             num_draft_tokens=window,
             client=Client(client, user),
             listener=listener,
+            streams=streams,
         ),
         ready(Constraint(256, (), thinking=rule, prompt=prompt)) if constraints is None else constraints,
         TextStream(TOKENIZER, stop),

@@ -52,6 +52,20 @@ def test_the_listener_gets_no_token_that_a_stop_string_removes() -> None:
     assert [token for item in items for token in item.token_ids] == output.token_ids == ids("a<t")
 
 
+def test_a_listener_that_wants_no_stream_gets_the_whole_output_once() -> None:
+    items: list[StreamOutput] = []
+    running = make_running(items.append, streams=False)
+    for token in ids("abc"):
+        running.commit([token], 0)
+        running.notify()
+    assert not items
+    running.finish(Finish("length"))
+    running.notify()
+    [item] = items
+    assert item.output is not None
+    assert (item.text, item.token_ids, item.output.text) == ("abc", ids("abc"), "abc")
+
+
 def test_a_listener_that_raises_cancels_only_its_request(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: StreamOutput) -> None:
         raise RuntimeError("the listener failed")

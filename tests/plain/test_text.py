@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from tandemrt.engines.parameters.sampling import MOST_STOP_CHARACTERS, MOST_STOPS
 from tandemrt.runtime.requests.request import Speculation
-from tandemrt.runtime.requests.text import ROOT, StopMatcher, TextStream
+from tandemrt.runtime.requests.text import ROOT, StopMatcher, TextDelta, TextStream
 from tests.plain.requests import TOKENIZER, byte_tokenizer
 
 STOPS = st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3, unique=True)
@@ -183,6 +183,34 @@ def test_the_text_does_not_depend_on_the_number_of_tokens_per_call(tokenizer: To
         each.finish()
     assert several.take() == single.take()
     assert (several.text, several.tokens, several.stopped_by) == (single.text, single.tokens, single.stopped_by)
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, WORDS], ids=["bytes", "byte fallback"])
+@given(st.data())
+def test_a_text_that_is_read_late_is_the_same(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    token = st.sampled_from([*b"ab\n", 0xC3, 0xA9, 0xEF, 0xBF, 0xBD, *range(256, tokenizer.get_vocab_size())])
+    role = st.sampled_from(["reasoning", "answer", "answer", "delimiter"])
+    stops = data.draw(STOPS)
+    always, late = TextStream(tokenizer, stops), TextStream(tokenizer, stops)
+    deltas = []
+    for kind, run in data.draw(st.lists(st.tuples(role, st.lists(token, min_size=1, max_size=40)), max_size=6)):
+        stopped = always.add(kind, run)
+        deltas.append(always.take())
+        assert late.add(kind, run) == stopped
+        if data.draw(st.booleans()):
+            assert (late.reasoning, late.text) == (always.reasoning, always.text)
+        if stopped:
+            break
+    for each in (always, late):
+        each.finish()
+    deltas.append(always.take())
+    joined = TextDelta("".join(each.reasoning for each in deltas), "".join(each.text for each in deltas))
+    assert late.take() == joined == TextDelta(late.reasoning, late.text)
+    assert (late.tokens, late.reasoning_tokens, late.stopped_by) == (
+        always.tokens,
+        always.reasoning_tokens,
+        always.stopped_by,
+    )
 
 
 @pytest.mark.parametrize(("stop", "held"), [("END", "EN"), ("ED", "E")])
