@@ -96,9 +96,9 @@ def test_drafts_change_no_text_and_cached_beginnings_neither(llm: LLM) -> None:
 
 @pytest.mark.parametrize("bundle", ["bfloat16"], indirect=True)
 def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
-    requests = texts(12, words=lambda i: 5 * i % 30)
+    requests = texts(12, words=lambda i: 100 + i)
     wanted = output_of(drive(llm, requests))
-    with LLM(bundle, cache_tokens=192) as small:  # three blocks of 64 tokens
+    with LLM(bundle, cache_tokens=576) as small:  # nine blocks of 64 tokens: four texts grow to twelve
         assert output_of(drive(small, requests)) == wanted
         assert small.metrics.preemptions > 0
 
