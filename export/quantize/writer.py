@@ -72,8 +72,7 @@ def write_safetensors(
 class _Blocks:
     """Writes a file in whole blocks, so that Linux caches it in huge pages.
 
-    A process that maps it reads weights with fewer address translations: a float32 token of SmolLM2 takes 13 % less
-    time.
+    A process that maps it reads weights with fewer address translations, which saves up to a tenth of a token's time.
     """
 
     def __init__(self, stream: RawIOBase) -> None:
