@@ -214,7 +214,7 @@ def test_a_short_window_leaves_nothing_of_a_longer_one(
     windows, prompt = iter([4, 1] * 10), [(13 * i * i) % 256 for i in range(20)]
     with Watched(built, form) as watched:
         monkeypatch.setattr(watched.llm.loop.draft_windows, "limit", lambda _live: next(windows, 4))
-        accepting = built.asked(rule="synthetic", synthetic_acceptance_length=5.0, max_tokens=30)
+        accepting = built.asked(rule="synthetic", synthetic_acceptance_length=1.0 + built.kind.window, max_tokens=30)
         output = watched.llm.generate(prompt, accepting)
         counts = [count for _, count in watched.rounds]
         assert (5, 2) in pairwise(counts)
