@@ -49,21 +49,22 @@ class RoundPlanner:
         self._target = target
         self._drafter = drafter
         self._metrics = metrics
-        self._joined: dict[int, SlotPosition] = {}  # by slot: positions that are not on the device yet
+        self._moved: dict[int, SlotPosition] = {}  # by slot: positions that are not on the device yet
 
     def join(self, running: RunningRequest) -> None:
         """See SlotListener.join."""
-        self._joined[running.slot] = SlotPosition.of(running.slot, running.tokens, running.prefilled)
+        self._moved[running.slot] = SlotPosition.of(running.slot, running.tokens, running.prefilled)
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
-        self._joined.pop(slot, None)
+        self._moved.pop(slot, None)
 
     def plan(self, slots: Slots, draft_windows: "DraftWindowPlanner") -> Round:
         """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens."""
-        self._flush_joined()
+        self._target.state.flush_params()
         missing = [Chunk(each.slot, each.prefilled, each.prefill_end) for each in slots if each.prefilling]
         if not missing:
+            self._place()
             return plan_round(slots, draft_windows, slots.count)
         budget = self.chunk if len(missing) == len(slots) else min(self.chunk, self.chunk_while_decoding)
         chunks = plan(missing, budget)
@@ -86,19 +87,20 @@ class RoundPlanner:
             layout.write(chunks, texts, this.prompts)
             self._drafter.write_prompts(chunks, texts, this.prompts)
         else:
+            self._place()
             self._prefill(chunks, texts)
-        self._target.state.place([SlotPosition.of(chunk.slot, texts[chunk.slot], chunk.end) for chunk in chunks])
+        self._moved |= {chunk.slot: SlotPosition.of(chunk.slot, texts[chunk.slot], chunk.end) for chunk in chunks}
+        self._place()
         for chunk in chunks:
             running[chunk.slot].prefilled = chunk.end
         self._metrics.prefilled += num_tokens(chunks)
         return this
 
-    def _flush_joined(self) -> None:
-        """Upload the state of slots that requests have joined since the last call."""
-        self._target.state.flush_params()
-        if self._joined:
-            self._target.state.place(list(self._joined.values()))
-            self._joined = {}
+    def _place(self) -> None:
+        """Upload the positions that are not on the device yet."""
+        if self._moved:
+            self._target.state.place(list(self._moved.values()))
+            self._moved = {}
 
     def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
         """Run the prefill calls over linear caches. The position of each slot is the start of its chunk."""

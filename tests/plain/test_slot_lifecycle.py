@@ -186,7 +186,8 @@ class SeatsModel(RuleBasedStateMachine):
         seated = {running.slot: running for running in self.running}
         assert len(seated) == len(self.running)
         assert self.drafter._indexes.keys() == seated.keys()
-        self.prompts._flush_joined()  # as every round does
+        self.state.flush_params()  # as every round does
+        self.prompts._place()
         tables, newest = self.table.device.tolist(), self.state.newest.tolist()
         state = [self.state.view(name, SLOTS).tolist() for name in ("length", "position", "temperature")]
         for slot in range(SLOTS):
