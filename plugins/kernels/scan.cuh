@@ -19,9 +19,8 @@ template <class Kind, int WARPS>
 struct Tile {
     static constexpr int WIDTH = WARPS * COLUMNS;
     int head, first, columns, replayed, tokens, last;  // `last`: the token after which the state is written back
-    bool begun;                                        // whether there is a state
-    const float *earlier, *own;                        // rows of the tokens that are replayed, and of those of the call
-    float *state, *out;                                // of the first column; `out` of the first token of the call
+    int slot, line, earlier, own;  // `line`: its first token among those of the call; the others: rows of its tokens
+    bool begun;                    // whether there is a state
 
     __device__ Tile(const Scanned& scanned, const Runs& runs, const Layout<Kind>& layout, int tile) {
         int slices = (layout.value_dim + WIDTH - 1) / WIDTH, of_run = layout.value_heads * slices;
@@ -34,23 +33,31 @@ struct Tile {
         tokens = run.count ? replayed + run.count : 0;
         last = static_cast<int>(run.commit - 1 - run.covered);
         begun = run.covered > 0;
-        i64 places = static_cast<i64>(scanned.runs) * runs.replays;
-        earlier = scanned.rows + (static_cast<i64>(number + 1) * runs.replays - replayed) * scanned.pitch;
-        own = scanned.rows + (places + run.first) * scanned.pitch;
-        state = scanned.states + (run.slot * layout.value_heads + head) * Kind::KD * layout.value_dim + first;
-        out = scanned.mixtures + static_cast<i64>(run.first) * layout.values() + head * layout.value_dim + first;
+        slot = static_cast<int>(run.slot);
+        line = run.first;
+        earlier = (number + 1) * runs.replays - replayed;
+        own = scanned.runs * runs.replays + run.first;
+    }
+    __device__ const float* row(const Scanned& scanned, int token) const {
+        return scanned.rows + static_cast<i64>(token < replayed ? earlier + token : own + token - replayed) * scanned.pitch;
+    }
+    __device__ float* state(const Scanned& scanned, const Layout<Kind>& layout) const {
+        return scanned.states + (static_cast<i64>(slot) * layout.value_heads + head) * Kind::KD * layout.value_dim + first;
+    }
+    __device__ float* out(const Scanned& scanned, const Layout<Kind>& layout, int token) const {
+        return scanned.mixtures + static_cast<i64>(line + token - replayed) * layout.values() + head * layout.value_dim +
+               first;
     }
 };
 
 // Start the copies of the tokens of a tile from `begin` on, each by one warp.
 template <class Kind, int WARPS>
-__device__ void stage(Token<Kind, WARPS>* to, const Tile<Kind, WARPS>& tile, const Layout<Kind>& layout, int pitch,
-                      int begin) {
+__device__ void stage(Token<Kind, WARPS>* to, const Tile<Kind, WARPS>& tile, const Scanned& scanned,
+                      const Layout<Kind>& layout, int begin) {
     int key_head = tile.head / layout.shared(), lane = threadIdx.x % 32, end = min(begin + STAGED, tile.tokens);
 #pragma unroll 1
     for (int i = begin + threadIdx.x / 32; i < end; i += WARPS) {
-        const float* row = i < tile.replayed ? tile.earlier + static_cast<i64>(i) * pitch
-                                             : tile.own + static_cast<i64>(i - tile.replayed) * pitch;
+        const float* row = tile.row(scanned, i);
         const float* decay = row + layout.decay() + tile.head * Kind::DECAYS;
         const float* value = row + layout.value() + tile.head * layout.value_dim + tile.first;
         auto& token = to[i - begin];
@@ -70,15 +77,15 @@ __device__ void stage(Token<Kind, WARPS>* to, const Tile<Kind, WARPS>& tile, con
 // Advance the state by the staged tokens of a tile from `begin` on.
 template <class Kind, int WARPS>
 __device__ void advance(State<Kind>& state, const Token<Kind, WARPS>* tokens, const Tile<Kind, WARPS>& tile, int begin,
-                        const Layout<Kind>& layout, float skip) {
+                        const Scanned& scanned, const Layout<Kind>& layout, float skip) {
     int end = min(begin + STAGED, tile.tokens);
     bool exists = state.column < tile.columns, writes = exists && threadIdx.x % 32 < LANES;
-    float* out = tile.out + static_cast<i64>(begin - tile.replayed) * layout.values() + state.column;
+    float* out = tile.out(scanned, layout, begin) + state.column;
 #pragma unroll 1
     for (int i = begin; i < end; ++i, out += layout.values()) {
         float2 mixture = state.advance(tokens[i - begin], skip, i < tile.replayed);
         if (i >= tile.replayed && writes) *reinterpret_cast<float2*>(out) = mixture;
-        if (i == tile.last && exists) state.store(tile.state, layout.value_dim);
+        if (i == tile.last && exists) state.store(tile.state(scanned, layout), layout.value_dim);
     }
 }
 
@@ -91,18 +98,18 @@ __device__ void scan(const Scanned& scanned, const Runs& runs, const Layout<Kind
     if (!tile.tokens) return;
     // The previous kernel writes rows alone, so the state may be read before it has ended.
     State<Kind> state;
-    state.load(tile.state, layout.value_dim, tile.begun && state.column < tile.columns);
+    state.load(tile.state(scanned, layout), layout.value_dim, tile.begun && state.column < tile.columns);
     float skip = scanned.skips[tile.head];
     wait_for_previous();
-    stage(stages[0], tile, layout, scanned.pitch, 0);
+    stage(stages[0], tile, scanned, layout, 0);
     close_copies();
 #pragma unroll 1
     for (int begin = 0, buffer = 0; begin < tile.tokens; begin += STAGED, buffer ^= 1) {
-        stage(stages[buffer ^ 1], tile, layout, scanned.pitch, begin + STAGED);
+        stage(stages[buffer ^ 1], tile, scanned, layout, begin + STAGED);
         close_copies();
         wait_copies<1>();
         __syncthreads();
-        advance(state, stages[buffer], tile, begin, layout, skip);
+        advance(state, stages[buffer], tile, begin, scanned, layout, skip);
         __syncthreads();  // the next copies overwrite this stage
     }
 }
