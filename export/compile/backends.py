@@ -33,7 +33,7 @@ _ON_REQUEST = {
     "int4_matmul": "short prompts through 4-bit weights would be slower",
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",
-    "float8_window_attention": "its cost with a float8 cache is not measured",
+    "float8_window_attention": "what equal bits cost with a float8 cache is not measured",
     "float8_matmul": "some rounds with float8 weights would be slower",
     "scaled_matmul": "some rounds with float8 weights would be slower",
 }
