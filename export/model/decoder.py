@@ -64,7 +64,8 @@ def build_decoder(
     if shard is not None:
         checkpoint, spec = shard.checkpoint(checkpoint, spec), shard.spec(spec)
     strategies = STRATEGIES[lowering]
-    if spec.layers in features:  # the stream after the last norm, of every token
+    norms_all = spec.layers in features  # the stream after the last norm, of every token
+    if norms_all:
         strategies = replace(strategies, select_rows_early=False)
     features = () if shard is not None and shard.rank else features
     cache: CacheKind = "paged" if lowering == "paged" else "linear"
@@ -91,7 +92,11 @@ def build_decoder(
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
         own_inputs = layer_inputs(b, hidden, token_ids, w, spec)
     picked, graph_outputs = decoder_layers(
-        b, hidden, w, spec, graph_inputs, strategies, capacity=capacity, features=features, own_inputs=own_inputs
+        *(b, hidden, w, spec, graph_inputs, strategies),
+        capacity=capacity,
+        features=features,
+        norms_all=norms_all,
+        own_inputs=own_inputs,
     )
     if features and strategies.prompts_have_no_logits:
         with b.scope("features"):  # without padding tokens

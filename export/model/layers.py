@@ -34,6 +34,7 @@ def decoder_layers(
     *,
     capacity: int,
     features: Sequence[int] = (),
+    norms_all: bool = False,
     own_inputs: Sequence[ir.Value] = (),
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append all layers and the last norm. Returns the normed stream [batch, rows, hidden], and outputs by name.
@@ -41,7 +42,7 @@ def decoder_layers(
     ``graph_inputs`` are the inputs of the contract, ``own_inputs`` those of each layer if it has one
     (export/model/layer_inputs.py). The outputs are the caches present_* and, if ``features`` is not
     empty, the concatenated residual streams before these layers. The number of layers stands for the stream after the
-    last norm; then ``strategies`` must not select rows early.
+    last norm; it needs ``norms_all``: the last norm is of all rows, and ``strategies`` must not select rows early.
     """
     rows = graph_inputs["score_rows"]
     with b.scope("place"):
@@ -67,7 +68,7 @@ def decoder_layers(
                     own = strategies.select_rows(b, own, rows)
                 hidden = with_own_input(b, hidden, own, w, spec, name)
     with b.scope("head"):
-        if spec.layers in features:
+        if norms_all:
             streams.append(stored_norm(b, hidden, w, "model.norm", spec))
             normed = strategies.select_rows(b, streams[-1], rows)
         else:

@@ -95,6 +95,15 @@ def sampled(**more: Any) -> list[SamplingParams]:
     return [SamplingParams(seed=seed, temperature=0.8, max_tokens=24, **more) for seed in range(len(PROMPTS))]
 
 
+def test_both_ranks_run_the_same_operators_though_one_has_features(bundle: Path) -> None:
+    """A norm in another kernel would round otherwise: the bits of a rank's logits would depend on the draft."""
+    opened = Bundle.open(bundle)
+    first, second = opened.engine("target").decoder, opened.manifest.ranks[0].decoder
+    assert first is not None
+    assert second is not None
+    assert [operator.name for operator in first.operators] == [operator.name for operator in second.operators]
+
+
 def test_logits_of_two_ranks_are_those_of_transformers(llm: LLM, target: Path) -> None:
     prompt = list(range(40, 80))
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
