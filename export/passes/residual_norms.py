@@ -86,8 +86,7 @@ def fuse_wide_norms(model: ir.Model) -> int:
         if found is None:
             continue
         add, widened, narrowed = found
-        assert norm.inputs[1] is not None, "a norm has a weight"
-        fused = _residual_norm(add, norm, norm.inputs[1])
+        fused = _residual_norm(norm, *add.inputs, norm.inputs[1])
         order[fused] = order[norm]
         replaced = [narrowed.outputs[0], add.outputs[0]]
         ir.convenience.replace_nodes_and_values(
@@ -108,11 +107,9 @@ def use_residual_norm_kernel(model: ir.Model) -> int:
     count = 0
     for norm in [each for each in model.graph if library() is not None and _has_kernel(each)]:
         x, skip, weight = norm.inputs
-        outputs = [ir.Value(), ir.Value()]
-        attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
-        fused = ir.node("residual_norm", [skip, x, weight], attributes, domain=DOMAIN, outputs=outputs, name=norm.name)
+        fused = _residual_norm(norm, skip, x, weight)
         replaced = [norm.outputs[0], norm.outputs[3]]
-        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [fused], replaced, outputs)
+        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [fused], replaced, fused.outputs)
         count += 1
     if count:
         _add_function(model)
@@ -135,7 +132,7 @@ def fuse_norms_of_sums(model: ir.Model) -> int:
             new = [ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{norm.name}/weight")]
             (weight,) = new[0].outputs
             weight.name, weight.shape, weight.type = new[0].name, norm.inputs[1].shape, ir.TensorType(ir.DataType.FLOAT)
-        fused = _residual_norm(add, norm, weight)
+        fused = _residual_norm(norm, *add.inputs, weight)
         order[fused] = order[norm]
         replaced = [*norm.outputs, *add.outputs]
         ir.convenience.replace_nodes_and_values(model.graph, norm, [norm, add], [*new, fused], replaced, fused.outputs)
@@ -195,9 +192,9 @@ def _over_ranks(add: ir.Node) -> bool:
     return producer is not None and (producer.domain, producer.op_type) == (DOMAIN, "all_reduce")
 
 
-def _residual_norm(add: ir.Node, norm: ir.Node, weight: ir.Value) -> ir.Node:
+def _residual_norm(norm: ir.Node, *inputs: ir.Value | None) -> ir.Node:
     attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
-    inputs, outputs = [*add.inputs, weight], [ir.Value(), ir.Value()]
+    outputs = [ir.Value(), ir.Value()]
     return ir.node("residual_norm", inputs, attributes, domain=DOMAIN, outputs=outputs, name=norm.name)
 
 
