@@ -84,6 +84,25 @@ done:
   return status;
 }
 
+/* Read the data and the shape of an input, whose rank is at most ``most``. */
+static inline OrtStatus *read_input(OrtApi api, void *context, size_t i, size_t most, void **data, int64_t *dims,
+                                    size_t *rank) {
+  const void *input = NULL;
+  OrtStatus *status = NULL;
+  TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, i, &input));
+  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(input, data));
+  TRY(read_shape(api, input, dims, most, rank));
+done:
+  return status;
+}
+
+/* Return the product of all dimensions but the last. */
+static inline size_t rows_of(const int64_t *dims, size_t rank) {
+  size_t rows = 1;
+  for (size_t i = 0; i + 1 < rank; i++) rows *= (size_t)dims[i];
+  return rows;
+}
+
 /* Call ``item(work, i)`` for each i below ``count``, on onnxruntime's threads. */
 static inline OrtStatus *parallel(OrtApi api, void *context, void (*item)(void *, size_t), size_t count, void *work) {
   if (count == 1) {
@@ -105,6 +124,11 @@ static inline OrtStatus *each_row(OrtApi api, void *context, void (*item)(void *
 /* Read an integer attribute when a kernel is made; ``info``: its node. */
 static inline OrtStatus *read_integer(OrtApi api, const void *info, const char *name, int64_t *value) {
   return API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, name, value);
+}
+
+/* Read a float attribute, as read_integer does. */
+static inline OrtStatus *read_float(OrtApi api, const void *info, const char *name, float *value) {
+  return API(FLOAT_ATTRIBUTE, OrtStatus *, const void *, const char *, float *)(info, name, value);
 }
 
 static inline size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }

@@ -186,7 +186,7 @@ static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void 
 #endif
   TRY(read_integer(api, info, "heads", &kernel->heads));
   TRY(read_integer(api, info, "sliding_window", &kernel->sliding_window));
-  TRY(API(FLOAT_ATTRIBUTE, OrtStatus *, const void *, const char *, float *)(info, "scale", &kernel->scale));
+  TRY(read_float(api, info, "scale", &kernel->scale));
   if (kernel->heads < 1 || kernel->sliding_window < 0)
     status = failure(api, "decode_attention: heads must be positive, and sliding_window not negative");
 done:

@@ -275,13 +275,13 @@ static OrtStatus *compute(void *self, void *context) {
   TRY(read_shape(api, inputs[0], dims, 8, &rank));
   TRY(read_shape(api, inputs[1], weight, 2, &ignored));
   TRY(read_shape(api, inputs[2], scales, 2, &ignored));
-  Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3], .rows = 1};
+  Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3]};
   call.inner = (size_t)dims[rank - 1];
   call.width = (size_t)kernel->width;
   call.steps = (size_t)weight[1] / TILE_BYTES;
   call.groups = (size_t)scales[1] / COLUMNS;
   call.steps_of_group = (size_t)kernel->group_size / STEP;
-  for (size_t i = 0; i + 1 < rank; i++) call.rows *= (size_t)dims[i];
+  call.rows = rows_of(dims, rank);
   const size_t tiles = count_of(call.width, COLUMNS), steps = call.rows * call.steps;
   if (call.steps != count_of(call.inner, STEP) || (size_t)weight[0] != tiles || (size_t)scales[0] != tiles ||
       call.groups != count_of(call.steps, call.steps_of_group)) {

@@ -52,21 +52,16 @@ static OrtStatus *compute(void *self, void *context) {
   const Kernel *kernel = self;
   OrtApi api = kernel->api;
   OrtStatus *status = NULL;
-  const void *input = NULL;
   void *data[3] = {0}, *output = NULL, *made[2] = {0};
   int64_t dims[3][8];
-  size_t rank[3] = {0}, rows = 1, outputs = 0;
-  for (size_t i = 0; i < 3; i++) {
-    TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, i, &input));
-    TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(input, &data[i]));
-    TRY(read_shape(api, input, dims[i], 8, &rank[i]));
-  }
+  size_t rank[3] = {0}, outputs = 0;
+  for (size_t i = 0; i < 3; i++) TRY(read_input(api, context, i, 8, &data[i], dims[i], &rank[i]));
   const int64_t width = dims[0][rank[0] - 1];
   if (rank[1] != rank[0] || memcmp(dims[0], dims[1], sizeof(int64_t) * rank[0]) || rank[2] != 1 || dims[2][0] != width) {
     status = failure(api, "residual_norm: the shapes of the inputs do not fit");
     goto done;
   }
-  for (size_t i = 0; i + 1 < rank[0]; i++) rows *= (size_t)dims[0][i];
+  const size_t rows = rows_of(dims[0], rank[0]);
   TRY(API(OUTPUT_COUNT, OrtStatus *, void *, size_t *)(context, &outputs));
   for (size_t i = 0; i < outputs; i++) {
     TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, i, dims[0], rank[0], &output));
@@ -90,7 +85,7 @@ static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void 
 #if defined(__x86_64__) && !defined(PORTABLE)
   if (__builtin_cpu_supports("avx2")) kernel->norm = norm_avx2;
 #endif
-  TRY(API(FLOAT_ATTRIBUTE, OrtStatus *, const void *, const char *, float *)(info, "epsilon", &kernel->epsilon));
+  TRY(read_float(api, info, "epsilon", &kernel->epsilon));
 done:
   if (status) free(kernel);
   *made = status ? NULL : kernel;

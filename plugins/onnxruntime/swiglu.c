@@ -40,19 +40,16 @@ static OrtStatus *compute(void *self, void *context) {
   const Kernel *kernel = self;
   OrtApi api = kernel->api;
   OrtStatus *status = NULL;
-  const void *input = NULL;
   void *data = NULL, *output = NULL, *made = NULL;
   int64_t dims[8];
-  size_t rank = 0, rows = 1;
-  TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, 0, &input));
-  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(input, &data));
-  TRY(read_shape(api, input, dims, 8, &rank));
+  size_t rank = 0;
+  TRY(read_input(api, context, 0, 8, &data, dims, &rank));
   if (dims[rank - 1] % 2) {
     status = failure(api, "swiglu: the last dimension must be even");
     goto done;
   }
   dims[rank - 1] /= 2;
-  for (size_t i = 0; i + 1 < rank; i++) rows *= (size_t)dims[i];
+  const size_t rows = rows_of(dims, rank);
   TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, 0, dims, rank, &output));
   Call call = {.gate_up = data, .width = (size_t)dims[rank - 1]};
   if (rows * call.width == 0) goto done;

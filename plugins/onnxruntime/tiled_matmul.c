@@ -195,12 +195,12 @@ static OrtStatus *compute(void *self, void *context) {
   TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(weight, &data[1]));
   TRY(read_shape(api, x, dims, 8, &rank));
   TRY(read_shape(api, weight, tiled, 2, &ignored));
-  Call call = {.x = data[0], .weight = data[1], .rows = 1};
+  Call call = {.x = data[0], .weight = data[1]};
   TRY(API(TENSOR_SHAPE, OrtStatus *, const void *, void **)(weight, &shape));
   TRY(API(ELEMENT_TYPE, OrtStatus *, const void *, int *)(shape, &call.type));
   call.inner = (size_t)dims[rank - 1];
   call.width = (size_t)kernel->width;
-  for (size_t i = 0; i + 1 < rank; i++) call.rows *= (size_t)dims[i];
+  call.rows = rows_of(dims, rank);
   const size_t tiles = count_of(call.width, COLUMNS);
   if ((size_t)tiled[0] != tiles || (size_t)tiled[1] != call.inner * COLUMNS) {
     status = failure(api, "tiled_matmul: the shapes of the inputs do not fit");
