@@ -137,6 +137,19 @@ def _attention(
     )
 
 
+def _low_bit_matmul(numbers: str, *weight: Binding, optional: tuple[str, ...] = ()) -> Schema:
+    """Return the schema of a matmul with a ``weight`` of ``numbers`` of 4 or 8 bits on a GPU."""
+    return Schema(
+        f"{numbers}_matmul",
+        inputs=(Binding("x", T, ("tokens", "inner")), *weight, _PROMPT_ROWS),
+        outputs=(Binding("out", T, ("tokens", "width")),),
+        attributes={"group_size": "int"},
+        optional=(*optional, "prompt_rows"),
+        kernels=numbers,
+        batch_invariant=True,
+    )
+
+
 SCHEMAS = {
     schema.name: schema
     for schema in (
@@ -342,49 +355,23 @@ SCHEMAS = {
             compute_capability=FLOAT8_FROM,
             batch_invariant=True,
         ),
-        Schema(  # weights of 4-bit integers, with one scale per group of inputs
-            "int4_matmul",
-            inputs=(
-                Binding("x", T, ("tokens", "inner")),
-                Binding("weight", "uint8", ("width", "half_padded")),
-                Binding("scales", T, ("width", "groups")),
-                Binding("zeros", "uint8", ("width", "half_groups")),
-                _PROMPT_ROWS,
-            ),
-            outputs=(Binding("out", T, ("tokens", "width")),),
-            attributes={"group_size": "int"},
-            optional=("zeros", "prompt_rows"),
-            kernels="int4",
-            batch_invariant=True,
+        _low_bit_matmul(  # weights of 4-bit integers, with one scale per group of inputs
+            "int4",
+            Binding("weight", "uint8", ("width", "half_padded")),
+            Binding("scales", T, ("width", "groups")),
+            Binding("zeros", "uint8", ("width", "half_groups")),
+            optional=("zeros",),
         ),
-        Schema(  # weights of 8-bit integers, with one scale per group of inputs
-            "int8_matmul",
-            inputs=(
-                Binding("x", T, ("tokens", "inner")),
-                Binding("weight", "uint8", ("width", "padded")),
-                Binding("scales", T, ("width", "groups")),
-                _PROMPT_ROWS,
-            ),
-            outputs=(Binding("out", T, ("tokens", "width")),),
-            attributes={"group_size": "int"},
-            optional=("prompt_rows",),
-            kernels="int8",
-            batch_invariant=True,
+        _low_bit_matmul(  # weights of 8-bit integers, with one scale per group of inputs
+            "int8",
+            Binding("weight", "uint8", ("width", "padded")),
+            Binding("scales", T, ("width", "groups")),
         ),
-        Schema(  # weights of 4-bit floats, with a float8_e4m3fn scale per group of inputs and a factor per output
-            "float4_matmul",
-            inputs=(
-                Binding("x", T, ("tokens", "inner")),
-                Binding("weight", "uint8", ("width", "half_padded")),
-                Binding("scales", "uint8", ("width", "groups")),
-                Binding("factors", "float32", ("width",)),
-                _PROMPT_ROWS,
-            ),
-            outputs=(Binding("out", T, ("tokens", "width")),),
-            attributes={"group_size": "int"},
-            optional=("prompt_rows",),
-            kernels="float4",
-            batch_invariant=True,
+        _low_bit_matmul(  # weights of 4-bit floats, with a float8_e4m3fn scale per group and a factor per output
+            "float4",
+            Binding("weight", "uint8", ("width", "half_padded")),
+            Binding("scales", "uint8", ("width", "groups")),
+            Binding("factors", "float32", ("width",)),
         ),
         Schema(  # on a CPU: inputs are rounded to 8 bits, and a row has the same bits in any call
             "int4_int8_matmul",

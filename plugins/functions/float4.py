@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import Body
 from tandemrt.plugins.functions.float8 import NUMBERS
-from tandemrt.plugins.functions.int4 import from_tiles, in_groups, scaled_matmul
+from tandemrt.plugins.functions.int4 import from_tiles, in_groups, matmul_of_groups
 from tandemrt.plugins.operators.float4 import VALUES
 
 
@@ -15,7 +15,7 @@ def float4_matmul(*, prompt_rows: bool = False) -> ir.Function:
     body = Body.of("float4_matmul", without=() if prompt_rows else ("prompt_rows",))
     x, weight, scales, factors, *_ = body.inputs
     codes = in_groups(body, from_tiles(body, weight)).cast(ir.DataType.INT32)
-    out = scaled_matmul(
+    out = matmul_of_groups(
         body, x, body.op("Gather", VALUES, codes), body.op("Gather", NUMBERS, scales.cast(ir.DataType.INT32))
     )
     return body.function(out=body.op("CastLike", out * factors, x))

@@ -21,7 +21,7 @@ def int4_matmul(*, zeros: bool, prompt_rows: bool = False, overload: str = "") -
     x, weight, scales, *optional = body.inputs
     integers = in_groups(body, from_tiles(body, weight)).cast(FLOAT32)
     middles = _middles(body, optional[0], integers.size(1)) if zeros else np.float32(8)
-    out = scaled_matmul(body, x, integers - middles, scales.cast(FLOAT32))
+    out = matmul_of_groups(body, x, integers - middles, scales.cast(FLOAT32))
     return body.function(overload, out=body.op("CastLike", out, x))
 
 
@@ -42,7 +42,7 @@ def in_groups(body: Body, values: Tensor) -> Tensor:
     return body.op("Reshape", values, shape)
 
 
-def scaled_matmul(body: Body, x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+def matmul_of_groups(body: Body, x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
     """Return x @ w.T in float32 for ``numbers`` [width, groups, group_size], each group times its scale.
 
     ``scales`` [width, groups and some padding].

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, Body
-from tandemrt.plugins.functions.int4 import in_groups, scaled_matmul
+from tandemrt.plugins.functions.int4 import in_groups, matmul_of_groups
 from tandemrt.plugins.operators.int8_layout import ORDER, STORED
 
 
@@ -17,7 +17,7 @@ def int8_matmul(*, prompt_rows: bool = False) -> ir.Function:
     half, run, thread, inputs = ORDER
     ordered = body.op("Reshape", weight, np.array([0, -1, half, thread, run, inputs], np.int64))
     integers = in_groups(body, body.op("Transpose", ordered, perm=STORED)).cast(FLOAT32)
-    out = scaled_matmul(body, x, integers - np.float32(128), scales.cast(FLOAT32))
+    out = matmul_of_groups(body, x, integers - np.float32(128), scales.cast(FLOAT32))
     return body.function(out=body.op("CastLike", out, x))
 
 
