@@ -248,7 +248,7 @@ def test_states_of_all_ranks_are_kept_for_prefix_hits_and_survive_preemption(hyb
 
 def write_quantized(target: Path, case: Any) -> PreTrainedModel:
     """Write a checkpoint; the model that it means rounds inputs as two ranks do, each by scales of its own."""
-    sizes = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 128}
+    sizes = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 512}
     model = make_checkpoint("qwen3", target, sizes=sizes | {"num_attention_heads": 8, "head_dim": 32})
     tiny_tokenizer(target)
 

@@ -1,7 +1,10 @@
 """The GPU of this machine, and skips for tests that it cannot run."""
 
+import fcntl
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,3 +32,14 @@ def skipped_without_equal_bits() -> Iterator[None]:
         if CAPABILITY == _WITH_EQUAL_BITS or "whose rows have equal bits" not in str(refusal):
             raise
         pytest.skip(str(refusal))
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other process is in here, because ranks of several tests would take turns on the GPUs.
+
+    A GPU runs one process at a time, for milliseconds, and a kernel that waits for another rank keeps its turn.
+    """
+    with (Path(tempfile.gettempdir()) / "tandemrt-tests-of-ranks").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -18,7 +18,9 @@ from tandemrt.runtime.device.backends import ranks as backend_ranks
 from tandemrt.runtime.workers import ranks
 from tests.engine.decoding import make_checkpoint
 from tests.engine.draft_kinds import KINDS, SIZES, Target
-from tests.gpu.here import needs_float8
+from tests.engine.test_quantized_checkpoints import OTHERS
+from tests.engine.test_tensor_parallel import write_quantized
+from tests.gpu.here import alone, needs_float8
 from tests.gpu.rounds import MIXED, Requests, drive, output_of, paged, texts
 from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
@@ -47,10 +49,11 @@ def without_drafts(requests: Requests) -> Requests:
 
 def check_invisible(llm: LLM, requests: Requests) -> None:
     """Assert that drafts are accepted and change no text, eagerly and from graphs."""
-    plain = output_of(drive(llm, without_drafts(requests)))
-    for _ in range(3):
-        assert output_of(drive(llm, requests)) == plain
-    assert output_of(drive(llm, without_drafts(requests))) == plain
+    with alone():
+        plain = output_of(drive(llm, without_drafts(requests)))
+        for _ in range(3):
+            assert output_of(drive(llm, requests)) == plain
+        assert output_of(drive(llm, without_drafts(requests))) == plain
     assert sum(llm.metrics.accepted) > 0
 
 
@@ -97,9 +100,9 @@ def test_drafts_change_no_text_and_cached_beginnings_neither(llm: LLM) -> None:
 @pytest.mark.parametrize("bundle", ["bfloat16"], indirect=True)
 def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
     requests = texts(12, words=lambda i: 100 + i)
-    wanted = output_of(drive(llm, requests))
     with LLM(bundle, cache_tokens=576) as small:  # nine blocks of 64 tokens: four texts grow to twelve
-        assert output_of(drive(small, requests)) == wanted
+        with alone():
+            assert output_of(drive(small, requests)) == output_of(drive(llm, requests))
         assert small.metrics.preemptions > 0
 
 
@@ -110,7 +113,7 @@ def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
 def test_a_rank_that_dies_or_hangs_ends_every_request_and_is_named(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, end: str, why: str
 ) -> None:
-    with LLM(bundle) as llm:
+    with LLM(bundle) as llm, alone():
         monkeypatch.setattr(ranks, "ANSWER_S", 2.0)
         process = llm.loop.target.engines["target"]._processes._processes[0]  # type: ignore[attr-defined]
         items: list[Any] = []
@@ -140,23 +143,32 @@ def test_drafts_of_every_kind_change_no_text(tmp_path: Path, kind: str) -> None:
         check_invisible(llm, requests)
 
 
-def quantized(folder: Path, form: WeightFormat) -> Path:
-    target = tiny_checkpoint(folder, hidden=256, head_dim=64, layers=2, seed=1, max_length=512)
-    save_file(quantize_matmuls(load_file(target / "model.safetensors"), form), target / "model.safetensors")
-    write_quantization_config(target, form)
-    return target
+def quantized(form: WeightFormat) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        target = tiny_checkpoint(folder, hidden=256, head_dim=64, layers=2, seed=1, max_length=512)
+        save_file(quantize_matmuls(load_file(target / "model.safetensors"), form), target / "model.safetensors")
+        write_quantization_config(target, form)
+        return target
+
+    return make
 
 
-def experts(folder: Path) -> Path:
-    sizes = {
-        "vocab_size": VOCAB,
-        "moe_intermediate_size": 32,
-        "num_experts": 8,
-        "eos_token_id": 263,
-        "bos_token_id": None,
-    }
-    make_checkpoint("qwen3_moe", folder, sizes=sizes | {"max_position_embeddings": 512, "head_dim": 32})
-    return tiny_tokenizer(folder)
+def stored(case: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        write_quantized(folder, OTHERS[case])
+        return folder
+
+    return make
+
+
+def family(name: str, **sizes: Any) -> Callable[[Path], Path]:
+    of_text = {"vocab_size": VOCAB, "max_position_embeddings": 512, "eos_token_id": 263, "bos_token_id": None}
+
+    def make(folder: Path) -> Path:
+        make_checkpoint(name, folder, sizes=of_text | sizes)
+        return tiny_tokenizer(folder)
+
+    return make
 
 
 def hybrid(kind: str, **sizes: int) -> Callable[[Path], Path]:
@@ -164,39 +176,51 @@ def hybrid(kind: str, **sizes: int) -> Callable[[Path], Path]:
 
 
 TARGETS: dict[str, Callable[[Path], Path]] = {
-    "weights in 4 bits": lambda folder: quantized(folder, WeightFormat.INT4),
-    "experts": experts,
+    "weights in float8": quantized(WeightFormat.FP8),
+    "weights in 4 bits": quantized(WeightFormat.INT4),
+    "experts": family("qwen3_moe", moe_intermediate_size=32, num_experts=8, head_dim=32),
     "delta nets": hybrid("delta net", linear_num_key_heads=4, linear_num_value_heads=8),
     "Mamba-2": hybrid("mamba", hidden=128, num_attention_heads=4, mamba_n_heads=16),
     # the norm needs the outputs of all ranks
     "Mamba-2, one group": hybrid("mamba", hidden=128, num_attention_heads=4, mamba_n_heads=16, mamba_n_groups=1),
     "short convolutions": hybrid("convolution", hidden=64, num_attention_heads=2),
     "latent attention": tiny_latent,
+    "latent attention and experts": lambda folder: tiny_latent(folder, "deepseek_v3"),
+    "Kimi delta attention": family("kimi_linear", moe_intermediate_size=32),
+    "weights in 8 bits": stored("gptq, 8 bits"),
+    "weights in 4-bit floats": stored("modelopt, NVFP4"),
 }
+NOT_INVARIANT = {"latent attention", "latent attention and experts", "Kimi delta attention"}
+MARKS = {"weights in float8": needs_float8}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("weights in float8", marks=needs_float8), *TARGETS])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=MARKS.get(kind, ())) for kind in TARGETS])
 def test_targets_of_every_kind_have_the_logits_of_one_gpu_and_drafts_change_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Not executed yet: once it passes, NOT_ON_GPUS loses these operators."""
     monkeypatch.setattr(backend_ranks, "NOT_ON_GPUS", {})
-    make = TARGETS.get(kind, lambda folder: quantized(folder, WeightFormat.FP8))
-    target = make(tmp_path / "target")
-    invariant, logprobs = kind != "latent attention", []
-    for count in (1, 2):
-        folder, backend = tmp_path / str(count), INVARIANT if invariant else ""
-        with LLM(bundle_of(folder, ranks=count, target=target, drafting=NGRAM, backend=backend)) as llm:
-            params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
-            found = llm.generate(list(range(40, 80)), params)
-            requests = [*texts(6, words=lambda i: 5 * i % 30), *MIXED]
-            if count == 2 and invariant:
-                check_invisible(llm, requests)
-            elif count == 2:
+    target, invariant = TARGETS[kind](tmp_path / "target"), kind not in NOT_INVARIANT
+    how: dict[str, Any] = {"target": target, "drafting": NGRAM, "backend": INVARIANT if invariant else "", "batch": 16}
+    prompt, shared = list(range(40, 80)), [*range(66), 7]
+    params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
+    with LLM(bundle_of(tmp_path / "2", **how)) as llm:
+        found = llm.generate(prompt, params)
+        requests = [*texts(6, words=lambda i: 5 * i % 30), *MIXED]
+        if invariant:
+            check_invisible(llm, requests)
+        else:
+            with alone():
                 assert output_of(drive(llm, requests)) == output_of(drive(llm, requests))
-        assert found.logprobs is not None
-        logprobs.append(dict(found.logprobs[0].top))
-    one, two = logprobs
+        first, again = (llm.generate(shared, SamplingParams(max_tokens=6, temperature=0)) for _ in range(2))
+        assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 64)
+        if invariant:
+            assert again.token_ids == first.token_ids
+    with LLM(bundle_of(tmp_path / "1", ranks=1, **how)) as llm:
+        expected = llm.generate(prompt, params)
+    assert found.logprobs is not None
+    assert expected.logprobs is not None
+    two, one = dict(found.logprobs[0].top), dict(expected.logprobs[0].top)
     assert len(one.keys() & two.keys()) > 15
     for token in one.keys() & two.keys():
         assert abs(one[token] - two[token]) < 0.1
