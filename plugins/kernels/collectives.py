@@ -132,7 +132,8 @@ def publish(context: Context, tensors: RuntimeTensors, places: Sequence[int]) ->
         for each, place in zip(tensors.values(), places, strict=True)
         if each.nbytes
     ]
-    table = torch.tensor(entries, dtype=torch.int64, device=ranks.device)
+    # from pinned memory: another copy would wait for all work before it
+    table = torch.tensor(entries, dtype=torch.int64).pin_memory().to(ranks.device, non_blocking=True)
     kernel = KernelModule.of(context, "collectives").kernel("publish")
     arguments = (*ranks.arguments, table, np.int32(len(entries)))
     launch = Launch(kernel, (_PUBLISHERS, 1, 1), (_THREADS, 1, 1), *arguments)
