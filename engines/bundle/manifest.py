@@ -106,7 +106,7 @@ class ReasoningDelimiters(Record):
 
 
 class SharedWeight(Record):
-    """The location of a weight that several sessions share. A device holds it once. ``offset`` is in bytes."""
+    """The location of a weight that sessions or processes share. A device holds it once. ``offset`` is in bytes."""
 
     file: RelativePath
     offset: Annotated[int, Field(ge=0)]
@@ -124,7 +124,8 @@ class Engine(Record):
         built_for: the devices that run the engine: ``cpu``, ``cuda`` or GPUs such as ``sm_86+sm_89``.
         dtype: the compute dtype.
         contract: the inputs and outputs.
-        shared: shared weights by their names in the subgraphs.
+        shared: shared weights by their names in the file or the subgraphs: those that several subgraphs read, and on a
+            CPU those that kernels of the project read where they are mapped.
         batch_invariant: the decoder computes the same bits for a token whatever else is in the call; all its matmuls
             are steps.
         optimized: the file holds what onnxruntime's optimizer made of the graph, so sessions open without it.

@@ -143,7 +143,8 @@ def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions)
         return _entry(graph, graph.file, "onnxruntime-cuda", "cuda")
     if recipe.backend.name == "onnxruntime-cpu":
         optimized = onnxruntime.require_session(folder / graph.file, optimize=graph.dtype == "float32")
-        return _entry(graph, graph.file, recipe.backend.name, "cpu", optimized=optimized)
+        entry = _entry(graph, graph.file, recipe.backend.name, "cpu", optimized=optimized)
+        return entry.model_copy(update={"shared": onnxruntime.mapped_weights(folder / graph.file, folder)})
     return _entry(graph, graph.file, recipe.backend.name, "cuda")
 
 

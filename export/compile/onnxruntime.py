@@ -4,12 +4,14 @@ from pathlib import Path
 
 import onnx
 
+from tandemrt.engines.bundle.manifest import SharedWeight
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
-from tandemrt.plugins.onnxruntime.custom_operators import load_into
+from tandemrt.plugins.onnxruntime.custom_operators import ON_CPUS, load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
+from tandemrt.plugins.operators.constants import DOMAIN
 
 _MAX_CONSTANTS = 16 << 20  # bytes that constant folding may add to a graph file; a rotary table has one or a few MB
 
@@ -59,6 +61,26 @@ def require_session(path: Path, *, optimize: bool = True) -> bool:
         optimized.unlink(missing_ok=True)
 
 
+def mapped_weights(path: Path, folder: Path) -> dict[str, SharedWeight]:
+    """Return the weights, by name, that kernels of the project read where a file of the bundle in ``folder`` is mapped.
+
+    onnxruntime copies the weights of most of its own kernels, so it reads those itself.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    read = {name for node in graph.node if node.domain == DOMAIN and node.op_type in ON_CPUS for name in node.input}
+    found = {}
+    for tensor in graph.initializer:
+        if tensor.name in read and tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            found[tensor.name] = SharedWeight(
+                file=(path.parent / entries["location"]).relative_to(folder).as_posix(),
+                offset=int(entries.get("offset", 0)),
+                dtype=from_onnx(tensor.data_type),
+                shape=tuple(tensor.dims),
+            )
+    return found
+
+
 def _replace_by(path: Path, optimized: Path) -> bool:
     if optimized.stat().st_size > path.stat().st_size + _MAX_CONSTANTS:
         return False
@@ -67,6 +89,7 @@ def _replace_by(path: Path, optimized: Path) -> bool:
     for fields in ("functions", "opset_import"):
         after.ClearField(fields)
         getattr(after, fields).extend(getattr(before, fields))
+    after.graph.ClearField("value_info")  # types and shapes, which a session that loads them only compares
     path.write_bytes(after.SerializeToString())
     return True
 

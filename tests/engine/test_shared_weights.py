@@ -1,6 +1,8 @@
 """Weights used by several sessions are loaded once: those that a draft shares with its target, and a tied lm_head."""
 
 import json
+import mmap
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,7 +94,18 @@ def test_a_truncated_file_is_rejected(tmp_path: Path, size: int, whole: bool) ->
             weights.of(engine)
 
 
-def test_an_uncut_graph_shares_no_weight(tmp_path: Path) -> None:
+def test_an_uncut_graph_shares_what_kernels_read_where_it_is_mapped(tmp_path: Path) -> None:
     engines = Bundle.open(built(tmp_path, "dflash", "linear")).manifest.engines
     assert DFLASH.draft_vocab < DFLASH.vocab
-    assert not any(engine.shared for engine in engines.values())
+    assert {weight.file for weight in engines["target"].shared.values()} == {"target/tiles.safetensors"}
+    assert TABLE not in engines["target"].shared
+    assert not engines["verify"].shared
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_of_tiles_is_mapped_once_and_whole(tiny_bundle: Path) -> None:
+    file = tiny_bundle / "target" / "tiles.safetensors"
+    with LLM(tiny_bundle, device="cpu", threads=1):
+        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        mapped = [tuple(int(at, 16) for at in line[0].split("-")) for line in lines if line[-1] == str(file)]
+    assert [-(-(end - begin) // mmap.PAGESIZE) for begin, end in mapped] == [-(-file.stat().st_size // mmap.PAGESIZE)]

@@ -24,8 +24,15 @@ class OnnxRuntimeEngine:
 
     capturable = False  # a run waits for its own work, and may compute parts of a graph on the host
 
-    def __init__(self, session: "onnxruntime.InferenceSession", contract: Contract, device: torch.device) -> None:
+    def __init__(
+        self,
+        session: "onnxruntime.InferenceSession",
+        contract: Contract,
+        device: torch.device,
+        initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
+    ) -> None:
         self.session = session
+        self._initializers = initializers  # the session holds bare addresses
         self.contract = contract
         self.device = device
         self._host_inputs = _host_inputs(session) if device.type == "cuda" else ()
@@ -41,11 +48,12 @@ class OnnxRuntimeEngine:
         spinning: bool = False,
         optimized: bool = True,
         content: bytes | None = None,
+        initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
     ) -> "OnnxRuntimeEngine":
         """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
 
-        ``spinning``: threads spin between the nodes of a run; see SPINNING. ``optimized``: see open_session.
-        ``content``: the bytes of the file, read before.
+        ``spinning``: threads spin between the nodes of a run; see SPINNING. ``optimized``, ``initializers``: see
+        open_session. ``content``: the bytes of the file, read before.
 
         Raises BackendUnavailable if onnxruntime has no provider for the device or cannot load it, and BadBundle if
         the file cannot be loaded or its bindings differ from ``contract``.
@@ -53,13 +61,19 @@ class OnnxRuntimeEngine:
         device = torch.device(device)
         entries = SPINNING if spinning and device.type == "cpu" else {}
         session = open_session(
-            path, _providers(device), threads=threads, entries=entries, optimized=optimized, content=content
+            path,
+            _providers(device),
+            threads=threads,
+            entries=entries,
+            optimized=optimized,
+            content=content,
+            initializers=initializers,
         )
         found = Contract(bindings(session.get_inputs()), bindings(session.get_outputs()), contract.aliases)
         differences = contract.differences(found)
         if differences:
             raise BadBundle(f"{path}: bindings differ from the contract: {'; '.join(differences)}; build it again")
-        return cls(session, contract, device)
+        return cls(session, contract, device, initializers)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "OnnxRuntimeCall":  # noqa: ARG002
         """See Engine.bind; the graph ignores ``filters``. Aliased outputs share the memory of their input."""

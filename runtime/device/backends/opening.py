@@ -51,8 +51,8 @@ def open_engines(
 
         require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
     names = list(bundle.manifest.engines) if names is None else names
-    in_steps = any(bundle.engine(name).decoder is not None for name in names)
-    weights = _shared_weights(bundle, device) if in_steps else None
+    shares = any(entry.decoder is not None or entry.shared for entry in map(bundle.engine, names))
+    weights = _shared_weights(bundle, device) if shares else None
     open_one = partial(_open, bundle, device, threads, weights, cuda_graphs)
     if device.type == "cuda":  # one by one, because engines use the current stream of this thread
         return {name: open_one(name) for name in names}
@@ -102,6 +102,7 @@ def _open(
         device=device,
         threads=threads,
         optimized=not bundle.engine(name).optimized,
+        initializers={} if weights is None else weights.of(bundle.engine(name)),
     )
     if device.type != "cpu" or name not in _ON_FIRST_USE:
         return open_graph(spinning=name not in WEIGHTLESS_ENGINES)

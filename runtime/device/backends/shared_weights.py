@@ -1,5 +1,7 @@
-"""Weights that several sessions share: loaded once, passed to each session instead of its own copy."""
+"""Weights that sessions or processes share: loaded or mapped once, passed to a session instead of its own copy."""
 
+import mmap
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -7,7 +9,7 @@ from threading import Lock
 import numpy as np
 
 from tandemrt.engines.bundle.manifest import Engine, SharedWeight
-from tandemrt.engines.contract.dtypes import ONNX
+from tandemrt.engines.contract.dtypes import BYTES, ONNX
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
@@ -17,12 +19,16 @@ Initializers = dict[str, "onnxruntime.OrtValue"]
 
 
 class SharedWeights:
-    """The shared weights of the bundle in ``folder`` on ``device``. Sessions do not keep them alive; callers do."""
+    """The shared weights of the bundle in ``folder`` on ``device``. Sessions do not keep them alive; callers do.
+
+    A GPU holds copies. On a CPU sessions read the weights where their file is mapped.
+    """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder = folder
         self._device = device
         self._loaded: dict[SharedWeight, onnxruntime.OrtValue] = {}
+        self._mapped: dict[Path, np.ndarray] = {}  # bytes
         self._loading = Lock()
 
     def of(self, engine: Engine) -> Initializers:
@@ -36,15 +42,25 @@ class SharedWeights:
             return self._loaded[weight]
 
     def _load(self, weight: SharedWeight) -> "onnxruntime.OrtValue":
-        dtype = getattr(torch, weight.dtype)
-        nbytes = prod(weight.shape) * dtype.itemsize
         path = self._folder / weight.file
-        stored = np.fromfile(path, np.uint8, nbytes, offset=weight.offset)
-        if stored.size < nbytes:
+        nbytes = prod(weight.shape) * BYTES[weight.dtype]
+        if path.stat().st_size < weight.offset + nbytes:
             raise BadBundle(f"{path}: is shorter than its manifest requires; build the bundle again")
         if self._device.type == "cpu":
-            shaped = stored.view(np.dtype(weight.dtype)).reshape(weight.shape)
+            stored = self._map(path)[weight.offset : weight.offset + nbytes]
+            shaped = stored.view(f"u{BYTES[weight.dtype]}").reshape(weight.shape)  # numpy lacks some dtypes
             return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(shaped, ONNX[weight.dtype])
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        tensor.copy_(torch.from_numpy(stored))
-        return onnxruntime.OrtValue.from_dlpack(viewed(tensor, dtype).view(weight.shape))
+        tensor.copy_(torch.from_numpy(np.fromfile(path, np.uint8, nbytes, offset=weight.offset)))
+        return onnxruntime.OrtValue.from_dlpack(viewed(tensor, getattr(torch, weight.dtype)).view(weight.shape))
+
+    def _map(self, path: Path) -> np.ndarray:
+        """Map a whole file: a weight alone would not have huge pages at its ends."""
+        if path not in self._mapped:
+            with path.open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # only Linux
+                with suppress(OSError):  # a kernel without huge pages
+                    content.madvise(mmap.MADV_HUGEPAGE)  # also for what is read from the disk from now on
+            self._mapped[path] = np.frombuffer(content, np.uint8)
+        return self._mapped[path]
