@@ -39,6 +39,7 @@ from tandemrt.export.bundle.models import Model, Models, mask_token
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.provenance import collect
 from tandemrt.export.bundle.shared_weights import with_shared_weights
+from tandemrt.export.bundle.tokenizer_file import TOKENIZER_FILE, quick_form
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.columns import write_shards
@@ -197,7 +198,10 @@ def _place_sources(models: Models, folder: Path) -> None:
     for file in models[0].vocabulary.files():
         copy = folder / TOKENIZER / file.relative_to(models[0].vocabulary.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
+        if file.name == TOKENIZER_FILE:
+            copy.write_bytes(quick_form(file.read_bytes()))
+        else:
+            shutil.copyfile(file, copy)
 
 
 def _quantize(
