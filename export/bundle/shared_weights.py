@@ -22,7 +22,10 @@ def with_shared_weights(engines: Mapping[EngineName, Engine], models: Models) ->
                 file=f"{model.role}/{tensor.file.name}", offset=tensor.offset, dtype=tensor.dtype, shape=tensor.shape
             )
             found.setdefault(name, {})[own] = weight
-    return {name: engine.model_copy(update={"shared": {**engine.shared, **found.get(name, {})}}) for name, engine in engines.items()}
+    return {
+        name: engine.model_copy(update={"shared": {**engine.shared, **found.get(name, {})}})
+        for name, engine in engines.items()
+    }
 
 
 def _shared(models: Models) -> Iterator[tuple[EngineName, str, Model, StoredTensor]]:
