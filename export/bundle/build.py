@@ -56,8 +56,6 @@ _NO_COMPILER = (
     "and build again)"
 )
 
-_UNVERIFIED = ("int8", "float4")  # numbers of weights (LowBitFormat) whose kernels never ran on a GPU
-
 
 @dataclass(frozen=True)
 class Step:
@@ -260,10 +258,6 @@ def _quantize(
             how = f"{written.kept} quantized weights ({quantization.method}) were repacked"
             changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"
             notes.append(f"{model.role}: {how}, {changed if written.scales_error else 'their values are the same'}")
-        unverified = [form for form in _UNVERIFIED if any(f".{form}." in name for name in written.checkpoint.tensors)]
-        if model.tiles and unverified:
-            kernels = " and ".join(f"{form}_matmul" for form in unverified)
-            notes.append(f"{model.role}: kernels of {kernels} are unverified on a GPU; compare texts by tandemrt check")
         if rounded:
             notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
         return replace(model, checkpoint=written.checkpoint)
