@@ -91,6 +91,14 @@ IMPLEMENTATIONS = {
     "experts": OperatorImplementations(
         "reference.experts:experts", "functions.experts:bodies", "kernels.experts:launch"
     ),
+    **{
+        f"{numbers}_experts": OperatorImplementations(
+            f"reference.low_bit_experts:{numbers}_experts",
+            f"functions.low_bit_experts:{numbers}_bodies",
+            f"kernels.experts_low_bit:launch_{numbers}",
+        )
+        for numbers in ("int4", "int8", "float4", "float8")
+    },
     "quantize_tokens": OperatorImplementations(
         "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
     ),

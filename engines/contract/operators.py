@@ -150,6 +150,29 @@ def _low_bit_matmul(numbers: str, *weight: Binding, optional: tuple[str, ...] = 
     )
 
 
+def _low_bit_experts(numbers: str, scales: str, *more: Binding, optional: tuple[str, ...] = ()) -> Schema:
+    """Return the schema of experts with weights of ``numbers`` of 4 or 8 bits, for both weights as for one matmul."""
+    parts = (Binding("", "uint8", ("rows", "bytes")), Binding("scales", scales, ("rows", "groups")), *more)
+    weights = [
+        Binding("_".join(filter(None, (name, part.name))), part.dtype, tuple(f"{name}_{dim}" for dim in part.shape))
+        for part in parts
+        for name in ("gate_up", "down")
+    ]
+    return Schema(
+        f"{numbers}_experts",
+        inputs=(
+            Binding("x", T, ("tokens", "hidden")),
+            Binding("router_logits", T, ("tokens", "experts")),
+            *weights,
+        ),
+        outputs=(Binding("mixed", T, ("tokens", "hidden")),),
+        attributes=dict.fromkeys(("per_token", "normalized", "gate_up_group", "down_group"), "int"),
+        optional=optional,
+        kernels=f"experts_{numbers}",
+        batch_invariant=True,
+    )
+
+
 SCHEMAS = {
     schema.name: schema
     for schema in (
@@ -338,6 +361,12 @@ SCHEMAS = {
             kernels="experts",
             batch_invariant=True,
         ),
+        _low_bit_experts(
+            "int4", T, Binding("zeros", "uint8", ("rows", "half_groups")), optional=("gate_up_zeros", "down_zeros")
+        ),
+        _low_bit_experts("int8", T),
+        _low_bit_experts("float4", "uint8", Binding("factors", "float32", ("rows",))),
+        _low_bit_experts("float8", "float32"),  # float8_e4m3fn
         Schema(  # one scale per token, computed from the token, or one scale of the checkpoint for all tokens
             "quantize_tokens",
             inputs=(Binding("x", T, ("tokens", "inner")), _STATIC_SCALE),

@@ -57,6 +57,9 @@ _NO_COMPILER = (
 )
 
 
+_UNVERIFIED = "kernels of quantized experts are unverified on a GPU; compare texts by tandemrt check"
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of a build and how long it took."""
@@ -234,13 +237,19 @@ def _quantize(
                 f"{plain.after / 1e9:.2f} GB instead of {plain.before / 1e9:.2f}"
             )
             return in_tiles(replace(model, checkpoint=plain.checkpoint))
-        if quantization is not None and model.blocks_become_channels:
-            with clock.step(f"Round the {model.role}'s weights to a scale per output"):
+        if quantization is not None and model.rewrites_float8:
+            with clock.step(f"Write the {model.role}'s float8 weights for a GPU"):
                 made = write_per_channel(model.source, model.spec, quantization, folder / model.role, progress)
-            notes.append(
-                f"{model.role}: scales of blocks became one per output, which changed the weights by {made.error:.2%} "
-                "(root mean square), and inputs get one per token"
-            )
+            if model.blocks_become_channels:
+                notes.append(
+                    f"{model.role}: scales of blocks became one per output, which changed the weights by "
+                    f"{made.error:.2%} (root mean square), and inputs get one per token"
+                )
+            if made.experts:
+                notes.append(
+                    f"{model.role}: {made.experts} weights of experts keep their values, and their inputs stay "
+                    f"unquantized; {_UNVERIFIED}"
+                )
             return replace(model, checkpoint=made.checkpoint)
         rounded = model.dtype in BITS
         title = (
@@ -258,6 +267,8 @@ def _quantize(
             how = f"{written.kept} quantized weights ({quantization.method}) were repacked"
             changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"
             notes.append(f"{model.role}: {how}, {changed if written.scales_error else 'their values are the same'}")
+        if model.tiles and model.spec.experts is not None:
+            notes.append(f"{model.role}: {_UNVERIFIED}")
         if rounded:
             notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
         return replace(model, checkpoint=written.checkpoint)

@@ -11,6 +11,7 @@ from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, capabilities_fo
 from tandemrt.engines.contract.operators import SCHEMAS, WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.models import Draft, Model, Models
+from tandemrt.export.graph.weights import EXPERTS
 from tandemrt.export.read.recurrent_layers import ShortConvolution
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
@@ -18,6 +19,7 @@ from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 _WEIGHTLESS_KERNELS = {SCHEMAS[operator].kernels for operator in WEIGHTLESS_ENGINES.values()}
 _FLOAT8_KERNELS, _EXPERT_KERNELS = (SCHEMAS[name].kernels for name in ("scaled_matmul", "experts"))
 _LOW_BIT_KERNELS = {numbers: SCHEMAS[f"{numbers}_matmul"].kernels for numbers in ("int4", "int8", "float4")}
+_LOW_BIT_EXPERTS = {numbers: SCHEMAS[f"{numbers}_experts"].kernels for numbers in ("int4", "int8", "float4", "float8")}
 _RECURRENT_KERNELS, _CONVOLUTION_KERNELS = (SCHEMAS[name].kernels for name in ("linear_attention", "short_convolution"))
 _LATENT_KERNELS = SCHEMAS["latent_attention"].kernels
 _LINEAR_KERNELS = SCHEMAS["linear"].kernels
@@ -65,6 +67,10 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
             if (found := model.quantization) is not None
         ),
         **{file: any(_has(numbers, model) for model in models) for numbers, file in _LOW_BIT_KERNELS.items()},
+        **{
+            file: any(_has(numbers, model, experts=True) for model in models)
+            for numbers, file in _LOW_BIT_EXPERTS.items()
+        },
         _EXPERT_KERNELS: any(isinstance(model, Model) and model.spec.experts for model in models),
         _RECURRENT_KERNELS: bool(key_dims),
         _CONVOLUTION_KERNELS: any(isinstance(net, ShortConvolution) for net in nets),
@@ -80,9 +86,9 @@ def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[Kern
             yield KernelFile(name, fitting, dtypes, sizes.get(name))
 
 
-def _has(numbers: str, model: Draft) -> bool:
-    """Whether the build wrote weights of ``numbers`` (LowBitFormat) for the model."""
-    return any(f".{numbers}." in name for name in model.checkpoint.tensors)
+def _has(numbers: str, model: Draft, *, experts: bool = False) -> bool:
+    """Whether the build wrote weights of ``numbers`` (LowBitFormat) for the model's experts, or for its matmuls."""
+    return any(f".{numbers}." in name and (EXPERTS in name) == experts for name in model.checkpoint.tensors)
 
 
 def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:

@@ -73,13 +73,26 @@ class Model:
         found = self.quantization
         if self.dequantize:
             return self.stored_quantization is not None
-        return self.dtype in BITS or (found is not None and (found.is_packed or self.blocks_become_channels))
+        return self.dtype in BITS or (found is not None and (found.is_packed or self.rewrites_float8))
 
     @property
     def blocks_become_channels(self) -> bool:
         """Whether group scales must be converted to scales per output, because the matmuls do not support them."""
         found = self.quantization
         return self.by_operators and self.dtype not in BITS and found is not None and found.has_group_scales
+
+    @property
+    def rewrites_float8(self) -> bool:
+        """Whether float8 weights must be written otherwise: those with group scales, and those of experts."""
+        found = self.quantization
+        return self.blocks_become_channels or (
+            self.by_operators
+            and self.spec.experts is not None
+            and self.dtype not in BITS
+            and found is not None
+            and found.has_float8
+            and not found.is_packed
+        )
 
     @property
     def low_bit_matmuls(self) -> bool:

@@ -70,10 +70,10 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
             f"{model.role}.dtype should be float32, int8 or int4 for a model with {float32_only}; got {model.dtype!r}; "
             "change it, the checkpoint may be stored in any"
         )
-    if layers.experts is not None and recipe.cache == "paged" and model.dtype in BITS:
+    if layers.experts is not None and recipe.cache == "paged" and model.dtype in BITS and recipe.ranks > 1:
         raise BadRecipe(
-            f"{model.role}.dtype must be float32, float16 or bfloat16 for a model with experts on a GPU, which "
-            f"needs unquantized experts; got {model.dtype!r}. Choose another dtype, or backend.name 'onnxruntime-cpu'"
+            f"{model.role}.dtype must be float32, float16 or bfloat16 for a model with experts over {recipe.ranks} "
+            f"ranks; got {model.dtype!r}. Choose another dtype, or one rank"
         )
     if why := unsupported(layers, supported_lowering(lowering_of(recipe), layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
@@ -156,10 +156,15 @@ _BACKENDS_WITH_MATMULS: dict[str, Callable[[Quantization], bool]] = {
 def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
     """Raise BadRecipe unless a GPU has matmuls for the quantization ``found`` in a checkpoint."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
-    if layers.experts is not None:
+    if layers.experts is not None and (recipe.ranks > 1 or isinstance(model, DraftHead)):
+        where = f"over {recipe.ranks} ranks" if recipe.ranks > 1 else "of a draft head"
         raise BadRecipe(
-            f"{what} has experts, whose matmuls on a GPU need unquantized weights; choose backend.name "
-            f"'onnxruntime-cpu', or the checkpoint that is not quantized{_advice(model)}"
+            f"{what} has experts, which need unquantized weights {where}; choose the checkpoint that is not quantized, "
+            f"or another backend or draft{_advice(model)}"
+        )
+    if layers.experts is not None and model.compute == "float32":
+        raise BadRecipe(
+            f"{what} has experts, which need {model.role}.dtype 'bfloat16' or 'float16' on a GPU; got 'float32'"
         )
     if model.dtype in BITS and not found.is_packed:
         return  # the build requantizes them

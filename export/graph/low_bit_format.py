@@ -20,7 +20,8 @@ class LowBitFormat:
         tiles: dtype of the scales in the layouts of the operators int4_matmul and int8_matmul; None: the layout of
             MatMulNBits, with float32 scales.
         interleaved: the layout of the operator int4_int8_matmul instead.
-        floats: 4-bit floats in the layout of the operator float4_matmul instead; then also ``tiles``.
+        floats: floats of 4 or 8 bits in the layouts of the operators float4_matmul and float8_experts instead; then
+            also ``tiles``.
     """
 
     bits: int
@@ -38,7 +39,9 @@ class LowBitFormat:
     @property
     def scales(self) -> str:
         """The dtype of the scales."""
-        return "uint8" if self.floats else self.tiles or "float32"
+        if self.floats:
+            return "uint8" if self.bits == 4 else "float32"
+        return self.tiles or "float32"
 
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the integers, scales and zero points of a matrix [rows, inner]."""
@@ -49,7 +52,8 @@ class LowBitFormat:
             found = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
             return found | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
         # The last may be padded.
-        count = scales_of_output(inner, self.group_size) if self.tiles else -(-inner // self.group_size)
+        aligned = self.tiles and self.numbers != "float8"
+        count = scales_of_output(inner, self.group_size) if aligned else -(-inner // self.group_size)
         found = (
             {f"tiles{self.group_size}": ("uint8", (rows, padded_inner(inner) * self.bits // 8))}
             if self.tiles
@@ -57,7 +61,7 @@ class LowBitFormat:
         )
         found["scales"] = (self.scales, (rows, count))
         if self.floats:
-            return found | {"factors": ("float32", (rows,))}
+            return found | ({"factors": ("float32", (rows,))} if self.bits == 4 else {})
         return found | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
 
 

@@ -18,13 +18,14 @@ from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
-from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
+from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES
 
 _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
 # Old Llama checkpoints store it; config.json defines it.
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 _TILES = ".tiles"
+EXPERTS = ".mlp.experts."  # in the names of their weights
 
 
 def tiles_name(name: str) -> str:
@@ -156,12 +157,15 @@ class Weights:
         for group_size in float4.GROUP_SIZES:
             if packed_tensor_name(name, "float4", f"tiles{group_size}") in tensors:
                 return LowBitFormat(4, group_size, tiles=self.dtype, floats=True)
+        if packed_tensor_name(name, "float8", f"tiles{CHUNK}") in tensors:
+            return LowBitFormat(8, CHUNK, tiles=self.dtype, floats=True)
         return None
 
-    def low_bit_formats(self) -> tuple[LowBitFormat, ...]:
-        """Return the low-bit formats of all weights that export/quantize/ wrote."""
-        ends = [packed_tensor_name("", numbers, "scales") for numbers in ("int8", "int4", "float4")]
+    def low_bit_formats(self, *, experts: bool | None = None) -> tuple[LowBitFormat, ...]:
+        """Return the low-bit formats of weights that export/quantize/ wrote; ``experts``: of theirs, or of others."""
+        ends = [packed_tensor_name("", numbers, "scales") for numbers in ("int8", "int4", "float4", "float8")]
         names = [name.removesuffix(end) for name in self.checkpoint.tensors for end in ends if name.endswith(end)]
+        names = [name for name in names if experts is None or (EXPERTS in name) == experts]
         found = {low_bit_format for name in names if (low_bit_format := self.low_bit_format(name)) is not None}
         return tuple(sorted(found, key=repr))
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import reduce
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +12,7 @@ from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import activate, clamped_swiglu
 from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.low_bit_experts import low_bit_experts, low_bit_forms
 from tandemrt.export.read.layer import Experts, Router
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -44,10 +45,10 @@ def experts_operator(
     name: str,
     routed: ir.Value | None = None,
 ) -> ir.Value:
-    """Append the router's matmul and the operator ``experts``, for models that export/model/support.py accepts.
+    """Append the router's matmul and the operator of experts, for models that export/model/support.py accepts.
 
     The operator reads all experts of a layer as one weight. Checkpoints store experts one by one, or in another order,
-    so the runtime concatenates them when it opens the bundle.
+    so the runtime concatenates them when it opens the bundle. Raises BadCheckpoint for experts of unequal formats.
     """
     logits = Linear.stored(f"{name}.gate", experts.count)(b, x if routed is None else routed, w)
     if experts.router != Router(scale=experts.router.scale):
@@ -56,16 +57,16 @@ def experts_operator(
         logits = b.cast(b.op("Log", _routed(b, logits, w, unscaled, name)), w.dtype)
     stems, width = [f"{name}.experts.{expert}" for expert in range(experts.count)], experts.intermediate
     both = [f"{stem}.{kind}_proj.weight" for stem in stems for kind in ("gate", "up")]
-    gate_up = w.stacked(both, [width] * len(both), (spec.hidden,), name=f"{name}.experts.gate_up")
     out = [f"{stem}.down_proj.weight" for stem in stems]
-    down = w.stacked(out, [spec.hidden] * experts.count, (width,), name=f"{name}.experts.down")
-    (mixed,) = b.custom(
-        *("experts", x, logits, gate_up, down),
-        domain=DOMAIN,
-        outputs=[(w.dtype, dims_of(x))],
-        per_token=experts.per_token,
-        normalized=int(experts.normalized),
-    )
+    routing: dict[str, Any] = {"per_token": experts.per_token, "normalized": int(experts.normalized)}
+    if (forms := low_bit_forms(w, both, out)) is not None:
+        mixed = low_bit_experts(b, x, logits, w, both, out, forms, width, routing)
+    else:
+        gate_up = w.stacked(both, [width] * len(both), (spec.hidden,), name=f"{name}.experts.gate_up")
+        down = w.stacked(out, [spec.hidden] * experts.count, (width,), name=f"{name}.experts.down")
+        (mixed,) = b.custom(
+            *("experts", x, logits, gate_up, down), domain=DOMAIN, outputs=[(w.dtype, dims_of(x))], **routing
+        )
     scale = experts.router.scale
     return mixed if scale == 1.0 else b.op("Mul", mixed, b.constant(scale, w.dtype))
 

@@ -11,10 +11,11 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.plugins.functions.float4 import float4_matmul
 from tandemrt.plugins.functions.int4 import int4_matmul
 from tandemrt.plugins.functions.int8 import int8_matmul
+from tandemrt.plugins.functions.low_bit_experts import low_bit_experts
 from tandemrt.plugins.operators.constants import DOMAIN
 
 INPUTS, OUTPUTS = 32, 8  # the inputs and outputs of a matmul must be multiples of these
-_OVERLOADS = {False: "", True: "zeros"}  # by whether there are zero points, which some matmuls of a model may have
+OVERLOADS = {False: "", True: "zeros"}  # by whether there are zero points, which some matmuls of a model may have
 
 
 def low_bit_matmul(
@@ -41,15 +42,19 @@ def low_bit_matmul(
     (matmul,) = b.custom(
         f"{form.numbers}_matmul", x, *weight, domain=DOMAIN, outputs=outputs, group_size=form.group_size
     )
-    b.nodes[-1].overload = _OVERLOADS[form.zeros]
+    b.nodes[-1].overload = OVERLOADS[form.zeros]
     return matmul
 
 
 def low_bit_functions(w: Weights) -> tuple[ir.Function, ...]:
-    """Return the function bodies of the operators that the matmuls of the checkpoint use."""
-    found = {(form.numbers, form.zeros) for form in w.low_bit_formats() if form.tiles}
+    """Return the function bodies of the operators that the matmuls and experts of the checkpoint use."""
     bodies = {"int8": int8_matmul, "float4": float4_matmul}
-    return tuple(
-        int4_matmul(zeros=zeros, overload=_OVERLOADS[zeros]) if numbers == "int4" else bodies[numbers]()
-        for numbers, zeros in sorted(found)
+    matmuls = {(form.numbers, form.zeros) for form in w.low_bit_formats(experts=False) if form.tiles}
+    experts = {(form.numbers, form.zeros) for form in w.low_bit_formats(experts=True) if form.tiles}
+    return (
+        *(
+            int4_matmul(zeros=zeros, overload=OVERLOADS[zeros]) if numbers == "int4" else bodies[numbers]()
+            for numbers, zeros in sorted(matmuls)
+        ),
+        *(low_bit_experts(numbers, zeros=zeros, overload=OVERLOADS[zeros]) for numbers, zeros in sorted(experts)),
     )

@@ -1,8 +1,8 @@
-"""Rewrite float8 weights with group scales as float8 weights with one scale per output, for matmuls on a GPU."""
+"""Rewrite float8 weights for a GPU: of matmuls with a scale per output, of experts in the order of their operator."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +10,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.export.graph.weights import EXPERTS
 from tandemrt.export.quantize.checkpoint import FILE
 from tandemrt.export.quantize.compressed_tensors import quantization_config
+from tandemrt.export.quantize.float8_experts import expert_entries
 from tandemrt.export.quantize.stored_weights import read_matrix, tensor_names
 from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
@@ -27,10 +29,12 @@ class PerChannelCheckpoint:
     """The written ``checkpoint``, and the ``error`` of the second rounding.
 
     ``error``: the root mean square of the change of the weights, relative to the root mean square of the weights.
+    ``experts``: the number of weights of experts.
     """
 
     checkpoint: Checkpoint
     error: float
+    experts: int
 
 
 def write_per_channel(
@@ -42,8 +46,9 @@ def write_per_channel(
 ) -> PerChannelCheckpoint:
     """Write ``checkpoint`` to a file in ``folder`` with one float8 scale per output; other tensors are copied.
 
-    The config of the result states this format, with one scale per token for inputs. One matrix is in memory at a
-    time. Raises BadCheckpoint for a weight that contradicts its config.
+    The config of the result states this format, with one scale per token for inputs. Matmuls that have no group scales
+    stay as they are, and so does the config. Experts keep numbers and scales, in the order of the operator
+    float8_experts. One matrix is in memory at a time. Raises BadCheckpoint for a weight that contradicts its config.
     """
     checkpoint = with_graph_names(checkpoint, spec)
     modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
@@ -51,16 +56,23 @@ def write_per_channel(
     schemes = {module: scheme for module, scheme in found.items() if scheme is not None}
     # A pattern of the config may also match norms; only quantized modules have scales.
     schemes = {module: each for module, each in schemes.items() if f"{module}.{each.scale}" in checkpoint.tensors}
-    replaced = {name for module, scheme in schemes.items() for name in tensor_names(module, scheme)}
+    experts = {module: scheme for module, scheme in schemes.items() if EXPERTS in f"{module}."}
+    rounded = {module: scheme for module, scheme in schemes.items() if module not in experts}
+    if not quantization.has_group_scales:
+        rounded = {}
+    replaced = {name for each in (experts, rounded) for m, scheme in each.items() for name in tensor_names(m, scheme)}
     kept = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in replaced]
     rounding = _Rounding(checkpoint)
-    entries = [entry for module, scheme in schemes.items() for entry in rounding.entries(module, scheme)]
+    entries = [entry for module, scheme in rounded.items() for entry in rounding.entries(module, scheme)]
     file = folder / FILE
-    write_safetensors(file, [*entries, *kept], progress=progress)
-    scheme_config = _config(list(schemes), float8_cache=quantization.float8_cache)
-    config = {**checkpoint.config, "quantization_config": scheme_config}
-    written = Checkpoint(checkpoint.folder, config, read_header(file), (file,))
-    return PerChannelCheckpoint(written, math.sqrt(rounding.changed / rounding.total) if rounding.total else 0.0)
+    write_safetensors(file, [*expert_entries(checkpoint, experts), *entries, *kept], progress=progress)
+    written = replace(checkpoint, tensors=read_header(file), files=(file,))
+    if quantization.has_group_scales:
+        scheme_config = _config(list(rounded), float8_cache=quantization.float8_cache)
+        config = {**checkpoint.config, "quantization_config": scheme_config}
+        written = Checkpoint(checkpoint.folder, config, read_header(file), (file,))
+    error = math.sqrt(rounding.changed / rounding.total) if rounding.total else 0.0
+    return PerChannelCheckpoint(written, error, len(experts))
 
 
 @dataclass

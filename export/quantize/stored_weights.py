@@ -126,11 +126,23 @@ def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
     if scheme is None:
         return matrix
     rows, inner = matrix.shape
-    name, counts = f"{module}.{scheme.scale}", scheme.scales(rows, inner)
     if scheme.weight == "mxfp8":
-        powers = read_powers(typed(tensors, name, counts, ("uint8",)))
+        powers = read_powers(typed(tensors, f"{module}.{scheme.scale}", scheme.scales(rows, inner), ("uint8",)))
         return matrix * powers.repeat(scheme.group_shape[1], axis=1)[:, :inner]
-    tensor = find(tensors, name)
+    scales = read_scales(module, tensors, scheme, rows, inner)
+    tall, wide = (size or full for size, full in zip(scheme.group_shape, (rows, inner), strict=True))
+    return matrix * scales.repeat(tall, axis=0)[:rows].repeat(wide, axis=1)[:, :inner]
+
+
+def read_scales(
+    module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, rows: int, inner: int
+) -> npt.NDArray[np.float32]:
+    """Read the scales of a float8 weight [rows, inner]: float32 [groups of outputs, groups of inputs].
+
+    Raises BadCheckpoint for a tensor of another shape or dtype than ``scheme`` implies.
+    """
+    counts = scheme.scales(rows, inner)
+    tensor = find(tensors, f"{module}.{scheme.scale}")
     flat = {counts, counts[:1]} if counts[1] == 1 else {counts}
     if tensor.shape not in flat | ({()} if counts == (1, 1) else set()) or tensor.dtype not in FLOATS:
         raise BadCheckpoint(
@@ -138,9 +150,7 @@ def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
             f"quantization_config, it is {tensor.dtype}{list(tensor.shape)}"
         )
     require_scales(tensor)
-    scales = read_values(tensor).astype(np.float32).reshape(counts)
-    tall, wide = (size or full for size, full in zip(scheme.group_shape, (rows, inner), strict=True))
-    return matrix * scales.repeat(tall, axis=0)[:rows].repeat(wide, axis=1)[:, :inner]
+    return read_values(tensor).astype(np.float32).reshape(counts)
 
 
 def _float4_values(scheme: Scheme) -> str:

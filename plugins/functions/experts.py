@@ -18,11 +18,16 @@ def experts(*, prompt_rows: bool = False) -> ir.Function:
     """
     body = Body.of("experts", without=() if prompt_rows else ("prompt_rows",))
     x, router_logits, gate_up, down, *_ = body.inputs
+    return body.function(mixed=mixture(body, x, router_logits, gate_up.cast(FLOAT32), down.cast(FLOAT32)))
+
+
+def mixture(body: Body, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Return the mixture of ``x`` for weights in float32, rounded to the dtype of ``x``."""
     count, hidden = router_logits.size(-1), x.size(-1)
     logits = body.op("Reshape", router_logits.cast(FLOAT32), body.concat(_REST, count, axis=0))
     selected, routing_weights = _routed(body, logits)
-    gate_up_weights = body.op("Reshape", gate_up.cast(FLOAT32), body.concat(count, _REST, hidden, axis=0))
-    down_weights = body.op("Reshape", down.cast(FLOAT32), body.concat(count, hidden, _REST, axis=0))
+    gate_up_weights = body.op("Reshape", gate_up, body.concat(count, _REST, hidden, axis=0))
+    down_weights = body.op("Reshape", down, body.concat(count, hidden, _REST, axis=0))
     rows = body.op("Reshape", x.cast(FLOAT32), body.concat(_REST, hidden, axis=0))
     both = body.matmul(rows, body.op("Transpose", gate_up_weights, perm=[0, 2, 1]))
     gate, up = body.ops("Split", both, outputs=2, axis=-1, num_outputs=2)
@@ -30,7 +35,7 @@ def experts(*, prompt_rows: bool = False) -> ir.Function:
     outputs = body.matmul(activated, body.op("Transpose", down_weights, perm=[0, 2, 1]))  # [experts, tokens, hidden]
     kept = body.where(selected > np.float32(0), outputs * routing_weights, np.float32(0))
     mixed = body.op("ReduceSum", kept, np.array([0], np.int64), keepdims=0)
-    return body.function(mixed=body.op("CastLike", body.op("Reshape", mixed, body.op("Shape", x), allowzero=1), x))
+    return body.op("CastLike", body.op("Reshape", mixed, body.op("Shape", x), allowzero=1), x)
 
 
 def _routed(body: Body, logits: Tensor) -> tuple[Tensor, Tensor]:

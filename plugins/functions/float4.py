@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import Body
+from tandemrt.plugins.functions.body import Body, Tensor
 from tandemrt.plugins.functions.float8 import NUMBERS
-from tandemrt.plugins.functions.int4 import from_tiles, in_groups, matmul_of_groups
+from tandemrt.plugins.functions.int4 import from_tiles, in_groups, matmul_of_values, scaled_groups
 from tandemrt.plugins.operators.float4 import VALUES
 
 
@@ -14,11 +14,15 @@ def float4_matmul(*, prompt_rows: bool = False) -> ir.Function:
     """x [..., inner] @ w.T in float32, rounded to the dtype of x; ``prompt_rows``: with that input."""
     body = Body.of("float4_matmul", without=() if prompt_rows else ("prompt_rows",))
     x, weight, scales, factors, *_ = body.inputs
-    codes = in_groups(body, from_tiles(body, weight)).cast(ir.DataType.INT32)
-    out = matmul_of_groups(
-        body, x, body.op("Gather", VALUES, codes), body.op("Gather", NUMBERS, scales.cast(ir.DataType.INT32))
-    )
-    return body.function(out=body.op("CastLike", out * factors, x))
+    out = matmul_of_values(body, x, float4_values(body, weight, scales)) * factors
+    return body.function(out=body.op("CastLike", out, x))
+
+
+def float4_values(body: Body, weight: Tensor, scales: Tensor, group: str = "group_size") -> Tensor:
+    """Return the values of a weight without its factors, float32 [width, padded]; ``group``: as for int4_values."""
+    codes = in_groups(body, from_tiles(body, weight), group).cast(ir.DataType.INT32)
+    numbers = body.op("Gather", NUMBERS, scales.cast(ir.DataType.INT32))
+    return scaled_groups(body, body.op("Gather", VALUES, codes), numbers)
 
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001

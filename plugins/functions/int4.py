@@ -19,10 +19,8 @@ def int4_matmul(*, zeros: bool, prompt_rows: bool = False, overload: str = "") -
     given = {"zeros": zeros, "prompt_rows": prompt_rows}
     body = Body.of("int4_matmul", without=[name for name, there in given.items() if not there])
     x, weight, scales, *optional = body.inputs
-    integers = in_groups(body, from_tiles(body, weight)).cast(FLOAT32)
-    middles = _middles(body, optional[0], integers.size(1)) if zeros else np.float32(8)
-    out = matmul_of_groups(body, x, integers - middles, scales.cast(FLOAT32))
-    return body.function(overload, out=body.op("CastLike", out, x))
+    values = int4_values(body, weight, scales, optional[0] if zeros else None)
+    return body.function(overload, out=body.op("CastLike", matmul_of_values(body, x, values), x))
 
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
@@ -36,20 +34,28 @@ def from_tiles(body: Body, weight: Tensor) -> Tensor:
     return body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
 
 
-def in_groups(body: Body, values: Tensor) -> Tensor:
-    """Return ``values`` [width, ...] as [width, groups, group_size], by the operator's attribute."""
-    shape = body.concat(np.array([0, -1], np.int64), body.integer("group_size"), axis=0)
+def int4_values(body: Body, weight: Tensor, scales: Tensor, zeros: Tensor | None, group: str = "group_size") -> Tensor:
+    """Return the values of a weight, float32 [width, padded]; ``group``: the attribute with its group size."""
+    integers = in_groups(body, from_tiles(body, weight), group).cast(FLOAT32)
+    middles = np.float32(8) if zeros is None else _middles(body, zeros, integers.size(1))
+    return scaled_groups(body, integers - middles, scales.cast(FLOAT32))
+
+
+def in_groups(body: Body, values: Tensor, group: str) -> Tensor:
+    """Return ``values`` [width, ...] as [width, groups, group size], by the operator's attribute ``group``."""
+    shape = body.concat(np.array([0, -1], np.int64), body.integer(group), axis=0)
     return body.op("Reshape", values, shape)
 
 
-def matmul_of_groups(body: Body, x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
-    """Return x @ w.T in float32 for ``numbers`` [width, groups, group_size], each group times its scale.
-
-    ``scales`` [width, groups and some padding].
-    """
+def scaled_groups(body: Body, numbers: Tensor, scales: Tensor) -> Tensor:
+    """Return ``numbers`` [width, groups, group size] times ``scales`` [width, groups and some padding], flat."""
     scaled = numbers * scales.first(numbers.size(1), 1).expand_dims(-1)
-    wide = body.op("Reshape", scaled, np.array([0, -1], np.int64)).first(x.size(-1), 1)
-    return body.matmul(x.cast(FLOAT32), body.op("Transpose", wide, perm=[1, 0]))
+    return body.op("Reshape", scaled, np.array([0, -1], np.int64))
+
+
+def matmul_of_values(body: Body, x: Tensor, values: Tensor) -> Tensor:
+    """Return x @ w.T in float32 for ``values`` [width, padded] of a weight."""
+    return body.matmul(x.cast(FLOAT32), body.op("Transpose", values.first(x.size(-1), 1), perm=[1, 0]))
 
 
 def _middles(body: Body, zeros: Tensor, groups: Tensor) -> Tensor:

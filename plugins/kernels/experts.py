@@ -5,6 +5,7 @@ prompts do, and no others.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,17 +51,36 @@ class EmptyCall:
         """Enqueue nothing."""
 
 
+@dataclass(frozen=True)
+class Weights:
+    """The weights of experts of ``width`` values, as the kernels of ``file`` take them: tensors and numbers.
+
+    ``kind`` precedes the dtype in the names of these kernels.
+    """
+
+    gate_up: tuple[Any, ...]
+    down: tuple[Any, ...]
+    width: int
+    file: str = "experts"
+    kind: str = ""
+
+
 class Mixture:
-    """One bound call; contiguous tensors as in the schema.
+    """One bound call; contiguous tensors as in the schema. ``weights``: those in ``tensors`` if None.
 
     Capturable: a run allocates nothing and reads nothing on the host. A row's result does not depend on the other rows.
     """
 
-    def __init__(self, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> None:
-        x, logits, gate_up, down, mixed = (tensors[name] for name in ("x", "router_logits", "gate_up", "down", "mixed"))
-        hidden, width, experts, chosen = x.shape[-1], down.shape[-1], logits.shape[-1], attributes["per_token"]
+    def __init__(
+        self, tensors: Tensors, attributes: Mapping[str, Any], context: Context, weights: Weights | None = None
+    ) -> None:
+        x, logits, mixed = (tensors[name] for name in ("x", "router_logits", "mixed"))
+        if weights is None:
+            weights = Weights((tensors["gate_up"],), (tensors["down"],), tensors["down"].shape[-1])
+        hidden, width, experts, chosen = x.shape[-1], weights.width, logits.shape[-1], attributes["per_token"]
         rows = logits.numel() // experts
         pairs, module, kind = rows * chosen, KernelModule.of(context, "experts"), suffix(x)
+        matmuls = KernelModule.of(context, weights.file)
         room = max(_LEAST, 1 << (pairs - 1).bit_length())
         routes = context.get_or_create(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
         activated, parts = context.get_or_create(
@@ -69,19 +89,20 @@ class Mixture:
         )
         sizes, per_token = (np.int32(hidden), np.int32(width)), np.int32(chosen)
         given = (routes.order, routes.items, routes.item_count)
+        shares = routes.routing_weights
 
         def out(name: str, across: int, *arguments: Any) -> Launch:
             """Bind a persistent launch: as many blocks as run at a time, at most one per work unit."""
             blocks = min(across * max_items(pairs, experts), _AT_ONCE * module.sm_count)
-            kernel = module.kernel(f"{name}_{kind}", shared=_RING)
+            kernel = matmuls.kernel(f"{name}{weights.kind}_{kind}", shared=_RING)
             return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING)
 
         across = -(-hidden // (4 * _THREADS))
         self._device = x.device
         self._launches = (
             *routes.launches(module, logits, chosen, normalized=attributes["normalized"]),
-            out("gate_up", width // _GATES, x, gate_up, *given, *sizes, per_token, activated),
-            out("down", -(-hidden // _OUTPUTS), activated, down, *given, routes.routing_weights, *sizes, parts),
+            out("gate_up", width // _GATES, x, *weights.gate_up, *given, *sizes, per_token, activated),
+            out("down", -(-hidden // _OUTPUTS), activated, *weights.down, *given, shares, *sizes, parts),
             Launch(
                 *(module.kernel(f"sum_{kind}"), (rows, across, 1), (_THREADS, 1, 1)), parts, per_token, sizes[0], mixed
             ),
@@ -100,12 +121,17 @@ def _require_sizes(tensors: Tensors, chosen: int) -> None:
             f"gate_up, down: {[2 * experts * width, hidden]} and {[experts * hidden, width]} are needed for {experts} "
             f"experts, got {list(gate_up.shape)} and {list(down.shape)}"
         )
+    require_counts(hidden, width, experts, chosen, (HIDDEN_MULTIPLE, WIDTH_MULTIPLE))
+    if {each.dtype for each in (gate_up, down, mixed, tensors["router_logits"])} != {x.dtype} or mixed.shape != x.shape:
+        raise ValueError(f"mixed: {x.dtype}{list(x.shape)} is needed as x is, got {mixed.dtype}{list(mixed.shape)}")
+
+
+def require_counts(hidden: int, width: int, experts: int, chosen: int, multiples: tuple[int, int]) -> None:
+    """Raise ValueError unless the kernels support these sizes, in ``multiples`` of hidden size and width."""
     too_many = experts > MAX_EXPERTS or not 0 < chosen <= min(experts, MAX_EXPERTS_PER_TOKEN)
-    if hidden % HIDDEN_MULTIPLE or width % WIDTH_MULTIPLE or too_many:
+    if hidden % multiples[0] or width % multiples[1] or too_many:
         raise ValueError(
-            f"experts: a hidden size in multiples of {HIDDEN_MULTIPLE}, a width in multiples of {WIDTH_MULTIPLE} and "
+            f"experts: a hidden size in multiples of {multiples[0]}, a width in multiples of {multiples[1]} and "
             f"at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS} experts are needed, got {hidden}, {width} and "
             f"{chosen} of {experts}"
         )
-    if {each.dtype for each in (gate_up, down, mixed, tensors["router_logits"])} != {x.dtype} or mixed.shape != x.shape:
-        raise ValueError(f"mixed: {x.dtype}{list(x.shape)} is needed as x is, got {mixed.dtype}{list(mixed.shape)}")

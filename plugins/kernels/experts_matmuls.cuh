@@ -1,7 +1,7 @@
-// The matmuls of experts: gate and up with their activation, and down.
+// The matmuls of experts: gate and up with their activation, and down. A format (experts_stream.cuh, low_bit.cuh) is how
+// their weights are stored.
 #pragma once
 #include "experts_elements.cuh"
-#include "experts_route.cuh"
 #include "experts_stream.cuh"
 
 constexpr int GATE_SPLIT = 8, DOWN_SPLIT = 4;  // warps that share the inputs of 16 outputs
@@ -25,24 +25,25 @@ __device__ __forceinline__ void keep(float (*to)[17], const Sums<T> (&sums)[TILE
 }
 
 // A unit: 8 gates and the 8 ups that belong to them. activated[place of the pair] = silu(gate) * up.
-template <class T>
+template <class Format>
 __device__ void gate_up(
-    const typename T::Element* x, const typename T::Element* weight, const int* order, const int4* items,
-    const int* item_count, int hidden, int width, int per_token, typename T::Element* activated
+    const typename Format::T::Element* x, const void* weight, Format format, const int* order, const int4* items,
+    const int* item_count, int hidden, int width, int per_token, typename Format::T::Element* activated
 ) {
+    using T = typename Format::T;
     constexpr int EACH = 16 / sizeof(typename T::Element);
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
-    const uint4* stored = reinterpret_cast<const uint4*>(weight);
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = hidden / EACH, across = width / GATES;
-    int units = *item_count * across, turn = 0;
+    const uint4* stored = static_cast<const uint4*>(weight);
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, across = width / GATES;
+    int length = hidden / EACH, units = *item_count * across, turn = 0;
     auto expert_of = [=](int unit) { return items[unit / across].x; };
-    auto find = [=](int unit, int expert) {
-        i64 row = static_cast<i64>(expert) * 2 * width + unit % across * GATES + g;
-        return Pair{stored + row * length, stored + (row + width) * length};
+    auto outputs_of = [=](int unit, int expert) {
+        int gate = expert * 2 * width + unit % across * GATES + g;
+        return Outputs{gate, gate + width};
     };
-    Weights<GATE_SPLIT, decltype(expert_of), decltype(find)> weights(
-        expert_of, find, stored, length, warp, units, ring
+    Weights<Format, GATE_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(
+        expert_of, outputs_of, stored, hidden, warp, units, ring
     );
     const uint4* rows[TILES];
     auto find_rows = [&](int4 item) {
@@ -55,23 +56,31 @@ __device__ void gate_up(
     };
     int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
     find_rows(next);
+    Scales<Format> scales(format, hidden);
+    if (blockIdx.x < units) scales.load(outputs_of(blockIdx.x, next.x), warp);
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
         int4 item = next;
-        if (unit + gridDim.x < units) next = items[(unit + gridDim.x) / across];
+        Outputs outputs = outputs_of(unit, item.x), following = NONE;
+        if (unit + gridDim.x < units) {
+            next = items[(unit + gridDim.x) / across];
+            following = outputs_of(unit + gridDim.x, next.x);
+        }
         int first = unit % across * GATES, count = item.z, tiles = (count + 7) / 8;
         Sums<T> sums[TILES];
-        multiply(weights, rows, tiles, sums);
+        multiply(weights, scales, outputs, following, rows, tiles, sums);
         find_rows(next);  // early, so that nothing waits for them
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
         for (int at = threadIdx.x; at < GATES * count; at += THREADS) {
-            int row = at / GATES, i = at % GATES;
+            int row = at / GATES, i = at % GATES, output = item.x * 2 * width + first + i;
             float gate = 0, up = 0;
 #pragma unroll
             for (int w = 0; w < GATE_SPLIT; ++w) {
                 gate += shared[turn][w][row][i];
                 up += shared[turn][w][row][i + 8];
             }
+            gate *= format.factor(output);
+            up *= format.factor(output + width);
             float value = gate / (1.0f + __expf(-gate)) * up;
             store1<T>(activated + static_cast<i64>(item.y + row) * width + first + i, value);
         }
@@ -79,30 +88,36 @@ __device__ void gate_up(
 }
 
 // A unit: 32 outputs. parts[pair] = weight of the pair * down(activated).
-template <class T>
+template <class Format>
 __device__ void down(
-    const typename T::Element* activated, const typename T::Element* weight, const int* order, const int4* items,
-    const int* item_count, const float* shares, int hidden, int width, float* parts
+    const typename Format::T::Element* activated, const void* weight, Format format, const int* order,
+    const int4* items, const int* item_count, const float* shares, int hidden, int width, float* parts
 ) {
+    using T = typename Format::T;
     constexpr int EACH = 16 / sizeof(typename T::Element);
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
-    const uint4* stored = reinterpret_cast<const uint4*>(weight);
+    const uint4* stored = static_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = width / EACH;
     int across = (hidden + DOWNS - 1) / DOWNS, units = *item_count * across, turn = 0;
     auto expert_of = [=](int unit) { return items[unit / across].x; };
-    auto find = [=](int unit, int expert) {
-        int own = unit % across * DOWNS + warp / DOWN_SPLIT * 16;
-        const uint4* from = stored + (static_cast<i64>(expert) * hidden + own + g) * length;
-        return own < hidden ? Pair{from, from + 8 * length} : Pair{nullptr, nullptr};
+    auto outputs_of = [=](int unit, int expert) {
+        int own = unit % across * DOWNS + warp / DOWN_SPLIT * 16, output = expert * hidden + own + g;
+        return own < hidden ? Outputs{output, output + 8} : NONE;
     };
-    Weights<DOWN_SPLIT, decltype(expert_of), decltype(find)> weights(
-        expert_of, find, stored, length, warp % DOWN_SPLIT, units, ring
+    Weights<Format, DOWN_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(
+        expert_of, outputs_of, stored, width, warp % DOWN_SPLIT, units, ring
     );
     int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
+    Scales<Format> scales(format, width);
+    if (blockIdx.x < units) scales.load(outputs_of(blockIdx.x, next.x), warp % DOWN_SPLIT);
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
         int4 item = next;
-        if (unit + gridDim.x < units) next = items[(unit + gridDim.x) / across];
+        Outputs outputs = outputs_of(unit, item.x), following = NONE;
+        if (unit + gridDim.x < units) {
+            next = items[(unit + gridDim.x) / across];
+            following = outputs_of(unit + gridDim.x, next.x);
+        }
         int first = unit % across * DOWNS, count = item.z, tiles = (count + 7) / 8;
         const uint4* rows[TILES];
 #pragma unroll
@@ -111,7 +126,7 @@ __device__ void down(
             rows[tile] = 8 * tile + g < count ? reinterpret_cast<const uint4*>(activated) + row * length : nullptr;
         }
         Sums<T> sums[TILES];
-        multiply(weights, rows, tiles, sums);
+        multiply(weights, scales, outputs, following, rows, tiles, sums);
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
         for (int at = threadIdx.x; at < DOWNS * count; at += THREADS) {
@@ -120,6 +135,7 @@ __device__ void down(
             float sum = 0;
 #pragma unroll
             for (int w = 0; w < DOWN_SPLIT; ++w) sum += shared[turn][of + w][row][output % 16];
+            sum *= format.factor(item.x * hidden + first + output);
             int pair = order[item.y + row];
             parts[static_cast<i64>(pair) * hidden + first + output] = sum * shares[pair];
         }

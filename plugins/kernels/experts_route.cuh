@@ -1,9 +1,9 @@
 // Routing: the choices of every row, and its pairs (row, choice) sorted by expert.
 #pragma once
-#include "elements.cuh"
+#include "experts_elements.cuh"
+#include "experts_stream.cuh"
 
 constexpr int MAX_EXPERTS = 512, PER_LANE = MAX_EXPERTS / 32;
-constexpr int ITEM_ROWS = 32;  // pairs of one expert that a block multiplies at a time
 
 // One row per warp: the experts of its largest logits, the first of equal ones, and their weights. A NaN is chosen last
 // and makes all weights of its row NaN, so it stays in that row.

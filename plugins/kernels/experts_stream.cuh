@@ -2,6 +2,7 @@
 #pragma once
 #include "elements.cuh"
 
+constexpr int ITEM_ROWS = 32;  // pairs of one expert that a block multiplies at a time
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int RING = 4;  // chunks of weights being copied for a warp at a time
 
@@ -62,32 +63,58 @@ struct Sums<Fp32> {
     }
 };
 
-// Rows of a weight for two outputs, in vectors of 16 bytes; null if they do not exist.
-struct Pair {
-    const uint4 *upper, *lower;
+// A format of weights in the type that is multiplied.
+template <class T_>
+struct Unquantized {
+    using T = T_;
+
+    static __device__ __forceinline__ int vectors(int inner) { return inner * sizeof(typename T::Element) / 16; }
+    __device__ __forceinline__ float factor(int) const { return 1; }
+};
+
+// Two outputs of the concatenated weights of all experts, or NONE.
+struct Outputs {
+    int upper, lower;
+};
+constexpr Outputs NONE{-1, -1};
+
+// What a format reads besides the numbers, for a thread's outputs in a chunk.
+template <class Format>
+struct Scales;
+
+template <class T>
+struct Scales<Unquantized<T>> {
+    __device__ __forceinline__ Scales(Unquantized<T>, int) {}
+    __device__ __forceinline__ void load(Outputs, int) {}
 };
 
 // A thread's weights of all units of its block, one after another, being copied to shared memory that it alone reads.
 // So nothing waits between units, and no thread waits for another. ``expert_of`` gives the expert of a unit, read one
-// unit ahead, and ``find`` its Pair. A chunk is 8 vectors of either output, 2 per thread; chunk c of part p of SPLIT is
-// at c * SPLIT + p.
-template <int SPLIT, class ExpertOf, class Find>
+// unit ahead, and ``outputs_of`` its Outputs. A chunk is 8 vectors of 16 bytes of either output, 2 per thread; chunk c
+// of part p of SPLIT is at c * SPLIT + p.
+template <class Format, int SPLIT_, class ExpertOf, class OutputsOf>
 struct Weights {
+    static constexpr int SPLIT = SPLIT_;
     ExpertOf expert_of;
-    Find find;
-    const uint4* none;  // any address
-    int length, part, unit, units, next = 0, chunk = 0, slot = 0;
-    Pair at;
+    OutputsOf outputs_of;
+    const uint4* stored;
+    int inner, length, part, unit, units, next = 0, chunk = 0, slot = 0;
+    const uint4 *upper, *lower;  // null if they do not exist
     uint4* ring;  // [RING][4][THREADS]
 
     __device__ __forceinline__ Weights(
-        ExpertOf expert_of, Find find, const uint4* none, int length, int part, int units, uint4* ring
+        ExpertOf expert_of, OutputsOf outputs_of, const uint4* stored, int inner, int part, int units, uint4* ring
     )
-        : expert_of(expert_of), find(find), none(none), length(length), part(part), unit(blockIdx.x), units(units),
-          ring(ring) {
-        if (unit < units) at = find(unit, expert_of(unit));
+        : expert_of(expert_of), outputs_of(outputs_of), stored(stored), inner(inner), length(Format::vectors(inner)),
+          part(part), unit(blockIdx.x), units(units), ring(ring) {
+        if (unit < units) find(expert_of(unit));
         if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
         for (int i = 0; i + 1 < RING; ++i) order();
+    }
+    __device__ __forceinline__ void find(int expert) {
+        Outputs outputs = outputs_of(unit, expert);
+        upper = outputs.upper < 0 ? nullptr : stored + static_cast<i64>(outputs.upper) * length;
+        lower = outputs.lower < 0 ? nullptr : stored + static_cast<i64>(outputs.lower) * length;
     }
     __device__ __forceinline__ int chunks() const { return (length + 8 * SPLIT - 1) / (8 * SPLIT); }
     __device__ __forceinline__ int vector(int chunk) const { return 8 * (chunk * SPLIT + part) + threadIdx.x % 4; }
@@ -98,14 +125,14 @@ struct Weights {
             int k = vector(chunk);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const uint4* from = i < 2 ? at.upper : at.lower;
+                const uint4* from = i < 2 ? upper : lower;
                 bool there = from != nullptr && k + i % 2 * 4 < length;
-                copy(ring + (slot * 4 + i) * THREADS + threadIdx.x, there ? from + k + i % 2 * 4 : none, there);
+                copy(ring + (slot * 4 + i) * THREADS + threadIdx.x, there ? from + k + i % 2 * 4 : stored, there);
             }
             if (++chunk == chunks()) {
                 chunk = 0;
                 unit += gridDim.x;
-                if (unit < units) at = find(unit, next);
+                if (unit < units) find(next);
                 if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
             }
         }
@@ -129,7 +156,8 @@ struct Weights {
 // they do not exist.
 template <class T, int TILES, class Weights>
 __device__ __forceinline__ void multiply(
-    Weights& weights, const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]
+    Weights& weights, Scales<Unquantized<T>>&, Outputs, Outputs, const uint4* const (&rows)[TILES], int tiles,
+    Sums<T> (&sums)[TILES]
 ) {
     using Input = typename Sums<T>::Input;
     auto load = [&](Input(&x)[2], int tile, int chunk) {

@@ -18,3 +18,10 @@ def bytes_in_tiles(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """
     ordered = integers.reshape(len(integers), -1, *ORDER).transpose(STORED)
     return np.ascontiguousarray(ordered).reshape(integers.shape)
+
+
+def bytes_from_tiles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return the integers of ``bytes_in_tiles`` in the order of the inputs: uint8 [width, inner]."""
+    half, run, thread, inputs = ORDER
+    ordered = packed.reshape(len(packed), -1, half, thread, run, inputs).transpose(STORED)
+    return ordered.reshape(packed.shape)

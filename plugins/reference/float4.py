@@ -23,8 +23,15 @@ def float4_matmul(
     ``group_size`` inputs (16 or 32); scales_of_output gives ``groups``. ``factors`` float32 [width], one per output.
     ``prompt_rows`` as for int4_matmul.
     """
+    numbers = float4_values(weight, scales, factors, group_size)
+    out: np.ndarray = x.astype(np.float64) @ numbers[:, : x.shape[-1]].T
+    return out.astype(x.dtype)
+
+
+def float4_values(weight: np.ndarray, scales: np.ndarray, factors: np.ndarray, group_size: int) -> np.ndarray:
+    """Return the values of a weight, float64 [width, padded]."""
     width, groups = len(scales), weight.shape[1] * 2 // group_size
     floats = VALUES[from_tiles(weight)].reshape(width, groups, group_size).astype(np.float64)
-    numbers = (floats * scales.view(FLOAT8).astype(np.float64)[:, :groups, None]).reshape(width, -1)
-    out: np.ndarray = (x.astype(np.float64) @ numbers[:, : x.shape[-1]].T) * factors.astype(np.float64)
-    return out.astype(x.dtype)
+    scaled = floats * scales.view(FLOAT8).astype(np.float64)[:, :groups, None]
+    values: np.ndarray = scaled.reshape(width, -1) * factors.astype(np.float64)[:, None]
+    return values

@@ -24,9 +24,17 @@ def int4_matmul(
     in the low half; without them every zero point is 8. ``prompt_rows`` [prompt tokens]: as many rows, the last ones,
     are those of prompts, which only changes rounding.
     """
+    numbers = int4_values(weight, scales, zeros, group_size=group_size)
+    out: np.ndarray = x.astype(np.float64) @ numbers[:, : x.shape[-1]].T
+    return out.astype(x.dtype)
+
+
+def int4_values(
+    weight: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None, *, group_size: int
+) -> np.ndarray:
+    """Return the values of a weight, float64 [width, padded]."""
     width, groups = len(scales), weight.shape[1] * 2 // group_size
     integers = from_tiles(weight).reshape(width, groups, group_size).astype(np.float64)
     middles = np.float64(_MIDDLE) if zeros is None else unpacked(zeros)[:, :groups, None].astype(np.float64)
-    numbers = ((integers - middles) * scales.astype(np.float64)[:, :groups, None]).reshape(width, -1)
-    out: np.ndarray = x.astype(np.float64) @ numbers[:, : x.shape[-1]].T
-    return out.astype(x.dtype)
+    values: np.ndarray = ((integers - middles) * scales.astype(np.float64)[:, :groups, None]).reshape(width, -1)
+    return values

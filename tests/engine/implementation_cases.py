@@ -24,7 +24,9 @@ from tests.engine.operator_cases import case as window_case
 KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Of a result of about one, after a few roundings on the way. Probabilities are float32 for logits of any dtype.
 NEAR = {"float32": 2e-5, "float16": 2 * 2**-10, "bfloat16": 2 * 2**-7, "float8_e4m3fn": 0.13}
-LOW_BIT = ("int4_matmul", "int8_matmul", "float4_matmul")  # on a GPU in bfloat16 and float16
+LOW_BIT = ("int4_matmul", "int8_matmul", "float4_matmul")
+LOW_BIT_EXPERTS = ("int4_experts", "int8_experts", "float4_experts", "float8_experts")
+HALF_PRECISION = (*LOW_BIT, *LOW_BIT_EXPERTS)  # on a GPU in bfloat16 and float16
 SENTINEL = -99
 LARGEST = {"batch": 24, "window+1": 5}
 
@@ -231,6 +233,64 @@ def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
             yield Case(given | last, {"per_token": chosen, "normalized": normalized})
 
 
+def _low_bit_mixtures(numbers: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
+    """Whole chunks of inputs and others, every group size, one expert that most rows choose, and a row of nonsense."""
+
+    def generate(kind: np.dtype[Any]) -> Iterator[Case]:
+        rng = np.random.default_rng(12)
+        groups = {"float4": (16, 32), "float8": (128, 128)}.get(numbers, (32, 64, 128))
+        for at, (rows, hidden, width, count, chosen) in enumerate(
+            (((1,), 64, 32, 6, 3), ((2, 3), 160, 96, 4, 2), ((70,), 352, 64, 40, 4), ((2, 0), 32, 32, 5, 2))
+        ):
+            logits = rng.normal(size=(*rows, count)) * 2
+            logits[..., 1] += 3
+            x = rng.normal(size=(*rows, hidden))
+            if rows == (70,):
+                x[7] = logits[9] = np.nan
+            sizes = groups[at % len(groups)], groups[(at + 1) % len(groups)]
+            given = {"x": x.astype(kind), "router_logits": logits.astype(kind)}
+            for name, outputs, inner, group in (
+                ("gate_up", count * 2 * width, hidden, sizes[0]),
+                ("down", count * hidden, width, sizes[1]),
+            ):
+                given |= {f"{name}{end}": each for end, each in _stored(rng, numbers, outputs, inner, group, kind)}
+            given = {name: given[name] for name in _in_order(numbers, given)}
+            how = {"per_token": chosen, "normalized": at % 2, "gate_up_group": sizes[0], "down_group": sizes[1]}
+            yield Case(given, how)
+            if numbers == "int4":
+                zeros = {
+                    f"{name}_zeros": rng.integers(0, 256, (len(scales), scales.shape[1] // 2), dtype=np.uint8)
+                    for name in ("gate_up", "down")
+                    for scales in (given[f"{name}_scales"],)
+                }
+                yield Case(given | zeros, how)
+
+    return generate
+
+
+def _in_order(numbers: str, given: Mapping[str, np.ndarray]) -> list[str]:
+    return [binding.name for binding in SCHEMAS[f"{numbers}_experts"].inputs if binding.name in given]
+
+
+def _stored(
+    rng: np.random.Generator, numbers: str, outputs: int, inner: int, group: int, kind: np.dtype[Any]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield a random weight whose products with values of about 1 are about 1: numbers, scales and factors."""
+    padded, size = padded_inner(inner), 1 / inner**0.5
+    weight = rng.integers(0, 256, (outputs, padded * (2 if numbers.endswith("8") else 1) // 2), dtype=np.uint8)
+    shape = (outputs, scales_of_output(inner, group))
+    if numbers == "float8":
+        yield "", np.where(weight & 0x7F == 0x7F, 0, weight).astype(np.uint8)  # not a number
+        yield "_scales", (rng.uniform(0.5, 1.5, (outputs, padded // 128)) * size / 50).astype(np.float32)
+        return
+    yield "", weight
+    if numbers == "float4":
+        yield "_scales", rng.integers(32, 80, shape, dtype=np.uint8)
+        yield "_factors", (rng.uniform(0.5, 1.5, outputs) * size / 6).astype(np.float32)
+        return
+    yield "_scales", (rng.uniform(0.5, 1.5, shape) * size / (5 if numbers == "int4" else 75)).astype(kind)
+
+
 def _parts_of_one_rank(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(10)
     for shape in ((1, 8), (3, 5, 40)):
@@ -408,6 +468,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "all_reduce": _parts_of_one_rank,
     "all_gather": _columns_of_one_rank,
     "experts": _mixtures,
+    **{f"{numbers}_experts": _low_bit_mixtures(numbers) for numbers in ("int4", "int8", "float4", "float8")},
     "quantize_tokens": _unrounded,
     "scaled_matmul": _matmuls,
     "int4_matmul": _by_int4,

@@ -146,19 +146,20 @@ def test_experts_that_a_gpu_does_not_support_are_rejected(
         open_models(recipe)
 
 
-def test_quantized_experts_are_rejected_on_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("bfloat16", r"has experts, which need unquantized weights over 2 ranks; choose"),
+        ("int4", r"target\.dtype must be float32, .* with experts over 2 ranks; got 'int4'"),
+    ],
+)
+def test_quantized_experts_are_rejected_over_ranks(tmp_path: Path, dtype: str, message: str) -> None:
     make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, "head_dim": 32})
-    edit_config(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
-    backend = 'name = "onnxruntime-cuda"'
-    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="bfloat16", backend=backend))
-    with pytest.raises(BadRecipe, match=r"has experts, whose matmuls on a GPU need unquantized weights; choose"):
-        open_models(recipe)
-
-
-def test_experts_stay_unquantized_in_4_bit_builds_on_a_gpu(tmp_path: Path) -> None:
-    make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, "head_dim": 32})
-    recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="int4", backend='name = "onnxruntime-cuda"')
-    with pytest.raises(BadRecipe, match=r"target.dtype must be float32, .* with experts on a GPU, .*; got 'int4'"):
+    if dtype == "bfloat16":
+        edit_config(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    backend = 'name = "onnxruntime-cuda"\ntensor_parallel = 2'
+    recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype, backend=backend)
+    with pytest.raises(BadRecipe, match=message):
         open_models(Recipe.load(recipe))
 
 

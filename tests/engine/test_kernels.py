@@ -16,6 +16,7 @@ LOW_BIT = {
     **{f"matmul_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
     "weights": "3 u64, 3 u32, 1 u64",
 }
+LOW_BIT_EXPERTS = {"gate_up": "4 u64, 1 u32, 3 u64, 3 u32, 1 u64", "down": "4 u64, 1 u32, 4 u64, 2 u32, 1 u64"}
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
@@ -42,6 +43,10 @@ ENTRIES = {
     "int4": LOW_BIT | {f"{name}_zeros": parameters for name, parameters in LOW_BIT.items()},
     "int8": LOW_BIT,
     "float4": LOW_BIT,
+    "experts_int4": LOW_BIT_EXPERTS | {f"{name}_zeros": parameters for name, parameters in LOW_BIT_EXPERTS.items()},
+    "experts_int8": LOW_BIT_EXPERTS,
+    "experts_float4": LOW_BIT_EXPERTS,
+    "experts_float8": LOW_BIT_EXPERTS,
     "collectives": {"all_reduce_early": "1 u64, 2 u32, 5 u64, 1 u32, 1 u64"},
     "latent_attention": {},  # not the same for all dtypes: see expected
     "linear_attention": {},  # with sizes: see expected
@@ -60,7 +65,7 @@ COLLECTIVES = {  # of bytes, whatever the dtype
     "publish": "1 u64, 2 u32, 4 u64, 1 u32",
     "receive": "1 u64, 2 u32, 5 u64, 1 u32",
 }
-LOW_BIT_FILES = ("int4", "int8", "float4")
+LOW_BIT_FILES = ("int4", "int8", "float4", "experts_int4", "experts_int8", "experts_float4", "experts_float8")
 ORDERED = ("8_6", "8_8", "16_6")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
@@ -132,7 +137,8 @@ def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them, one GPU all, and heads of
 # 256 values, whose sums leave no registers for the rest; each in one dtype.
 # Matmuls in float8 see a GPU without it, and the newest, those with 4-bit integers and experts the oldest; attention
-# over float8 is the same with other elements. Latent attention and other low-bit matmuls are compiled for one GPU.
+# over float8 is the same with other elements. Latent attention, other low-bit matmuls and such experts are compiled for
+# one GPU.
 ONE_DTYPE = (*ATTENTION, *LOW_BIT_FILES, "collectives", "float8", "experts", "linear_attention", "latent_attention")
 COMPILED = [
     (kernel, dtype, capability, sizes_of(kernel, capability, dtype))
@@ -142,6 +148,7 @@ COMPILED = [
     if kernel not in ONE_DTYPE or dtype == "bfloat16" or capability == "9.0"
     if kernel not in ("float8", "int4", "experts") or capability in ("8.0", "9.0", LAST)
     if kernel not in ("int8", "float4") or capability == "9.0"
+    if not kernel.startswith("experts_") or (capability, dtype) == ("9.0", "bfloat16")
     if kernel != "attention_float8"
     if kernel != "latent_attention" or (capability, dtype) in (("9.0", "bfloat16"), ("9.0", "float32"))
 ] + [

@@ -14,7 +14,7 @@ from tandemrt.plugins.implementations import IMPLEMENTATIONS
 from tandemrt.plugins.kernels.module import KernelModule, Launch
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 from tandemrt.plugins.operators.launch import Context
-from tests.engine.implementation_cases import KINDS, LARGEST, LOW_BIT, allocated, cases
+from tests.engine.implementation_cases import HALF_PRECISION, KINDS, LARGEST, allocated, cases
 from tests.engine.test_kernels import expected
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_a_launcher_passes_the_arguments_that_its_kernels_declare(
     monkeypatch.setattr(Launch, "__init__", lambda _, *given, **__: bound.add(_checked(*given)))
     properties = SimpleNamespace(multi_processor_count=Kernels.sm_count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    for case in cases(operator, "bfloat16" if operator in LOW_BIT else dtype):
+    for case in cases(operator, "bfloat16" if operator in HALF_PRECISION else dtype):
         if "quantized" in case.inputs and len(case.inputs["quantized"]) > FEW:
             continue
         tensors, _ = allocated(operator, case, CPU)

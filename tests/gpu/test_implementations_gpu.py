@@ -12,7 +12,7 @@ from tandemrt.plugins.implementations import IMPLEMENTATIONS
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.operators.launch import Context
-from tests.engine.implementation_cases import KINDS, LARGEST, LOW_BIT, cases, hold
+from tests.engine.implementation_cases import HALF_PRECISION, KINDS, LARGEST, cases, hold
 from tests.gpu.here import CAPABILITY, compute_capabilities, needs_float8
 
 
@@ -29,8 +29,8 @@ MATMULS = ("float8_matmul", "scaled_matmul")  # their sums are too large for flo
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("operator", [name for name, row in IMPLEMENTATIONS.items() if row.cuda])
 def test_the_kernels_equal_the_definition(operator: str, dtype: str, context: Context) -> None:
-    if operator in LOW_BIT and dtype == "float32":
-        pytest.skip("matmuls in 4 or 8 bits are computed in bfloat16 and float16")
+    if operator in HALF_PRECISION and dtype == "float32":
+        pytest.skip("weights in 4 or 8 bits are multiplied in bfloat16 and float16")
     if SCHEMAS[operator].compute_capability > CAPABILITY:
         pytest.skip("needs a later GPU, as its schema says")
     for case in cases(operator, dtype):

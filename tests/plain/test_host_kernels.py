@@ -5,6 +5,8 @@ import re
 import pytest
 
 from tandemrt.plugins.kernels.compile import SOURCES
+from tools.host_kernels.experts import EXPERTS
+from tools.host_kernels.matmuls import GROUPS
 from tools.host_kernels.translate import HOST, translated
 
 # Of headers, in functions that these kernels do not call; they end the process.
@@ -12,7 +14,7 @@ UNUSED = {"ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "lg2.approx.f32", "max.bf1
 UNUSED |= {"atom.add.acq_rel.gpu.global.u32", "ld.relaxed.gpu.global.u32", "ld.relaxed.gpu.global.v4.u32"}
 
 
-@pytest.mark.parametrize("name", ["int4", "int8", "float4"])
+@pytest.mark.parametrize("name", [*GROUPS, *EXPERTS])
 def test_every_instruction_of_a_kernel_becomes_a_call_of_the_host(name: str) -> None:
     text = translated(SOURCES / f"{name}.cu")
     assert not re.search(r"\basm\b", text)

@@ -1,4 +1,4 @@
-// The part of CUDA C++ that the kernels of low-bit matmuls use, for a CPU. Threads are fibers: one runs until it waits
+// The part of CUDA C++ that low-bit matmuls and experts use, for a CPU. Threads are fibers: one runs until it waits
 // for others, at a barrier or at an instruction of a whole warp. Reads are checked for alignment and bounds.
 #pragma once
 #include <immintrin.h>
@@ -19,6 +19,7 @@ using std::min;
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __shared__ static
 #define __launch_bounds__(...)
 
 using u8 = unsigned char;
@@ -30,9 +31,11 @@ using i64 = long long;
 struct alignas(8) float2 { float x, y; };
 struct alignas(8) uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 
 [[noreturn]] inline void fail(const char* what) {
     fprintf(stderr, "host kernel: %s\n", what);
@@ -55,7 +58,7 @@ struct Barrier {
 constexpr int MOST_BLOCKS = 2, MOST_WARPS = 32;
 inline Fiber* current;
 inline ucontext_t scheduler;
-inline Index block_index, block_size;
+inline Index block_index, block_size, grid_size;
 inline int blocks_of_cluster = 1;
 inline std::vector<char> shared_memory[MOST_BLOCKS];
 inline Barrier cluster_barrier, block_barriers[MOST_BLOCKS], warp_barriers[MOST_BLOCKS][MOST_WARPS];
@@ -63,6 +66,7 @@ inline std::function<void()> kernel;
 #define threadIdx (current->thread)
 #define blockIdx block_index
 #define blockDim block_size
+#define gridDim grid_size
 
 inline char* shared_begin(int block) {
     auto at = reinterpret_cast<uintptr_t>(shared_memory[block].data());
@@ -93,7 +97,9 @@ inline float2 load_remote2(u32 address) {
     memcpy(&x, shared_begin(address >> 24) + (address & 0xffffff), sizeof x);
     return x;
 }
-inline int __shfl_sync(u32, int value, int) { return value; }  // of the warp's number, which all lanes have
+template <class Value>
+Value __shfl_sync(u32, Value value, int) { return value; }  // of the warp's number, which all lanes have
+inline float __shfl_xor_sync(u32, float, int) { fail("float32 is not run"); }
 
 inline void run_fiber() {
     kernel();
@@ -103,7 +109,7 @@ inline void run_fiber() {
 
 // Run `body` by `threads` threads of each of `grid` clusters.
 inline void launch(Index grid, int blocks, int threads, size_t shared, std::function<void()> body) {
-    kernel = body, blocks_of_cluster = blocks, block_size = {static_cast<u32>(threads), 1};
+    kernel = body, blocks_of_cluster = blocks, block_size = {static_cast<u32>(threads), 1}, grid_size = grid;
     for (u32 i = 0; i < grid.x * grid.y; ++i) {
         block_index = {i % grid.x, i / grid.x};
         for (auto& each : shared_memory) each.assign(shared + 128, 0x7f);
@@ -155,6 +161,7 @@ inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
     for (int i = 0; i < 4; ++i) made |= static_cast<u32>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     return made;
 }
+inline float __expf(float x) { return expf(x); }
 inline float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 inline float from_fp16(u32 bits) { return _cvtsh_ss(static_cast<u16>(bits)); }
 inline u32 to_bf16(float x) {
@@ -187,6 +194,13 @@ inline void ptx_ld_global(u32& x, u32& y, u32& z, u32& w, const void* at) {
     uint4 four = __ldg(static_cast<const uint4*>(at));
     x = four.x, y = four.y, z = four.z, w = four.w;
 }
+
+inline void ptx_cp_async_cg_shared_global_L2__128B(u32 address, const void* from, int size) {
+    uint4 copied = size ? __ldg(static_cast<const uint4*>(from)) : uint4{};
+    memcpy(shared_begin(current->block) + address, &copied, sizeof copied);
+}
+inline void ptx_cp_async_commit_group() {}  // a copy is made at once
+inline void ptx_cp_async_wait_group(int) {}
 
 // c[16 x 8] += a[16 x 16] b[16 x 8] of a warp; the fragments are those of mma.m16n8k16 in the PTX manual.
 struct Fragments {

@@ -1,14 +1,14 @@
-// Calls of the kernels of low-bit matmuls, for Python.
+// Calls of the kernels, for Python.
 #pragma once
 
-typedef void Matmul(const void*, const void*, const void*, const void*, int, int, int, int, void*);
-typedef void Weights(const void*, const void*, const void*, int, int, int, void*);
+typedef void MatmulKernel(const void*, const void*, const void*, const void*, int, int, int, int, void*);
+typedef void WeightsKernel(const void*, const void*, const void*, int, int, int, void*);
 
 extern "C" void allow(const char* from, size_t size) { readable.push_back({from, from + size}); }
 extern "C" void forget() { readable.clear(); }
 
 extern "C" void matmul(
-    Matmul* kernel, const void* x, const void* weight, const void* scales, const void* more, int rows, int width,
+    MatmulKernel* kernel, const void* x, const void* weight, const void* scales, const void* more, int rows, int width,
     int inner, int shift, void* out, int tiles, int blocks, int shared
 ) {
     auto run = [=] { kernel(x, weight, scales, more, rows, width, inner, shift, out); };
@@ -16,9 +16,37 @@ extern "C" void matmul(
 }
 
 extern "C" void weights(
-    Weights* kernel, const void* weight, const void* scales, const void* more, int width, int inner, int shift,
+    WeightsKernel* kernel, const void* weight, const void* scales, const void* more, int width, int inner, int shift,
     void* out, int blocks
 ) {
     auto run = [=] { kernel(weight, scales, more, width, inner, shift, out); };
     launch({static_cast<u32>(blocks), 1}, 1, 256, 0, run);
+}
+
+typedef void GateUpKernel(
+    const void*, const void*, const void*, const void*, int, const void*, const void*, const void*, int, int, int, void*
+);
+typedef void DownKernel(
+    const void*, const void*, const void*, const void*, int, const void*, const void*, const void*, const void*, int,
+    int, void*
+);
+
+extern "C" void gate_up(
+    GateUpKernel* kernel, const void* x, const void* weight, const void* scales, const void* more, int shift,
+    const void* order, const void* items, const void* count, int hidden, int width, int per_token, void* out,
+    int blocks, int shared
+) {
+    auto run = [=] {
+        kernel(x, weight, scales, more, shift, order, items, count, hidden, width, per_token, out);
+    };
+    launch({static_cast<u32>(blocks), 1}, 1, 256, shared, run);
+}
+
+extern "C" void down(
+    DownKernel* kernel, const void* x, const void* weight, const void* scales, const void* more, int shift,
+    const void* order, const void* items, const void* count, const void* shares, int hidden, int width, void* out,
+    int blocks, int shared
+) {
+    auto run = [=] { kernel(x, weight, scales, more, shift, order, items, count, shares, hidden, width, out); };
+    launch({static_cast<u32>(blocks), 1}, 1, 256, shared, run);
 }

@@ -12,7 +12,7 @@ _TYPES = re.compile(r"(?m)^(?:typedef .*|using [ui]\d+ = .*|#define INFINITE .*|
 def translated(file: Path) -> str:
     """Return ``file`` (NAME.cu) as C++ that includes host.h."""
     text = _TYPES.sub("", "\n".join(_lines(file, set())))
-    text = text.replace("extern __shared__ float partial[];", _SHARED)
+    text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", _SHARED, text)
     made, end = "", 0
     for found in re.finditer(r"\basm(?: volatile)?\s*\(", text):
         made += text[end : found.start()]
@@ -21,7 +21,7 @@ def translated(file: Path) -> str:
     return f'#include "{HOST}"\n#define INFINITE __int_as_float(0x7f800000)\n{made}{text[end:]}'
 
 
-_SHARED = "float* partial = reinterpret_cast<float*>(shared_begin(current->block));"
+_SHARED = r"\1* \2 = reinterpret_cast<\1*>(shared_begin(current->block));"
 
 
 def _lines(file: Path, seen: set[str]) -> Iterator[str]:
@@ -39,12 +39,12 @@ def _call(assembly: str) -> str:
     """Return a call of ptx_INSTRUCTION in host.h with the outputs and inputs of an asm statement."""
     template = re.match(r'\s*((?:"[^"]*"\s*)+)', assembly)
     assert template is not None
-    instruction = re.sub(r'"\s*"', "", template[1]).strip().strip('"').split()[0]
+    instruction = re.sub(r'"\s*"', "", template[1]).strip().strip('"').split()[0].strip(";")
     if instruction.startswith("mma."):
         instruction = "mma_bf16" if "bf16" in instruction else "mma_f16"
     elif instruction.startswith("ld.global."):
         instruction = "ld_global"
-    name = f"ptx_{instruction.replace('.', '_')}"
+    name = f"ptx_{re.sub(r'[.:]', '_', instruction)}"
     if f"{name}(" not in _INSTRUCTIONS and f"{name} " not in _INSTRUCTIONS:
         return f'fail("{re.escape(instruction)}")'.replace("\\", "")
     operands, at = [], template.end()

@@ -1,0 +1,85 @@
+"""Experts with weights of 4 or 8 bits on a GPU, by the project's operators."""
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
+from tandemrt.export.graph.low_bit_format import LowBitFormat
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.low_bit_matmul import OVERLOADS
+from tandemrt.plugins.operators.constants import DOMAIN, LOW_BIT_EXPERTS_MULTIPLE
+
+Forms = tuple[LowBitFormat, LowBitFormat]  # of gates and ups, and of downs
+
+
+def low_bit_forms(w: Weights, gate_up: Sequence[str], down: Sequence[str]) -> Forms | None:
+    """Return how a build stored the weights of all experts of a layer; None: unquantized.
+
+    Raises BadCheckpoint, by name, unless all are stored alike.
+    """
+    forms = [_form(w, names) for names in (gate_up, down)]
+    one, other = forms
+    if one is None and other is None:
+        return None
+    if one is None or other is None or (one.numbers, one.zeros) != (other.numbers, other.zeros):
+        raise _unequal(gate_up[0], down[0])
+    return one, other
+
+
+def low_bit_experts(
+    b: GraphBuilder,
+    x: ir.Value,
+    logits: ir.Value,
+    w: Weights,
+    gate_up: Sequence[str],
+    down: Sequence[str],
+    forms: Forms,
+    width: int,
+    routing: Mapping[str, int],
+) -> ir.Value:
+    """Append the operator for ``x`` [..., hidden] and weights of ``forms``; ``width`` is that of an expert.
+
+    Raises BadCheckpoint for sizes that the kernels do not support.
+    """
+    hidden = width_of(x)
+    if hidden % LOW_BIT_EXPERTS_MULTIPLE or width % LOW_BIT_EXPERTS_MULTIPLE:
+        raise BadCheckpoint(
+            f"{gate_up[0]}: experts in {forms[0].bits} bits on a GPU need a hidden size and a width in multiples of "
+            f"{LOW_BIT_EXPERTS_MULTIPLE}; they have {hidden} and {width}; build them with dequantize = true"
+        )
+    both = w.low_bit_tensors(gate_up, [width] * len(gate_up), hidden, forms[0])
+    last = w.low_bit_tensors(down, [hidden] * len(down), width, forms[1])
+    (mixed,) = b.custom(
+        f"{forms[0].numbers}_experts",
+        *(x, logits, *(each for kind in zip(both, last, strict=True) for each in kind)),
+        domain=DOMAIN,
+        outputs=[(w.dtype, dims_of(x))],
+        **routing,
+        gate_up_group=forms[0].group_size,
+        down_group=forms[1].group_size,
+    )
+    b.nodes[-1].overload = OVERLOADS[forms[0].zeros]
+    return mixed
+
+
+def _form(w: Weights, names: Sequence[str]) -> LowBitFormat | None:
+    found = [w.low_bit_format(name) for name in names]
+    quantized = next((n for n in names if w.low_bit_format(n) is None and w.scheme(n.removesuffix(".weight"))), None)
+    if quantized is not None:
+        raise BadCheckpoint(
+            f"{quantized}: experts in float8 next to weights of 4 or 8 bits have no operators on a GPU; choose "
+            "backend.name 'onnxruntime-cpu' or dequantize = true"
+        )
+    for name, form in zip(names, found, strict=True):
+        if form != found[0]:
+            raise _unequal(names[0], name)
+    return found[0]
+
+
+def _unequal(one: str, other: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{one}: the experts of a layer must be quantized alike for a GPU, {other} is not; choose backend.name "
+        "'onnxruntime-cpu' or dequantize = true"
+    )

@@ -1,0 +1,103 @@
+// Experts with weights of 4 or 8 bits in the order of low_bit.cuh, and KERNELS(NAME, FORMAT): the kernels of a format.
+#pragma once
+#include "experts_matmuls.cuh"
+#include "low_bit.cuh"
+#include "variants.cuh"
+
+template <class Format_>
+struct Streamed : Format_ {
+    static __device__ __forceinline__ int vectors(int inner) { return 4 * Format_::LOADS * chunks_of(inner); }
+};
+
+// Scales are loaded one chunk of the stream ahead, in registers.
+template <class Format>
+struct Scales<Streamed<Format>> {
+    static constexpr int PARTS = 2 / Format::LOADS;  // chunks of 128 inputs in one of the stream
+    Format format;
+    int chunks, stored;
+    typename Format::Held upper[PARTS], lower[PARTS];
+
+    __device__ __forceinline__ Scales(Streamed<Format> format, int inner)
+        : format(format), chunks(chunks_of(inner)), stored(format.stored(inner)) {}
+
+    __device__ __forceinline__ void load(Outputs outputs, int of_stream) {
+        if (outputs.upper < 0) return;
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) {
+            int chunk = PARTS * of_stream + i;
+            if (chunk >= chunks) break;
+            upper[i] = format.load(static_cast<i64>(outputs.upper) * stored, chunk);
+            lower[i] = format.load(static_cast<i64>(outputs.lower) * stored, chunk);
+        }
+    }
+};
+
+// As for unquantized weights. A number or the sum of a group is multiplied by its scale, so no weight is rounded.
+template <class Format, int TILES, class Weights>
+__device__ __forceinline__ void multiply(
+    Weights& weights, Scales<Streamed<Format>>& scales, Outputs outputs, Outputs following,
+    const uint4* const (&rows)[TILES], int tiles, Sums<typename Format::T> (&sums)[TILES]
+) {
+    using T = typename Format::T;
+    constexpr int LOADS = Format::LOADS, GROUPS = 4 / LOADS, PARTS = 2 / LOADS;
+    const Format& format = scales.format;
+    int inner = weights.inner, thread = threadIdx.x % 4;
+    for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
+        int of_stream = chunk * Weights::SPLIT + weights.part;
+        Scales<Streamed<Format>> now = scales;
+        bool more = chunk + 1 < weights.chunks();
+        scales.load(more ? outputs : following, more ? of_stream + Weights::SPLIT : weights.part);
+        const uint4* found = weights.oldest();
+        uint4 upper[2] = {found[0], found[THREADS]}, lower[2] = {found[2 * THREADS], found[3 * THREADS]};
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) {
+            int of = PARTS * of_stream + i;
+            if (of >= scales.chunks) break;
+            typename Format::Held high = format.select(now.upper[i], of), low = format.select(now.lower[i], of);
+#pragma unroll
+            for (int group = 0; group < 4; ++group) {
+                if (CHUNK_INPUTS * of + 32 * group >= inner) break;
+                u32 of_high = format.operand(high, of, group), of_low = format.operand(low, of, group);
+                u32 numbers[2][4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    numbers[0][j] = Format::pair(upper[i + group / GROUPS], group % GROUPS, j, of_high);
+                    numbers[1][j] = Format::pair(lower[i + group / GROUPS], group % GROUPS, j, of_low);
+                }
+                uint4 one = make_uint4(numbers[0][0], numbers[0][1], numbers[0][2], numbers[0][3]);
+                uint4 other = make_uint4(numbers[1][0], numbers[1][1], numbers[1][2], numbers[1][3]);
+#pragma unroll
+                for (int tile = 0; tile < TILES; ++tile) {
+                    if (tile >= tiles) break;
+                    uint4 x = Sums<T>::load(rows[tile], 16 * of + 4 * group + thread, inner / 8);
+                    if constexpr (Format::SCALES_NUMBERS) {
+                        sums[tile].add(one, other, x);
+                    } else {
+                        Sums<T> sum;
+                        sum.add(one, other, x);
+#pragma unroll
+                        for (int j = 0; j < 4; ++j)
+                            sums[tile].at[j] += Format::scale(j < 2 ? high : low, group) * sum.at[j];
+                    }
+                }
+            }
+        }
+        weights.order();
+    }
+}
+
+#define KERNELS(NAME, ...)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) gate_up_##NAME(                                          \
+        const u16* x, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int shift,   \
+        const int* order, const int4* items, const int* item_count, int hidden, int width, int per_token,             \
+        u16* activated) {                                                                                             \
+        Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                          \
+        gate_up(x, weight, format, order, items, item_count, hidden, width, per_token, activated);                    \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) down_##NAME(                                             \
+        const u16* activated, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more,      \
+        int shift, const int* order, const int4* items, const int* item_count, const float* weights, int hidden,      \
+        int width, float* parts) {                                                                                    \
+        Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                          \
+        down(activated, weight, format, order, items, item_count, weights, hidden, width, parts);                     \
+    }

@@ -1,0 +1,77 @@
+"""Experts with weights of 4 or 8 bits on a GPU: the kernels of ``experts``, which turn words into numbers.
+
+They take any number of rows, a prompt's too, and weights are read once for up to 32 rows of an expert. So a row has the
+same bits in any call.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from tandemrt.plugins.kernels.experts import EmptyCall, Mixture, Weights, require_counts
+from tandemrt.plugins.kernels.module import Tensors
+from tandemrt.plugins.operators import float4
+from tandemrt.plugins.operators.constants import LOW_BIT_EXPERTS_MULTIPLE
+from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
+from tandemrt.plugins.operators.launch import Call, Context
+
+
+@dataclass(frozen=True)
+class _Format:
+    """``bits`` per number, the ``groups`` of inputs that may share a scale, and what else describes a weight."""
+
+    numbers: str
+    bits: int
+    groups: tuple[int, ...]
+    more: str = ""
+
+    def scales_of_output(self, inner: int, group: int) -> int:
+        return padded_inner(inner) // CHUNK if self.groups == (CHUNK,) else scales_of_output(inner, group)
+
+
+_FORMATS = (
+    _Format("int4", 4, GROUP_SIZES, "zeros"),
+    _Format("int8", 8, GROUP_SIZES),
+    _Format("float4", 4, float4.GROUP_SIZES, "factors"),
+    _Format("float8", 8, (CHUNK,)),
+)
+
+
+def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
+    """Bind the operator. Raises ValueError for dtypes, shapes and sizes that the kernels do not support."""
+    x, logits, mixed, gate_up = (tensors[name] for name in ("x", "router_logits", "mixed", "gate_up"))
+    hidden, experts = x.shape[-1], logits.shape[-1]
+    width = len(gate_up) // (2 * experts)
+    if x.dtype not in (torch.bfloat16, torch.float16) or {logits.dtype, mixed.dtype} != {x.dtype}:
+        raise ValueError(
+            f"x, router_logits, mixed: bfloat16 or float16 is needed, the same for all; got {x.dtype}, {logits.dtype}, "
+            f"{mixed.dtype}"
+        )
+    require_counts(hidden, width, experts, attributes["per_token"], (LOW_BIT_EXPERTS_MULTIPLE,) * 2)
+    both = _weight(form, tensors, "gate_up", 2 * experts * width, hidden, attributes["gate_up_group"])
+    last = _weight(form, tensors, "down", experts * hidden, width, attributes["down_group"])
+    if not x.numel():
+        return EmptyCall()
+    kind = "_zeros" if form.more == "zeros" and both[2] is not None else ""
+    return Mixture(tensors, attributes, context, Weights(both, last, width, f"experts_{form.numbers}", kind))
+
+
+launch_int4, launch_int8, launch_float4, launch_float8 = (partial(_launch, form) for form in _FORMATS)
+
+
+def _weight(form: _Format, tensors: Tensors, name: str, rows: int, inner: int, group: int) -> tuple[Any, ...]:
+    """Return the kernels' arguments for a weight [rows, inner]: numbers, scales, zero points or factors, a shift."""
+    weight, scales = tensors[name], tensors[f"{name}_scales"]
+    if group not in form.groups:
+        raise ValueError(f"{name}: a scale for {', '.join(map(str, form.groups))} inputs is needed, got {group}")
+    shapes = (rows, padded_inner(inner) * form.bits // 8), (rows, form.scales_of_output(inner, group))
+    if (weight.shape, scales.shape) != shapes:
+        raise ValueError(
+            f"{name} and its scales: {shapes[0]} and {shapes[1]} are needed, got {tuple(weight.shape)} and "
+            f"{tuple(scales.shape)}"
+        )
+    return weight, scales, tensors.get(f"{name}_{form.more}"), np.int32(form.groups.index(group))
