@@ -20,3 +20,45 @@ def low_bit(
         return {"x": x, "weight": weight, "scales": scales, "factors": factors}, {"group_size": 16}
     scales = ((torch.rand(width, padded // 32, **on_device) + 0.5) / 100).to(dtype)
     return {"x": x, "weight": weight, "scales": scales}, {"group_size": 32}
+
+
+def low_bit_experts(
+    operator: str,
+    count: int,
+    hidden: int,
+    width: int,
+    *,
+    rows: int,
+    chosen: int,
+    dtype: torch.dtype = torch.bfloat16,
+    groups: tuple[int, int] | None = None,
+) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """Return the inputs of an operator of ``count`` experts, and its attributes; results are about 1.
+
+    ``groups``: inputs per scale of both weights; None: the smallest.
+    """
+    on_device: dict[str, Any] = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(5)}
+    least = {"float4_experts": 16, "float8_experts": 128}.get(operator, 32)
+    sizes = groups or (least, least)
+    given = {
+        "x": torch.randn(rows, hidden, **on_device).to(dtype),
+        "router_logits": torch.randn(rows, count, **on_device).to(dtype),
+    }
+    for name, outputs, inner, group in (
+        ("gate_up", count * 2 * width, hidden, sizes[0]),
+        ("down", count * hidden, width, sizes[1]),
+    ):
+        padded, size = -(-inner // 128) * 128, inner**-0.5
+        nbytes = padded if operator in ("int8_experts", "float8_experts") else padded // 2
+        given[name] = torch.randint(0, 256, (outputs, nbytes), dtype=torch.uint8, **on_device)
+        stored = -(-padded // group // 4) * 4
+        if operator == "float8_experts":
+            given[name][given[name] & 0x7F == 0x7F] = 0  # not a number
+            given[f"{name}_scales"] = (torch.rand(outputs, padded // 128, **on_device) + 0.5) * size / 100
+        elif operator == "float4_experts":
+            given[f"{name}_scales"] = torch.randint(32, 80, (outputs, stored), dtype=torch.uint8, **on_device)
+            given[f"{name}_factors"] = (torch.rand(outputs, **on_device) + 0.5) * size / 6
+        else:
+            most = 5 if operator == "int4_experts" else 75
+            given[f"{name}_scales"] = ((torch.rand(outputs, stored, **on_device) + 0.5) * size / most).to(dtype)
+    return given, {"per_token": chosen, "normalized": 1, "gate_up_group": sizes[0], "down_group": sizes[1]}
