@@ -25,7 +25,8 @@ def join_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) ->
 
     Every matmul by a matrix whose name is ``split_by_inputs`` gets an ``all_reduce`` of its result, and so do experts;
     a bias follows the sum. The matmul of an unquantized head gets a range of the rows of its weight, and an
-    ``all_gather`` of the logits. A quantized head is whole on every rank.
+    ``all_gather`` of the logits. A quantized head is whole on every rank. Where two such results are added, as those of
+    experts and of a shared expert are, the ranks exchange the sum of both.
     """
 
     def rewrite(model: ir.Model) -> int:
@@ -38,7 +39,8 @@ def join_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) ->
             summed.shape = node.outputs[0].shape
         for each in heads:
             _split_head(model.graph, each, rank, ranks)
-        return len(partial) + len(heads)
+        joined = sum(_exchange_once(model.graph, node) for node in list(model.graph) if node.op_type == "Add")
+        return len(partial) + len(heads) - joined
 
     return GraphPass("join_ranks", rewrite, (nodes_in_order, values_typed), (nodes_in_order, values_typed))
 
@@ -74,6 +76,31 @@ def _weight_of_operator(node: ir.Node) -> str:
 
 def _is(node: ir.Node, operator: str) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, operator)
+
+
+def _exchange_once(graph: ir.Graph, add: ir.Node) -> bool:
+    """Move the sums over ranks of both inputs of ``add`` after it, if it adds two; return whether it does."""
+    sums = [_sum_over_ranks(value) for value in add.inputs]
+    parts = [each.inputs[0] for each in sums if each is not None]
+    if len(parts) < 2:
+        return False
+    for each, part in zip(sums, parts, strict=True):
+        assert each is not None
+        ir.convenience.replace_all_uses_with(each.outputs[0], part)
+        graph.remove(each, safe=True)
+    summed = _after(graph, add, "all_reduce", {})
+    summed.shape = add.outputs[0].shape
+    return True
+
+
+def _sum_over_ranks(value: ir.Value | None) -> ir.Node | None:
+    """Return the ``all_reduce`` whose result ``value`` is, or is after multiplications by what all ranks have."""
+    if value is None or len(value.uses()) != 1 or value.is_graph_output() or (node := value.producer()) is None:
+        return None
+    if node.op_type != "Mul":
+        return node if _is(node, "all_reduce") else None
+    found = [each for each in map(_sum_over_ranks, node.inputs) if each is not None]
+    return found[0] if len(found) == 1 else None
 
 
 def _split_head(graph: ir.Graph, head: _StoredMatmul, rank: int, ranks: int) -> None:

@@ -334,20 +334,20 @@ def test_inspect_counts_what_a_rank_holds(hybrid: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "ranks", "sizes"),
+    ("case", "ranks", "sizes", "exchanges"),  # in a call: two of a layer, one of the logits
     [
         # rows of one tensor are queries, keys and values
-        ("qwen3_5", 2, {"num_hidden_layers": 2, "layer_types": ALTERNATING}),
-        ("falcon_h1 with norms", 2, {"num_hidden_layers": 1}),  # Mamba-2 in addition to attention
+        ("qwen3_5", 2, {"num_hidden_layers": 2, "layer_types": ALTERNATING}, 5),
+        ("falcon_h1 with norms", 2, {"num_hidden_layers": 1}, 3),  # Mamba-2 in addition to attention
         # one group of a norm over all ranks
-        ("granite 4 dense", 2, {"mamba_n_groups": 1, "num_hidden_layers": 2, "layer_types": ALTERNATING}),
-        ("lfm2", 2, {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
-        # two KV heads, so two ranks have the same
-        ("qwen2_moe", 4, {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}),
+        ("granite 4 dense", 2, {"mamba_n_groups": 1, "num_hidden_layers": 2, "layer_types": ALTERNATING}, 6),
+        ("lfm2", 2, {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, 5),
+        # two KV heads, so two ranks have the same; a shared expert
+        ("qwen2_moe", 4, {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}, 5),
     ],
 )
 def test_ranks_of_every_kind_of_layer_have_the_logits_of_transformers(
-    tmp_path: Path, case: str, ranks: int, sizes: dict[str, Any]
+    tmp_path: Path, case: str, ranks: int, sizes: dict[str, Any], exchanges: int
 ) -> None:
     model = make_checkpoint(case, tmp_path / "whole", sizes=sizes)
     arrived, memory = [[Semaphore(0) for _ in range(ranks)] for _ in range(ranks)], bytearray(1 << 18)
@@ -361,6 +361,8 @@ def test_ranks_of_every_kind_of_layer_have_the_logits_of_transformers(
         shard = write_shards(with_graph_names(checkpoint, spec), spec, folder, ranks)[rank]
         opened = partial(open_steps, folder=folder, ranks=SharedRanks(rank, memory, arrived))
         decode = Decoder(folder, "paged", batch=2, shard=shard, open_engine=opened)
+        run = [step.name for step in decode.engine._decoder.operators if step.name in COLLECTIVES]
+        assert len(run) == exchanges
         calls = [slice(0, 16), slice(16, 20), slice(20, 24)]
         return torch.cat([decode([row[call] for row in rows], [call.start] * 2) for call in calls], 1)
 
