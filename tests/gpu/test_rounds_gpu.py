@@ -208,9 +208,16 @@ def graphs() -> tuple[Graphs, Metrics]:
     return Graphs(torch.device("cuda"), metrics), metrics
 
 
+def stream_after_inputs() -> torch.cuda.Stream:
+    """Return a stream that waits for the inputs, which were filled on the default stream."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream
+
+
 def run_thrice(work: Callable[[], None], **tensors: Any) -> Metrics:
     found, metrics = graphs()
-    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for _ in range(3):
             found.run("phase", work, **tensors)
         torch.cuda.synchronize()
@@ -255,7 +262,7 @@ def test_a_subgraph_that_waits_for_the_device_runs_eagerly_by_name() -> None:
 def test_a_subgraph_with_prompts_is_captured_when_its_shape_occurs_again() -> None:
     x, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
     found, metrics = graphs()
-    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for run in range(1, 6):
             x.fill_(run)
             found.run_with_prompts("shape", lambda: torch.mul(x, 2, out=y), [x, y], tokens=1)
@@ -266,7 +273,7 @@ def test_a_subgraph_with_prompts_is_captured_when_its_shape_occurs_again() -> No
 def test_a_subgraph_with_prompts_that_waits_runs_eagerly_afterwards() -> None:
     y = torch.zeros(5, device="cuda")
     found, metrics = graphs()
-    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for _ in range(4):
             found.run_with_prompts("shape", lambda: y.fill_(y.sum().item() + 1), [y], tokens=1)
         found.run_with_prompts("other", lambda: y.fill_(7), [y], tokens=1)
@@ -286,7 +293,7 @@ def test_a_subgraph_is_captured_after_a_failed_capture_of_another() -> None:
     def fill() -> None:
         torch.add(torch.ones_like(y), 7, out=y)
 
-    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for _ in range(2):
             found.run("wait", wait, outputs=[y])
             found.run("fill", fill, outputs=[y])
