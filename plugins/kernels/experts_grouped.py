@@ -5,6 +5,7 @@ reads the group ends on the host, which cannot be captured in a CUDA graph.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,31 @@ def has_groups(x: torch.Tensor, context: Context) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class GroupedWeight:
+    """A weight [rows of all experts, inner] in the dtype of the matmuls; ``make``, if there is one, writes it first."""
+
+    values: torch.Tensor
+    make: Launch | None = None
+
+
 class GroupedMixture:
-    """One bound call.
+    """One bound call. ``weights``: of gates and ups, and of downs; those in ``tensors`` if None.
 
     Its matmuls allocate their outputs. It is capturable because torch's allocator reserves such memory for the graph.
     """
 
-    def __init__(self, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> None:
-        x, logits, gate_up, down, mixed = (tensors[name] for name in ("x", "router_logits", "gate_up", "down", "mixed"))
-        hidden, width, experts, chosen = x.shape[-1], down.shape[-1], logits.shape[-1], attributes["per_token"]
+    def __init__(
+        self,
+        tensors: Tensors,
+        attributes: Mapping[str, Any],
+        context: Context,
+        weights: tuple[GroupedWeight, GroupedWeight] | None = None,
+    ) -> None:
+        x, logits, mixed = (tensors[name] for name in ("x", "router_logits", "mixed"))
+        gate_up, down = weights or (GroupedWeight(tensors["gate_up"]), GroupedWeight(tensors["down"]))
+        hidden, width = x.shape[-1], down.values.shape[-1]
+        experts, chosen = logits.shape[-1], attributes["per_token"]
         rows = logits.numel() // experts
         self._module, kind, pairs = KernelModule.of(context, "experts"), suffix(x), rows * chosen
         room = 1 << (pairs - 1).bit_length()
@@ -59,8 +76,9 @@ class GroupedMixture:
         self._swiglu = KernelModule.of(context, "swiglu")
         self._device, self._ends = x.device, routes.ends
         self._gathered, self._activated = gathered[:pairs], activated[:pairs]
-        self._gate_up = gate_up.view(experts, 2 * width, hidden).transpose(1, 2)
-        self._down = down.view(experts, hidden, width).transpose(1, 2)
+        self._gate_up = gate_up.values.view(experts, 2 * width, hidden).transpose(1, 2)
+        self._down = down.values.view(experts, hidden, width).transpose(1, 2)
+        self._make_gate_up, self._make_down = gate_up.make, down.make
         across = -(-hidden // (2 * _THREADS))
         self._sum = (self._module.kernel(f"sum_places_{kind}"), (rows, across, 1), (_THREADS, 1, 1))
         self._summed = (routes.places, routes.routing_weights, np.int32(chosen), np.int32(hidden), mixed)
@@ -70,7 +88,11 @@ class GroupedMixture:
         stream = current_stream(self._device)
         for each in (*self._route, self._gather):
             each.run(stream)
+        if self._make_gate_up is not None:
+            self._make_gate_up.run(stream)
         both = torch._grouped_mm(self._gathered, self._gate_up, offs=self._ends)
         SwigluLauncher(self._swiglu, both, self._activated).run()
+        if self._make_down is not None:
+            self._make_down.run(stream)
         given = torch._grouped_mm(self._activated, self._down, offs=self._ends)
         Launch(*self._sum, given, *self._summed).run(stream)

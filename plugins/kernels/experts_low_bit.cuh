@@ -2,6 +2,7 @@
 #pragma once
 #include "experts_matmuls.cuh"
 #include "low_bit.cuh"
+#include "low_bit_weights.cuh"
 #include "variants.cuh"
 
 template <class Format_>
@@ -100,4 +101,9 @@ __device__ __forceinline__ void multiply(
         int width, float* parts) {                                                                                    \
         Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                          \
         down(activated, weight, format, order, items, item_count, weights, hidden, width, parts);                     \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) weights_##NAME(                                             \
+        const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int outputs, int inner,    \
+        int shift, u16* numbers) {                                                                                    \
+        low_bit_weights<__VA_ARGS__>(weight, __VA_ARGS__{scales, more, shift}, outputs, inner, numbers);              \
     }

@@ -1,7 +1,7 @@
 """Experts with weights of 4 or 8 bits on a GPU: the kernels of ``experts``, which turn words into numbers.
 
-They take any number of rows, a prompt's too, and weights are read once for up to 32 rows of an expert. So a row has the
-same bits in any call.
+They read weights once for up to 32 rows of an expert, and give a row the same bits in any call. Many rows go through
+dequantized weights and torch's grouped matmuls (plugins/kernels/experts_grouped.py), except for batch invariance.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,16 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.experts import EmptyCall, Mixture, Weights, require_counts
-from tandemrt.plugins.kernels.module import Tensors
+from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, GroupedWeight, has_groups
+from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, suffix
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.constants import LOW_BIT_EXPERTS_MULTIPLE
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Call, Context
+
+_MANY_PAIRS = 64  # pairs per expert, if routing is uniform, from which on dequantized weights are faster
+_MOST_SCRATCH = 1 << 30  # bytes of a dequantized weight
+_THREADS = 256  # of a block that dequantizes
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,30 @@ def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], cont
     if not x.numel():
         return EmptyCall()
     kind = "_zeros" if form.more == "zeros" and both[2] is not None else ""
-    return Mixture(tensors, attributes, context, Weights(both, last, width, f"experts_{form.numbers}", kind))
+    file, pairs = f"experts_{form.numbers}", logits.numel() // experts * attributes["per_token"]
+    many = pairs >= _MANY_PAIRS * experts and len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
+    if context.batch_invariant or not many or not has_groups(x, context):
+        return Mixture(tensors, attributes, context, Weights(both, last, width, file, kind))
+    values = _dequantized(context, x, file, kind, (both, hidden), (last, width))
+    return GroupedMixture(tensors, attributes, context, values)
+
+
+def _dequantized(
+    context: Context, x: torch.Tensor, file: str, kind: str, *weights: tuple[tuple[Any, ...], int]
+) -> tuple[GroupedWeight, GroupedWeight]:
+    """Bind dequantization of the two ``weights``, each with its inputs, to scratch memory that an engine shares."""
+    make = KernelModule.of(context, file).kernel(f"weights{kind}_{suffix(x)}")
+    size = max(len(numbers) * inner for (numbers, *_), inner in weights)
+    scratch = context.get_or_create(("dequantized experts", x.dtype, size), lambda: x.new_empty(size))
+
+    def bound(weight: tuple[Any, ...], inner: int) -> GroupedWeight:
+        numbers, scales, more, shift = weight
+        values = scratch[: len(numbers) * inner].view(-1, inner)
+        grid, sizes = (-(-numbers.numel() // 16 // _THREADS), 1, 1), (np.int32(len(values)), np.int32(inner), shift)
+        return GroupedWeight(values, Launch(make, grid, (_THREADS, 1, 1), numbers, scales, more, *sizes, values))
+
+    both, last = (bound(weight, inner) for weight, inner in weights)
+    return both, last
 
 
 launch_int4, launch_int8, launch_float4, launch_float8 = (partial(_launch, form) for form in _FORMATS)

@@ -234,18 +234,24 @@ def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
 
 
 def _low_bit_mixtures(numbers: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
-    """Whole chunks of inputs and others, every group size, one expert that most rows choose, and a row of nonsense."""
+    """Few rows and many, whole chunks of inputs and others, every group size, a favoured expert, a row of nonsense."""
 
     def generate(kind: np.dtype[Any]) -> Iterator[Case]:
         rng = np.random.default_rng(12)
         groups = {"float4": (16, 32), "float8": (128, 128)}.get(numbers, (32, 64, 128))
         for at, (rows, hidden, width, count, chosen) in enumerate(
-            (((1,), 64, 32, 6, 3), ((2, 3), 160, 96, 4, 2), ((70,), 352, 64, 40, 4), ((2, 0), 32, 32, 5, 2))
+            (
+                ((1,), 64, 32, 6, 3),
+                ((2, 3), 160, 96, 4, 2),
+                ((40,), 352, 32, 12, 4),
+                ((200,), 64, 32, 4, 2),
+                ((2, 0), 32, 32, 5, 2),
+            )
         ):
             logits = rng.normal(size=(*rows, count)) * 2
             logits[..., 1] += 3
             x = rng.normal(size=(*rows, hidden))
-            if rows == (70,):
+            if rows == (40,):
                 x[7] = logits[9] = np.nan
             sizes = groups[at % len(groups)], groups[(at + 1) % len(groups)]
             given = {"x": x.astype(kind), "router_logits": logits.astype(kind)}

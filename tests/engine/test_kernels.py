@@ -17,6 +17,7 @@ LOW_BIT = {
     "weights": "3 u64, 3 u32, 1 u64",
 }
 LOW_BIT_EXPERTS = {"gate_up": "4 u64, 1 u32, 3 u64, 3 u32, 1 u64", "down": "4 u64, 1 u32, 4 u64, 2 u32, 1 u64"}
+LOW_BIT_EXPERTS["weights"] = "3 u64, 3 u32, 1 u64"
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},

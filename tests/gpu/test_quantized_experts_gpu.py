@@ -58,19 +58,22 @@ def through_experts(operator: str, given: Tensors, attributes: dict[str, int], c
 def test_any_number_of_rows_gives_what_the_definition_gives(
     kernels: Path, operator: str, hidden: int, width: int
 ) -> None:
+    """The last bit for few rows, whose weights are not rounded; a little more for many."""
     given, attributes = low_bit_experts(operator, COUNT, hidden, width, rows=300, chosen=CHOSEN)
     context = Context(torch.device("cuda", 0), kernels)
-    found = through_experts(operator, given, attributes, context)[:20].float().cpu()
     numbers = {name: to_numpy(each[:20] if name in ("x", "router_logits") else each) for name, each in given.items()}
     expected = torch.from_numpy(reference(operator)(**numbers, **attributes).astype("float32"))
-    assert (found - expected).norm() < 0.004 * expected.norm()
+    for rows in (20, 300):
+        few = given | {name: given[name][:rows] for name in ("x", "router_logits")}
+        found = through_experts(operator, few, attributes, context)[:20].float().cpu()
+        assert (found - expected).norm() < (0.004 if rows == 20 else 0.008) * expected.norm(), rows
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("operator", LOW_BIT_EXPERTS)
 def test_a_row_has_the_same_bits_in_any_company(kernels: Path, operator: str, dtype: torch.dtype) -> None:
     given, attributes = low_bit_experts(operator, COUNT, *SIZES[1], rows=700, chosen=CHOSEN, dtype=dtype)
-    context = Context(torch.device("cuda", 0), kernels)
+    context = Context(torch.device("cuda", 0), kernels, batch_invariant=True)
     everything = through_experts(operator, given, attributes, context)
     assert everything.isfinite().all()
     for rows in (slice(0, 1), slice(3, 8), slice(5, 38), slice(100, 165), slice(300, 700)):

@@ -55,6 +55,8 @@ class ExpertsCase:
         down = self._values("down").reshape(_COUNT, hidden, -1)[:, :, : self.width]
         exact = np.einsum("eoi,pi->peo", down, activated.astype(np.float64))[np.arange(len(rows)), experts]
         _near(parts[t["order"]], exact * t["shares"][t["order"], None], what)
+        values = self._values("down")[:, : self.width].astype(np.float32).astype(DTYPES[self.dtype])
+        assert (self._dequantized(library) == values).all(), f"{what}: dequantized weights differ"
 
     def _gate_up(self, library: Any, items: np.ndarray, blocks: int) -> np.ndarray:
         t, pairs = self.tensors, len(self.tensors["order"])
@@ -74,6 +76,17 @@ class ExpertsCase:
         library.down(
             *(getattr(library, f"down_{self.kind}"), address(x), *self._weight("down"), address(t["order"])),
             *(address(items), address(count), address(t["shares"]), hidden, self.width, address(out), blocks, _RING),
+        )
+        return out
+
+    def _dequantized(self, library: Any) -> np.ndarray:
+        t = self.tensors
+        out = np.zeros((len(t["down"]), self.width), DTYPES[self.dtype])
+        allow(library, t.values())
+        *pointers, shift = self._weight("down")
+        library.weights(
+            *(getattr(library, f"weights_{self.kind}"), *pointers, len(out), self.width, shift, address(out)),
+            -(-t["down"].nbytes // 16 // THREADS),
         )
         return out
 
