@@ -13,6 +13,12 @@ __device__ inline void copy16(u32 to, const void* from, bool there) {
                  :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0) : "memory");
 }
 
+// The same for memory that others read next to it soon: 256 bytes at a time go into the second-level cache.
+__device__ inline void copy16_of_many(u32 to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
+                 :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0) : "memory");
+}
+
 __device__ inline void copy4(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }

@@ -8,6 +8,7 @@
 constexpr int WARP_OUTPUTS = 16;
 constexpr int CHUNK = 64;                    // inputs of a warp's outputs that are copied together
 constexpr int STAGE = 2 * CHUNK * WARP_OUTPUTS;  // bytes
+constexpr int MANY_WARPS_STAGES = 6;         // chunks that a warp reads ahead where many share a processor
 constexpr int ROW_CHUNK = 512;               // inputs of the rows that are copied together
 constexpr int ROW_PITCH = ROW_CHUNK + 8;     // so that eight rows begin in different banks
 
@@ -47,8 +48,10 @@ __device__ void few_rows(const u16* x, const u16* weight, int rows, int width, i
         if (next < steps) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                u32 place = ((lane % 8) ^ ((lane / 8 + 4 * i) % 8)) * 16;
-                copy16(ring + next_slot * STAGE + to + i * 512 + place, from[i] + next * CHUNK, there[i]);
+                u32 place = ring + next_slot * STAGE + to + i * 512 + ((lane % 8) ^ ((lane / 8 + 4 * i) % 8)) * 16;
+                // Many warps share memory's pages, and read them faster in larger pieces; few warps do not.
+                if constexpr (STAGES <= MANY_WARPS_STAGES) copy16_of_many(place, from[i] + next * CHUNK, there[i]);
+                else copy16(place, from[i] + next * CHUNK, there[i]);
             }
         }
         close_copies();

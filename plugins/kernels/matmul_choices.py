@@ -14,7 +14,7 @@ from tandemrt.engines.user_cache import cache_folder, is_private, make_private, 
 from tandemrt.plugins.kernels.cublaslt import Algorithm, library_version
 from tandemrt.plugins.operators.launch import Context
 
-_VERSION = 3  # of the trials and of our kernels; a change of either makes older choices invalid
+_VERSION = 4  # of the trials and of our kernels; a change of either makes older choices invalid
 
 
 class Choices:

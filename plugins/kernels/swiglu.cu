@@ -3,6 +3,7 @@
 // A thread handles eight elements: a 16-byte load of each half and one 16-byte store. Memory bounds it, so nothing is
 // staged. The blocks of a row are neighbours, grid (ceil(width / 8 / threads) * rows).
 
+#include "early.cuh"
 #include "variants.cuh"
 
 typedef unsigned short u16;
@@ -81,6 +82,8 @@ __device__ __forceinline__ void swiglu(const float* gate_up, int width, float* a
 
 #define KERNEL(NAME, T, SWIGLU)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256) swiglu_##NAME(const T* gate_up, int width, T* activated) {      \
+        begin_next();                                                                                                 \
+        wait_for_previous();                                                                                          \
         SWIGLU(gate_up, width, activated);                                                                            \
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.operators.launch import Context
 
 _THREADS, _PER_THREAD = 256, 8
@@ -34,7 +34,8 @@ class SwigluLauncher:
         kernel = module.kernel(f"swiglu_{suffix(gate_up)}")
         grid = (-(-width // (_THREADS * _PER_THREAD)) * rows, 1, 1)  # the first axis takes any number of rows
         self._device = gate_up.device
-        self._launch = Launch(kernel, grid, (_THREADS, 1, 1), gate_up, np.int32(width), activated)
+        arguments, early = (gate_up, np.int32(width), activated), module.architecture >= HOPPER
+        self._launch = Launch(kernel, grid, (_THREADS, 1, 1), *arguments, early=early)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
