@@ -86,6 +86,11 @@ class EngineLoop:
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
         self._served = False  # whether a request was in a slot during the last step
 
+    @property
+    def idle(self) -> bool:
+        """Whether all slots are free and no round is in flight."""
+        return not len(self.slots) and self._last is None
+
     def step(self) -> None:
         """Run one round and commit the round before it."""
         started, prefilled = time.perf_counter(), self.metrics.prefilled
@@ -183,7 +188,7 @@ class EngineLoop:
     def _plan_round(self) -> Round:
         """Let waiting requests join free slots, and plan a round for all requests in slots."""
         with self.metrics.timed("prefill"), self._timeline.span("prefill"):
-            joined, failed = self.scheduler.admit(self.slots)
+            joined, failed = self.scheduler.admit(self.slots, self.planner.chunk)
             for running in joined:
                 self.metrics.cached += running.cached
                 if not running.preemptions:

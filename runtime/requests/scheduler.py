@@ -95,8 +95,11 @@ class Scheduler:
         with self._changed:
             self._changed.notify_all()
 
-    def admit(self, slots: Slots) -> AdmittedRequests:
+    def admit(self, slots: Slots, prompt_tokens: int | None = None) -> AdmittedRequests:
         """Let ready requests join free slots, in fair order; a request whose grammar compiles delays no other.
+
+        No more join once the requests in slots have ``prompt_tokens`` tokens to prefill, which is enough for a round:
+        a join takes time before the round, and a request of another client can still go first.
 
         Preempted requests go first. If a request lacks cache memory, it and all after it wait, so that small requests
         do not starve a large one. If the join of a request raises, the request leaves the queue. A request that waits
@@ -114,7 +117,10 @@ class Scheduler:
             due = [each for each in self._waiting if each.ready or (each.constraints_ready and each.leader in leading)]
             ordered = islice(chain(self._preempted, self._fair_queue.order(due, begun)), slots.free)
             self._joining = [each for each in ordered if each.ready]
+        missing = sum(running.prefill_end - running.prefilled for running in slots if running.prefilling)
         for queued in self._joining:
+            if prompt_tokens is not None and missing >= prompt_tokens:
+                break
             try:
                 running = slots.join(queued)  # removes it from the queue, see ``join``
             except BaseException as error:  # fails this request alone
@@ -124,6 +130,7 @@ class Scheduler:
                 out_of_memory = True
                 break
             joined.append(running)
+            missing += running.prefill_end - running.prefilled
         with self._changed:
             self._joining, self._out_of_memory = [], out_of_memory
             if failed is not None:
@@ -214,18 +221,26 @@ class Scheduler:
         Returns False when the scheduler is closed and no request is in a slot, in the queue or being validated.
         """
         with self._changed:
-            while not self._in_slots:
-                now = time.monotonic()
-                if self._closed or self._displaced or self._preempted:
-                    return bool(self._preempted or self._waiting or self._displaced or self.validations)
-                if self.validations.done(now):
-                    return True
-                if any(each.constraints.done() or each.request.interrupted(now) for each in self._waiting):
-                    return True
+            while not self._has_work(time.monotonic()):
+                if self._closed:
+                    return False
                 deadlines = [each.request.deadline for each in (*self._waiting, *self.validations)]
                 earliest = min((each for each in deadlines if each is not None), default=None)
                 self._changed.wait(_seconds_until(earliest))
             return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``wait_for_work`` would return at once."""
+        with self._changed:
+            return self._closed or self._has_work(time.monotonic())
+
+    def _has_work(self, now: float) -> bool:
+        if self._in_slots or self._displaced or self._preempted or self.validations.done(now):
+            return True
+        if self._closed:
+            return bool(self._waiting or self.validations)
+        return any(each.constraints.done() or each.request.interrupted(now) for each in self._waiting)
 
     def _num_can_join(self) -> int:
         return 0 if self._out_of_memory or self._preempted else self._slots - len(self._in_slots)

@@ -311,6 +311,21 @@ def test_a_request_whose_join_raises_leaves_the_queue_and_the_next_one_joins(mon
     assert [running.request for running in scheduler.admit(slots).joined] == [sent[2].request]
 
 
+def test_requests_join_until_their_prompts_fill_a_round() -> None:
+    scheduler, slots = opened(5, 5, Turnstile())
+    sent = [make_queued(prompt=[0] * length) for length in (5, 1, 5, 5, 1)]  # the last token is not prefilled
+    for waiting in sent:
+        scheduler.submit(waiting, block=False)
+    first = scheduler.admit(slots, 6).joined
+    assert [running.request for running in first] == [each.request for each in sent[:3]]
+    assert scheduler.admit(slots, 6).joined == []
+    first[0].prefilled = 3
+    assert [running.request for running in scheduler.admit(slots, 6).joined] == [sent[3].request]
+    for running in slots:
+        running.prefilled = running.prefill_end
+    assert [running.request for running in scheduler.admit(slots, 6).joined] == [sent[4].request]
+
+
 class RoomForTheSecond(Turnstile):
     """Memory for every request but the first."""
 
