@@ -76,6 +76,10 @@ class Bundle:
                 lines.append(f"{name} must have sha256 {self.manifest.files[name].sha256}; it has {digest}")
         return lines
 
+    def device(self, chosen: str | None) -> str:
+        """Return the name of the device ``chosen``; None stands for the kind that the bundle was built for."""
+        return chosen or ("cpu" if self.engine("target").backend == "onnxruntime-cpu" else "cuda")
+
     def engine(self, name: EngineName) -> Engine:
         """Return an engine's entry. Raises BadBundle if the bundle does not have the engine."""
         engine = self.manifest.engines.get(name)

@@ -1,7 +1,11 @@
 """``tandemrt serve``: serve bundles over HTTP with the APIs of OpenAI and Anthropic."""
 
+import gc
 import os
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from threading import Thread
 from typing import Annotated, Literal
 
 import typer
@@ -11,7 +15,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.command_options import LIMITS, SERVER, takes_options
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, TandemError
 from tandemrt.runtime.cli.arguments import Draft, Dtype, MaxModelLen, Trace
 
 KEY_VARIABLE = "TANDEMRT_API_KEY"
@@ -108,6 +112,7 @@ def serve(
     options: RuntimeOptions,
 ) -> None:
     """Serve bundles over HTTP with the APIs of OpenAI and Anthropic."""
+    _import_for_gpu(models, options)
     try:
         from tandemrt.runtime.servers.openai.access_log import log_to_stderr
         from tandemrt.runtime.servers.openai.addresses import bind
@@ -142,12 +147,47 @@ def serve(
             raise BadRequest(f"--trace: follows one bundle, received it with {len(folders)}; serve each by itself")
         for folder in folders.values():
             options.require_fit(Bundle.read(folder).limits)
+        stack.enter_context(_collected_later())
         console = Console()
 
         def on_ready(address: str) -> None:
+            gc.freeze()
+            gc.enable()
             live = f"; live page: {address.removesuffix('/v1')}/dashboard" if dashboard else ""
             console.print(f"serving {', '.join(folders)} at {address}{live}", soft_wrap=True, highlight=False)
 
         log_to_stderr(log_level)
         with suppress(KeyboardInterrupt), open_models(folders, options, trace) as opened:
             Server(opened, config, on_ready).run(sockets)
+
+
+def _import_for_gpu(models: Sequence[str], options: RuntimeOptions) -> None:
+    """Begin to import what a GPU needs, in a thread, if one of ``models`` is a bundle for it.
+
+    torch takes longest of a start. Its files and libraries are read while this thread does other work.
+    """
+
+    def run() -> None:
+        for name in ("torch", "cuda.core"):
+            with suppress(ImportError):  # reported when it is needed
+                import_module(name)
+
+    for model in models:
+        with suppress(TandemError, OSError, RuntimeError):  # reported later; RuntimeError: no thread could start
+            if Bundle.read(model.rpartition("=")[2]).device(options.device) != "cpu":
+                Thread(target=run, name="tandemrt-import").start()
+                return
+
+
+@contextmanager
+def _collected_later() -> Iterator[None]:
+    """Pause garbage collection for a start. Almost all that a start makes lives as long as the server.
+
+    The caller freezes it when the server is ready: later collections would read all of it, which takes 0.4 s.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()

@@ -1,12 +1,17 @@
-"""Capture the CUDA graphs of usual rounds when a bundle is opened, before the first request.
+"""Capture the CUDA graphs of usual rounds: the first before any request, the rest while no request is there.
 
 Usual rounds have every shape of engines/contract/calls.py, with and without filters. Rounds with other draft windows,
 with the rejection rule or with adjusted logits are captured when they first occur. Calls with prompts run once in every
 size, so that engines choose kernels and allocate memory; small ones are captured when their shape occurs again.
+
+A start waits only for rounds of one request and for what allocates most memory: rounds of all slots, and the largest
+call with prompts. A request that needs a shape of the rest earlier waits for it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import product
 
 from tandemrt.engines.contract import calls
 from tandemrt.runtime.device.prompt_plan import Chunk, plan
@@ -19,29 +24,105 @@ _CAPTURED_TOKENS = 384  # of a call with a prompt; larger ones keep the device b
 Progress = Callable[[int, int], None]  # called with the rounds captured so far, and all of them
 
 
-def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -> None:
-    """Run a round of every usual shape on free slots, in the loop's thread; restore the slots afterwards."""
-    buffers = loop.target.buffers
-    shapes = calls.rounds(loop.slots.count, loop.draft_windows.usual)
-    rounds = [
-        Round({}, shape.batch, shape.window, filters, frozenset()) for shape in shapes for filters in (False, True)
-    ]
-    masks = buffers.bitmask.device.clone()  # the next request writes only rows that differ from them
-    # All tokens are allowed and all drafts verified, so that the check of a graph compares real tokens.
-    buffers.bitmask.device.fill_(-1)
+def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -> Iterator[None]:
+    """Run the first shapes on free slots, in the loop's thread, and restore the slots.
+
+    Return an iterator that runs the rest, one shape for each item. Meanwhile all slots must be free.
+    """
+    shapes = _first_shapes(loop)
+    rounds = [*_rounds(shapes)]
     for done, this in enumerate(rounds):
         progress(done, len(rounds))
-        buffers.draft_len.device.fill_(this.window)
-        _run(loop, this)
-        if loop.draft_windows.adapts(this.batch) and not this.filters:
-            loop.draft_windows.costs.calibrate(this.batch, this.window, _seconds(loop, this))
-        _clear(loop, this.batch)
-    buffers.bitmask.device.zero_()
-    buffers.draft_len.device.zero_()
-    _run_prompts(loop)
-    _clear(loop, loop.slots.count)
-    buffers.bitmask.device.copy_(masks)
+        _capture_round(loop, this)
+    loop.draft_windows.uncaptured = _adaptive(loop)
+    for sizes in _prompt_calls(loop)[:1]:
+        _run_packed(loop, *sizes)
+    rest = _rest(loop, shapes)
+    if not loop.target.layout.packed:  # rows of a linear cache keep texts of requests that have ended
+        for _ in rest:
+            pass
     progress(len(rounds), len(rounds))
+    return rest
+
+
+def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
+    usual = calls.rounds(loop.slots.count, loop.draft_windows.usual)
+    shorter = [shape for shape in usual if shape.window < loop.draft_windows.usual(shape.batch)[-1]]
+    for this in _rounds(shape for shape in usual if shape not in {*first, *shorter}):
+        _capture_round(loop, this)
+        _wait(loop)
+        yield
+    for sizes in _prompt_calls(loop)[1:]:
+        _run_packed(loop, *sizes)
+        _wait(loop)
+        yield
+    for this in _rounds(shape for shape in shorter if shape not in first):
+        _capture_round(loop, this)
+        _wait(loop)
+        yield
+    for batch in sorted(_adaptive(loop)):
+        for window in loop.draft_windows.usual(batch):
+            _calibrate(loop, batch, window)
+            _wait(loop)
+            yield
+        loop.draft_windows.uncaptured.discard(batch)
+
+
+def _first_shapes(loop: EngineLoop) -> list[calls.Shape]:
+    """Return the shapes of rounds of one request, and of all slots, with their largest draft windows."""
+    slots, windows = loop.slots.count, loop.draft_windows
+    largest = calls.rounds(slots, lambda live: windows.usual(live)[-1:])
+    return [shape for shape in largest if shape.batch in (1, slots)]
+
+
+def _adaptive(loop: EngineLoop) -> set[int]:
+    """Return the batch sizes of rounds whose draft windows adapt."""
+    return {batch for batch in calls.buckets(loop.slots.count) if len(loop.draft_windows.usual(batch)) > 1}
+
+
+def _rounds(shapes: Iterable[calls.Shape]) -> Iterator[Round]:
+    for shape, filters in product(shapes, (False, True)):
+        yield Round({}, shape.batch, shape.window, filters, frozenset())
+
+
+def _capture_round(loop: EngineLoop, this: Round) -> None:
+    # All tokens are allowed and all drafts verified, so that the check of a graph compares real tokens.
+    with _inputs(loop, this, mask=-1):
+        _run(loop, this)
+
+
+def _calibrate(loop: EngineLoop, batch: int, window: int) -> None:
+    """Time a captured round for adaptive draft windows. Empty masks keep slots from advancing.
+
+    Without drafts, only one of ``largest + 1`` rounds runs the draft, so as many are timed.
+    """
+    this = Round({}, batch, window, filters=False, rules=frozenset())
+    with _inputs(loop, this, mask=0):
+        rounds = loop.draft_windows.largest + 1
+        for _ in range(0 if window else rounds):
+            _run(loop, this)
+        _wait(loop)
+        start = time.perf_counter()
+        for _ in range(rounds):
+            _run(loop, this)
+        _wait(loop)
+        loop.draft_windows.costs.calibrate(batch, window, (time.perf_counter() - start) / rounds)
+
+
+@contextmanager
+def _inputs(loop: EngineLoop, this: Round, *, mask: int) -> Iterator[None]:
+    """Fill the masks with ``mask`` and let the whole window be verified; restore both and the slots afterwards.
+
+    The next request writes only masks that differ from those on the device.
+    """
+    own = loop.target.buffers.bitmask.device, loop.target.buffers.draft_len.device
+    before = [each.clone() for each in own]
+    for each, value in zip(own, (mask, this.window), strict=True):
+        each.fill_(value)
+    yield
+    for each, values in zip(own, before, strict=True):
+        each.copy_(values)
+    _clear(loop, this.batch)
 
 
 def _clear(loop: EngineLoop, slots: int) -> None:
@@ -63,55 +144,37 @@ def _run(loop: EngineLoop, this: Round) -> None:
     loop.drafter.after_verify(this)
 
 
-def _seconds(loop: EngineLoop, this: Round) -> float:
-    """Return the mean duration of a captured round. Empty masks keep slots from advancing.
-
-    Without drafts, only one of ``largest + 1`` rounds runs the draft, so as many are timed.
-    """
-    loop.target.buffers.bitmask.device.zero_()
-    rounds = loop.draft_windows.largest + 1
-    for _ in range(0 if this.window else rounds):
-        _run(loop, this)
-    _wait(loop)
-    start = time.perf_counter()
-    for _ in range(rounds):
-        _run(loop, this)
-    _wait(loop)
-    loop.target.buffers.bitmask.device.fill_(-1)
-    return (time.perf_counter() - start) / rounds
-
-
 def _wait(loop: EngineLoop) -> None:
     with loop.streams.copies(after_work=True):
         copied = loop.streams.record_copies()
     loop.streams.wait(copied)
 
 
-def _run_prompts(loop: EngineLoop) -> None:
-    """Run calls with prompts of every size, the largest first, and of every number, so that engines allocate memory and
-    choose kernels. Small calls of one request run twice and are captured: the device is faster than the host there.
-    Larger ones are captured when they recur.
+def _prompt_calls(loop: EngineLoop) -> list[tuple[int, int, int]]:
+    """Return calls with prompts, as arguments of ``_run_packed``: of every size, the largest first, and every number.
 
-    Free slots write to the scratch block. Over a linear cache, prompts have no calls of their own shapes.
+    Small calls of one request are there twice and become captured: the device is faster than the host there. Larger
+    ones are captured when they recur. Over a linear cache, prompts have no calls of their own shapes.
     """
     budget, slots, query = loop.planner.chunk, loop.slots.count, loop.draft_windows.largest + 1
     if not loop.target.layout.packed:
-        return
+        return []
     largest = slots * query + calls.packed(slots * query, budget, slots).prompt_tokens
     sizes = calls.packed_sizes(min(largest, _MOST_TOKENS))
+    found = []
     for size in reversed(sizes):
         batch = min(slots, (size - 1) // query) if size > budget else 0
-        _run_packed(loop, batch, size - batch * query, slots)
-    for number in sorted({min(4**power, slots) for power in range(slots.bit_length())}):
-        _run_packed(loop, 0, number, number)
-    for size in sizes:
-        if query < size <= min(budget, _CAPTURED_TOKENS):
-            for _ in range(2):
-                _run_packed(loop, 1, size - query, 1)
+        found.append((batch, size - batch * query, slots))
+    found += [(0, number, number) for number in sorted({min(4**power, slots) for power in range(slots.bit_length())})]
+    small = [size for size in sizes if query < size <= min(budget, _CAPTURED_TOKENS)]
+    return found + [(1, size - query, 1) for size in small for _ in range(2)]
 
 
 def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int) -> None:
-    """Run a round with ``tokens`` tokens of at most ``prompts`` prompts and the draft windows of ``batch`` slots."""
+    """Run a round with ``tokens`` tokens of at most ``prompts`` prompts and the draft windows of ``batch`` slots.
+
+    Free slots write to the scratch block.
+    """
     layout, window = loop.target.layout, loop.draft_windows.largest if batch else 0
     each = -(-tokens // prompts)
     chunks = plan([Chunk(slot, 0, each) for slot in range(prompts)], tokens)
@@ -126,3 +189,4 @@ def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int) -> None
         loop.drafter.skip(this)
     loop.target.score(this)
     loop.drafter.after_target(this)
+    _clear(loop, max(batch, prompts))

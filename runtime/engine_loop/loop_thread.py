@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -18,6 +18,8 @@ from tandemrt.runtime.workers.threads import start
 
 log = logging.getLogger(__name__)
 
+_POLL_S = 0.05
+_ENDED = object()
 SWITCH_S = 0.0005
 """Switch interval of the interpreter: how long another thread may hold the GIL while the loop waits for it. The loop
 releases the GIL at every call into the device or an engine. Python's default of 5 ms is as long as a round."""
@@ -31,6 +33,8 @@ class LoopThread:
         self._scheduler = loop.scheduler
         self._thread: threading.Thread | None = None
         self._process = 0  # that started the thread
+        self._rested = threading.Event()  # set unless work is left that the thread does while there is no request
+        self._rested.set()
         self._starting = threading.Lock()
         self._closing = threading.Lock()
 
@@ -40,6 +44,11 @@ class LoopThread:
         if self._loop is None:
             raise Closed("this runtime was closed; open the bundle again")
         return self._loop
+
+    def wait_until_idle(self) -> None:
+        """Wait until the work that ``prepare`` has left is done. Does not wait where requests delay it."""
+        while not (self._rested.wait(_POLL_S) or self._forked or self._scheduler.running or self._scheduler.waiting):
+            pass
 
     def require_usable(self, *, waits: bool) -> None:
         """Raise Closed in a forked child, and BadRequest if the caller ``waits`` in the loop's own thread."""
@@ -62,10 +71,11 @@ class LoopThread:
         self._start()  # before the request is queued, so that `close` finds the thread
         self._scheduler.submit(*waiting, block=block)
 
-    def prepare(self, work: Callable[[], None]) -> None:
+    def prepare(self, work: Callable[[], Iterable[None]]) -> None:
         """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises.
 
-        Raises InternalError after the first request, and Closed once closed.
+        It returns further work, one part for each item, which the thread runs while there is no request. Raises
+        InternalError after the first request, and Closed once closed.
         """
         done: Future[None] = Future()
         if not self._start(work, done):
@@ -102,12 +112,14 @@ class LoopThread:
     def _forked(self) -> bool:
         return self._thread is not None and self._process != os.getpid()
 
-    def _start(self, work: Callable[[], None] = lambda: None, done: "Future[None] | None" = None) -> bool:
+    def _start(self, work: Callable[[], Iterable[None]] = tuple, done: "Future[None] | None" = None) -> bool:
         """Start the loop's thread; return False if it was started before. Raises InternalError if it cannot start."""
         with self._starting:
             if self._thread is not None:
                 return False
-            arguments = (self.loop, work, done or Future())
+            if done is not None:
+                self._rested.clear()
+            arguments = (self.loop, work, done or Future(), self._rested)
             # A daemon, so that the interpreter may exit while it runs; `shutdown` joins it then.
             thread = threading.Thread(target=_run, args=arguments, name="tandemrt-loop", daemon=True)
             start(thread, "engine loop")
@@ -157,16 +169,18 @@ def advance(loop: EngineLoop) -> None:
             raise
 
 
-def _run(loop: EngineLoop, work: Callable[[], None], done: "Future[None]") -> None:
+def _run(loop: EngineLoop, work: Callable[[], Iterable[None]], done: "Future[None]", rested: threading.Event) -> None:
     """Run steps until the scheduler is closed. An error outside of any request ends the loop and all requests."""
     try:
         with _short_switch_interval(), loop.streams.active():
+            rest: Iterator[None] = iter(())
             try:
-                work()
+                rest = _then_set(rested, work())
                 done.set_result(None)
             except BaseException as error:  # `prepare` raises it
+                rested.set()
                 done.set_exception(error)
-            while loop.scheduler.wait_for_work():
+            while _work_comes(loop, rest):
                 advance(loop)
     except BaseException as error:
         log.critical("the loop has ended; all of its requests end with an error", exc_info=True)
@@ -174,4 +188,27 @@ def _run(loop: EngineLoop, work: Callable[[], None], done: "Future[None]") -> No
         if not done.done():
             done.set_exception(error)
     finally:
+        rested.set()
         loop.close()
+
+
+def _then_set(event: threading.Event, items: Iterable[None]) -> Iterator[None]:
+    try:
+        yield from items
+    finally:
+        event.set()
+
+
+def _work_comes(loop: EngineLoop, rest: Iterator[None]) -> bool:
+    """Wait for work, and meanwhile run ``rest``; return False if the scheduler is closed instead.
+
+    If a part of ``rest`` fails, the others are left to the requests that need them.
+    """
+    try:
+        while loop.idle and not loop.scheduler.has_work and next(rest, _ENDED) is not _ENDED:
+            pass
+    except RankFailed:
+        raise
+    except Exception:  # engines and torch share no base class
+        log.exception("the loop could not warm up while it was idle")
+    return loop.scheduler.wait_for_work()

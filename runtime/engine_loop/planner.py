@@ -240,6 +240,7 @@ class DraftWindowPlanner:
         fast_forward: whether tokens that a constraint forces are drafted.
         mask_drafts: whether grammars mask the drafts.
         adaptive: whether any window follows acceptance and cost (acceptance.py, costs.py).
+        uncaptured: rows of rounds whose shorter windows have no CUDA graphs yet; these rounds do not adapt.
         costs: seconds of rounds, by rows and window.
     """
 
@@ -271,6 +272,7 @@ class DraftWindowPlanner:
         self.fast_forward = fast_forward
         self.mask_drafts = mask_drafts
         self.costs = RoundCosts()
+        self.uncaptured: set[int] = set()
         self._acceptance: WeakKeyDictionary[RunningRequest, Acceptance] = WeakKeyDictionary()  # survives preemption
         self._running: dict[int, RunningRequest] = {}  # by slot
         self._ended = Acceptance()
@@ -319,7 +321,7 @@ class DraftWindowPlanner:
             return 0
         limit = self.limit(len(requests))
         most = limit if wanted is None else min(wanted, limit)
-        if fixed or not most or not self.adapts(batch):
+        if fixed or not most or batch in self.uncaptured or not self.adapts(batch):
             return most
         steps = self._steps(most)
         due = None if prompts else self.costs.due(batch, steps)

@@ -101,8 +101,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
 
 def _device(bundle: Bundle, device: str | None) -> torch.device:
     target = bundle.manifest.engines["target"]
-    built_for = "cpu" if target.backend == "onnxruntime-cpu" else "cuda"
-    where = torch.device(built_for if device is None else device)
+    where = torch.device(bundle.device(device))
     onnxruntime = target.backend.startswith("onnxruntime")  # has no CPU kernels for bfloat16
     bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
     if where.type == "cuda" and not torch.cuda.is_available():

@@ -17,6 +17,7 @@ from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named
 from tandemrt.runtime.device.backends.base import CheckedEngine
+from tandemrt.runtime.device.context import create_context
 from tandemrt.runtime.device.mapped_weights import MappedWeights
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.loop_thread import LoopThread
@@ -241,8 +242,9 @@ class LLM:
     def loop(self) -> EngineLoop:
         """The engine loop, for measurements and checks; use it only while no request runs.
 
-        Raises Closed once closed.
+        Waits until it has warmed up completely, which on a GPU goes on after opening. Raises Closed once closed.
         """
+        self._loop_thread.wait_until_idle()
         return self._loop_thread.loop
 
     @property
@@ -323,6 +325,7 @@ class LLM:
 
 def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, EngineLoop]:
     """Open the tokenizer, then the engines. Threads would gain nothing: reading a tokenizer holds the interpreter."""
+    create_context(bundle.device(options.device))
     tokenizer = load_tokenizer(
         bundle.tokenizer_dir, chat_template=options.chat_template, delimiters=bundle.manifest.delimiter_texts
     )

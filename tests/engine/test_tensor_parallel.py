@@ -295,7 +295,7 @@ def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(
 
     def logits(rank: int) -> list[Any]:
         ranks = SharedRanks(rank, memory, arrived)
-        return list(score_as_served(Executor.open(bundle, entries[rank], CPU, 1, {}, ranks), plan))
+        return list(score_as_served(Executor.open(bundle, entries[rank], CPU, 1, dict, ranks), plan))
 
     with ThreadPoolExecutor(2) as pool:
         ours, others = pool.map(logits, range(2))

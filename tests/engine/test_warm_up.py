@@ -1,5 +1,7 @@
 """A server's first rounds: whatever shape a round has later, one of the same shape came before."""
 
+import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.llm.warmup import warm_up
 from tandemrt.runtime.requests.slots import Round
+from tests.waiting import PATIENCE_S, eventually
 
 
 def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +44,12 @@ def test_capture_leaves_no_trace_in_slots_and_texts(tiny_bundle: Path) -> None:
                 assert llm.metrics.rounds == 0
             found.append([output.token_ids for output in llm.generate(["a", "b c", "d", "e", "f", "g"], params)])
     assert found[0] == found[1]
-    # Batches 1, 2; 4 with windows 2 and 8; each with filters and without.
-    assert steps == [(done, 8) for done in range(9)]
+    # Batch 1, and 4 with windows 2 and 8; each with filters and without.
+    assert steps == [(done, 6) for done in range(7)]
 
 
 def test_opening_a_bundle_raises_what_capture_raises(tiny_bundle: Path) -> None:
-    def fail() -> None:
+    def fail() -> list[None]:
         raise RuntimeError("no memory for a graph")
 
     with LLM(tiny_bundle, threads=1) as llm:
@@ -54,6 +57,46 @@ def test_opening_a_bundle_raises_what_capture_raises(tiny_bundle: Path) -> None:
             llm._loop_thread.prepare(fail)
         with pytest.raises(InternalError, match="prepare it before the first request"):
             llm._loop_thread.prepare(fail)
+
+
+def test_a_request_goes_before_what_is_left_of_the_warm_up(tiny_bundle: Path) -> None:
+    queued, finished = threading.Event(), []
+
+    def rest() -> Iterator[None]:
+        assert queued.wait(PATIENCE_S)
+        yield
+        finished.append(sum(llm.metrics.finished.values()))
+        yield
+
+    with LLM(tiny_bundle, threads=1) as llm:
+        llm._loop_thread.prepare(rest)
+        request = llm.submit("a", SamplingParams(max_tokens=3, ignore_eos=True), lambda _: None)
+        queued.set()
+        assert eventually(lambda: bool(finished))
+        assert finished == [1]
+        assert request.failure is None
+        assert llm.loop.idle, "the loop has finished the warm-up"
+
+
+def test_a_failure_of_what_is_left_of_the_warm_up_ends_no_request(
+    tiny_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rest() -> Iterator[None]:
+        yield
+        raise RuntimeError("no memory for a graph")
+
+    with LLM(tiny_bundle, threads=1) as llm:
+        llm._loop_thread.prepare(rest)
+        assert llm.loop.idle
+        assert llm.generate("a", SamplingParams(max_tokens=3, ignore_eos=True)).finish_reason == "length"
+    assert "no memory for a graph" in caplog.text
+
+
+def test_the_warm_up_of_a_linear_cache_leaves_nothing_for_later(tiny_bundle: Path) -> None:
+    """Free rows keep texts that later requests reuse."""
+    with LLM(tiny_bundle, threads=1) as llm:
+        assert not llm.loop.target.layout.packed
+        assert list(capture(llm.loop)) == []
 
 
 def test_nothing_is_captured_on_a_cpu(tiny_bundle: Path) -> None:

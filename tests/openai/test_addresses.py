@@ -1,6 +1,7 @@
 """The address and the key of ``tandemrt serve``: errors come before a bundle is opened, in one line."""
 
 import errno
+import gc
 import os
 import socket
 import sys
@@ -33,6 +34,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit) as caught:
             main()
         assert caught.value.code == 2
+        assert gc.isenabled(), "a start pauses garbage collection"
         return capsys.readouterr().err
 
     return serve

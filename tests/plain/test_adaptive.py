@@ -269,6 +269,20 @@ def test_windows_adapt_only_in_rounds_of_enough_tokens() -> None:
         assert windows.choose([running], batch) == window
 
 
+def test_rounds_whose_shorter_windows_are_not_captured_draft_the_largest() -> None:
+    windows = DraftWindowPlanner(4, 4, adapts_from=0)
+    useless = make_running([1])
+    for each in windows.usual(1):
+        windows.costs.calibrate(1, each, 1 + each)
+    windows.join(useless)
+    for _ in range(60):
+        windows.observe(useless, 0, 4)
+    windows.uncaptured = {1, 2}
+    assert windows.choose([useless], 1) == 4
+    windows.uncaptured.remove(1)
+    assert windows.choose([useless], 1) == 0
+
+
 def test_a_choice_for_many_requests_holds_for_some_rounds() -> None:
     windows = DraftWindowPlanner(4, 4, adapts_from=0)
     many = [make_running([1], slot=slot) for slot in range(32)]

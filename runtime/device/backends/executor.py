@@ -7,6 +7,7 @@ matmuls of experts allocate memory, from torch's allocator, which gives each gra
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 from weakref import WeakValueDictionary
 
 from tandemrt.engines.bundle.bundle import Bundle
@@ -15,6 +16,7 @@ from tandemrt.engines.contract.calls import Sizes, largest_calls
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step, Subgraph
 from tandemrt.engines.contract.operators import COLLECTIVES
+from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Call, Context, Ranks
@@ -67,10 +69,10 @@ class Executor:
         entry: Engine,
         device: torch.device,
         threads: int | None,
-        shared: Initializers,
+        shared: Callable[[], Initializers],
         ranks: Ranks | None = None,
     ) -> "Executor":
-        """Open the decoder of engine ``entry`` of ``bundle``, with its ``shared`` weights.
+        """Open the decoder of engine ``entry`` of ``bundle``; ``shared`` returns its shared weights.
 
         ``ranks``: the processes that run the decoder together. Raises as OnnxRuntimeEngine.open does.
         """
@@ -80,9 +82,13 @@ class Executor:
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         steps = [subgraph for subgraph in decoder.subgraphs if subgraph is not decoder.constants]
         wanted = [(bundle.folder / step.file, decoder.contract_of(step, contract)) for step in steps]
-        opened = open_subgraphs(wanted, device, stream, threads, shared)
+        opening: list[Callable[[], Any]] = [lambda: open_subgraphs(wanted, device, stream, threads, shared())]
+        if decoder.constants is not None:
+            opening.append(partial(read_constants, bundle.folder / decoder.constants.file, device))
+        # A GPU's weights are read while its sessions open. On a CPU that would only add their memory.
+        opened, *read = map_in_threads(_call, opening, len(opening) if device.type == "cuda" else 1)
+        constants = read[0] if read else {}
         subgraphs = dict(zip((subgraph.file for subgraph in steps), opened, strict=True))
-        constants = read_constants(bundle.folder / decoder.constants.file, device) if decoder.constants else {}
         limits = bundle.limits
         sizes = {"query": limits.prefill_chunk, "batch": limits.batch, "window+1": limits.num_draft_tokens + 1}
         context = Context(device, bundle.kernels_dir, threads, sizes, entry.batch_invariant, ranks)
@@ -126,6 +132,10 @@ def calls_of(bundle: Bundle) -> tuple[Sizes, ...]:
     """The largest calls of a decoder of ``bundle``, as sizes by symbol."""
     limits = bundle.limits
     return largest_calls(bundle.draft.kind, limits.batch, limits.num_draft_tokens, limits.prefill_chunk)
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 class Steps:

@@ -86,8 +86,8 @@ def _open(
         if name == "target" and bundle.manifest.ranks:
             from tandemrt.runtime.device.backends.ranks import RankedEngine
 
-            return RankedEngine.open(bundle, device, threads, weights.of(entry), cuda_graphs=cuda_graphs)
-        return Executor.open(bundle, entry, device, threads, weights.of(entry))
+            return RankedEngine.open(bundle, device, threads, partial(weights.of, entry), cuda_graphs=cuda_graphs)
+        return Executor.open(bundle, entry, device, threads, partial(weights.of, entry))
     if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
         from tandemrt.runtime.device.backends.kernels import KernelEngine
 

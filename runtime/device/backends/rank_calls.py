@@ -125,7 +125,7 @@ def serve_rank(link: Link, folder: str, first_device: str, threads: int) -> None
     streams, weights = Streams(device), MappedWeights(bundle)
     with streams.active():
         ranks = open_ranks(bundle, entry, device, SharedRanks(link.rank, link.parts, link.arrived))
-        executor = Executor.open(bundle, entry, device, threads, {}, ranks)
+        executor = Executor.open(bundle, entry, device, threads, dict, ranks)
         weights.watch()
         calls = RankCalls(bundle, entry, executor)
         link.opened()

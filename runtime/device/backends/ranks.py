@@ -82,11 +82,11 @@ class RankedEngine:
         bundle: Bundle,
         device: torch.device,
         threads: int | None,
-        shared: Initializers,
+        shared: Callable[[], Initializers],
         *,
         cuda_graphs: bool = True,
     ) -> "RankedEngine":
-        """Start the other ranks, and open the target of ``bundle`` on all.
+        """Start the other ranks, and open the target of ``bundle`` on all; ``shared``: see Executor.open.
 
         On GPUs, rank r has the r-th after ``device``. Raises as Executor.open and require_on_gpus do,
         BackendUnavailable if there are too few GPUs, and RankFailed if another rank cannot open its part.
