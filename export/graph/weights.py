@@ -170,15 +170,25 @@ class Weights:
         return tuple(sorted(found, key=repr))
 
     def low_bit_tensors(
-        self, names: Sequence[str], rows: Sequence[int], inner: int, low_bit_format: LowBitFormat
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        inner: int,
+        low_bit_format: LowBitFormat,
+        *,
+        name: str | None = None,
     ) -> tuple[ir.Value, ...]:
-        """Return weights [rows_i, inner] of one low-bit format as one, kind by kind (LowBitFormat.shapes)."""
+        """Return weights [rows_i, inner] of one low-bit format as one, kind by kind (LowBitFormat.shapes).
+
+        ``name``: of the joined weights; None: all names.
+        """
         found = []
         for kind in low_bit_format.shapes(0, inner):
             wanted = [packed_tensor_name(name, low_bit_format.numbers, kind) for name in names]
             shapes = [low_bit_format.shapes(count, inner)[kind] for count in rows]
             parts = [self._claim(n, shape, (dtype,)) for n, (dtype, shape) in zip(wanted, shapes, strict=True)]
-            joined = self._adjacent(wanted, parts)
+            joined_name = None if name is None else packed_tensor_name(name, low_bit_format.numbers, kind)
+            joined = self._adjacent(wanted, parts, joined_name)
             if joined is None:  # ranges of rows of adjacent weights
                 each = [self._external(part.name, part.dtype, part.shape, part, part.nbytes) for part in parts]
                 joined = self.builder.op("Concat", *each, axis=0)

@@ -49,8 +49,9 @@ def low_bit_experts(
             f"{gate_up[0]}: experts in {forms[0].bits} bits on a GPU need a hidden size and a width in multiples of "
             f"{LOW_BIT_EXPERTS_MULTIPLE}; they have {hidden} and {width}; build them with dequantize = true"
         )
-    both = w.low_bit_tensors(gate_up, [width] * len(gate_up), hidden, forms[0])
-    last = w.low_bit_tensors(down, [hidden] * len(down), width, forms[1])
+    prefix = gate_up[0].rpartition(".0.")[0]
+    both = w.low_bit_tensors(gate_up, [width] * len(gate_up), hidden, forms[0], name=f"{prefix}.gate_up")
+    last = w.low_bit_tensors(down, [hidden] * len(down), width, forms[1], name=f"{prefix}.down")
     (mixed,) = b.custom(
         f"{forms[0].numbers}_experts",
         *(x, logits, *(each for kind in zip(both, last, strict=True) for each in kind)),

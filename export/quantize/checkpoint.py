@@ -15,7 +15,7 @@ from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, pack
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.quantize.float4 import Float4Matrix
 from tandemrt.export.quantize.groups import GROUP_SIZE, QuantizedMatrix, quantize
-from tandemrt.export.quantize.matmuls import EMBEDDING, HEAD, groups, matmul_modules, place
+from tandemrt.export.quantize.matmuls import EMBEDDING, HEAD, groups, matmul_modules, place, place_on_gpu
 from tandemrt.export.quantize.stored_weights import (
     is_quantized,
     packed_format,
@@ -88,7 +88,8 @@ def write_quantized(
     checkpoint = with_graph_names(checkpoint, spec)
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(HEAD, EMBEDDING)
-    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles, interleaved), key=lambda matmul: place(matmul.module))
+    order = place if tiles is None else place_on_gpu
+    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles, interleaved), key=lambda matmul: order(matmul.module))
     rounding = _Rounding(checkpoint)
     replaced = {name for matmul in matmuls for name in _tensor_names(matmul)} - {EMBEDDING}
     if spec.tied:
@@ -158,7 +159,8 @@ class _Rounding:
 
 def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
     """Yield the tensors to write: kind by kind, the weights of one matmul of the graph next to each other."""
-    for group in groups(matmuls, lambda matmul: matmul.module, lambda matmul: matmul.form):
+    on_gpu = any(matmul.form.tiles for matmul in matmuls)
+    for group in groups(matmuls, lambda matmul: matmul.module, lambda matmul: matmul.form, on_gpu=on_gpu):
         shapes = [matmul.form.shapes(matmul.rows, matmul.inner) for matmul in group]
         for kind in shapes[0]:
             for matmul, found in zip(group, shapes, strict=True):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat, packed_tensor_name
 from tandemrt.export.quantize.groups import wide
-from tandemrt.export.quantize.matmuls import groups, place
+from tandemrt.export.quantize.matmuls import groups, place_on_gpu
 from tandemrt.export.quantize.stored_weights import read_scales, shape_of
 from tandemrt.export.quantize.writer import Entry
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ def expert_entries(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> Ite
     weights that contradict their scheme.
     """
     tensors = checkpoint.tensors
-    for group in groups(sorted(schemes, key=place), lambda module: module, lambda _: None):
+    for group in groups(sorted(schemes, key=place_on_gpu), lambda module: module, lambda _: None, on_gpu=True):
         for kind, make in ((f"tiles{CHUNK}", _numbers), ("scales", _scales)):
             for module in group:
                 scheme = schemes[module]

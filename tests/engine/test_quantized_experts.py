@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -129,6 +130,10 @@ def test_a_build_reports_what_became_of_experts(
     report = build(Recipe.load(recipe_of(tmp_path, case, dtype=dtype)), tmp_path / "bundle")
     assert operators(report) == {operator}
     assert note in "\n".join(report.notes)
+    (constants,) = report.folder.rglob("constants.onnx")
+    stored = [tensor.name for tensor in onnx.load(constants, load_external_data=False).graph.initializer]
+    joined = [name for name in stored if ".mlp.experts." in name]
+    assert len(joined) == 4, "numbers and scales of both weights, of all experts at once"
 
 
 def operators(report: BuildReport) -> set[str]:
