@@ -1,9 +1,8 @@
-"""Attention on a CPU over a linear cache by onnxruntime's GroupQueryAttention, and by ``decode_attention``.
+"""Attention on a CPU over a linear cache by ``decode_attention``, or by onnxruntime's GroupQueryAttention.
 
-Both read only the valid entries of a row, whatever the capacity of the cache. GroupQueryAttention computes prompts, and
-all calls of layers that ``decode_attention`` does not support. It supports one token of every row, or many tokens of
-one row, but not several tokens of several rows. A draft window over a batch is then a loop over its tokens; each
-iteration serves all rows.
+Both read only the valid entries of a row, whatever the capacity of the cache. GroupQueryAttention serves layers that
+``decode_attention`` does not support. It supports one token of every row, or many tokens of one row, but not several
+tokens of several rows. A draft window over a batch is then a loop over its tokens; each iteration serves all rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,11 +57,11 @@ class _DraftWindow:
 class GroupedAttention:
     """Attention over a cache of one row per slot, with the same bits for any number of rows and tokens in a call.
 
-    GroupQueryAttention rounds a single token differently from several. It therefore always computes tokens that get
-    logits one at a time, also those of a draft window (as ``decode_attention`` does), and prompt tokens always several
-    at a time (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk. It also rounds a score of
-    more than 128 products by the number of keys of a call. So prompts of wider heads are computed in tiles, each over
-    the keys up to its end, wherever chunks begin and end.
+    ``decode_attention`` has this property. GroupQueryAttention rounds a single token differently from several. It
+    therefore always computes tokens that get logits one at a time, also those of a draft window, and prompt tokens
+    always several at a time (``pad_prompt_to_even``). A call without rows that get logits is a prompt chunk. It also
+    rounds a score of more than 128 products by the number of keys of a call. So prompts of wider heads are computed in
+    tiles, each over the keys up to its end, wherever chunks begin and end.
 
     ``index``: int64[batch], tokens already cached. ``tokens``: int64[1], new tokens. ``seqlens_k``: int32[batch],
     tokens of a row, new ones included, less one. ``total_sequence_length``: int32[1], the largest number of tokens of a
@@ -152,13 +151,15 @@ class GroupedAttention:
             query, key, value = self._parts(b, qkv, attention.heads)
             scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.window.positions))
             qkv = b.op("Concat", scaled, key, value, axis=2)
-        mixed, key, value = self._by_kind_of_call(
-            b,
-            attention.heads,
-            lambda each_part: self._in_parts(b, qkv, w, attention, past, each_part),
-            lambda: self._at_once(b, qkv, w, attention, past),
-            (lambda: self._decoded(b, qkv, w, attention, past)) if self._has_kernel(attention, w) else None,
-        )
+        if self._has_kernel(attention, w):
+            mixed, key, value = self._by_kernel(b, qkv, w, attention, past)
+        else:
+            mixed, key, value = self._by_kind_of_call(
+                b,
+                attention.heads,
+                lambda each_part: self._in_parts(b, qkv, w, attention, past, each_part),
+                lambda: self._at_once(b, qkv, w, attention, past),
+            )
         if is_padded(x):
             mixed = pad_as(b, mixed, self.tokens, x)
         if latent is not None:
@@ -247,22 +248,15 @@ class GroupedAttention:
         heads: Heads,
         in_parts: Callable[[_EachPart], Sequence[ir.Value]],
         at_once: Callable[[], Sequence[ir.Value]],
-        decoded: Callable[[], Sequence[ir.Value]] | None = None,
     ) -> tuple[ir.Value, ...]:
-        """Append a draft window token by token, a prompt of wide heads in tiles, and any other call at once.
-
-        ``decoded`` appends every call that is no prompt, if it is given.
-        """
-        prompt = at_once if heads.dim <= _WIDE else lambda: in_parts(self._each_tile)
-        if decoded is not None:
-            return b.branch(self.is_prompt, prompt, decoded)
+        """Append a draft window token by token, a prompt of wide heads in tiles, and any other call at once."""
 
         def window_or_at_once() -> tuple[ir.Value, ...]:
             return b.branch(self.is_draft_window, lambda: in_parts(self._each_token), at_once)
 
         if heads.dim <= _WIDE:
             return window_or_at_once()
-        return b.branch(self.is_prompt, prompt, window_or_at_once)
+        return b.branch(self.is_prompt, lambda: in_parts(self._each_tile), window_or_at_once)
 
     def _at_once(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
@@ -284,10 +278,10 @@ class GroupedAttention:
         halves = attention.rope is None or not attention.rope.interleaved
         return plain and halves and w.dtype == "float32" and attention.heads.dim <= _WIDEST and library() is not None
 
-    def _decoded(
+    def _by_kernel(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
     ) -> tuple[ir.Value, ...]:
-        """Append the operator for tokens that get logits: it rotates, writes the cache and attends."""
+        """Append the operator of the project: it rotates, writes the cache and attends."""
         b.add_function(decode_attention())
         cache = (w.dtype, dims_of(past.key))
         no_table = b.constant(np.zeros((1, 0)), w.dtype) if attention.rope is None else None

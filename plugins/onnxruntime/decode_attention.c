@@ -1,7 +1,7 @@
 /* The operator decode_attention as a custom operator of onnxruntime: attention of new tokens over a linear cache
  * (plugins/reference/decode_attention.py defines it).
  *
- * A token has the same bits in any call: each head of each token is computed alone, by the same instructions.
+ * A token has the same bits in any call: each head of each token is computed by the same operations in the same order.
  */
 #include <math.h>
 #include <string.h>
@@ -9,7 +9,9 @@
 #include "custom_operator.h"
 #include "vectors.h"
 
-#define KEYS 64     /* keys whose scores are computed at once */
+#define KEYS 64     /* keys of a block */
+#define TOKENS 12   /* tokens of an item: all of them use a block while it is in a cache */
+#define TOGETHER 3  /* of them, those that use a key or value while it is in a register */
 #define STEP 16     /* a head has a multiple of these values */
 #define WIDEST 1024 /* values of a head at most */
 
@@ -23,16 +25,26 @@ typedef struct {
   float scale;
 } Call;
 
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
+/* The sums of neighbours: of a and b in turns of two, in each half. */
+#define PAIRS(a, b)                                                \
+  (__builtin_shufflevector((a), (b), 0, 2, 8, 10, 4, 6, 12, 14) + \
+   __builtin_shufflevector((a), (b), 1, 3, 9, 11, 5, 7, 13, 15))
+typedef float Quarter __attribute__((vector_size(16), aligned(4)));
+#endif
+#endif
+
 #define UNROLL _Pragma("GCC unroll 8") /* else arrays of vectors do not stay in registers */
 
-INLINE float product(const float *restrict a, const float *restrict b, size_t dim) {
-  Lanes even = {0}, odd = {0};
-  for (size_t i = 0; i < dim; i += STEP) {
-    even += load(a + i) * load(b + i);
-    odd += load(a + i + LANES) * load(b + i + LANES);
-  }
-  return sum_of(even + odd);
-}
+/* A token of an item, with its weights of a block and what it has of the blocks before. */
+typedef struct {
+  float weights[KEYS]; /* before: scores */
+  const float *query;
+  float *mixed, most, rescale; /* its sums, its highest score, what the sums are multiplied by before the next block */
+  Lanes total;                 /* of its weights, in parts */
+  size_t first, end;           /* the keys that it sees */
+} Token;
 
 /* Rotate the halves of the first 2 * half values of a head, and copy the others. */
 INLINE void rotate(const Call *call, const float *restrict from, size_t position, float *restrict to) {
@@ -59,56 +71,26 @@ INLINE void write(const Call *call) {
   }
 }
 
-/* mixed = rescale * mixed + the sum of the ``count`` values, each by its weight. ``blocks``, a constant: of LANES. */
-INLINE void mix(float *restrict mixed, const float *restrict values, size_t dim, const float *restrict weights,
-                size_t count, float rescale, const int blocks) {
-  Lanes sums[8];
-  UNROLL for (int i = 0; i < blocks; i++) sums[i] = load(mixed + i * LANES) * rescale;
-  for (size_t key = 0; key < count; key++, values += dim)
-    UNROLL for (int i = 0; i < blocks; i++) sums[i] += load(values + i * LANES) * weights[key];
-  UNROLL for (int i = 0; i < blocks; i++) save(mixed + i * LANES, sums[i]);
-}
+#define NAME(function) function##_portable
+#define TARGET
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#define BROADCAST(at) lanes_of(*(at))
+#define KEEP(x) (void)0
+#include "attend.h"
 
-/* Compute one head of one token; ``item`` counts heads, then tokens, then rows. */
-INLINE void attend(const Call *call, size_t item) {
-  const size_t dim = call->dim, head = item % call->heads, token = item / call->heads, row = token / call->query;
-  const size_t position = (size_t)call->index[row] + token % call->query, window = call->sliding_window;
-  const size_t kv_head = row * call->kv_heads + head / (call->heads / call->kv_heads);
-  const float *keys = call->keys + kv_head * call->capacity * dim;
-  const float *values = call->values + kv_head * call->capacity * dim;
-  float query[WIDEST], *mixed = call->out + item * dim, most = -INFINITY;
-  Lanes total = {0};
-  rotate(call, call->qkv + (token * (call->heads + 2 * call->kv_heads) + head) * dim, position, query);
-  for (size_t i = 0; i < dim; i++) query[i] *= call->scale;
-  memset(mixed, 0, sizeof(float) * dim);
-  for (size_t begin = window && position >= window ? position + 1 - window : 0; begin <= position; begin += KEYS) {
-    const size_t left = position + 1 - begin, count = left < KEYS ? left : KEYS;
-    float weights[KEYS], top = most;
-    for (size_t key = 0; key < count; key++) {
-      weights[key] = product(query, keys + (begin + key) * dim, dim);
-      top = weights[key] > top ? weights[key] : top;
-    }
-    const float rescale = exponential((Lanes){0} + (most - top))[0];
-    total *= rescale;
-    for (size_t key = count; key % LANES; key++) weights[key] = -INFINITY;
-    for (size_t key = 0; key < count; key += LANES) {
-      const Lanes each = exponential(load(weights + key) - top);
-      save(weights + key, each);
-      total += each;
-    }
-    size_t i = 0;
-    for (; i + 8 * LANES <= dim; i += 8 * LANES)
-      mix(mixed + i, values + begin * dim + i, dim, weights, count, rescale, 8);
-    for (; i < dim; i += STEP) mix(mixed + i, values + begin * dim + i, dim, weights, count, rescale, 2);
-    most = top;
-  }
-  const float sum = sum_of(total);
-  for (size_t i = 0; i < dim; i++) mixed[i] /= sum;
-}
-
-static void attend_portable(void *call, size_t item) { attend(call, item); }
 #if defined(__x86_64__) && !defined(PORTABLE)
-__attribute__((target("avx2"))) static void attend_avx2(void *call, size_t item) { attend(call, item); }
+#include <immintrin.h>
+#undef NAME
+#undef TARGET
+#undef MULTIPLY_ADD
+#undef BROADCAST
+#undef KEEP
+#define NAME(function) function##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define MULTIPLY_ADD(a, b, c) ((Lanes)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#define BROADCAST(at) ((Lanes)_mm256_broadcast_ss(at))
+#define KEEP(x) __asm__("" : "+x"(x)) /* in a register: compilers would load it for each use */
+#include "attend.h"
 #endif
 
 /* ---- the custom operator ---- */
@@ -170,7 +152,7 @@ static OrtStatus *compute(void *self, void *context) {
   TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &made));
   call.keys = present[0], call.values = present[1], call.out = made;
   write(&call);
-  TRY(parallel(api, context, kernel->attend, call.batch * call.query * call.heads, &call));
+  TRY(parallel(api, context, kernel->attend, call.batch * count_of(call.query, TOKENS) * call.heads, &call));
 done:
   return status;
 }
@@ -182,7 +164,7 @@ static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void 
   if (kernel == NULL) return failure(api, "decode_attention: out of memory");
   *kernel = (Kernel){api, 0, 0, 0.0f, attend_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
-  if (__builtin_cpu_supports("avx2")) kernel->attend = attend_avx2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernel->attend = attend_avx2;
 #endif
   TRY(read_integer(api, info, "heads", &kernel->heads));
   TRY(read_integer(api, info, "sliding_window", &kernel->sliding_window));

@@ -430,12 +430,14 @@ def _quantized_norms(kind: np.dtype[Any]) -> Iterator[Case]:
 
 
 def _decoded(_kind: np.dtype[Any]) -> Iterator[Case]:
-    """Draft windows and single tokens, of rows of different lengths; unwritten entries hold NaN."""
+    """Draft windows, single tokens and prompts, of rows of different lengths; unwritten entries hold NaN."""
     rng, capacity = np.random.default_rng(3), 150
     for heads, kv_heads, dim, half, query, window in (
         (4, 2, 16, 8, 1, 0),
         (3, 1, 96, 16, 3, 7),
         (2, 2, 64, 0, 5, 70),
+        (4, 2, 64, 32, 83, 0),
+        (2, 1, 32, 16, 83, 21),
     ):
         index = np.array([0, 67, capacity - query])
         qkv = rng.normal(size=(len(index), query, (heads + 2 * kv_heads) * dim)).astype(np.float32)
