@@ -126,21 +126,31 @@ docs: $(DOCS_VENV)/.ready ## build the documentation site in build/site; broken 
 clean: ## remove built files, keep the environments
 	rm -rf engines/built build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# torch is installed first: a requirement of another package could select a larger build.
-$(VENV)/.torch: constraints.txt
+$(VENV)/.venv:
 	@echo "setting up $(VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
-# torch is there already. The build requirements of the project are installed here, so
-# pip needs no second environment for them.
+# torch is installed before packages that require it, which could select a larger build. The packages that it requires
+# itself come with those of the project.
+TORCH = "$$(grep '^torch==' constraints.txt)"
+$(VENV)/.torch: constraints.txt | $(VENV)/.venv
+	@$(PIP) --no-deps $(TORCH)
+	@touch $@
+
+# What the demo needs but torch, which another process installs meanwhile. The build requirements of the project are
+# installed here, so pip needs no second environment for them.
+TORCH_NEEDS = filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 DEMO_NEEDS = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
 	print(*p["dependencies"], *p["optional-dependencies"]["cpu"], *t["build-system"]["requires"])
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	@$(PIP) $$($(BIN)/python -c '$(DEMO_NEEDS)')
-	@$(PIP) --no-deps --no-build-isolation --editable .
+$(VENV)/.needs: pyproject.toml constraints.txt | $(VENV)/.venv
+	@$(PIP) $(TORCH_NEEDS) $$($(BIN)/python -c '$(DEMO_NEEDS)')
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.torch $(VENV)/.needs
+	@$(PIP) --no-build-isolation --editable . $(TORCH) # and what only some builds of torch require
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
