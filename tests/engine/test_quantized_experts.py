@@ -25,15 +25,13 @@ from tests.engine.decoding import Decoder, edit_config, expected_logits, make_ch
 from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, OTHERS, TOKENS, Float8
 from tests.makers import VOCAB, tiny_tokenizer, write_recipe
 
-SIZES = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 160, "max_position_embeddings": 128}
+SIZES = {"num_hidden_layers": 2, "hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 160, "num_experts": 4}
 PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
-OF_INTEGERS = ("gptq_v2, zero points", "compressed-tensors, groups of 32")
-CASES = {case: INT4[case] for case in OF_INTEGERS} | {
+CASES = {"gptq_v2, zero points": INT4["gptq_v2, zero points"]} | {
     case: OTHERS[case] for case in ("modelopt, W8A16", "modelopt, NVFP4", "quark, MXFP4")
 }
 OF_FLOAT8 = {
     "fp8, block": 0.12,  # by other matmuls, whose scales become one per output
-    "compressed-tensors, channel, inputs by token": 1e-4,
     "compressed-tensors, tensor, static inputs": 1e-4,
 }
 
@@ -163,8 +161,8 @@ def recipe_of(folder: Path, case: Any, **recipe: Any) -> Path:
     """Write a recipe with a target of quantized experts in one layer."""
     target = folder / "target"
     target.mkdir()
-    sizes = {"num_hidden_layers": 1, "hidden_size": 128, "moe_intermediate_size": 64, "vocab_size": VOCAB}
-    sizes["num_experts"] = 4
+    sizes = {"num_hidden_layers": 1, "hidden_size": 128, "head_dim": 32, "moe_intermediate_size": 64}
+    sizes["vocab_size"] = VOCAB
     if case is None:
         make_checkpoint("qwen3_moe", target, sizes=SIZES | sizes)
     else:
