@@ -57,9 +57,6 @@ _NO_COMPILER = (
 )
 
 
-_UNVERIFIED = "kernels of quantized experts are unverified on a GPU; compare texts by tandemrt check"
-
-
 @dataclass(frozen=True)
 class Step:
     """One step of a build and how long it took."""
@@ -246,10 +243,8 @@ def _quantize(
                     f"{made.error:.2%} (root mean square), and inputs get one per token"
                 )
             if made.experts:
-                notes.append(
-                    f"{model.role}: {made.experts} weights of experts keep their values, and their inputs stay "
-                    f"unquantized; {_UNVERIFIED}"
-                )
+                kept = f"{made.experts} weights of experts keep their values"
+                notes.append(f"{model.role}: {kept}, and their inputs stay unquantized")
             return replace(model, checkpoint=made.checkpoint)
         rounded = model.dtype in BITS
         title = (
@@ -267,8 +262,6 @@ def _quantize(
             how = f"{written.kept} quantized weights ({quantization.method}) were repacked"
             changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"
             notes.append(f"{model.role}: {how}, {changed if written.scales_error else 'their values are the same'}")
-        if model.tiles and model.spec.experts is not None:
-            notes.append(f"{model.role}: {_UNVERIFIED}")
         if rounded:
             notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
         return replace(model, checkpoint=written.checkpoint)

@@ -20,7 +20,7 @@ from tandemrt.plugins.operators.constants import LOW_BIT_EXPERTS_MULTIPLE
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Call, Context
 
-_MANY_PAIRS = 64  # pairs per expert, if routing is uniform, from which on dequantized weights are faster
+_MANY_PAIRS = 32  # pairs per expert, if routing is uniform, from which on dequantized weights are faster
 _MOST_SCRATCH = 1 << 30  # bytes of a dequantized weight
 _THREADS = 256  # of a block that dequantizes
 

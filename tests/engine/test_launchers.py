@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from tandemrt.plugins.implementations import IMPLEMENTATIONS
+from tandemrt.plugins.kernels import experts_low_bit
 from tandemrt.plugins.kernels.module import KernelModule, Launch
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 from tandemrt.plugins.operators.launch import Context
-from tests.engine.implementation_cases import HALF_PRECISION, KINDS, LARGEST, allocated, cases
+from tests.engine.implementation_cases import HALF_PRECISION, KINDS, LARGEST, LOW_BIT_EXPERTS, allocated, cases
 from tests.engine.test_kernels import expected
 
 CPU = torch.device("cpu")
@@ -58,6 +59,14 @@ def test_a_launcher_passes_the_arguments_that_its_kernels_declare(
             monkeypatch.setattr(KernelModule, "of", lambda _, name, of=architecture: Kernels(name, of))
             bind(tensors, case.attributes, Context(CPU, Path(), sizes=LARGEST))
     assert bound or operator in ("all_gather", "all_reduce"), "one rank has nothing to launch"
+
+
+@pytest.mark.parametrize("operator", LOW_BIT_EXPERTS)
+def test_a_launcher_dequantizes_the_weights_of_experts_for_many_rows(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts_low_bit, "_MANY_PAIRS", 0)
+    test_a_launcher_passes_the_arguments_that_its_kernels_declare(operator, "bfloat16", monkeypatch)
 
 
 def _checked(kernel: tuple[str, str], grid: Any, block: Any, *arguments: Any) -> str:

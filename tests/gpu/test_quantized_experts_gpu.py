@@ -117,7 +117,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def bundle_of(folder: Path, form: Any) -> Path:
     target = folder / "target"
     target.mkdir()
-    sizes = {"vocab_size": VOCAB, "moe_intermediate_size": 64, "max_position_embeddings": 256}
+    sizes = {"vocab_size": VOCAB, "num_experts": 8, "moe_intermediate_size": 64, "max_position_embeddings": 256}
     write(target, form, **sizes)
     tiny_tokenizer(target)
     draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32)
