@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -16,8 +17,9 @@ class HostDtype(str):
     __slots__ = ()
 
     @classmethod
-    def of(cls, array: np.ndarray) -> "HostDtype":
-        return cls(f"torch.{array.dtype}")
+    @cache  # numpy takes long for a name, and a call binds a hundred tensors
+    def of(cls, dtype: "np.dtype[Any]") -> "HostDtype":
+        return cls(f"torch.{dtype}")
 
     @property
     def numpy(self) -> "np.dtype[Any]":
@@ -67,7 +69,7 @@ class HostTensor:
 
     @property
     def dtype(self) -> HostDtype:
-        return HostDtype.of(self._array)
+        return HostDtype.of(self._array.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
