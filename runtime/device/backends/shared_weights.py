@@ -1,10 +1,12 @@
 """Weights that sessions or processes share: loaded or mapped once, passed to a session instead of its own copy."""
 
 import mmap
+import os
 from contextlib import suppress
 from math import prod
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO
 
 import numpy as np
 
@@ -28,7 +30,7 @@ class SharedWeights:
         self._folder = folder
         self._device = device
         self._loaded: dict[SharedWeight, onnxruntime.OrtValue] = {}
-        self._mapped: dict[Path, np.ndarray] = {}  # bytes
+        self._mapped: dict[str, np.ndarray] = {}  # bytes of whole files
         self._loading = Lock()
 
     def of(self, engine: Engine) -> Initializers:
@@ -42,25 +44,35 @@ class SharedWeights:
             return self._loaded[weight]
 
     def _load(self, weight: SharedWeight) -> "onnxruntime.OrtValue":
-        path = self._folder / weight.file
         nbytes = prod(weight.shape) * BYTES[weight.dtype]
-        if path.stat().st_size < weight.offset + nbytes:
-            raise BadBundle(f"{path}: is shorter than its manifest requires; build the bundle again")
         if self._device.type == "cpu":
-            stored = self._map(path)[weight.offset : weight.offset + nbytes]
+            stored = self._whole(weight.file)[weight.offset : weight.offset + nbytes]
+        else:
+            stored = np.fromfile(self._folder / weight.file, np.uint8, nbytes, offset=weight.offset)
+        if stored.size < nbytes:
+            raise BadBundle(
+                f"{self._folder / weight.file}: is shorter than its manifest requires; build the bundle again"
+            )
+        if self._device.type == "cpu":
             shaped = stored.view(f"u{BYTES[weight.dtype]}").reshape(weight.shape)  # numpy lacks some dtypes
             return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(shaped, ONNX[weight.dtype])
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        tensor.copy_(torch.from_numpy(np.fromfile(path, np.uint8, nbytes, offset=weight.offset)))
+        tensor.copy_(torch.from_numpy(stored))
         return onnxruntime.OrtValue.from_dlpack(viewed(tensor, getattr(torch, weight.dtype)).view(weight.shape))
 
-    def _map(self, path: Path) -> np.ndarray:
-        """Map a whole file: a weight alone would not have huge pages at its ends."""
-        if path not in self._mapped:
-            with path.open("rb") as file:
-                content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # only Linux
-                with suppress(OSError):  # a kernel without huge pages
-                    content.madvise(mmap.MADV_HUGEPAGE)  # also for what is read from the disk from now on
-            self._mapped[path] = np.frombuffer(content, np.uint8)
-        return self._mapped[path]
+    def _whole(self, name: str) -> np.ndarray:
+        """Return the bytes of a file, mapped as a whole: a weight alone would not have huge pages at its ends."""
+        if name not in self._mapped:
+            with (self._folder / name).open("rb") as file:
+                self._mapped[name] = _mapped(file)
+        return self._mapped[name]
+
+
+def _mapped(file: BinaryIO) -> np.ndarray:
+    if not os.fstat(file.fileno()).st_size:
+        return np.empty(0, np.uint8)  # an empty file cannot be mapped
+    content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # only Linux
+        with suppress(OSError):  # a kernel without huge pages
+            content.madvise(mmap.MADV_HUGEPAGE)  # also for what is read from the disk from now on
+    return np.frombuffer(content, np.uint8)
