@@ -4,8 +4,8 @@ Usual rounds have every shape of engines/contract/calls.py, with and without fil
 with the rejection rule or with adjusted logits are captured when they first occur. Calls with prompts run once in every
 size, so that engines choose kernels and allocate memory; small ones are captured when their shape occurs again.
 
-A start waits only for rounds of one request and for what allocates most memory: rounds of all slots, and the largest
-call with prompts. A request that needs a shape of the rest earlier waits for it.
+A start need not wait for more than rounds with the largest draft windows, and the largest call with prompts, which
+allocates most memory. A request that needs a shape of the rest earlier waits for it.
 """
 
 import time
@@ -46,17 +46,12 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
 
 
 def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
-    usual = calls.rounds(loop.slots.count, loop.draft_windows.usual)
-    shorter = [shape for shape in usual if shape.window < loop.draft_windows.usual(shape.batch)[-1]]
-    for this in _rounds(shape for shape in usual if shape not in {*first, *shorter}):
-        _capture_round(loop, this)
-        _wait(loop)
-        yield
     for sizes in _prompt_calls(loop)[1:]:
         _run_packed(loop, *sizes)
         _wait(loop)
         yield
-    for this in _rounds(shape for shape in shorter if shape not in first):
+    usual = calls.rounds(loop.slots.count, loop.draft_windows.usual)
+    for this in _rounds(shape for shape in usual if shape not in first):
         _capture_round(loop, this)
         _wait(loop)
         yield
@@ -69,10 +64,9 @@ def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
 
 
 def _first_shapes(loop: EngineLoop) -> list[calls.Shape]:
-    """Return the shapes of rounds of one request, and of all slots, with their largest draft windows."""
-    slots, windows = loop.slots.count, loop.draft_windows
-    largest = calls.rounds(slots, lambda live: windows.usual(live)[-1:])
-    return [shape for shape in largest if shape.batch in (1, slots)]
+    """Return the shapes of usual rounds with the largest draft windows of their number of requests."""
+    windows = loop.draft_windows
+    return calls.rounds(loop.slots.count, lambda live: windows.usual(live)[-1:])
 
 
 def _adaptive(loop: EngineLoop) -> set[int]:

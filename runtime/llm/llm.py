@@ -45,6 +45,8 @@ class LLM:
         bundle: folder written by ``tandemrt export build``. A recipe, a checkpoint's folder or a name on the Hugging
             Face hub is built first, once, into the user's cache folder.
         max_model_len, dtype, draft: choices for a checkpoint's default recipe (engines/options/build_options.py).
+        warm_up_later: return before calls of every shape have run; the loop runs the others while it has no request.
+            Until ``loop`` returns, no other LLM may open on this GPU. For servers of one bundle.
         trace: a file that ``close`` writes: where each token of the latest requests came from (drafted or not), as a
             page (.html) or Chrome trace (.json).
         options: the fields of RuntimeOptions (engines/options/options.py).
@@ -62,6 +64,7 @@ class LLM:
             Parameter("max_model_len", Parameter.KEYWORD_ONLY, default=None, annotation=int | None),
             Parameter("dtype", Parameter.KEYWORD_ONLY, default=None, annotation=str | None),
             Parameter("draft", Parameter.KEYWORD_ONLY, default=None, annotation=str | None),
+            Parameter("warm_up_later", Parameter.KEYWORD_ONLY, default=False, annotation=bool),
         ]
     )
 
@@ -73,6 +76,7 @@ class LLM:
         max_model_len: int | None = None,
         dtype: str | None = None,
         draft: str | None = None,
+        warm_up_later: bool = False,
         **options: Unpack[OpeningOptions],
     ) -> None:
         chosen = RuntimeOptions(**options)
@@ -93,7 +97,7 @@ class LLM:
         self._loop_thread = LoopThread(loop)
         weakref.finalize(self, _release, self._loop_thread, self._admission).atexit = False
         if chosen.cuda_graphs and loop.streams.device.type == "cuda":
-            self._capture(loop)
+            self._capture(loop, later=warm_up_later)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # to a type checker a str is a Sequence[str]
@@ -242,7 +246,7 @@ class LLM:
     def loop(self) -> EngineLoop:
         """The engine loop, for measurements and checks; use it only while no request runs.
 
-        Waits until it has warmed up completely, which on a GPU goes on after opening. Raises Closed once closed.
+        Waits until it has warmed up completely (``warm_up_later``). Raises Closed once closed.
         """
         self._loop_thread.wait_until_idle()
         return self._loop_thread.loop
@@ -292,7 +296,7 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _capture(self, loop: EngineLoop) -> None:
+    def _capture(self, loop: EngineLoop, *, later: bool) -> None:
         target = loop.target.engines["target"]
         if not target.capturable and not isinstance(target, CheckedEngine):  # such a one has graphs of its own
             return
@@ -301,7 +305,8 @@ class LLM:
 
         try:
             with progress_bar("capturing CUDA graphs") as progress:
-                self._loop_thread.prepare(partial(capture, loop, progress))
+                first = partial(capture, loop, progress)
+                self._loop_thread.prepare(first if later else lambda: [*first()])
         except BaseException:
             self.close()
             raise

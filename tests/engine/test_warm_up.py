@@ -44,8 +44,8 @@ def test_capture_leaves_no_trace_in_slots_and_texts(tiny_bundle: Path) -> None:
                 assert llm.metrics.rounds == 0
             found.append([output.token_ids for output in llm.generate(["a", "b c", "d", "e", "f", "g"], params)])
     assert found[0] == found[1]
-    # Batch 1, and 4 with windows 2 and 8; each with filters and without.
-    assert steps == [(done, 6) for done in range(7)]
+    # Batches 1, 2; 4 with windows 2 and 8; each with filters and without.
+    assert steps == [(done, 8) for done in range(9)]
 
 
 def test_opening_a_bundle_raises_what_capture_raises(tiny_bundle: Path) -> None:

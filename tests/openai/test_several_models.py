@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandemrt import LLM
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.metrics.names import counters, histograms
+from tandemrt.runtime.servers.openai import server
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tests.openai.client import Served
 from tests.openai.conftest import serving
@@ -26,6 +28,24 @@ def both(demo_bundle: Path, tiny_bundle: Path) -> Iterator[Served]:
     models = {"demo": demo_bundle, "tiny": tiny_bundle}
     with serving(models, ServerConfig(port=0, max_body=MAX_BODY), RuntimeOptions(threads=1)) as running:
         yield running
+
+
+def test_only_a_server_of_one_bundle_warms_up_later(
+    demo_bundle: Path, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, no bundle may open while another one captures graphs."""
+    later: list[bool] = []
+
+    class Noted(LLM):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            later.append(options["warm_up_later"])
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(server, "LLM", Noted)
+    for folders in ({"tiny": tiny_bundle}, {"demo": demo_bundle, "tiny": tiny_bundle}):
+        with server.open_models(folders, RuntimeOptions(threads=1)):
+            pass
+    assert later == [True, False, False]
 
 
 def body(path: str, **fields: Any) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def test_llm_takes_every_option_with_its_default() -> None:
     assert taken.pop("bundle").kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     for own in ("trace", "max_model_len", "dtype", "draft"):
         assert taken.pop(own).default is None
+    assert taken.pop("warm_up_later").default is False
     assert {name: parameter.default for name, parameter in taken.items()} == {
         name: field.default for name, field in FIELDS.items()
     }

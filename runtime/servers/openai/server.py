@@ -67,9 +67,11 @@ def open_models(folders: Mapping[str, Path], options: RuntimeOptions, trace: Pat
 
     ``trace`` is the ``trace`` argument of LLM, for one bundle. It does not contain the warm-up.
     """
+    later = len(folders) == 1  # no bundle may open while another one captures graphs
     with ExitStack() as stack:
         llms = {
-            name: stack.enter_context(LLM(folder, trace=trace, **options.given())) for name, folder in folders.items()
+            name: stack.enter_context(LLM(folder, trace=trace, warm_up_later=later, **options.given()))
+            for name, folder in folders.items()
         }
         for llm in llms.values():
             warm_up(llm)
