@@ -52,8 +52,8 @@ class LinearCacheManager:
     slots, where rounds are small. Rounds also write the first ``slack`` + 1 positions of free slots. These
     positions are saved when a request leaves, so that its row remains a source until another request uses the slot.
 
-    Output tokens are not cached: on a CPU the last bits of a token's keys and values depend on how many tokens are
-    computed together (export/model/grouped_attention.py), and a text must not depend on cache hits.
+    Output tokens are not cached: on a CPU the last bits of a token's keys and values may depend on how many tokens are
+    computed together (GroupQueryAttention, MatMulNBits), and a text must not depend on cache hits.
     """
 
     caches_outputs = False
