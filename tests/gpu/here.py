@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -34,12 +35,27 @@ def skipped_without_equal_bits() -> Iterator[None]:
         pytest.skip(str(refusal))
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Wait until no other process is in here, because ranks of several tests would take turns on the GPUs.
+class Turn:
+    """The right to run ranks on the GPUs, which one process of a test run has at a time.
 
-    A GPU runs one process at a time, for milliseconds, and a kernel that waits for another rank keeps its turn.
+    A GPU runs one process at a time, for milliseconds, and a kernel that waits for another rank keeps the GPU for as
+    long. So ranks of several tests would wait for each other's slices at every sum.
     """
-    with (Path(tempfile.gettempdir()) / "tandemrt-tests-of-ranks").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Wait for the turn, unless this process has it."""
+        if self._file is None:
+            self._file = (Path(tempfile.gettempdir()) / "tandemrt-tests-of-ranks").open("w")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """Give the turn to another process."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+TURN = Turn()

@@ -16,11 +16,12 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.device.backends import ranks as backend_ranks
 from tandemrt.runtime.workers import ranks
+from tandemrt.runtime.workers.ranks import RankProcesses
 from tests.engine.decoding import make_checkpoint
 from tests.engine.draft_kinds import KINDS, SIZES, Target
 from tests.engine.test_quantized_checkpoints import OTHERS
 from tests.engine.test_tensor_parallel import write_quantized
-from tests.gpu.here import alone, needs_float8
+from tests.gpu.here import TURN, needs_float8
 from tests.gpu.rounds import MIXED, Requests, drive, output_of, paged, texts
 from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
@@ -70,12 +71,26 @@ def assert_near(found: dict[int, float], expected: dict[int, float], near: float
 
 def check_invisible(llm: LLM, requests: Requests) -> None:
     """Assert that drafts are accepted and change no text, eagerly and from graphs."""
-    with alone():
-        plain = output_of(drive(llm, without_drafts(requests)))
-        for _ in range(3):
-            assert output_of(drive(llm, requests)) == plain
-        assert output_of(drive(llm, without_drafts(requests))) == plain
+    TURN.take()
+    plain = output_of(drive(llm, without_drafts(requests)))
+    for _ in range(3):
+        assert output_of(drive(llm, requests)) == plain
+    assert output_of(drive(llm, without_drafts(requests))) == plain
     assert sum(llm.metrics.accepted) > 0
+
+
+@pytest.fixture(autouse=True)
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let ranks start in several tests at a time, but run in one."""
+    wait = RankProcesses.wait_until_opened
+
+    def wait_until_opened(processes: RankProcesses) -> None:
+        wait(processes)
+        TURN.take()
+
+    monkeypatch.setattr(RankProcesses, "wait_until_opened", wait_until_opened)
+    yield
+    TURN.end()
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16"])
@@ -114,8 +129,7 @@ def test_drafts_change_no_text_and_cached_beginnings_neither(llm: LLM) -> None:
 def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
     requests = texts(12, words=lambda i: 100 + i)
     with LLM(bundle, cache_tokens=576) as small:  # nine blocks of 64 tokens: four texts grow to twelve
-        with alone():
-            assert output_of(drive(small, requests)) == output_of(drive(llm, requests))
+        assert output_of(drive(small, requests)) == output_of(drive(llm, requests))
         assert small.metrics.preemptions > 0
 
 
@@ -126,7 +140,7 @@ def test_preemption_changes_no_text(bundle: Path, llm: LLM) -> None:
 def test_a_rank_that_dies_or_hangs_ends_every_request_and_is_named(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, end: str, why: str
 ) -> None:
-    with LLM(bundle) as llm, alone():
+    with LLM(bundle) as llm:
         monkeypatch.setattr(ranks, "ANSWER_S", 2.0)
         process = llm.loop.target.engines["target"]._processes._processes[0]  # type: ignore[attr-defined]
         items: list[Any] = []
@@ -225,8 +239,7 @@ def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) 
         if invariant:
             check_invisible(llm, requests)
         else:
-            with alone():
-                assert output_of(drive(llm, requests)) == output_of(drive(llm, requests))
+            assert output_of(drive(llm, requests)) == output_of(drive(llm, requests))
         prompt, greedy = [*range(66), 7], SamplingParams(max_tokens=6, temperature=0)
         first, again = (llm.generate(prompt, greedy) for _ in range(2))
         assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 64)
