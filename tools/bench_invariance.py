@@ -105,7 +105,9 @@ class _Way:
         bundle = make_bundle(folder, name, device=device, batch_invariant=invariant, reuse=True, **sizes)
         begin = time.perf_counter()
         llm = LLM(bundle.folder, device=device, profile=True, synthetic_rule=not tuned)
-        return cls(bundle, llm, time.perf_counter() - begin, None if tuned else ACCEPTANCE)
+        seconds = time.perf_counter() - begin
+        assert llm.loop  # has warmed up, which would disturb what is measured with the other bundle
+        return cls(bundle, llm, seconds, None if tuned else ACCEPTANCE)
 
     def decode(self, batch: int, drafted: int, prompt: int, tokens: int) -> tuple[float, float]:
         """Return milliseconds of a round, and those of the target alone."""

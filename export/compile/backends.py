@@ -29,13 +29,14 @@ from tandemrt.plugins.operators.constants import DOMAIN
 DECODERS = ("target", "draft")
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
 _ON_REQUEST = {
-    "experts": "short prompts through experts would be slower",
+    **dict.fromkeys(
+        ("experts", "float8_experts", "int4_experts", "int8_experts", "float4_experts"),
+        "rounds of many requests through experts would be slower",
+    ),
     "int4_matmul": "short prompts through 4-bit weights would be slower",
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",
-    "float8_window_attention": "what equal bits cost with a float8 cache is not measured",
-    "float8_matmul": "some rounds with float8 weights would be slower",
-    "scaled_matmul": "some rounds with float8 weights would be slower",
+    "float8_window_attention": "what equal bits cost with a float8 cache is measured for one request only",
 }
 IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # graphs that are cut into steps over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with our plugins; TensorRT-RTX has no plugins

@@ -166,10 +166,10 @@ def test_a_recipe_can_require_what_is_off_for_its_cost(tmp_path: Path, required:
     assert any("few rows of float32 matmuls would be slower" in note for note in found.notes) is not required
 
 
-def test_float8_weights_have_it_if_a_recipe_requires_it(tmp_path: Path) -> None:
+def test_float8_weights_have_it_by_default(tmp_path: Path) -> None:
     target, case = tiny_checkpoint(tmp_path / "t", head_dim=32), FLOAT8["compressed-tensors, channel, inputs by token"]
     quantized.rewrite(target, case.config, case.store)
-    assert compiled(tmp_path, target, "batch_invariant = true", "bfloat16").engine.batch_invariant
+    assert compiled(tmp_path, target, "", "bfloat16").engine.batch_invariant
 
 
 def test_a_recipe_is_refused_where_attention_sums_in_no_fixed_order(tmp_path: Path) -> None:

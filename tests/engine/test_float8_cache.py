@@ -199,7 +199,9 @@ def test_a_float8_cache_turns_batch_invariance_off_unless_a_recipe_requires_it(t
         recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=backend), dtype="bfloat16")
         report = build(recipe, tmp_path / "bundle", force=True)
         assert report.manifest.engines["target"].batch_invariant is required
-        said = "what equal bits cost with a float8 cache is not measured; backend.batch_invariant = true"
+        said = (
+            "what equal bits cost with a float8 cache is measured for one request only; backend.batch_invariant = true"
+        )
         assert any(said in note for note in report.notes) is not required
 
 
