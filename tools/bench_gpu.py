@@ -85,7 +85,7 @@ def main(
     device: Annotated[str, typer.Option(help="cuda, or cpu for a trial run with small shapes.")] = "cuda",
     size: Annotated[Size, typer.Option(help="Dimensions of the target.")] = Size.B8,
     family: Annotated[
-        Family, typer.Option(help="Architecture of the target: llama, qwen3_moe or qwen3_5_text.")
+        Family, typer.Option(help="Architecture of the target: llama, qwen3_moe, qwen3_5_text or qwen3_5_moe_text.")
     ] = Family.LLAMA,
     layers: Annotated[int | None, typer.Option(help="Layers of the target. Default: those of the size.", min=2)] = None,
     models: Annotated[

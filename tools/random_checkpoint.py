@@ -39,6 +39,7 @@ _FAMILY: dict[str, Dims] = {
     "qwen3": {},
     "qwen3_moe": {"norm_topk_prob": True},
     "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
 }
 
 
@@ -67,13 +68,15 @@ _LLAMA_1B = _dims(128_256, 2048, 8192, 16, 32, 8, 131_072) | {  # Llama 3.2 1B
 }
 _MIXTURE = {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _30B_A3B = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
-_9B = {  # with the layers and heads of Qwen3.5: three of four layers are gated delta nets
+_LAYERS_OF_QWEN3_5 = {  # and its heads: three of four layers are gated delta nets
     "head_dim": 256,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
+_35B_A3B = _LAYERS_OF_QWEN3_5 | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+_35B_A3B |= {"shared_expert_intermediate_size": 512}
 _HYBRID = {"head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
 _HYBRID |= {"linear_value_head_dim": 32}
 _SIZES: dict[tuple[str, str], Dims] = {
@@ -83,7 +86,8 @@ _SIZES: dict[tuple[str, str], Dims] = {
     ("qwen2", "8b"): _dims(152_064, 3584, 18_944, 28, 28, 4, 131_072),
     ("qwen3", "8b"): _dims(151_936, 4096, 12_288, 36, 32, 8, 40_960) | {"head_dim": 128},
     ("qwen3_moe", "30b-a3b"): _dims(151_936, 2048, 6144, 48, 32, 4, 40_960) | _30B_A3B,
-    ("qwen3_5_text", "9b"): _dims(248_320, 4096, 12_288, 32, 16, 4, 262_144) | _9B,
+    ("qwen3_5_text", "9b"): _dims(248_320, 4096, 12_288, 32, 16, 4, 262_144) | _LAYERS_OF_QWEN3_5,
+    ("qwen3_5_moe_text", "35b-a3b"): _dims(248_320, 2048, 512, 40, 16, 2, 262_144) | _35B_A3B,
     ("llama", "smollm2"): _SMOLLM2,
     ("llama", "1b"): _LLAMA_1B,
     ("llama", "small"): _SMALL,
@@ -92,6 +96,10 @@ _SIZES: dict[tuple[str, str], Dims] = {
     ("qwen3", "small"): _SMALL | {"head_dim": 64},
     ("qwen3_moe", "small"): _SMALL | _MIXTURE,
     ("qwen3_5_text", "small"): _SMALL | _HYBRID,
+    ("qwen3_5_moe_text", "small"): _SMALL
+    | _HYBRID
+    | _MIXTURE
+    | {"head_dim": 64, "shared_expert_intermediate_size": 64},
     ("llama", "tiny"): _TINY,
     ("mistral", "tiny"): _TINY,
     ("qwen2", "tiny"): _TINY,
@@ -117,6 +125,7 @@ class Family(StrEnum):
     QWEN3 = "qwen3"
     QWEN3_MOE = "qwen3_moe"
     QWEN3_5 = "qwen3_5_text"
+    QWEN3_5_MOE = "qwen3_5_moe_text"
 
 
 class Size(StrEnum):
@@ -127,6 +136,7 @@ class Size(StrEnum):
     B8 = "8b"
     B9 = "9b"
     B30_A3B = "30b-a3b"
+    B35_A3B = "35b-a3b"
     B70 = "70b"
 
 

@@ -74,7 +74,7 @@ def write_pair(
             adds = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
             if adds and not name.startswith("model.layers.0."):
                 tensor.mul_(scale)
-        if family not in (Family.QWEN3_MOE, Family.QWEN3_5):  # tools/agreement.py has attention and MLPs alone
+        if family in (Family.LLAMA, Family.MISTRAL, Family.QWEN2, Family.QWEN3):  # as tools/agreement.py computes
             written = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
             console.print(f"as written: {written.same:.3f} equal samples, {written.length:.2f} tokens a round")
         begin = time.perf_counter()

@@ -46,6 +46,7 @@ def make_batch_invariant(model: ir.Model) -> int:
 
     Every MatMul by the transpose of a stored weight becomes the operator ``linear``. Every RMSNormalization becomes the
     norm of a residual sum with zeros, the only norm of onnxruntime whose kernel uses one thread block per token.
+    One of 1, 2 or 4 outputs, such as the gate of a shared expert, has 8 with repeated rows of the weight.
     The sum of a few numbers per token becomes additions in their order.
     Operators that compute the rows of prompts otherwise than those of windows get the call's ``prompt_rows``.
     Raises NotBatchInvariant for an operator that is not known to be batch-invariant.
@@ -54,8 +55,7 @@ def make_batch_invariant(model: ir.Model) -> int:
     for node in list(model.graph):
         weight = _transposed(node)
         if weight is not None:
-            _require_step(node, weight)
-            _replace(model, node, ir.node("linear", [node.inputs[0], weight], domain=DOMAIN, outputs=_copies(node)))
+            _replace(model, node, *_linear(node, weight))
         elif normed := lone_norm(node):
             _replace(model, node, *_residual_norm(node, *normed))
         elif _sums_few(node):
@@ -80,6 +80,28 @@ def _transposed(node: ir.Node) -> ir.Value | None:
     """Return the weight [width, inner] if ``node`` is a MatMul by a transposed weight, else None."""
     transpose = node.inputs[1].producer() if node.op_type == "MatMul" and node.inputs[1] is not None else None
     return transpose.inputs[0] if transpose is not None and transpose.op_type == "Transpose" else None
+
+
+def _linear(node: ir.Node, weight: ir.Value) -> tuple[ir.Node, ...]:
+    """Return the operator in place of a matmul by ``weight``, after or before what repeats its rows."""
+    (width, inner), x = dims_of(weight), node.inputs[0]
+    if not isinstance(width, int) or width >= STEP or STEP % width:
+        _require_step(node, weight)
+        return (ir.node("linear", [x, weight], domain=DOMAIN, outputs=_copies(node)),)
+
+    def value(name: str, *dims: int | str | None, like: ir.Value) -> ir.Value:
+        return ir.Value(name=f"{node.name}/{name}", shape=ir.Shape(dims), type=like.type)
+
+    [result], times = node.outputs, STEP // width
+    repeated = value("repeated", STEP, inner, like=weight)
+    whole = value("whole", *dims_of(result)[:-1], STEP, like=result)
+    others = [value(f"part_{number}", *dims_of(result), like=result) for number in range(1, times)]
+    _require_step(node, repeated)
+    return (
+        ir.node("Concat", [weight] * times, {"axis": 0}, outputs=[repeated], name=f"{node.name}/repeat"),
+        ir.node("linear", [x, repeated], domain=DOMAIN, outputs=[whole], name=f"{node.name}/linear"),
+        ir.node("Split", [whole], {"axis": -1, "num_outputs": times}, outputs=[*_copies(node), *others]),
+    )
 
 
 def _require_step(node: ir.Node, weight: ir.Value) -> None:
@@ -144,7 +166,9 @@ def _append_prompt_rows(node: ir.Node, rows: ir.Value) -> None:
 def _replace(model: ir.Model, old: ir.Node, *new: ir.Node) -> None:
     new[-1].name = old.name
     transpose = old.inputs[1].producer() if old.inputs[1] is not None else None
-    ir.convenience.replace_nodes_and_values(model.graph, old, [old], list(new), old.outputs, new[-1].outputs)
+    ir.convenience.replace_nodes_and_values(
+        model.graph, old, [old], list(new), old.outputs, new[-1].outputs[: len(old.outputs)]
+    )
     if transpose is not None and transpose.op_type == "Transpose" and not transpose.outputs[0].uses():
         model.graph.remove(transpose, safe=True)
 

@@ -44,9 +44,18 @@ def open_matmul_steps(model: ir.Model, contract: Contract, folder: Path) -> Exec
     return open_steps(model, contract, folder)
 
 
-@pytest.mark.parametrize("case", ["llama biased with linear scaling", "qwen3 tied with yarn", "qwen2", "glm4_moe"])
-def test_the_steps_give_the_logits_of_the_checkpoint(tmp_path: Path, case: str) -> None:
-    expected = expected_logits(make_checkpoint(case, tmp_path, sizes=SIZES), TOKENS)
+@pytest.mark.parametrize(
+    ("case", "more"),
+    [
+        ("llama biased with linear scaling", {}),
+        ("qwen3 tied with yarn", {}),
+        ("qwen2", {}),
+        ("qwen2_moe", {"num_experts": 8}),  # a shared expert, whose gate has one output
+        ("glm4_moe", {}),
+    ],
+)
+def test_the_steps_give_the_logits_of_the_checkpoint(tmp_path: Path, case: str, more: dict[str, int]) -> None:
+    expected = expected_logits(make_checkpoint(case, tmp_path, sizes=SIZES | more), TOKENS)
     decode = Decoder(tmp_path, "paged", 1, open_engine=partial(open_matmul_steps, folder=tmp_path))
     torch.testing.assert_close(decode([TOKENS], [0])[0], expected, atol=1e-4, rtol=0)
 

@@ -51,7 +51,9 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
-@pytest.mark.parametrize(("width", "inner"), [(24, 64), (512, 4096), (4096, 1040), (4096, 1088), (40_000, 512)])
+@pytest.mark.parametrize(
+    ("width", "inner"), [(8, 2048), (24, 64), (512, 4096), (4096, 1040), (4096, 1088), (40_000, 512)]
+)
 def test_a_row_of_a_matmul_has_the_same_bits_among_any_others(
     context: Context, width: int, inner: int, dtype: torch.dtype
 ) -> None:

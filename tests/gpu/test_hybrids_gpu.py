@@ -10,6 +10,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.publish import publish
 from tandemrt.export.quantize.compressed_tensors import SchemeName
+from tests.engine.decoding import make_checkpoint
 from tests.engine.test_hybrid_traffic import drafting, hybrid
 from tests.gpu.here import needs_float8, skipped_without_equal_bits
 from tests.gpu.rounds import (
@@ -21,7 +22,7 @@ from tests.gpu.rounds import (
     texts,
     where_texts_part,
 )
-from tests.makers import ON_A_GPU, on_a_gpu, tiny_hybrid, write_recipe
+from tests.makers import ON_A_GPU, VOCAB, on_a_gpu, tiny_hybrid, tiny_tokenizer, write_recipe
 
 # As published: heads of 256 values with a gate, keys and values of 128.
 PUBLISHED = {"head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
@@ -67,6 +68,16 @@ def test_other_drafts_change_no_text(tmp_path: Path, draft: str) -> None:
             found.append([output.token_ids for output in drive(llm, TEXTS)])
             assert bool(llm.metrics.drafted) == bool(window)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("case", ["qwen3_5_moe", "qwen3_next"])
+def test_speculation_changes_no_text_of_experts_with_a_shared_one(tmp_path: Path, case: str) -> None:
+    """The gate of a shared expert has one output."""
+    sizes = {"vocab_size": VOCAB, "eos_token_id": 263, "max_position_embeddings": 512, "num_experts": 8}
+    target = tiny_tokenizer(tmp_path / "target")
+    make_checkpoint(case, target, sizes=sizes)
+    drafts = drafting(tmp_path, case, "ngram")
+    check_invisible(built(tmp_path, target=target, drafting=drafts, window=4, invariant=True), TEXTS)
 
 
 def test_kimi_linear_runs_in_graphs_and_speculation_changes_few_texts(tmp_path: Path) -> None:
