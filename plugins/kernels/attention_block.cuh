@@ -64,7 +64,7 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     for (int i = 0; i < range.count; ++i) {
         if (adds && i == append_step) {
             fresh.place(x, stages, range, table, kv_head);
-            for (int token = fresh.EACH * WARPS; token < x.query; token += fresh.EACH * WARPS) {
+            for (int token = fresh.ALL; token < x.query; token += fresh.ALL) {
                 fresh.load(x, token, start, row, kv_head);
                 fresh.place(x, stages, range, table, kv_head);
             }
@@ -79,7 +79,7 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
         const u16* keys = stages + i % STAGES * STAGE;
         int line = warp / TILES * SPAN, position = range.step(i) * KEYS;
         bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
-        accumulate<T, D, SPAN>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});
+        accumulate<T, D, SPAN, D>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});
     }
 
     float* sums = reinterpret_cast<float*>(memory);

@@ -10,6 +10,13 @@ constexpr int FIXED_CLASSES = 4;
 constexpr int ALL_ROWS = 16 * WARPS;  // rows of a partial result of a block: a warp has 16
 constexpr int SETS = 2;               // most partial results of a block
 
+// Parts of a wide value, whose columns would not fit in the registers of one warp. Each has WARPS warps, which all compute
+// the scores.
+template <int D>
+constexpr int VALUE_PARTS = D > 128 ? 2 : 1;
+template <int D>
+constexpr int FIXED_WARPS = WARPS * VALUE_PARTS<D>;
+
 // a * by + b * other, rounded in the same places everywhere: the compiler may not choose.
 __device__ inline float fixed_sum(float a, float by, float b, float other) {
     return __fmaf_rn(a, by, __fmul_rn(b, other));
@@ -43,8 +50,8 @@ struct Columns {
 };
 
 // Add rows whose weights are those of all threads.
-template <int D>
-__device__ void add_rows(Rows<D>& to, const Rows<D>& rows) {
+template <int C>
+__device__ void add_rows(Rows<C>& to, const Rows<C>& rows) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float2 bound = make_float2(to.largest[half], to.weights[half]);
@@ -52,7 +59,7 @@ __device__ void add_rows(Rows<D>& to, const Rows<D>& rows) {
         to.largest[half] = bound.x;
         to.weights[half] = bound.y;
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n)
+        for (int n = 0; n < C / 8; ++n)
 #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; ++i)
                 to.sum[n][i] = fixed_sum(to.sum[n][i], by.mine, rows.sum[n][i], by.other);
@@ -61,31 +68,31 @@ __device__ void add_rows(Rows<D>& to, const Rows<D>& rows) {
 
 // The rows of a warp's classes so far. The last of two blocks keeps its last class apart: it is added after its first
 // one, and that after those of the other block.
-template <int D>
+template <int C>
 struct ClassSums {
-    Rows<D> all;
+    Rows<C> all;
 
-    __device__ void end_class(Rows<D>& rows, bool apart) {
+    __device__ void end_class(Rows<C>& rows, bool apart) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             rows.weights[half] += __shfl_xor_sync(0xffffffffu, rows.weights[half], 1);
             rows.weights[half] += __shfl_xor_sync(0xffffffffu, rows.weights[half], 2);
         }
         if (apart) return;
-        add_rows<D>(all, rows);
-        rows = Rows<D>();
+        add_rows<C>(all, rows);
+        rows = Rows<C>();
     }
 };
 
 // Put the warps' rows into shared memory: sums [ALL_ROWS][D + 8], bounds [ALL_ROWS].
-template <class T, int D>
-__device__ void share_all_rows(const Rows<D>& rows, float* sums, float2* bounds) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+template <class T, int D, int C>
+__device__ void share_all_rows(const Rows<C>& rows, float* sums, float2* bounds) {
+    int warp = threadIdx.x / 32 % WARPS, part = threadIdx.x / 32 / WARPS, lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int line = warp * 16 + lane / 4 + 8 * half;
-        if (lane % 4 == 0) bounds[line] = make_float2(rows.largest[half], rows.weights[half]);
-        T::template spread<D>(sums + line * (D + 8), rows.sum, half, 1);
+        if (part == 0 && lane % 4 == 0) bounds[line] = make_float2(rows.largest[half], rows.weights[half]);
+        T::template spread<C>(sums + line * (D + 8) + part * C, rows.sum, half, 1);
     }
 }
 
@@ -128,7 +135,7 @@ struct InCluster {
 // threads sum the warps that share a row.
 template <int D, int TILES, class Place, class Write>
 __device__ void sum_fixed(const Place& place, int splits, int first, int last, Write write) {
-    constexpr int EACH = WARPS / TILES, UNITS = 32 * WARPS / EACH;
+    constexpr int EACH = WARPS / TILES, UNITS = 32 * FIXED_WARPS<D> / EACH;
     int part = threadIdx.x % EACH, lane = threadIdx.x % 32;
     for (int base = first; base < last; base += UNITS) {
         int unit = base + static_cast<int>(threadIdx.x) / EACH;
@@ -156,8 +163,8 @@ __device__ void sum_fixed(const Place& place, int splits, int first, int last, W
 
 // The end of a block: `lines` rows of a tile, by all blocks that share it. `last` is its class that is kept apart, if
 // any. `ticket` counts tiles.
-template <class T, int D, int TILES, class Write>
-__device__ void merge_fixed(const ClassSums<D>& first, const Rows<D>& last, float* sums, int split, int splits,
+template <class T, int D, int TILES, int C, class Write>
+__device__ void merge_fixed(const ClassSums<C>& first, const Rows<C>& last, float* sums, int split, int splits,
                             int lines, int ticket, Parts parts, Write write) {
     constexpr int SET = ALL_ROWS * (D + 8);
     __shared__ float2 bounds[SETS * ALL_ROWS];
@@ -183,7 +190,7 @@ __device__ void merge_fixed(const ClassSums<D>& first, const Rows<D>& last, floa
     }
 #endif
     i64 part = static_cast<i64>(ticket) * splits * SETS * ALL_ROWS, mine = part + split * SETS * ALL_ROWS;
-    for (int unit = threadIdx.x; unit < sets * ALL_ROWS * (D / 4); unit += 32 * WARPS) {
+    for (int unit = threadIdx.x; unit < sets * ALL_ROWS * (D / 4); unit += 32 * FIXED_WARPS<D>) {
         const float* from = sums + unit / (D / 4) * (D + 8) + unit % (D / 4) * 4;
         *reinterpret_cast<float4*>(parts.sums + mine * D + unit * 4) = *reinterpret_cast<const float4*>(from);
     }
@@ -229,6 +236,7 @@ template <class T, int D, int TILES>
 __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool append, typename T::Element* mixed,
                              Parts parts) {
     constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * WIDTH<T, D>;
+    constexpr int C = D / VALUE_PARTS<D>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u16* stages = reinterpret_cast<u16*>(memory);
     ProjectedQueries<T, D> queries;
@@ -236,7 +244,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     int row = at.row, tile = at.index, split = blockIdx.x % splits;
     int kv_head = blockIdx.y, group = x.heads / x.kv_heads;
     int lines = min(ROWS, x.query * group - tile * ROWS);
-    int warp = threadIdx.x / 32, packed = tile * ROWS + warp % TILES * 16;
+    int warp = threadIdx.x / 32 % WARPS, value_part = threadIdx.x / 32 / WARPS, packed = tile * ROWS + warp % TILES * 16;
     bool works = warp % TILES * 16 < lines;
 
     Table table(x.block_table + static_cast<i64>(row) * x.max_blocks, x.max_blocks);
@@ -255,7 +263,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     int block = fetched.there() ? table[fetched.step * KEYS / x.block_size] : 0;
     auto fetch_step = [&](int i) {
         if (fetched.there()) {
-            fetch<T, D>(x, stages + i % STAGES * STAGE, range, fetched.step, block, kv_head);
+            fetch<T, D, FIXED_WARPS<D>>(x, stages + i % STAGES * STAGE, range, fetched.step, block, kv_head);
             fetched.next();
             if (fetched.there()) block = table[fetched.step * KEYS / x.block_size];
         }
@@ -266,18 +274,18 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     wait_for_previous();  // which may still write the projection; keys that are stored come from earlier kernels
     u32 q[D / 16][4];
     queries.load(q, x, row, kv_head, packed);
-    NewTokens<T, D> fresh;
+    NewTokens<T, D, FIXED_WARPS<D>> fresh;
     if (append) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
-    Rows<D> rows;
-    ClassSums<D> sums;
+    Rows<C> rows;
+    ClassSums<C> sums;
     // A step's new tokens are placed while the step before it is next to be multiplied.
 #pragma unroll 1
     for (int i = -1;; ++i) {
         if (append && next.there() && (next.step + 1) * KEYS > range.stored) {
             PlacedStep placed = {range.stored, range.end, next.step, i + 1};
-            constexpr int LOADED = NewTokens<T, D>::EACH * WARPS;
+            constexpr int LOADED = fresh.ALL;
 #pragma unroll 1
             for (int token = 0; token < x.query; token += LOADED) {
                 if (x.query > LOADED) fresh.load(x, token, start, row, kv_head);
@@ -296,7 +304,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
             int line = warp / TILES * SPAN, position = current.step * KEYS;
             bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
             Mask mask{masked, position + line, reach, start, packed, group};
-            if (works) accumulate<T, D, SPAN>(rows, q, keys, line, mask);
+            if (works) accumulate<T, D, SPAN, C>(rows, q, keys, line, mask, value_part);
             bool ends = !next.there() || next.of_class != current.of_class;
             bool apart = splits == 2 && split == 1 && current.of_class == current.last_class;
             if (works && ends) sums.end_class(rows, apart);

@@ -3,10 +3,11 @@
 
 #include "attention_tile.cuh"
 
-// A few new tokens per warp, all loaded before the first wait: warp w has tokens w, w + WARPS, … of those loaded.
-template <class T, int D>
+// A few new tokens for each of a block's LOADING warps, all loaded before the first wait: warp w has tokens w,
+// w + LOADING, … of those loaded.
+template <class T, int D, int LOADING = WARPS>
 struct NewTokens {
-    static constexpr int EACH = 2;
+    static constexpr int ALL = 2 * WARPS, EACH = ALL / LOADING;
 
     int first;
     Head<D> key[EACH], value[EACH], norm;
@@ -17,7 +18,7 @@ struct NewTokens {
         if (x.k_norm) norm = load_head<T, D>(x.k_norm);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            int token = min(first + i * WARPS, x.query - 1);
+            int token = min(first + i * LOADING, x.query - 1);
             key[i] = load_head<T, D>(x.projected(row, token, x.heads + kv_head, D));
             value[i] = load_head<T, D>(x.projected(row, token, x.heads + x.kv_heads + kv_head, D));
             angles[i] = Angles<T, D>(x, start + token);
@@ -31,7 +32,7 @@ struct NewTokens {
         constexpr int W = WIDTH<T, D>, VALUES = KEYS * W, EACH_CHUNK = 16 / sizeof(Cached);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            int token = first + i * WARPS, position = range.stored + token, line = position % KEYS;
+            int token = first + i * LOADING, position = range.stored + token, line = position % KEYS;
             int stage = range.index(position / KEYS);
             if (stage < 0 || position >= range.end) continue;
             Head<D> made = key[i];

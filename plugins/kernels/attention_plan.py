@@ -13,7 +13,7 @@ MAX_CLUSTER = 8  # thread blocks of a cluster, on every device that supports clu
 _WORTHWHILE_SPLITS = 8  # summing more partial results costs more than it saves, unless there are many keys
 _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles that the kernels are compiled for
-_FIXED_CLASSES, _FIXED_SETS = 4, 2  # attention_fixed.cuh
+_FIXED_CLASSES, _FIXED_SETS, _NARROW = 4, 2, 128  # attention_fixed.cuh; the widest values that a warp has alone
 _STAGES = 3  # pipeline stages: steps whose keys and values are in shared memory or being copied
 
 
@@ -182,6 +182,11 @@ class Plan:
         elif not self.fixed:
             merged += self.rows * self.head_dim
         return max(_STAGES * 2 * KEYS * self.head_dim * self.cached, 4 * merged)
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        wide = self.fixed and self.head_dim > _NARROW
+        return (2 * BLOCK[0], 1, 1) if wide else BLOCK
 
     @property
     def grid(self) -> tuple[int, int, int]:

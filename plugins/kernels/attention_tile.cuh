@@ -51,12 +51,13 @@ struct Table {
     }
 };
 
-// Start the copies of one step. Entries after the row's end become zeros; the places of new tokens are left alone.
-template <class T, int D>
+// Start the copies of one step, by a block of COPYING warps. Entries after the row's end become zeros; the places of new
+// tokens are left alone.
+template <class T, int D, int COPYING = WARPS>
 __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int kv_head) {
     constexpr int W = WIDTH<T, D>, CHUNKS = W / 8, VALUES = KEYS * W;  // values follow the keys
     int first = step * KEYS;
-    constexpr int LINES = 32 * WARPS / CHUNKS;  // lines that the block copies at a time
+    constexpr int LINES = 32 * COPYING / CHUNKS;  // lines that the block copies at a time
     constexpr int FLIPPED = LINES % 8 * 16;     // in the addresses of every second time, by `swizzled`
     i64 base = x.entry(block, kv_head, first) * D;
     u32 tile = shared_address(keys + swizzled<W>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
@@ -90,15 +91,17 @@ struct Mask {
     __device__ int seen(int line) const { return start + (packed + line) / group; }
 };
 
-// Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory.
-template <class T, int D, int SPAN>
-__device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask) {
-    constexpr int W = WIDTH<T, D>;
+// Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory. If a warp has C of the D
+// columns of a value, these are part `part` of them.
+template <class T, int D, int SPAN, int C>
+__device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask,
+                           int part = 0) {
+    constexpr int W = WIDTH<T, D>, OF_PART = W * C / D / 16;
     int lane = threadIdx.x % 32;
     float score[SPAN / 8][4] = {};
     u32 fragment[4];
     u32 key_at = shared_address(keys + swizzled<W>(line + lane / 16 * 8 + lane % 8, lane / 8 % 2));
-    u32 value_at = shared_address(keys + KEYS * W + swizzled<W>(line + lane % 16, lane / 16));
+    u32 value_at = shared_address(keys + KEYS * W + swizzled<W>(line + lane % 16, lane / 16)) ^ 32 * OF_PART * part;
 #pragma unroll
     for (int k = 0; k < W / 16; ++k)
 #pragma unroll
@@ -130,7 +133,7 @@ __device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* 
         top[half] = base;
         rows.weights[half] *= keep;
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
+        for (int n = 0; n < C / 8; ++n) {
             rows.sum[n][2 * half] *= keep;
             rows.sum[n][2 * half + 1] *= keep;
         }
@@ -150,7 +153,7 @@ __device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* 
                                Tile::pack(make_float2(score[2 * n + 1][0], score[2 * n + 1][1])),
                                Tile::pack(make_float2(score[2 * n + 1][2], score[2 * n + 1][3]))};
 #pragma unroll
-        for (int d = 0; d < W / 16; ++d) {
+        for (int d = 0; d < OF_PART; ++d) {
             load_transposed(fragment, (value_at ^ 32 * d) + 16 * n * W * 2);
             T::add_values(rows.sum, weight, d, fragment);
         }

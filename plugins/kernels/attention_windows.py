@@ -63,7 +63,7 @@ def window_launches(
     attend = Launch(
         module.kernel(f"attend_{'fixed_' if plan.fixed else ''}{kind}_{plan.rows}", shared=plan.shared),
         plan.grid,
-        BLOCK,
+        plan.block,
         *windows.inputs,
         *scalars,
         *cut,
