@@ -47,6 +47,32 @@ class Linear:
             return matmul
         return b.op("Add", matmul, w.stacked([f"{name}.bias" for name in self.names], self.widths))
 
+    def outputs(self, b: GraphBuilder, x: ir.Value, w: Weights, *orders: Sequence[int]) -> tuple[ir.Value, ...]:
+        """Return the outputs with the numbers of each of ``orders``, in that order.
+
+        Rows of unquantized weights are put in order when an engine loads, for a matmul per order. Of other weights the
+        results are, in every call.
+        """
+        numbers = [b.constant(list(order)) for order in orders]
+        if not self._is_unquantized(w, width_of(x)):
+            whole = self(b, x, w)
+            return tuple(b.op("Gather", whole, each, axis=1) for each in numbers)
+        weight = w.stacked([f"{name}.weight" for name in self.names], self.widths, (width_of(x),))
+        biases = w.stacked([f"{name}.bias" for name in self.names], self.widths) if self.bias else None
+
+        def matmul(order: ir.Value) -> ir.Value:
+            rows = b.op("Gather", weight, order, axis=0)
+            result = b.op("MatMul", x, b.op("Transpose", rows, perm=[1, 0]))
+            return result if biases is None else b.op("Add", result, b.op("Gather", biases, order, axis=0))
+
+        return tuple(map(matmul, numbers))
+
+    def _is_unquantized(self, w: Weights, inner: int) -> bool:
+        names = [f"{name}.weight" for name in self.names]
+        if w.tiles(names, self.widths, inner) is not None or any(map(w.transposed, names)):
+            return False
+        return not any(w.low_bit_format(f"{name}.weight") or w.scheme(name) for name in self.names)
+
     def _matmul(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)
         if (tiles := w.tiles(names, self.widths, inner)) is not None:

@@ -52,11 +52,10 @@ class PagedAttention:
         """Append the attention; only its operator lies between ``qkv.<layer>`` and ``mixed.<layer>``, the result."""
         qkv, gate = self._projected(b, x, w, attention)
         norms: list[ir.Value] = []
-        if attention.norms is not None and self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
-            qkv = self._normed(b, qkv, w, attention.norms)
+        if attention.norms is not None and self._norms_all_heads(attention):
+            qkv = self._reorder_for_rotation(b, self._normed(b, qkv, w, attention.norms), attention.rope)
         elif attention.norms is not None:
             norms = [self._norm_weight(b, w, name, attention.rope) for name in attention.norms]
-        qkv = self._reorder_for_rotation(b, qkv, attention.rope)
         qkv.name = f"qkv.{attention.layer}"
         shape, cache = (*dims_of(qkv)[:-1], self.spec.heads * self.spec.head_dim), dims_of(past.key)
         operator, kv_dtype, scales = "window_attention", w.dtype, {}
@@ -81,15 +80,28 @@ class PagedAttention:
     def _projected(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights
     ) -> tuple[ir.Value, ir.Value | None]:
-        """Return queries, keys and values in one tensor, and the logits of the output gate if the attention has one."""
-        qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
-        if not self.spec.gated_attention:
-            return qkv, None
-        size, both = self.spec.head_dim, attention.query.width  # each head's query is followed by its gate
-        places = [head + at for head in range(0, both, 2 * size) for at in range(size)]
-        keys_and_values = range(both, both + 2 * self.spec.kv_heads * size)
-        gate = b.op("Gather", qkv, b.constant([size + place for place in places]), axis=1)
-        return b.op("Gather", qkv, b.constant([*places, *keys_and_values]), axis=1), gate
+        """Return queries, keys and values in one tensor, and the logits of the output gate if the attention has one.
+
+        Queries and keys have the order of the operator's rotary embedding, unless they are normed over all heads.
+        """
+        merged = merge_linears(attention.query, attention.key, attention.value)
+        size, all_queries = self.spec.head_dim, attention.query.width
+        order = list(range(size)) if self._norms_all_heads(attention) else head_order(attention.rope, size)
+        step = 2 * size if self.spec.gated_attention else size  # each head's query is followed by its gate
+        queries = [head + at for head in range(0, all_queries, step) for at in order]
+        values = all_queries + self.spec.kv_heads * size
+        keys = [head + at for head in range(all_queries, values, size) for at in order]
+        wanted = [*queries, *keys, *range(values, merged.width)]
+        if self.spec.gated_attention:
+            gates = [head + size + at for head in range(0, all_queries, step) for at in range(size)]
+            qkv, gate = merged.outputs(b, x, w, wanted, gates)
+            return qkv, gate
+        if wanted == list(range(merged.width)):
+            return merged(b, x, w), None
+        return merged.outputs(b, x, w, wanted)[0], None
+
+    def _norms_all_heads(self, attention: AttentionWeights) -> bool:
+        return attention.norms is not None and self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads
 
     def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, names: tuple[str, str]) -> ir.Value:
         """Norm queries and keys over all heads at once."""
