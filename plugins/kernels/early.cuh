@@ -10,6 +10,11 @@ __device__ __forceinline__ void begin_next() {
 #endif
 }
 
+// Bring constants nearer that are read after the wait.
+__device__ __forceinline__ void prefetch(const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
+}
+
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -19,21 +19,21 @@ __device__ void convolve(const typename T::Element* given, const typename T::Ele
                          const Runs& runs, const int* run_of_token, int count, const Layout<Kind>& layout, int history,
                          float* rows) {
     __shared__ Tap<T> taps[MAX_KERNEL];
-    wait_for_previous();
-    begin_next();  // now all kernels before the previous one are complete, so the next may read what they wrote
     int replays = runs.replays * count, entry = blockIdx.x, token = entry - replays;
     int number = token < 0 ? entry / runs.replays : run_of(runs, run_of_token, token);
     if (number < 0) return;  // padding
     Run run(runs, number);
     i64 position = token < 0 ? run.index - runs.replays + entry % runs.replays : run.index + token - run.first;
     if (!run.count || position < run.covered) return;
-    int before = weights.kernel - 1;
+    int before = weights.kernel - 1, lane = threadIdx.x % 32, job = blockIdx.y * 4 + threadIdx.x / 32;
+    weights.prefetch(layout, job, lane);
+    wait_for_previous();
+    begin_next();  // now all kernels before the previous one are complete, so the next two may read what they wrote
     if (threadIdx.x <= before)
         taps[threadIdx.x] = tap_at<T>(position - before + threadIdx.x, run, given, layout.given_pitch, recent,
                                       layout.width(), history);
     __syncthreads();
 
-    int lane = threadIdx.x % 32, job = blockIdx.y * 4 + threadIdx.x / 32;
     float* to = rows + static_cast<i64>(entry) * layout.pitch();
     Projected<T, Kind> projected{taps, weights, layout};
     if (job < layout.key_heads) {
@@ -58,69 +58,110 @@ __device__ void convolve(const typename T::Element* given, const typename T::Ele
     }
 }
 
-// Store a token of the call in the ring, by all blocks of its row of the grid.
+constexpr int KEPT = 4;  // pairs or single values of a token that a thread stores in the ring
+
+// Store a part of a token of the call in the ring, which `convolve` may read until the wait.
 template <class T, class Kind>
-__device__ void keep(const typename T::Element* row, const Layout<Kind>& layout, typename T::Element* to) {
-    int thread = blockIdx.y * blockDim.x + threadIdx.x, threads = gridDim.y * blockDim.x, pairs = layout.channels() / 2;
-    for (int i = thread; i < pairs; i += threads) T::copy2(to + 2 * i, row + layout.given_column(2 * i));
-    for (int i = 2 * pairs + thread; i < layout.width(); i += threads) to[i] = row[layout.given_column(i)];
+__device__ void keep(const typename T::Element* row, const Layout<Kind>& layout, int part, typename T::Element* to) {
+    struct alignas(2 * sizeof(typename T::Element)) Pair {
+        typename T::Element first, second;
+    } held[KEPT];
+    int pairs = layout.channels() / 2, units = layout.width() - pairs;
+    auto unit = [&](int j) { return static_cast<int>((part * KEPT + j) * blockDim.x + threadIdx.x); };
+#pragma unroll
+    for (int j = 0; j < KEPT; ++j) {
+        int i = unit(j);
+        if (i < pairs) {
+            held[j] = *reinterpret_cast<const Pair*>(row + layout.given_column(2 * i));
+        } else if (i < units) {
+            held[j].first = row[layout.given_column(pairs + i)];
+        }
+    }
+    wait_for_previous();
+#pragma unroll
+    for (int j = 0; j < KEPT; ++j) {
+        int i = unit(j);
+        if (i < pairs) {
+            *reinterpret_cast<Pair*>(to + 2 * i) = held[j];
+        } else if (i < units) {
+            to[pairs + i] = held[j].first;
+        }
+    }
 }
 
 enum { NO_NORM, NORM_BEFORE_GATE, NORM_AFTER_GATE };
 constexpr int OF_A_WARP = 256;  // the most outputs of a group that one warp norms
+constexpr int HELD = 4;         // pairs of a group that a thread has in registers; it reads further ones again
 
 // Gate and norm the outputs of a token, in groups; the norm's weight is repeated over them. Grid (tokens, blocks): a group
-// of at most OF_A_WARP outputs has a warp of 128 threads, a larger one a block of a power of two of at most 512.
+// of at most OF_A_WARP outputs has a warp of 128 threads, a larger one a block of a power of two of at most 512. The blocks
+// after those of the groups keep the token.
 template <class T, class Kind>
 __device__ void finish(const float* mixtures, const typename T::Element* given, const float* weight,
                        const int* run_of_token, const Runs& runs, const Layout<Kind>& layout, int history, int size,
                        int weights, int norm, int gate_is_sigmoid, float epsilon, typename T::Element* recent,
                        typename T::Element* out) {
     begin_next();
-    wait_for_previous();
+    // Until the wait a block reads what kernels before `convolve` wrote: they were complete when `scan` began.
     int token = blockIdx.x, number = run_of(runs, run_of_token, token);
     if (number < 0) return;  // padding
     const auto* row = given + static_cast<i64>(token) * layout.given_pitch;
-    Run run(runs, number);
-    if (token - run.first >= run.count - history) {
+    bool by_warp = size <= OF_A_WARP;
+    int threads = by_warp ? 32 : blockDim.x, thread = threadIdx.x % threads, of_block = blockDim.x / threads;
+    int part = static_cast<int>(blockIdx.y) - (layout.values() / size + of_block - 1) / of_block;
+    if (part >= 0) {
+        Run run(runs, number);
+        if (token - run.first < run.count - history) return;
         i64 position = run.index + token - run.first;
-        keep<T>(row, layout, recent + (run.slot * history + position % history) * layout.width());
+        keep<T>(row, layout, part, recent + (run.slot * history + position % history) * layout.width());
+        return;
     }
 
-    bool by_warp = size <= OF_A_WARP;
-    int threads = by_warp ? 32 : blockDim.x, thread = threadIdx.x % threads;
-    int first = (blockIdx.y * (blockDim.x / threads) + threadIdx.x / threads) * size;
-    int end = min(first + size, layout.values());
-    const float* from = mixtures + static_cast<i64>(token) * layout.values();
+    int first = (blockIdx.y * of_block + threadIdx.x / threads) * size, end = min(first + size, layout.values());
+    auto at = [&](int j) { return first + 2 * (thread + j * threads); };
     auto gate = [&](int i) {
         float2 x = T::load2(row + layout.given_at(GATE, layout.shared() * layout.value_dim, i));
         return gate_is_sigmoid ? make_float2(sigmoid(x.x), sigmoid(x.y)) : silu(x);
     };
-    auto value = [&](int i) {
-        float2 x = *reinterpret_cast<const float2*>(from + i), by = norm == NORM_BEFORE_GATE ? make_float2(1, 1) : gate(i);
-        return make_float2(__fmul_rn(x.x, by.x), __fmul_rn(x.y, by.y));
+    auto factor = [&](int i) {
+        return norm == NO_NORM ? make_float2(1, 1) : make_float2(weight[i % weights], weight[(i + 1) % weights]);
     };
+    float2 gates[HELD], factors[HELD], held[HELD];
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        if (at(j) >= end) continue;
+        gates[j] = gate(at(j));
+        factors[j] = factor(at(j));
+    }
+    wait_for_previous();
+    const float* from = mixtures + static_cast<i64>(token) * layout.values();
+    auto value = [&](int i, float2 by) {
+        float2 x = *reinterpret_cast<const float2*>(from + i);
+        return norm == NORM_BEFORE_GATE ? x : make_float2(__fmul_rn(x.x, by.x), __fmul_rn(x.y, by.y));
+    };
+#pragma unroll
+    for (int j = 0; j < HELD; ++j)
+        if (at(j) < end) held[j] = value(at(j), gates[j]);
     float scale = 1;
     if (norm != NO_NORM) {
         float squares = 0;
-        for (int i = first + 2 * thread; i < end; i += 2 * threads) {
-            float2 x = value(i);
-            squares = fmaf(x.x, x.x, fmaf(x.y, x.y, squares));
-        }
+        auto add = [&](float2 x) { squares = fmaf(x.x, x.x, fmaf(x.y, x.y, squares)); };
+#pragma unroll
+        for (int j = 0; j < HELD; ++j)
+            if (at(j) < end) add(held[j]);
+        for (int i = at(HELD); i < end; i += 2 * threads) add(value(i, gate(i)));
         squares = by_warp ? sum_of_warp(squares) : block_sum(squares);
         scale = rsqrtf(__fdiv_rn(squares, static_cast<float>(size)) + epsilon);
     }
-    for (int i = first + 2 * thread; i < end; i += 2 * threads) {
-        float2 x = value(i);
-        if (norm != NO_NORM) {
-            x = make_float2(x.x * scale * weight[i % weights], x.y * scale * weight[(i + 1) % weights]);
-        }
-        if (norm == NORM_BEFORE_GATE) {
-            float2 by = gate(i);
-            x = make_float2(x.x * by.x, x.y * by.y);
-        }
+    auto store = [&](int i, float2 x, float2 by, float2 times) {
+        if (norm != NO_NORM) x = make_float2(x.x * scale * times.x, x.y * scale * times.y);
+        if (norm == NORM_BEFORE_GATE) x = make_float2(x.x * by.x, x.y * by.y);
         T::store2(out + static_cast<i64>(token) * layout.values() + i, x);
-    }
+    };
+#pragma unroll
+    for (int j = 0; j < HELD; ++j)
+        if (at(j) < end) store(at(j), held[j], gates[j], factors[j]);
+    for (int i = at(HELD); i < end; i += 2 * threads) store(i, value(i, gate(i)), gate(i), factor(i));
 }
 
 #define RUNS                                                                                                          \

@@ -24,6 +24,7 @@ _WARPS, _COLUMNS = _THREADS // 32, 8  # columns of a state to a warp
 _OF_A_JOB, _VALUES_OF_A_JOB = 32, 64  # decays and rates; values
 _PROMPT_WARPS, _WINDOW_WARPS, _WIDE_KEY = 8, 4, 128  # of a block that scans; wider keys have the warps of windows
 _OF_A_WARP = 256  # the most outputs of a group that one warp norms
+_KEPT = 4  # pairs or single values of a token that a thread stores in the ring
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "LinearAttentionLauncher":
@@ -117,6 +118,7 @@ class LinearAttentionLauncher:
         by_warp = size <= _OF_A_WARP
         finish_threads = _THREADS if by_warp else min(_MOST_FINISH_THREADS, 1 << (size // 4 - 1).bit_length())
         finish_blocks = -(-norm_groups // _WARPS) if by_warp else norm_groups
+        finish_blocks += -(-(parts.width - channels // 2) // (_KEPT * finish_threads))
         norming = (size, len(norm_weight), OutputNorm(norm), sigmoid_gate)
 
         def launches(runs: _Runs) -> tuple[Launch, ...]:
