@@ -1,9 +1,9 @@
 // The kernels of window_attention, over a cache of one type; attention.cu and attention_float8.cu select the type.
 //
-// Windows: attend_<dtype>_<D>_<rows>, 128 threads (fixed: more for wide heads), grid (splits * row tiles, kv_heads, batch); attend_fixed_<…> for
-// batch invariance. With `append` it writes
+// Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch); attend_fixed_<…> for
+// batch invariance, with 256 threads for heads of 256 values. With `append` it writes
 // the new keys and values itself, which requires that all rows of a KV head are one tile. Otherwise append_<dtype>_<D>
-// runs before. The splits of a tile may be launched as a cluster. Two blocks fit on a multiprocessor.
+// runs before. The splits of a tile may be launched as a cluster. A multiprocessor has room for 256 threads.
 //
 // Prompt runs: prepare_<dtype>_<D>, which multiplies queries by `scale`, then attend_runs_<dtype>_<D> with the prepared
 // queries in place of qkv, in tiles of 64 rows, grid (splits * row tiles, kv_heads).
@@ -29,10 +29,10 @@
         append_all<T, D>(OPERANDS(T));                                                                                \
     }
 #define ATTEND(NAME, T, D, ROWS)                                                                                      \
-    ATTEND_BY(attend_##NAME##_##D##_##ROWS, WARPS, T, D, ROWS, attend_windows)                                               \
+    ATTEND_BY(attend_##NAME##_##D##_##ROWS, WARPS, T, D, ROWS, attend_windows)                                        \
     ATTEND_BY(attend_fixed_##NAME##_##D##_##ROWS, FIXED_WARPS<D>, T, D, ROWS, attend_windows_fixed)
-#define ATTEND_BY(KERNEL, COUNT, T, D, ROWS, ATTEND)                                                                       \
-    extern "C" __global__ void __launch_bounds__(32 * (COUNT), 2 * WARPS / (COUNT)) KERNEL(                                         \
+#define ATTEND_BY(KERNEL, COUNT, T, D, ROWS, ATTEND)                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * (COUNT), 2 * WARPS / (COUNT)) KERNEL(                           \
         INPUTS(T), SIZES, int splits, int append, FLOATS, T::Element* mixed,                                          \
         T::Cached* key_cache, T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                    \
         begin_next();                                                                                                 \
