@@ -10,12 +10,22 @@ constexpr int FIXED_CLASSES = 4;
 constexpr int ALL_ROWS = 16 * WARPS;  // rows of a partial result of a block: a warp has 16
 constexpr int SETS = 2;               // most partial results of a block
 
-// Parts of a wide value, whose columns would not fit in the registers of one warp. Each has WARPS warps, which all compute
-// the scores.
+// Parts of a wide value, whose columns would not fit in the registers of one warp. Each has WARPS warps, which all
+// compute the scores.
 template <int D>
 constexpr int VALUE_PARTS = D > 128 ? 2 : 1;
 template <int D>
 constexpr int FIXED_WARPS = WARPS * VALUE_PARTS<D>;
+
+// A thread's warp among those of its part, and the part.
+template <int D>
+struct Worker {
+    int warp, part;
+
+    __device__ Worker()
+        : warp(VALUE_PARTS<D> > 1 ? threadIdx.x / 32 % WARPS : threadIdx.x / 32),
+          part(VALUE_PARTS<D> > 1 ? threadIdx.x / 32 / WARPS : 0) {}
+};
 
 // a * by + b * other, rounded in the same places everywhere: the compiler may not choose.
 __device__ inline float fixed_sum(float a, float by, float b, float other) {
@@ -87,7 +97,8 @@ struct ClassSums {
 // Put the warps' rows into shared memory: sums [ALL_ROWS][D + 8], bounds [ALL_ROWS].
 template <class T, int D, int C>
 __device__ void share_all_rows(const Rows<C>& rows, float* sums, float2* bounds) {
-    int warp = threadIdx.x / 32 % WARPS, part = threadIdx.x / 32 / WARPS, lane = threadIdx.x % 32;
+    auto [warp, part] = Worker<D>();
+    int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int line = warp * 16 + lane / 4 + 8 * half;
@@ -244,7 +255,8 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     int row = at.row, tile = at.index, split = blockIdx.x % splits;
     int kv_head = blockIdx.y, group = x.heads / x.kv_heads;
     int lines = min(ROWS, x.query * group - tile * ROWS);
-    int warp = threadIdx.x / 32 % WARPS, value_part = threadIdx.x / 32 / WARPS, packed = tile * ROWS + warp % TILES * 16;
+    auto [warp, value_part] = Worker<D>();
+    int packed = tile * ROWS + warp % TILES * 16;
     bool works = warp % TILES * 16 < lines;
 
     Table table(x.block_table + static_cast<i64>(row) * x.max_blocks, x.max_blocks);
