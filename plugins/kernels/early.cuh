@@ -10,7 +10,7 @@ __device__ __forceinline__ void begin_next() {
 #endif
 }
 
-// Bring constants nearer that are read after the wait.
+// Bring what is read later to the second-level cache; before the wait, constants.
 __device__ __forceinline__ void prefetch(const void* at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
 }
