@@ -2,7 +2,6 @@
 // projected values of the token and of those before it. The same bits for prompts and for draft windows.
 #pragma once
 
-#include "early.cuh"
 #include "layout.cuh"
 #include "runs.cuh"
 
@@ -24,25 +23,6 @@ struct Weights {
     const float *bias, *decay_scale, *dt_bias;
     int kernel;
     float update_scale;
-
-    // Those of the channels of a job of `convolve`.
-    template <class Kind>
-    __device__ void prefetch(const Layout<Kind>& layout, int job, int lane) const {
-        auto channels = [&](int first) {
-            int channel = first + 2 * lane;
-            if (channel >= layout.channels()) return;
-            ::prefetch(convolution + channel * kernel);
-            ::prefetch(bias + channel);
-        };
-        if (job >= layout.key_heads) {
-            channels(layout.ring_value() + 64 * (job - layout.key_heads));
-            return;
-        }
-        for (int at = job * Kind::KD; at < (job + 1) * Kind::KD; at += 64) {
-            channels(layout.ring_key() + at);
-            channels(layout.ring_query() + at);
-        }
-    }
 };
 
 // A token: `taps` are the tokens that its convolution reads, itself last.
@@ -64,19 +44,15 @@ struct Projected {
     __device__ void keys(int head, bool replayed, float* query, float* key, float* key_query) const {
         constexpr int KD = Kind::KD, PAIRS = (KD + 63) / 64;
         int lane = threadIdx.x % 32;
-        // Both are read before either is written, so that their loads are in flight together.
-        auto read = [&](int part, int ring, float2 (&x)[PAIRS]) {
+        auto vector = [&](int part, int ring, float* to, float2 (&x)[PAIRS]) {
             int in_ring = ring + head * KD, in_given = layout.given[part].first + head * layout.given[part].stride;
+            float squares = 0;
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
                 int at = 64 * i + 2 * lane;
                 x[i] = at < KD ? convolve(in_ring + at, in_given + at) : make_float2(0, 0);
+                squares = fmaf(x[i].x, x[i].x, fmaf(x[i].y, x[i].y, squares));
             }
-        };
-        auto write = [&](int part, float* to, float2 (&x)[PAIRS]) {
-            float squares = 0;
-#pragma unroll
-            for (int i = 0; i < PAIRS; ++i) squares = fmaf(x[i].x, x[i].x, fmaf(x[i].y, x[i].y, squares));
             // By the delta rule both are unit vectors, and the query is divided by the root of its size.
             float by = Kind::DELTA ? rsqrtf(sum_of_warp(squares) + 1e-6f) : 1;
             if (Kind::DELTA && part == QUERY) by = __fmul_rn(rsqrtf(KD), by);
@@ -88,11 +64,9 @@ struct Projected {
             }
         };
         float2 k[PAIRS], q[PAIRS];
-        read(KEY, layout.ring_key(), k);
-        if (!replayed) read(QUERY, layout.ring_query(), q);
-        write(KEY, key, k);
+        vector(KEY, layout.ring_key(), key, k);
         if (replayed) return;
-        write(QUERY, query, q);
+        vector(QUERY, layout.ring_query(), query, q);
         float dot = 0;
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) dot = fmaf(q[i].x, k[i].x, fmaf(q[i].y, k[i].y, dot));

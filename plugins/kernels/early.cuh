@@ -10,11 +10,6 @@ __device__ __forceinline__ void begin_next() {
 #endif
 }
 
-// Bring what is read later to the second-level cache; before the wait, constants.
-__device__ __forceinline__ void prefetch(const void* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(at)));
-}
-
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

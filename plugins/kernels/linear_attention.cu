@@ -19,21 +19,21 @@ __device__ void convolve(const typename T::Element* given, const typename T::Ele
                          const Runs& runs, const int* run_of_token, int count, const Layout<Kind>& layout, int history,
                          float* rows) {
     __shared__ Tap<T> taps[MAX_KERNEL];
+    wait_for_previous();
+    begin_next();  // now all kernels before the previous one are complete, so the next two may read what they wrote
     int replays = runs.replays * count, entry = blockIdx.x, token = entry - replays;
     int number = token < 0 ? entry / runs.replays : run_of(runs, run_of_token, token);
     if (number < 0) return;  // padding
     Run run(runs, number);
     i64 position = token < 0 ? run.index - runs.replays + entry % runs.replays : run.index + token - run.first;
     if (!run.count || position < run.covered) return;
-    int before = weights.kernel - 1, lane = threadIdx.x % 32, job = blockIdx.y * 4 + threadIdx.x / 32;
-    weights.prefetch(layout, job, lane);
-    wait_for_previous();
-    begin_next();  // now all kernels before the previous one are complete, so the next two may read what they wrote
+    int before = weights.kernel - 1;
     if (threadIdx.x <= before)
         taps[threadIdx.x] = tap_at<T>(position - before + threadIdx.x, run, given, layout.given_pitch, recent,
                                       layout.width(), history);
     __syncthreads();
 
+    int lane = threadIdx.x % 32, job = blockIdx.y * 4 + threadIdx.x / 32;
     float* to = rows + static_cast<i64>(entry) * layout.pitch();
     Projected<T, Kind> projected{taps, weights, layout};
     if (job < layout.key_heads) {

@@ -89,25 +89,11 @@ __device__ void advance(State<Kind>& state, const Token<Kind, WARPS>* tokens, co
     }
 }
 
-constexpr int AHEAD = 640;  // tiles between the one that a block works on and the one whose state it prefetches
-
-// Bring the state of a later tile of windows, whose runs are the slots, to the second-level cache: a block reads and
-// writes too little at once to keep memory busy. Its columns in a row are one cache line.
-template <class Kind, int WARPS>
-__device__ void prefetch_state(const Scanned& scanned, const Layout<Kind>& layout, int tile) {
-    int slices = (layout.value_dim + Tile<Kind, WARPS>::WIDTH - 1) / Tile<Kind, WARPS>::WIDTH;
-    const float* state = scanned.states + static_cast<i64>(tile / slices) * Kind::KD * layout.value_dim +
-                         tile % slices * Tile<Kind, WARPS>::WIDTH;
-    for (int key = threadIdx.x; key < Kind::KD; key += 32 * WARPS) prefetch(state + key * layout.value_dim);
-}
-
 // A tile for each block: grid (tiles of a run * runs).
 template <class Kind, int WARPS>
 __device__ void scan(const Scanned& scanned, const Runs& runs, const Layout<Kind>& layout) {
     __shared__ __align__(16) Token<Kind, WARPS> stages[2][STAGED];
     begin_next();
-    int later = blockIdx.x + AHEAD;
-    if (!runs.slots && later < static_cast<int>(gridDim.x)) prefetch_state<Kind, WARPS>(scanned, layout, later);
     Tile<Kind, WARPS> tile(scanned, runs, layout, blockIdx.x);
     if (!tile.tokens) return;
     // The previous kernel writes rows alone, so the state may be read before it has ended.
