@@ -26,7 +26,6 @@ struct Bf16 {
     static __device__ float load1(const u16* at) { return unpack(*at).x; }
     static __device__ float2 load2(const u16* at) { return unpack(two(at)); }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
-    static __device__ void copy2(u16* to, const u16* from) { *reinterpret_cast<u32*>(to) = two(from); }
     static __device__ float2 rounded2(float2 x) { return unpack(pack(x)); }
 
     // c[16 x 8] += a[16 x 16] b[16 x 8], each in the fragments of mma.m16n8k16.
@@ -55,7 +54,6 @@ struct Fp16 {
     static __device__ float load1(const u16* at) { return unpack(*at).x; }
     static __device__ float2 load2(const u16* at) { return unpack(two(at)); }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
-    static __device__ void copy2(u16* to, const u16* from) { *reinterpret_cast<u32*>(to) = two(from); }
     static __device__ float2 rounded2(float2 x) { return unpack(pack(x)); }
 
     static __device__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -72,6 +70,5 @@ struct Fp32 {
     static __device__ float load1(const float* at) { return *at; }
     static __device__ float2 load2(const float* at) { return *reinterpret_cast<const float2*>(at); }
     static __device__ void store2(float* at, float2 x) { *reinterpret_cast<float2*>(at) = x; }
-    static __device__ void copy2(float* to, const float* from) { store2(to, load2(from)); }
     static __device__ float2 rounded2(float2 x) { return x; }
 };

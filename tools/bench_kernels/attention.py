@@ -4,13 +4,14 @@ python -m tools.bench_kernels attention                     # 32 heads, 8 KV hea
 python -m tools.bench_kernels attention --splits 2 --batch 16 --new 5
 python -m tools.bench_kernels attention --runs --new 512 --new 2048 --context 8000
 python -m tools.bench_kernels attention --kv-dtype float8_e4m3fn --alone
+python -m tools.bench_kernels attention --batch-invariant --heads 16 --kv-heads 4 --head-dim 256 --alone
 
 Next to it are onnxruntime's PagedAttention and torch's scaled_dot_product_attention. Times are microseconds per layer.
 The floor is the time to read keys and values once.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -76,6 +77,9 @@ def main(
         int | None, typer.Option(help="Thread blocks that share a row's keys. Default: the kernel's choice.")
     ] = None,
     runs: Annotated[bool, typer.Option(help="New tokens are prompt chunks instead of draft windows.")] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Time the form whose bits do not depend on the batch.")
+    ] = False,
     alone: Annotated[bool, typer.Option(help="Time this kernel only, no other implementation.")] = False,
     out: Json = None,
 ) -> None:
@@ -84,7 +88,10 @@ def main(
     shapes += [] if batch or new else [(1, 512, True)]
     cached = getattr(torch, kv_dtype or dtype)
     lines: list[Row] = []
-    with compiled_kernels("attention", "attention_float8", dtypes=[dtype]) as launch_context:
+    with compiled_kernels("attention", "attention_float8", dtypes=[dtype], head_dims=[head_dim]) as launch_context:
+        if batch_invariant:
+            sizes = {"window+1": max(tokens for _, tokens, _ in shapes), "query": 2048}
+            launch_context = replace(launch_context, sizes=sizes, batch_invariant=True)
         for rows, tokens, are_runs in shapes:
             shape = Shape(rows, tokens, context, heads, kv_heads, head_dim, getattr(torch, dtype), cached, are_runs)
             ours = window_attention(shape, launch_context, splits)
