@@ -6,9 +6,10 @@ stands for the same launches; only the contents of the tensors may change.
 
 import gc
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tandemrt.engines.contract.calls import MAX_GRAPH_TOKENS
@@ -20,6 +21,8 @@ MAX_PROMPT_GRAPHS = 128  # shapes with prompts that are remembered, both capture
 WARM_UPS = 3  # in their first runs, engines choose kernels, grow their arenas and initialize libraries
 
 log = logging.getLogger(__name__)
+# One capture at a time in a process: torch waits for the device before each, which would break another.
+_capturing = threading.RLock()
 
 
 class Graphs:
@@ -135,15 +138,13 @@ class Graphs:
 
 
 def captured(work: Callable[[], None], *, waits: bool = True) -> Any:
-    """Return a CUDA graph of ``work``.
+    """Return a CUDA graph of ``work``, after captures of other threads.
 
     ``waits``: first wait for the device, and release the free memory of torch's allocator.
     """
     graph = torch.cuda.CUDAGraph()  # has its own memory pool: torch cannot reuse a shared one after a failure
     # Relaxed: other threads may use CUDA and libraries may allocate; that does not become part of the graph.
-    collecting = gc.isenabled()
-    gc.disable()  # releasing device memory or library handles would break the capture
-    try:
+    with _capturing, _uncollected():
         if waits:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
                 work()
@@ -152,10 +153,19 @@ def captured(work: Callable[[], None], *, waits: bool = True) -> Any:
         with ExitStack() as always:
             always.callback(graph.capture_end)
             work()
+    return graph
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause garbage collection: releasing device memory or library handles would break a capture."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    return graph
 
 
 def _restore(state: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,19 @@ def test_a_subgraph_with_prompts_that_waits_runs_eagerly_afterwards() -> None:
         torch.cuda.synchronize()
     assert metrics.eager_runs == {"prompts": 4, "capture-failed": 2}
     assert (metrics.graphs_captured, y.tolist()) == (1, [7] * 5)
+
+
+def test_bundles_of_one_process_capture_at_the_same_time() -> None:
+    def capture(count: int) -> int:
+        y = torch.zeros(5, device="cuda")
+        found, metrics = graphs()
+        with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
+            for key in range(count):
+                found.run(key, lambda key=key: torch.add(torch.ones_like(y), key, out=y), outputs=[y])  # type: ignore[misc]
+        return metrics.graphs_captured
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(capture, [50] * 4)] == [50] * 4
 
 
 def test_a_subgraph_is_captured_after_a_failed_capture_of_another() -> None:
