@@ -79,6 +79,7 @@ _35B_A3B = _LAYERS_OF_QWEN3_5 | {"num_experts": 256, "num_experts_per_tok": 8, "
 _35B_A3B |= {"shared_expert_intermediate_size": 512}
 _HYBRID = {"head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
 _HYBRID |= {"linear_value_head_dim": 32}
+_MIXED_HYBRID = _MIXTURE | _HYBRID | {"shared_expert_intermediate_size": 64}
 _SIZES: dict[tuple[str, str], Dims] = {
     ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
     ("llama", "70b"): _dims(128_256, 8192, 28_672, 80, 64, 8, 131_072),
@@ -96,16 +97,14 @@ _SIZES: dict[tuple[str, str], Dims] = {
     ("qwen3", "small"): _SMALL | {"head_dim": 64},
     ("qwen3_moe", "small"): _SMALL | _MIXTURE,
     ("qwen3_5_text", "small"): _SMALL | _HYBRID,
-    ("qwen3_5_moe_text", "small"): _SMALL
-    | _HYBRID
-    | _MIXTURE
-    | {"head_dim": 64, "shared_expert_intermediate_size": 64},
+    ("qwen3_5_moe_text", "small"): _SMALL | _MIXED_HYBRID,
     ("llama", "tiny"): _TINY,
     ("mistral", "tiny"): _TINY,
     ("qwen2", "tiny"): _TINY,
     ("qwen3", "tiny"): _TINY | {"head_dim": 32},
     ("qwen3_moe", "tiny"): _TINY | _MIXTURE,
     ("qwen3_5_text", "tiny"): _TINY | _HYBRID,
+    ("qwen3_5_moe_text", "tiny"): _TINY | _MIXED_HYBRID,
 }
 
 _STORED = {
