@@ -5,7 +5,6 @@ dequantized weights and torch's grouped matmuls (plugins/kernels/experts_grouped
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,39 +13,20 @@ import torch
 
 from tandemrt.plugins.kernels.experts import EmptyCall, Mixture, Weights, require_counts
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, GroupedWeight, has_groups
-from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, suffix
-from tandemrt.plugins.operators import float4
+from tandemrt.plugins.kernels.low_bit_format import FLOAT4, FLOAT8, INT4, INT8, Format, dequantization
+from tandemrt.plugins.kernels.module import KernelModule, Tensors, suffix
 from tandemrt.plugins.operators.constants import LOW_BIT_EXPERTS_MULTIPLE
-from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
+from tandemrt.plugins.operators.int4_layout import padded_inner
 from tandemrt.plugins.operators.launch import Call, Context
 
 _MANY_PAIRS = 32  # pairs per expert, if routing is uniform, from which on dequantized weights are faster
 _MOST_SCRATCH = 1 << 30  # bytes of a dequantized weight
-_THREADS = 256  # of a block that dequantizes
+
+# Arguments of the kernels: numbers, scales, zero points or factors, a shift
+_Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, np.int32]
 
 
-@dataclass(frozen=True)
-class _Format:
-    """``bits`` per number, the ``groups`` of inputs that may share a scale, and what else describes a weight."""
-
-    numbers: str
-    bits: int
-    groups: tuple[int, ...]
-    more: str = ""
-
-    def scales_of_output(self, inner: int, group: int) -> int:
-        return padded_inner(inner) // CHUNK if self.groups == (CHUNK,) else scales_of_output(inner, group)
-
-
-_FORMATS = (
-    _Format("int4", 4, GROUP_SIZES, "zeros"),
-    _Format("int8", 8, GROUP_SIZES),
-    _Format("float4", 4, float4.GROUP_SIZES, "factors"),
-    _Format("float8", 8, (CHUNK,)),
-)
-
-
-def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
+def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """Bind the operator. Raises ValueError for dtypes, shapes and sizes that the kernels do not support."""
     x, logits, mixed, gate_up = (tensors[name] for name in ("x", "router_logits", "mixed", "gate_up"))
     hidden, experts = x.shape[-1], logits.shape[-1]
@@ -61,8 +41,8 @@ def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], cont
     last = _weight(form, tensors, "down", experts * hidden, width, attributes["down_group"])
     if not x.numel():
         return EmptyCall()
-    kind = "_zeros" if form.more == "zeros" and both[2] is not None else ""
-    file, pairs = f"experts_{form.numbers}", logits.numel() // experts * attributes["per_token"]
+    kind = form.variant(both[2])
+    file, pairs = f"experts_{form.name}", logits.numel() // experts * attributes["per_token"]
     many = pairs >= _MANY_PAIRS * experts and len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
     if context.batch_invariant or not many or not has_groups(x, context):
         return Mixture(tensors, attributes, context, Weights(both, last, width, file, kind))
@@ -71,28 +51,28 @@ def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], cont
 
 
 def _dequantized(
-    context: Context, x: torch.Tensor, file: str, kind: str, *weights: tuple[tuple[Any, ...], int]
+    context: Context, x: torch.Tensor, file: str, kind: str, *weights: tuple[_Weight, int]
 ) -> tuple[GroupedWeight, GroupedWeight]:
     """Bind dequantization of the two ``weights``, each with its inputs, to scratch memory that an engine shares."""
     make = KernelModule.of(context, file).kernel(f"weights{kind}_{suffix(x)}")
     size = max(len(numbers) * inner for (numbers, *_), inner in weights)
     scratch = context.get_or_create(("dequantized experts", x.dtype, size), lambda: x.new_empty(size))
 
-    def bound(weight: tuple[Any, ...], inner: int) -> GroupedWeight:
-        numbers, scales, more, shift = weight
-        values = scratch[: len(numbers) * inner].view(-1, inner)
-        grid, sizes = (-(-numbers.numel() // 16 // _THREADS), 1, 1), (np.int32(len(values)), np.int32(inner), shift)
-        return GroupedWeight(values, Launch(make, grid, (_THREADS, 1, 1), numbers, scales, more, *sizes, values))
+    def bound(weight: _Weight, inner: int) -> GroupedWeight:
+        values = scratch[: len(weight[0]) * inner].view(-1, inner)
+        return GroupedWeight(values, dequantization(make, *weight, values))
 
     both, last = (bound(weight, inner) for weight, inner in weights)
     return both, last
 
 
-launch_int4, launch_int8, launch_float4, launch_float8 = (partial(_launch, form) for form in _FORMATS)
+launch_int4, launch_int8, launch_float4, launch_float8 = (
+    partial(_launch, form) for form in (INT4, INT8, FLOAT4, FLOAT8)
+)
 
 
-def _weight(form: _Format, tensors: Tensors, name: str, rows: int, inner: int, group: int) -> tuple[Any, ...]:
-    """Return the kernels' arguments for a weight [rows, inner]: numbers, scales, zero points or factors, a shift."""
+def _weight(form: Format, tensors: Tensors, name: str, rows: int, inner: int, group: int) -> _Weight:
+    """Return the kernels' arguments for a weight [rows, inner]. Raises ValueError for other shapes."""
     weight, scales = tensors[name], tensors[f"{name}_scales"]
     if group not in form.groups:
         raise ValueError(f"{name}: a scale for {', '.join(map(str, form.groups))} inputs is needed, got {group}")

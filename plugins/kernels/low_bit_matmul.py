@@ -14,38 +14,20 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.linear import BatchInvariantMatmul
+from tandemrt.plugins.kernels.low_bit_format import FLOAT4, INT4, INT8, THREADS, Format, dequantization
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
-from tandemrt.plugins.operators import float4
-from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
+from tandemrt.plugins.operators.int4_layout import CHUNK, padded_inner
 from tandemrt.plugins.operators.launch import Call, Context
 
 _OUTPUTS, _INPUTS = 8, 32  # required multiples
 _MAX_ROWS = 64  # rows of the kernel that reads the weight once
 _SCRATCH = 64 << 20  # bytes of dequantized weights
-_WARPS = 8  # warps per block; they split the inputs (split-K)
-_THREADS = 32 * _WARPS
+_WARPS = THREADS // 32  # of a block; they split the inputs (split-K)
 _OF_WARP = 32  # outputs
 
 
-@dataclass(frozen=True)
-class _Format:
-    """A format of weights: its kernel file ``name``, ``bits`` per number, and the group sizes that share a scale.
-
-    ``more``: the name of the tensor that further describes the weight.
-    """
-
-    name: str
-    bits: int
-    groups: tuple[int, ...]
-    more: str
-
-
-_INT4, _INT8 = _Format("int4", 4, GROUP_SIZES, "zeros"), _Format("int8", 8, GROUP_SIZES, "zeros")
-_FLOAT4 = _Format("float4", 4, float4.GROUP_SIZES, "factors")
-
-
-def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
+def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """Bind an operator. The number of rows alone selects the implementation; for batch invariance their kind does."""
     group_size = attributes["group_size"]
     if not context.batch_invariant:
@@ -58,7 +40,7 @@ def _launch(form: _Format, tensors: Tensors, attributes: Mapping[str, Any], cont
     return CallInParts(calls)
 
 
-launch_int4, launch_int8, launch_float4 = (partial(_launch, form) for form in (_INT4, _INT8, _FLOAT4))
+launch_int4, launch_int8, launch_float4 = (partial(_launch, form) for form in (INT4, INT8, FLOAT4))
 
 
 def rows_in_parts(operands: "_Operands", context: Context) -> list[Call]:
@@ -74,7 +56,7 @@ class _Operands:
     ``more``: zero points or factors. Group size: the smallest one of ``form``, << ``shift``.
     """
 
-    form: _Format
+    form: Format
     x: torch.Tensor
     weight: torch.Tensor
     scales: torch.Tensor
@@ -83,7 +65,7 @@ class _Operands:
     shift: int
 
     @classmethod
-    def of(cls, form: _Format, tensors: Tensors, group_size: int) -> "_Operands":
+    def of(cls, form: Format, tensors: Tensors, group_size: int) -> "_Operands":
         """Check the tensors. Raises ValueError for shapes that do not match or that no kernel supports."""
         x, weight, scales, out = (tensors[name] for name in ("x", "weight", "scales", "out"))
         inner, width = x.shape[-1], out.shape[-1]
@@ -96,10 +78,8 @@ class _Operands:
             )
         if weight.shape != (shape := (width, padded_inner(inner) * form.bits // 8)):
             raise ValueError(f"weight: {shape} is needed, got {tuple(weight.shape)}")
-        if scales.shape != (width, scales_of_output(inner, group_size)):
-            raise ValueError(
-                f"scales: {(width, scales_of_output(inner, group_size))} is needed, got {tuple(scales.shape)}"
-            )
+        if scales.shape != (shape := (width, form.scales_of_output(inner, group_size))):
+            raise ValueError(f"scales: {shape} is needed, got {tuple(scales.shape)}")
         flat = x.view(-1, inner), weight, scales, tensors.get(form.more), out.view(-1, width)
         return cls(form, *flat, form.groups.index(group_size))
 
@@ -117,8 +97,7 @@ class _Operands:
 
     def kernel(self, module: KernelModule, name: str, *, shared: int = 0) -> Any:
         """Return the kernel ``name`` for these operands."""
-        zeros = "_zeros" if self.form.more == "zeros" and self.more is not None else ""
-        return module.kernel(f"{name}{zeros}_{suffix(self.x)}", shared=shared)
+        return module.kernel(f"{name}{self.form.variant(self.more)}_{suffix(self.x)}", shared=shared)
 
 
 class FewRows:
@@ -135,7 +114,7 @@ class FewRows:
         self._launch = Launch(
             kernel,
             grid,
-            (_THREADS, 1, 1),
+            (THREADS, 1, 1),
             *(o.x, o.weight, o.scales, o.more, *sizes, o.out),
             shared=shared,
             cluster=tile.blocks,
@@ -164,11 +143,8 @@ class ManyRows:
         for first in range(0, o.width, step):
             part = slice(first, min(first + step, o.width))
             numbers = scratch[: (part.stop - first) * o.inner].view(-1, o.inner)
-            grid = (-(-numbers.shape[0] * o.weight.shape[1] // 16 // _THREADS), 1, 1)
-            sizes = (np.int32(len(numbers)), np.int32(o.inner), np.int32(o.shift))
             more = None if o.more is None else o.more[part]
-            arguments = (o.weight[part], o.scales[part], more, *sizes, numbers)
-            made = Launch(kernel, grid, (_THREADS, 1, 1), *arguments)
+            made = dequantization(kernel, o.weight[part], o.scales[part], more, np.int32(o.shift), numbers)
             multiply = BatchInvariantMatmul if context.batch_invariant else _Multiplication
             self._parts.append((made, multiply(context, o.x, numbers, o.out[:, part])))
 
