@@ -66,11 +66,12 @@ def write_per_channel(
     entries = [entry for module, scheme in rounded.items() for entry in rounding.entries(module, scheme)]
     file = folder / FILE
     write_safetensors(file, [*expert_entries(checkpoint, experts), *entries, *kept], progress=progress)
-    written = replace(checkpoint, tensors=read_header(file), files=(file,))
+    tensors = read_header(file)
+    written = replace(checkpoint, tensors=tensors, files=(file,))
     if quantization.has_group_scales:
         scheme_config = _config(list(rounded), float8_cache=quantization.float8_cache)
         config = {**checkpoint.config, "quantization_config": scheme_config}
-        written = Checkpoint(checkpoint.folder, config, read_header(file), (file,))
+        written = Checkpoint(checkpoint.folder, config, tensors, (file,))
     error = math.sqrt(rounding.changed / rounding.total) if rounding.total else 0.0
     return PerChannelCheckpoint(written, error, len(experts))
 

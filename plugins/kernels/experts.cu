@@ -103,12 +103,12 @@ __device__ void sum_places(
     extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                 \
         const Element_##NAME* x, const Element_##NAME* weight, const int* order, const int4* items,                   \
         const int* item_count, int hidden, int width, int per_token, Element_##NAME* activated) {                     \
-        gate_up(x, weight, Unquantized<T>{}, order, items, item_count, hidden, width, per_token, activated);                         \
+        gate_up(x, weight, Unquantized<T>{}, order, items, item_count, hidden, width, per_token, activated);          \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) down_##NAME(                                    \
         const Element_##NAME* activated, const Element_##NAME* weight, const int* order, const int4* items,           \
         const int* item_count, const float* weights, int hidden, int width, float* parts) {                           \
-        down(activated, weight, Unquantized<T>{}, order, items, item_count, weights, hidden, width, parts);                          \
+        down(activated, weight, Unquantized<T>{}, order, items, item_count, weights, hidden, width, parts);           \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) sum_##NAME(                                                 \
         const float* parts, int per_token, int hidden, Element_##NAME* mixed) {                                       \

@@ -5,6 +5,7 @@ int8_matmul, float4_matmul). The weights of all experts are concatenated, gates 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -37,24 +38,6 @@ def int4_experts(
     return _mixture(x, router_logits, both, last, per_token, normalized)
 
 
-def int8_experts(
-    x: np.ndarray,
-    router_logits: np.ndarray,
-    gate_up: np.ndarray,
-    down: np.ndarray,
-    gate_up_scales: np.ndarray,
-    down_scales: np.ndarray,
-    *,
-    per_token: int,
-    normalized: int,
-    gate_up_group: int,
-    down_group: int,
-) -> np.ndarray:
-    """Return the mixture for weights of 8-bit integers."""
-    both = int8_values(gate_up, gate_up_scales, gate_up_group)
-    return _mixture(x, router_logits, both, int8_values(down, down_scales, down_group), per_token, normalized)
-
-
 def float4_experts(
     x: np.ndarray,
     router_logits: np.ndarray,
@@ -76,27 +59,6 @@ def float4_experts(
     return _mixture(x, router_logits, both, last, per_token, normalized)
 
 
-def float8_experts(
-    x: np.ndarray,
-    router_logits: np.ndarray,
-    gate_up: np.ndarray,
-    down: np.ndarray,
-    gate_up_scales: np.ndarray,
-    down_scales: np.ndarray,
-    *,
-    per_token: int,
-    normalized: int,
-    gate_up_group: int,
-    down_group: int,
-) -> np.ndarray:
-    """Return the mixture for weights in float8_e4m3fn, by the order of int8_matmul, with float32 scales per 128 inputs.
-
-    Both groups are 128.
-    """
-    both = float8_values(gate_up, gate_up_scales, gate_up_group)
-    return _mixture(x, router_logits, both, float8_values(down, down_scales, down_group), per_token, normalized)
-
-
 def float8_values(weight: np.ndarray, scales: np.ndarray, group_size: int) -> np.ndarray:
     """Return the values of a weight, float64 [width, padded]."""
     numbers: np.ndarray = bytes_from_tiles(weight).view(FLOAT8).astype(np.float64)
@@ -110,6 +72,29 @@ VALUES: Mapping[str, Callable[..., np.ndarray]] = {
     "float4": float4_values,
     "float8": float8_values,
 }
+
+
+def _scaled_experts(
+    values: Callable[..., np.ndarray],
+    x: np.ndarray,
+    router_logits: np.ndarray,
+    gate_up: np.ndarray,
+    down: np.ndarray,
+    gate_up_scales: np.ndarray,
+    down_scales: np.ndarray,
+    *,
+    per_token: int,
+    normalized: int,
+    gate_up_group: int,
+    down_group: int,
+) -> np.ndarray:
+    """Return the mixture for weights that nothing but scales describes; ``values`` of numbers, scales and a group."""
+    both, last = values(gate_up, gate_up_scales, gate_up_group), values(down, down_scales, down_group)
+    return _mixture(x, router_logits, both, last, per_token, normalized)
+
+
+# float8_e4m3fn, in the order of int8_matmul, has float32 scales per 128 inputs: both groups are 128.
+int8_experts, float8_experts = partial(_scaled_experts, int8_values), partial(_scaled_experts, float8_values)
 
 
 def _mixture(
