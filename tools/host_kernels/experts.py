@@ -1,6 +1,5 @@
 """Cases of the matmuls of experts on a CPU."""
 
-import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
 from tandemrt.plugins.reference.low_bit_experts import VALUES
 from tandemrt.plugins.reference.swiglu import swiglu
-from tools.host_kernels.library import DTYPES, THREADS, address, allow, at_end, equal
+from tools.host_kernels.library import DTYPES, THREADS, address, allow, at_end, equal, require_near, weight_addresses
 
 EXPERTS = {
     "experts_int4": GROUP_SIZES,
@@ -49,12 +48,12 @@ class ExpertsCase:
         assert equal(self._gate_up(library, alone, _BLOCKS[1]), activated), f"{what}: activations alone differ"
         both = self._values("gate_up").reshape(_COUNT, 2 * self.width, -1)[:, :, :hidden]
         rows, experts = t["x"].astype(np.float64)[t["order"] // _CHOICES], np.repeat(np.arange(_COUNT), _PAIRS)
-        _near(activated, swiglu(np.einsum("eoi,pi->peo", both, rows)[np.arange(len(rows)), experts]), what)
+        require_near(activated, swiglu(np.einsum("eoi,pi->peo", both, rows)[np.arange(len(rows)), experts]), what)
         parts = self._down(library, activated, together, _BLOCKS[0])
         assert equal(self._down(library, activated, alone, _BLOCKS[1]), parts), f"{what}: results alone differ"
         down = self._values("down").reshape(_COUNT, hidden, -1)[:, :, : self.width]
         exact = np.einsum("eoi,pi->peo", down, activated.astype(np.float64))[np.arange(len(rows)), experts]
-        _near(parts[t["order"]], exact * t["shares"][t["order"], None], what)
+        require_near(parts[t["order"]], exact * t["shares"][t["order"], None], what)
         values = self._values("down")[:, : self.width].astype(np.float32).astype(DTYPES[self.dtype])
         assert (self._dequantized(library) == values).all(), f"{what}: dequantized weights differ"
 
@@ -91,9 +90,7 @@ class ExpertsCase:
         return out
 
     def _weight(self, name: str) -> tuple[Any, ...]:
-        parts = [self.tensors.get(each) for each in (name, f"{name}_scales")]
-        more = self.tensors.get(f"{name}_zeros", self.tensors.get(f"{name}_factors"))
-        pointers: list[ctypes.c_void_p | None] = [None if each is None else address(each) for each in (*parts, more)]
+        pointers = weight_addresses(self.tensors, name, f"{name}_")
         return *pointers, EXPERTS[self.name].index(self.group)
 
     def _values(self, name: str) -> np.ndarray:
@@ -148,8 +145,3 @@ def _items(most: int) -> np.ndarray:
         found += [(expert, first + at, min(most, pairs - at), 0) for at in range(0, pairs, most)]
         first += pairs
     return at_end(np.array(found, np.int32))
-
-
-def _near(found: np.ndarray, exact: np.ndarray, what: str) -> None:
-    error = np.abs(found.astype(np.float64) - exact)
-    assert (error <= 2.0**-7 * (np.abs(exact) + np.abs(exact).mean())).all(), f"{what}: results differ"

@@ -2,7 +2,7 @@
 
 import ctypes
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,18 @@ def address(tensor: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.ctypes.data)
 
 
+def weight_addresses(tensors: Mapping[str, np.ndarray], name: str, of: str = "") -> list[ctypes.c_void_p | None]:
+    """Return those of the numbers ``name``, and of the scales and the zero points or factors that begin with ``of``."""
+    more = tensors.get(f"{of}zeros", tensors.get(f"{of}factors"))
+    return [None if each is None else address(each) for each in (tensors[name], tensors[f"{of}scales"], more)]
+
+
 def equal(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether both have the same bits."""
     return one.tobytes() == other.tobytes()
+
+
+def require_near(found: np.ndarray, exact: np.ndarray, what: str) -> None:
+    """Raise AssertionError unless ``found`` is ``exact`` but for rounding to 16 bits."""
+    error = np.abs(found.astype(np.float64) - exact)
+    assert (error <= 2.0**-7 * (np.abs(exact) + np.abs(exact).mean())).all(), f"{what}: results differ"

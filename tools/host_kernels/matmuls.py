@@ -1,6 +1,5 @@
 """Cases of low-bit matmuls on a CPU."""
 
-import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from tandemrt.plugins.implementations import reference
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES, padded_inner, scales_of_output
-from tools.host_kernels.library import DTYPES, THREADS, address, allow, at_end, equal
+from tools.host_kernels.library import DTYPES, THREADS, address, allow, at_end, equal, require_near, weight_addresses
 
 GROUPS = {"int4": GROUP_SIZES, "int8": GROUP_SIZES, "float4": float4.GROUP_SIZES}
 _SIZES = ((8, 128), (56, 1120), (40, 32), (24, 192))  # outputs and inputs
@@ -42,10 +41,8 @@ class MatmulCase:
     def check(self, library: Any) -> None:
         """Raise AssertionError, which names the case, for a difference."""
         what = f"{self.name} {self.dtype}, groups of {self.group}, {self.width} x {self.inner}, {sorted(self.tensors)}"
-        expected = self._defined(self.tensors["x"])
         found = self._matmul(library, _ROWS[-1], 1)
-        near = np.abs(found.astype(np.float64) - expected) <= 2.0**-7 * (np.abs(expected) + np.abs(expected).mean())
-        assert near.all(), f"{what}: results differ"
+        require_near(found, self._defined(self.tensors["x"]), what)
         for rows in _ROWS:
             assert equal(self._matmul(library, rows, 1), found[:rows]), f"{what}: {rows} rows have other bits"
         if self.inner <= 1024:  # of more, two blocks add in another order
@@ -65,7 +62,13 @@ class MatmulCase:
         x, out = at_end(self.tensors["x"][:rows]), np.zeros((rows, self.width), DTYPES[self.dtype])
         self._allow(library, x)
         library.matmul(
-            *(getattr(library, f"matmul_{tile}{self.suffix}"), address(x), *self._addresses(), rows, self.width),
+            *(
+                getattr(library, f"matmul_{tile}{self.suffix}"),
+                address(x),
+                *weight_addresses(self.tensors, "weight"),
+                rows,
+                self.width,
+            ),
             *(self.inner, GROUPS[self.name].index(self.group), address(out), -(-self.width // 32), blocks),
             4 * THREADS // 32 * tile * _PITCH,
         )
@@ -75,18 +78,18 @@ class MatmulCase:
         out, weight = np.zeros((self.width, self.inner), DTYPES[self.dtype]), self.tensors["weight"]
         self._allow(library)
         library.weights(
-            *(getattr(library, f"weights{self.suffix}"), *self._addresses(), self.width, self.inner),
+            *(
+                getattr(library, f"weights{self.suffix}"),
+                *weight_addresses(self.tensors, "weight"),
+                self.width,
+                self.inner,
+            ),
             *(GROUPS[self.name].index(self.group), address(out), -(-weight.nbytes // 16 // THREADS)),
         )
         return out
 
     def _allow(self, library: Any, *more: np.ndarray) -> None:
         allow(library, (*self.tensors.values(), *more))
-
-    def _addresses(self) -> tuple[ctypes.c_void_p | None, ...]:
-        more = self.tensors.get("zeros", self.tensors.get("factors"))
-        parts = (self.tensors["weight"], self.tensors["scales"], more)
-        return tuple(None if part is None else address(part) for part in parts)
 
 
 def matmul_cases(name: str) -> Iterator[MatmulCase]:
