@@ -109,6 +109,7 @@ check: $(VENV)/.dev ## run ruff (lint and format) and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --collect-only -qq tests/gpu > /dev/null
 
 format: $(VENV)/.dev ## fix and format the code with ruff
 	$(BIN)/ruff check --fix

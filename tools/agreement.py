@@ -40,19 +40,20 @@ class Agreement:
 
 def measure(weights: Weights, shape: Shape, *, scales: list[float], temperature: float, window: int) -> list[Agreement]:
     """Return the agreement at each scale, over 512 random contexts and the same noise."""
-    device = weights["lm_head.weight"].device
+    embedding = weights["model.embed_tokens.weight"]
+    head = weights.get("lm_head.weight", embedding)  # not stored if it is tied to the embedding
+    device, vocab = head.device, head.shape[0]
     generator = torch.Generator(device).manual_seed(0)
-    vocab = weights["lm_head.weight"].shape[0]
     tokens = torch.randint(0, vocab, (_SEQUENCES, _LENGTH), generator=generator, device=device)
     noise = torch.rand(_SEQUENCES * _SCORED, vocab, generator=generator, device=device).clamp_(1e-7)
     noise = noise.log_().neg_().clamp_(1e-7).log_().neg_()
 
     def drawn(hidden: torch.Tensor) -> torch.Tensor:
         picked = _norm(hidden[:, -_SCORED:], weights["model.norm.weight"], shape).flatten(0, 1)
-        logits = (picked @ weights["lm_head.weight"].T).float()
+        logits = (picked @ head.T).float()
         return (logits / temperature + noise).argmax(-1).cpu()
 
-    first = _layer(functional.embedding(tokens, weights["model.embed_tokens.weight"]), weights, shape, 0, 1.0)
+    first = _layer(functional.embedding(tokens, embedding), weights, shape, 0, 1.0)
     draft = drawn(first)
     found = []
     for scale in scales:

@@ -69,9 +69,11 @@ class Linear:
 
     def _is_unquantized(self, w: Weights, inner: int) -> bool:
         names = [f"{name}.weight" for name in self.names]
-        if w.tiles(names, self.widths, inner) is not None or any(map(w.transposed, names)):
+        if w.tiles(names, self.widths, inner) is not None:
             return False
-        return not any(w.low_bit_format(f"{name}.weight") or w.scheme(name) for name in self.names)
+        if any(w.low_bit_format(f"{name}.weight") or w.scheme(name) for name in self.names):
+            return False
+        return not any(map(w.transposed, names))
 
     def _matmul(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)

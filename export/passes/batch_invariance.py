@@ -79,7 +79,8 @@ def make_batch_invariant(model: ir.Model) -> int:
 def _transposed(node: ir.Node) -> ir.Value | None:
     """Return the weight [width, inner] if ``node`` is a MatMul by a transposed weight, else None."""
     transpose = node.inputs[1].producer() if node.op_type == "MatMul" and node.inputs[1] is not None else None
-    return transpose.inputs[0] if transpose is not None and transpose.op_type == "Transpose" else None
+    weight = transpose.inputs[0] if transpose is not None and transpose.op_type == "Transpose" else None
+    return weight if weight is not None and len(dims_of(weight)) == 2 else None
 
 
 def _linear(node: ir.Node, weight: ir.Value) -> tuple[ir.Node, ...]:

@@ -20,6 +20,7 @@ from tandemrt.engines.validation.errors import BadRecipe
 from tandemrt.export.bundle.build import BuildReport, build
 from tandemrt.export.bundle.graphs import graphs
 from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.bundle.publish import publish
 from tandemrt.export.compile.backends import Compiled, compile_graph
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
@@ -33,7 +34,7 @@ from tandemrt.runtime.device.backends.executor import Executor
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, fused, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8
-from tests.makers import tiny_checkpoint, write_recipe
+from tests.makers import tiny_checkpoint, tiny_hybrid, tiny_latent, write_recipe
 
 TOKENS = [3, 1, 60, 12, 7, 7, 0, 41]
 SIZES = {"vocab_size": 64}  # a multiple of 8, as matmuls by cuBLASLt need
@@ -179,6 +180,23 @@ def test_float8_weights_have_it_by_default(tmp_path: Path) -> None:
     target, case = tiny_checkpoint(tmp_path / "t", head_dim=32), FLOAT8["compressed-tensors, channel, inputs by token"]
     quantized.rewrite(target, case.config, case.store)
     assert compiled(tmp_path, target, "", "bfloat16").engine.batch_invariant
+
+
+def test_weights_in_4_bits_have_it_if_a_recipe_requires_it(tmp_path: Path) -> None:
+    """In a model whose attention has a gate, the rows of queries and gates are put in order."""
+    sizes = {"hidden": 256, "intermediate_size": 256, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    publish(tiny_hybrid(tmp_path / "whole", **sizes), tmp_path / "t", "int4")
+    report = built(tmp_path, tmp_path / "t", "batch_invariant = true", "bfloat16")
+    assert report.manifest.engines["target"].batch_invariant
+
+
+def test_latent_attention_is_built_without_it(tmp_path: Path) -> None:
+    """Its matmuls by the weights of each head have no batch-invariant implementation."""
+    target = tiny_latent(tmp_path / "t")
+    found = compiled(tmp_path, target, "", "bfloat16")
+    assert not found.engine.batch_invariant
+    (note,) = [note for note in found.notes if "speculation may change last bits" in note]
+    assert "MatMul, the operator of 'layers.0/attention/MatMul" in note
 
 
 def test_a_recipe_is_refused_where_attention_sums_in_no_fixed_order(tmp_path: Path) -> None:

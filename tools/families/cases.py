@@ -335,6 +335,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "step3p5": lambda: AutoConfig.for_model(  # transformers has it as the text part of Step 3.7 alone
         "step3p7",
+        architectures=["Step3p7ForConditionalGeneration"],  # config.json of a saved one says so
         text_config=_DIMS
         | _EXPERTS
         | {
