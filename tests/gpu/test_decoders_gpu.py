@@ -20,6 +20,7 @@ SIZES = {"hidden_size": 128, "head_dim": 32}  # a head size that kernels are mad
 _OWN = ("phi4-mini", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 _LATENT = [case for case, make in FAMILIES.items() if "kv_lora_rank" in make().to_dict()]
 WIDE: dict[str, dict[str, int]] = {case: {} for case in (*_OWN, *_LATENT)}
+WIDE |= dict.fromkeys(("granite 4", "granite 4 dense"), SIZES | {"mamba_n_heads": 16})  # twice hidden_size / 16
 SHARE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of the largest logit, that rounding may cost
 
 

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
-from tandemrt.runtime.device.backends import ranks as backend_ranks
 from tandemrt.runtime.workers import ranks
 from tandemrt.runtime.workers.ranks import RankProcesses
 from tests.engine.decoding import make_checkpoint
@@ -223,13 +222,6 @@ NOT_INVARIANT = {"latent attention", "latent attention and experts", "Kimi delta
 MARKS = {"weights in float8": needs_float8}
 
 
-@pytest.fixture
-def every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not executed yet: once the tests pass, NOT_ON_GPUS loses the operators."""
-    monkeypatch.setattr(backend_ranks, "NOT_ON_GPUS", {})
-
-
-@pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=MARKS.get(kind, ())) for kind in QUANTIZED | UNQUANTIZED])
 def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) -> None:
     target, invariant = (QUANTIZED | UNQUANTIZED)[kind](tmp_path / "target"), kind not in NOT_INVARIANT
@@ -250,7 +242,6 @@ def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) 
             assert_near(found, logprobs(llm), 0.1)
 
 
-@pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("kind", UNQUANTIZED)
 def test_targets_of_any_kind_have_the_logits_of_transformers(tmp_path: Path, kind: str) -> None:
     """In float32: random routers and recurrent layers amplify the rounding of 16 bits."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine
 from tandemrt.engines.contract.calls import MAX_GRAPH_TOKENS
 from tandemrt.engines.validation.errors import BackendUnavailable, RankFailed, named
 from tandemrt.plugins.operators.launch import Call
@@ -43,18 +42,6 @@ from tandemrt.runtime.workers.ranks import RankProcesses
 
 _AHEAD = 32  # commands that rank 0 may write before a GPU's host has enqueued the first of them
 _HANDLE_BYTES = 64  # that ranks exchange on the host when GPUs exchange the parts
-# Operators, and what needs them: these ran over several ranks on CPUs alone.
-NOT_ON_GPUS = {
-    "scaled_matmul": "weights in float8",
-    "float8_matmul": "weights in float8",
-    "int4_matmul": "weights in 4 bits",
-    "int8_matmul": "weights in 8 bits",
-    "float4_matmul": "weights in 4 bits",
-    "experts": "experts",
-    "latent_attention": "latent attention",
-    "linear_attention": "recurrent layers",
-    "short_convolution": "recurrent layers",
-}
 
 
 class RankedEngine:
@@ -88,8 +75,8 @@ class RankedEngine:
     ) -> "RankedEngine":
         """Start the other ranks, and open the target of ``bundle`` on all; ``shared``: see Executor.open.
 
-        On GPUs, rank r has the r-th after ``device``. Raises as Executor.open and require_on_gpus do,
-        BackendUnavailable if there are too few GPUs, and RankFailed if another rank cannot open its part.
+        On GPUs, rank r has the r-th after ``device``. Raises as Executor.open does, BackendUnavailable if there are
+        too few GPUs, and RankFailed if another rank cannot open its part.
         """
         entry, count = bundle.engine("target"), 1 + len(bundle.manifest.ranks)
         on_gpu = device.type == "cuda"
@@ -98,8 +85,6 @@ class RankedEngine:
                 f"device: a target over {count} ranks needs as many GPUs from {str(device)!r} on, torch finds {found} "
                 "here in all; use another device, or build the bundle with a smaller tensor_parallel"
             )
-        if on_gpu:
-            require_on_gpus(entry)
         threads = threads or max(1, (os.cpu_count() or 1) // count)
         processes = RankProcesses(
             count,
@@ -189,17 +174,6 @@ class RankedCall:
         except BaseException as error:  # the other ranks wait for parts that will not come
             self._processes.fail(f"rank 0 failed: {named(error)}")
             self._processes.require()
-
-
-def require_on_gpus(entry: Engine) -> None:
-    """Raise BackendUnavailable for a target that several ranks run on CPUs alone so far."""
-    assert entry.decoder is not None
-    found = {NOT_ON_GPUS[step.name] for step in entry.decoder.operators if step.name in NOT_ON_GPUS}
-    if found:
-        raise BackendUnavailable(
-            f"device: a target over several ranks with {' and '.join(sorted(found))} ran on CPUs only and is rejected "
-            "on GPUs; build the bundle without tensor_parallel or from an unquantized dense checkpoint"
-        )
 
 
 def _writer(command: Sequence[np.ndarray]) -> Callable[[np.ndarray], None]:
