@@ -162,15 +162,15 @@ def serve(
 
 
 def _import_for_gpu(models: Sequence[str], options: RuntimeOptions) -> None:
-    """Begin to import what a GPU needs, in a thread, if one of ``models`` is a bundle for it.
+    """Begin to import torch in a thread, if one of ``models`` is a bundle for a GPU.
 
     torch takes longest of a start. Its files and libraries are read while this thread does other work.
+    cuda.core must not be imported here: while one thread imports it, it looks complete to others.
     """
 
     def run() -> None:
-        for name in ("torch", "cuda.core"):
-            with suppress(ImportError):  # reported when it is needed
-                import_module(name)
+        with suppress(ImportError):  # reported when it is needed
+            import_module("torch")
 
     for model in models:
         with suppress(TandemError, OSError, RuntimeError):  # reported later; RuntimeError: no thread could start

@@ -30,6 +30,20 @@ def test_a_gpu_that_is_not_there_is_refused_with_how_many_there_are(tiny_bundle:
         LLM(tiny_bundle, device="cuda:2")
 
 
+_SERVE = """
+import sys
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.cli.serve import _import_for_gpu
+_import_for_gpu(sys.argv[1:], RuntimeOptions(device="cuda"))
+import tandemrt.plugins.kernels.module
+"""
+
+
+def test_what_a_server_imports_early_is_complete_where_kernels_import_it(tiny_bundle: Path) -> None:
+    """A thread that imported cuda.core made it look complete to others, and the start failed."""
+    subprocess.run([sys.executable, "-c", _SERVE, str(tiny_bundle)], check=True)
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_fewer_threads_than_one_are_refused(tiny_bundle: Path, threads: int) -> None:
     with pytest.raises(BadRequest, match=f"threads: must be at least 1, received {threads}"):
