@@ -36,7 +36,6 @@ _ON_REQUEST = {
     "int4_matmul": "short prompts through 4-bit weights would be slower",
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",
-    "float8_window_attention": "what equal bits cost with a float8 cache is measured for one request only",
 }
 IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # graphs that are cut into steps over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with our plugins; TensorRT-RTX has no plugins

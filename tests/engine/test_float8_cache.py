@@ -193,16 +193,11 @@ def test_a_cache_is_in_float8_if_its_checkpoint_names_it_and_the_backend_support
     assert Decoder(target, "grouped", 1, kv_dtype=None)([[1, 2, 3]], [0]).isfinite().all()
 
 
-def test_a_float8_cache_turns_batch_invariance_off_unless_a_recipe_requires_it(tmp_path: Path) -> None:
-    target = scaled_checkpoint(tmp_path / "t")
-    for backend, required in ((PAGED, False), (f"{PAGED}\nbatch_invariant = true", True)):
-        recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=backend), dtype="bfloat16")
-        report = build(recipe, tmp_path / "bundle", force=True)
-        assert report.manifest.engines["target"].batch_invariant is required
-        said = (
-            "what equal bits cost with a float8 cache is measured for one request only; backend.batch_invariant = true"
-        )
-        assert any(said in note for note in report.notes) is not required
+def test_a_target_with_a_float8_cache_is_batch_invariant(tmp_path: Path) -> None:
+    recipe = Recipe.load(
+        write_recipe(tmp_path / "r.toml", target=scaled_checkpoint(tmp_path / "t"), backend=PAGED), dtype="bfloat16"
+    )
+    assert build(recipe, tmp_path / "bundle").manifest.engines["target"].batch_invariant
 
 
 @pytest.mark.parametrize(
