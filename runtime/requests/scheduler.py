@@ -95,7 +95,7 @@ class Scheduler:
         with self._changed:
             self._changed.notify_all()
 
-    def admit(self, slots: Slots, prompt_tokens: int | None = None) -> AdmittedRequests:
+    def admit(self, slots: Slots, prompt_tokens: int) -> AdmittedRequests:
         """Let ready requests join free slots, in fair order; a request whose grammar compiles delays no other.
 
         No more join once the requests in slots have ``prompt_tokens`` tokens to prefill, which is enough for a round:
@@ -119,7 +119,7 @@ class Scheduler:
             self._joining = [each for each in ordered if each.ready]
         missing = sum(running.prefill_end - running.prefilled for running in slots if running.prefilling)
         for queued in self._joining:
-            if prompt_tokens is not None and missing >= prompt_tokens:
+            if missing >= prompt_tokens:
                 break
             try:
                 running = slots.join(queued)  # removes it from the queue, see ``join``
