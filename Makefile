@@ -105,7 +105,7 @@ gpu:
 test-fast: $(VENV)/.dev ## run the tests that build nothing
 	$(BIN)/python -m pytest $(PARALLEL) tests/plain
 
-check: $(VENV)/.dev ## run ruff (lint and format) and mypy
+check: $(VENV)/.dev ## run ruff (lint and format) and mypy, and collect the tests that need a GPU
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
