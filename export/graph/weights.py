@@ -161,6 +161,10 @@ class Weights:
             return LowBitFormat(8, CHUNK, tiles=self.dtype, floats=True)
         return None
 
+    def quantized(self, module: str) -> LowBitFormat | Scheme | None:
+        """Return how the weight of ``module`` is quantized, by export/quantize/ or in the checkpoint, or None."""
+        return self.low_bit_format(f"{module}.weight") or self.scheme(module)
+
     def low_bit_formats(self, *, experts: bool | None = None) -> tuple[LowBitFormat, ...]:
         """Return the low-bit formats of weights that export/quantize/ wrote; ``experts``: of theirs, or of others."""
         ends = [packed_tensor_name("", numbers, "scales") for numbers in ("int8", "int4", "float4", "float8")]

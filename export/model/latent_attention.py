@@ -63,7 +63,7 @@ def _kept(x: ir.Value) -> list[int]:
 def _up_weights(b: GraphBuilder, w: Weights, spec: ModelSpec, latent: Latent, name: str) -> tuple[ir.Value, ir.Value]:
     """Return the weights from a latent vector to keys [heads, plain, rank] and to values [heads, value, rank]."""
     module, rows = f"{name}.kv_b_proj", spec.heads * (latent.plain + latent.value)
-    how = w.low_bit_format(f"{module}.weight") or w.scheme(module)
+    how = w.quantized(module)
     if how is None:
         weight = w(f"{module}.weight", (rows, latent.rank))
     elif isinstance(how, Scheme) and how.weight == "float8_e4m3fn":

@@ -69,17 +69,15 @@ class Linear:
 
     def _is_unquantized(self, w: Weights, inner: int) -> bool:
         names = [f"{name}.weight" for name in self.names]
-        if w.tiles(names, self.widths, inner) is not None:
+        if w.tiles(names, self.widths, inner) is not None or any(map(w.quantized, self.names)):
             return False
-        if any(w.low_bit_format(f"{name}.weight") or w.scheme(name) for name in self.names):
-            return False
-        return not any(map(w.transposed, names))
+        return not any(map(w.transposed, names))  # asked last: packed weights have other names
 
     def _matmul(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)
         if (tiles := w.tiles(names, self.widths, inner)) is not None:
             return tiled_matmul(b, x, tiles, width=self.width)
-        stored = [(w.low_bit_format(f"{name}.weight") or w.scheme(name)) for name in self.names]
+        stored = [w.quantized(name) for name in self.names]
         if len(parts := self._alike(stored)) > 1:
             return b.op("Concat", *(part(b, x, w) for part in parts), axis=-1)
         how = stored[0]
