@@ -27,6 +27,7 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+MANY = 1 << 20  # tokens to prefill: requests join whatever others have
 TOKENIZER = byte_tokenizer()
 VOCABULARY = vocabulary_from_tokenizer(TOKENIZER, 256)
 

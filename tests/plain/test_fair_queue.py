@@ -18,7 +18,7 @@ from tandemrt.runtime.requests.running import QueuedRequest
 from tandemrt.runtime.requests.scheduler import FairQueue, Scheduler
 from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.workers.clients import MAX_USERS, Client
-from tests.plain.requests import make_queued
+from tests.plain.requests import MANY, make_queued
 from tests.plain.test_scheduler import in_thread
 from tests.waiting import eventually
 
@@ -66,7 +66,7 @@ def requests(waiting: Iterable[QueuedRequest]) -> list[Request]:
 
 
 def joined(scheduler: Scheduler, slots: Slots) -> list[Request]:
-    return [running.request for running in scheduler.admit(slots, 1 << 20).joined]
+    return [running.request for running in scheduler.admit(slots, MANY).joined]
 
 
 def test_a_flooding_client_delays_another_by_one_slot_only() -> None:

@@ -19,10 +19,9 @@ from tandemrt.runtime.requests.request import Finish, Request
 from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints, RunningRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
-from tests.plain.requests import make_queued
+from tests.plain.requests import MANY, make_queued
 
 SLOTS, LIMIT = 2, 3
-MANY = 1 << 20  # tokens to prefill: requests join whatever others have
 
 
 class Turnstile:
