@@ -13,7 +13,7 @@ import torch
 from tools.filler_tokenizer import write_tokenizer
 from tools.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 from tools.random_checkpoint import Dtype, Family, Size, write_config
-from tools.random_pair import random_weights, special_ids, write_weights
+from tools.random_pair import random_tensors, special_ids, write_tensors
 
 Shapes = dict[str, tuple[int, ...]]
 REDUCED_VOCAB = 32_000  # tokens of EAGLE-3 heads
@@ -82,8 +82,9 @@ def write_draft(
     inside = layer | {"model_type": family, "num_hidden_layers": layers if kind is Kind.MTP else count}
     fields = {"speculators_model_type": kind.value, "transformer_layer_config": inside}
     (folder / "config.json").write_text(json.dumps(fields | own))
-    weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
-    write_weights(folder, quantize_matmuls(weights, WeightFormat.FP8 if float8 else WeightFormat.UNQUANTIZED) | known)
+    weights = dict(random_tensors(shapes, getattr(torch, dtype.value), device, seed))
+    weights = quantize_matmuls(weights, WeightFormat.FP8 if float8 else WeightFormat.UNQUANTIZED) | known
+    write_tensors(folder, weights.items())
     if float8:
         unquantized = {Kind.EAGLE3: [], Kind.DSPARK: ["lm_head", "markov_head.markov_w2"]}.get(kind, ["lm_head"])
         write_quantization_config(folder, WeightFormat.FP8, unquantized=["fc", *unquantized])
@@ -94,8 +95,8 @@ def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dty
     size, layers = (Size.B1, None) if vocab > REDUCED_VOCAB else (Size.SMALL, 1)
     more = {**special_ids(vocab), "vocab_size": vocab, "pard_token": vocab - 5}
     shapes = write_config(folder, Family.LLAMA, size, layers=layers, dtype=dtype, **more)
-    weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
-    write_weights(folder, quantize_matmuls(weights, WeightFormat.FP8 if float8 else WeightFormat.UNQUANTIZED))
+    weights = dict(random_tensors(shapes, getattr(torch, dtype.value), device, seed))
+    write_tensors(folder, quantize_matmuls(weights, WeightFormat.FP8 if float8 else WeightFormat.UNQUANTIZED).items())
     if float8:
         write_quantization_config(folder, WeightFormat.FP8, unquantized=["model.embed_tokens"])  # tied to the lm_head
     write_tokenizer(folder, vocab)

@@ -10,7 +10,8 @@ as those of a language model, so that a sample has an entropy of a few nats.
 import json
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +20,15 @@ import typer
 from rich.console import Console
 from transformers import AutoConfig
 
-from tools.agreement import Shape, Weights, measure, tune
+from tools.agreement import Shape, Weights, tune
 from tools.filler_tokenizer import require_room, write_tokenizer
 from tools.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 from tools.random_checkpoint import Dtype, Family, Size, safetensors_header, vocab_of, write_config
 
 console = Console()
 SPREAD = 3.0  # standard deviation of the logits
+_AT_ONCE = 4  # files that are written at the same time
+_PART_BYTES = 1 << 24  # copied to the host at a time, so that the next copy uses the same memory
 
 
 def write_pair(
@@ -52,40 +55,43 @@ def write_pair(
     tensor). The same arguments give the same files on the same kind of device. Raises ValueError, before writing, if
     the vocabulary of ``size`` is too small for a tokenizer.
     """
-    begin = time.perf_counter()
     target, draft = out / "target", out / "draft"
     vocab = vocab_of(family, size)
     require_room(vocab)
     ids = special_ids(vocab)
     shapes = write_config(target, family, size, layers=layers, dtype=dtype, **ids)
     draft_shapes = write_config(draft, family, size, layers=1, dtype=dtype, **ids)
-    config = AutoConfig.from_pretrained(target)
+    stored = getattr(torch, dtype.value)
     with torch.inference_mode():
-        weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
-        shape = Shape(
-            config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
-        )
-        console.print(f"weights made in {time.perf_counter() - begin:.1f} s")
         if acceptance is not None:
+            config = AutoConfig.from_pretrained(target)
+            shape = Shape(
+                config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
+            )
+            weights = dict(random_tensors(shapes, stored, device, seed))
             for tried in tune(weights, shape, length=acceptance, temperature=temperature, window=window):
                 scale = tried.scale
                 console.print(f"scale {scale:.5f}: {tried.same:.3f} equal samples, {tried.length:.2f} tokens a round")
-        for name, tensor in weights.items():
-            adds = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
-            if adds and not name.startswith("model.layers.0."):
-                tensor.mul_(scale)
-        if family in (Family.LLAMA, Family.MISTRAL, Family.QWEN2, Family.QWEN3):  # as tools/agreement.py computes
-            written = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
-            console.print(f"as written: {written.same:.3f} equal samples, {written.length:.2f} tokens a round")
+            del weights
         begin = time.perf_counter()
-        nbytes = 0
-        for folder, names in ((target, shapes), (draft, draft_shapes)):
-            chosen = {name: weights[name] for name in names}
-            nbytes += write_weights(folder, quantize_matmuls(chosen, weight_format), shard_bytes)
+        kept: Weights = {}  # what the draft shares with its target
+
+        def scaled() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in random_tensors(shapes, stored, device, seed):
+                adds = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+                if adds and not name.startswith("model.layers.0."):
+                    tensor.mul_(scale)
+                stored_as = quantize_matmuls({name: tensor}, weight_format)
+                if name in draft_shapes:
+                    kept.update(stored_as)
+                yield from stored_as.items()
+
+        nbytes = write_tensors(target, scaled(), shard_bytes)
+        nbytes += write_tensors(draft, kept.items(), shard_bytes)
     for folder in (target, draft):
         write_tokenizer(folder, vocab)
         write_quantization_config(folder, weight_format)
-    console.print(f"{nbytes / 1e9:.1f} GB written in {time.perf_counter() - begin:.1f} s")
+    console.print(f"{nbytes / 1e9:.1f} GB made and written in {time.perf_counter() - begin:.1f} s")
     return scale
 
 
@@ -119,39 +125,53 @@ def special_ids(vocab: int) -> dict[str, int | None]:
     return {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4}
 
 
-def random_weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str, seed: int) -> Weights:
-    """Return weights for a residual stream of unit variance, and for logits that spread like a language model's."""
+def random_tensors(
+    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield weights for a residual stream of unit variance, and for logits that spread like a language model's."""
     generator = torch.Generator(device).manual_seed(seed)
-    weights = {}
     for name, shape in shapes.items():
         if name.endswith("norm.weight"):
-            weights[name] = torch.ones(shape, dtype=dtype, device=device)
+            yield name, torch.ones(shape, dtype=dtype, device=device)
             continue
         # The residual stream has unit variance, and matmuls keep the variance of their input.
         std = {"model.embed_tokens.weight": 1.0, "lm_head.weight": SPREAD / math.sqrt(shape[-1])}
         tensor = torch.empty(shape, dtype=dtype, device=device)
-        weights[name] = tensor.normal_(0, std.get(name, 1 / math.sqrt(shape[-1])), generator=generator)
-    return weights
+        yield name, tensor.normal_(0, std.get(name, 1 / math.sqrt(shape[-1])), generator=generator)
 
 
-def write_weights(folder: Path, weights: Weights, shard_bytes: int = 2_000_000_000) -> int:
-    """Write the weights and their index in files of at most ``shard_bytes`` (or one tensor), several at a time.
+def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], shard_bytes: int = 2_000_000_000) -> int:
+    """Write the weights and their index in files of at most ``shard_bytes`` (or one tensor); return the bytes.
 
-    Returns the number of bytes.
+    Four files are written at once, and others are not held. So a model may be larger than the memory of a device.
     """
-    shards: list[Weights] = [{}]
-    for name, tensor in weights.items():
-        if sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > shard_bytes and shards[-1]:
-            shards.append({})
-        shards[-1][name] = tensor
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    if len(shards) == 1:
-        names = ["model.safetensors"]
-    else:
-        files = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    with ThreadPoolExecutor(4) as pool:
-        return sum(pool.map(_write_shard, [folder / name for name in names], shards))
+    files: list[list[str]] = []
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        written: list[Future[int]] = []
+        for shard in _shards(tensors, shard_bytes):
+            if len(written) >= _AT_ONCE:
+                written[-_AT_ONCE].result()
+            written.append(pool.submit(_write_shard, folder / str(len(files)), shard))
+            files.append(list(shard))
+        nbytes = sum(each.result() for each in written)
+    places: dict[str, str] = {}
+    for i, names in enumerate(files):
+        file = f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        (folder / str(i)).rename(folder / file)
+        places |= dict.fromkeys(names, file)
+    if len(files) > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return nbytes
+
+
+def _shards(tensors: Iterable[tuple[str, torch.Tensor]], shard_bytes: int) -> Iterator[Weights]:
+    shard: Weights = {}
+    for name, tensor in tensors:
+        if shard and sum(each.nbytes for each in shard.values()) + tensor.nbytes > shard_bytes:
+            yield shard
+            shard = {}
+        shard[name] = tensor
+    yield shard
 
 
 def _write_shard(path: Path, shard: Weights) -> int:
@@ -159,7 +179,9 @@ def _write_shard(path: Path, shard: Weights) -> int:
     with path.open("wb") as stream:
         stream.write(safetensors_header(dtypes, {name: tuple(tensor.shape) for name, tensor in shard.items()}))
         for tensor in shard.values():
-            stream.write(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+            data = tensor.contiguous().view(torch.uint8).flatten()
+            for part in data.split(_PART_BYTES):  # type: ignore[no-untyped-call]
+                stream.write(part.cpu().numpy().data)
     return path.stat().st_size
 
 
