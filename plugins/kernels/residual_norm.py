@@ -10,7 +10,8 @@ from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensor
 from tandemrt.plugins.kernels.tensors import check
 from tandemrt.plugins.operators.launch import Context
 
-_THREADS = 256
+_VECTOR_BYTES = 16  # that a thread reads and writes at once
+_MAX_THREADS = 1024
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "ResidualNormLauncher":
@@ -32,11 +33,12 @@ class ResidualNormLauncher:
         check("weight", weight, torch.float32, (width,))
         if width % 2:
             raise ValueError(f"x: an even number of values per token is needed, got {width}")
+        vectors = -(-width * x.itemsize // _VECTOR_BYTES)
         self._device = x.device
         self._launch = Launch(
             module.kernel(f"residual_norm_{suffix(x)}"),
             (x.numel() // width, 1, 1),
-            (_THREADS, 1, 1),
+            (min(_MAX_THREADS, -(-vectors // 32) * 32), 1, 1),
             *(x, update, weight, np.int32(width), np.float32(epsilon), normed, total),
             early=module.architecture >= HOPPER,
         )

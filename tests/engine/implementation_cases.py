@@ -182,7 +182,7 @@ def _short_convolutions(kind: np.dtype[Any]) -> Iterator[Case]:
 
 def _residual_norms(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(4)
-    for shape in ((1, 2), (3, 66), (2, 3, 5000)):
+    for shape in ((1, 2), (3, 66), (2, 3, 5000), (2, 1026), (2, 17_408)):  # the last two are read in several rounds
         x, update = (rng.normal(size=shape).astype(kind) for _ in range(2))
         yield Case(
             {"x": x, "update": update, "weight": 1 + rng.normal(size=shape[-1]).astype(np.float32) / 9}, _EPSILON
