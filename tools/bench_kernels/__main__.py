@@ -1,6 +1,7 @@
 """Time single kernels on a CUDA GPU by replay of CUDA graphs, next to other implementations of the same operation.
 
     python -m tools.bench_kernels attention         # attention over a paged KV cache
+    python -m tools.bench_kernels layer             # the kernels of a layer in their order, and what each costs
     python -m tools.bench_kernels latent            # latent attention over a paged cache
     python -m tools.bench_kernels recurrence        # recurrent layers of hybrid models
     python -m tools.bench_kernels verify            # verification and sampling of drafts
@@ -15,11 +16,12 @@
 
 from collections.abc import Callable
 
-from tools.bench_kernels import attention, collectives, experts, float8, int4, latent, recurrence, verify
+from tools.bench_kernels import attention, collectives, experts, float8, int4, latent, layer, recurrence, verify
 from tools.cases import run_cases
 
 CASES: dict[str, Callable[..., None]] = {
     "attention": attention.main,
+    "layer": layer.main,
     "latent": latent.main,
     "recurrence": recurrence.main,
     "verify": verify.main,

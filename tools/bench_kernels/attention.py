@@ -19,7 +19,7 @@ import typer
 
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.attention_plan import KEYS
-from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.operators.launch import Call, Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.bench_kernels.compiled import compiled_kernels
 from tools.bench_kernels.paged_attention import paged_attention
@@ -107,6 +107,17 @@ def main(
 
 def window_attention(shape: Shape, context: Context, splits: int | None) -> float:
     """Return microseconds per layer of the operator, rotary embedding and cache update included."""
+    calls = window_calls(shape, context, shape.layers, splits)
+
+    def run() -> None:
+        for call in calls:
+            call.run()
+
+    return best_us(run, shape.layers)
+
+
+def window_calls(shape: Shape, context: Context, layers: int, splits: int | None = None) -> list[Call]:
+    """Bind the operator for ``layers`` layers, each with a cache of its own."""
     blocks = math.ceil((shape.context + shape.new) / KEYS)
     table = 1 + torch.randperm(shape.batch * blocks, device="cuda").to(torch.int32).view(shape.batch, blocks)
     index = torch.full((shape.batch,), shape.context, device="cuda")
@@ -125,17 +136,12 @@ def window_attention(shape: Shape, context: Context, splits: int | None) -> floa
         shared |= {"block_table": table[:1], "write_index": index[:1], "prompt_table": table, "prompt_index": index}
         shared |= {"prompt_rows": ramp[:-1].repeat_interleave(shape.new), "prompt_starts": shape.new * ramp}
     attributes = {"heads": shape.heads, "kv_heads": shape.kv_heads, "scale": shape.head_dim**-0.5, "splits": splits}
-    calls = []
-    for _ in range(shape.layers):
+    calls: list[Call] = []
+    for _ in range(layers):
         size = (1 + table.numel(), shape.kv_heads, KEYS, shape.head_dim)
         caches = {name: shape.normal(*size).to(shape.cached) for name in ("key_cache", "value_cache")}
         calls.append(launch(shared | caches, attributes, context))
-
-    def run() -> None:
-        for call in calls:
-            call.run()
-
-    return best_us(run, shape.layers)
+    return calls
 
 
 def scaled_dot_product(shape: Shape) -> float:
