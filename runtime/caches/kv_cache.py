@@ -123,7 +123,7 @@ class BlockTable:
     def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
         """See KVCacheManager.register_prefix."""
         self.allocator.register_prefix(slot, hashes)
-        if of_prompt:  # to take a copy, the host waits for the device
+        if of_prompt:  # the states of an output are seldom at the end of a block
             self._snapshots.take(slot, hashes)
 
     def leave(self, slot: int) -> None:

@@ -25,6 +25,7 @@ class RecurrentStates:
 
     Attributes:
         tensors: the states and recent tokens of all layers, [slots, ...], by their contract names.
+        waits: whether to read a number, the host waits for all work of the device.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class RecurrentStates:
         self.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(STATES)}
         self._caches = tensors
         self._split = engine if isinstance(engine, SplitEngine) else None
+        self.waits = device.type != "cpu"
         self._covered = torch.zeros(slots, dtype=torch.int64, device=device)
         self._commit = torch.zeros(slots, dtype=torch.int64, device=device)
 
@@ -61,17 +63,18 @@ class RecurrentStates:
 
     def restart(self, slot: int) -> None:
         """Reset the index of ``slot`` alone: operators of paged caches read no state at index 0."""
-        self._covered[slot] = 0
+        self._covered[slot].zero_()  # an assignment would copy the number and wait for the device
 
     def covered(self, slot: int) -> int:
-        """Return how many tokens the state of ``slot`` covers."""
+        """Return how many tokens the state of ``slot`` covers. The host waits for the device."""
         return int(self._covered[slot])
 
     def copy(self, slot: int, place: int) -> "Snapshot":
-        """Return a copy of the states of ``slot``. It replaces an earlier copy with the number ``place``."""
+        """Enqueue a copy of the states of ``slot``. It replaces an earlier copy with the number ``place``."""
         if self._split is not None:
             self._split.keep_states(self._caches, slot, place)
-        return Snapshot(place, self.covered(slot), tuple(tensor[slot].clone() for tensor in self.tensors.values()))
+        tensors = tuple(tensor[slot].clone() for tensor in self.tensors.values())
+        return Snapshot(place, self._covered[slot].clone(), tensors)
 
     def restore(self, slot: int, snapshot: "Snapshot") -> None:
         """Set the states of ``slot`` to a copy of them."""
@@ -79,7 +82,7 @@ class RecurrentStates:
             tensor[slot].copy_(held)
         if self._split is not None:
             self._split.restore_states(self._caches, slot, snapshot.place)
-        self._covered[slot] = snapshot.covered
+        self._covered[slot].copy_(snapshot.covered)
 
 
 @dataclass(frozen=True)
@@ -100,20 +103,29 @@ class Snapshot:
     """
 
     place: int
-    covered: int
+    covered: torch.Tensor
     tensors: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class _Copies:
+    """The copies of all models at the end of a block. ``checked``: they are known to be there."""
+
+    of_models: list[Snapshot]
+    checked: bool
 
 
 class Snapshots:
     """States at the ends of blocks, by the hash of the last block, for prompts that begin with these blocks.
 
     A state is found only at the block ends where a copy was taken: where a chunk of a prompt ended. Their
-    number is bounded; the one that was unused for the longest time goes first.
+    number is bounded; the one that was unused for the longest time goes first. Where the host would wait for the
+    device, a copy is checked when a prompt could use it.
     """
 
     def __init__(self) -> None:
         self._models: list[RecurrentStates] = []  # the states of target and draft
-        self._held: OrderedDict[bytes, list[Snapshot]] = OrderedDict()
+        self._held: OrderedDict[bytes, _Copies] = OrderedDict()
         self._most = 0
 
     def __bool__(self) -> bool:
@@ -136,25 +148,49 @@ class Snapshots:
             states.restart(slot)
 
     def take(self, slot: int, hashes: Sequence[bytes]) -> None:
-        """Copy the states of ``slot`` if they are at the end of the blocks with ``hashes``, or one token before it."""
-        end = len(hashes) * BLOCK_SIZE
-        if hashes and self._models and all(end - 1 <= states.covered(slot) <= end for states in self._models):
-            held = self._held.pop(hashes[-1], None)
-            if held is None and len(self._held) == self._most:
-                self._held.popitem(last=False)
-            used = {copies[0].place for copies in self._held.values()}
-            place = next(place for place in range(self._most) if place not in used)
-            self._held[hashes[-1]] = [states.copy(slot, place) for states in self._models]
+        """Copy the states of ``slot``, which are at the end of the blocks with ``hashes``, or one token before it.
+
+        States elsewhere are not copied, or their copy is never used.
+        """
+        if not hashes or not self._models:
+            return
+        checked = not any(states.waits for states in self._models)
+        if checked and not all(_is_at(len(hashes), states.covered(slot)) for states in self._models):
+            return
+        held = self._held.get(hashes[-1])
+        if held is not None and held.checked:
+            self._held.move_to_end(hashes[-1])
+            return
+        if held is not None:
+            del self._held[hashes[-1]]
+        elif len(self._held) == self._most:
+            self._held.popitem(last=False)
+        used = {copies.of_models[0].place for copies in self._held.values()}
+        place = next(place for place in range(self._most) if place not in used)
+        self._held[hashes[-1]] = _Copies([states.copy(slot, place) for states in self._models], checked)
 
     def longest(self, hashes: Sequence[bytes]) -> int:
         """Return the number of leading ``hashes`` at whose end a copy was taken; 0 if there is none."""
-        return next((count for count in range(len(hashes), 0, -1) if hashes[count - 1] in self._held), 0)
+        for count in range(len(hashes), 0, -1):
+            held = self._held.get(hashes[count - 1])
+            if held is None:
+                continue
+            held.checked = held.checked or all(_is_at(count, int(copy.covered)) for copy in held.of_models)
+            if held.checked:
+                return count
+            del self._held[hashes[count - 1]]
+        return 0
 
     def restore(self, slot: int, name: bytes) -> None:
         """Set all states of ``slot`` to the copy at the end of the block with hash ``name``."""
         self._held.move_to_end(name)
-        for states, held in zip(self._models, self._held[name], strict=True):
+        for states, held in zip(self._models, self._held[name].of_models, strict=True):
             states.restore(slot, held)
+
+
+def _is_at(blocks: int, covered: int) -> bool:
+    """Whether states that cover ``covered`` tokens can continue a text after ``blocks`` blocks."""
+    return blocks * BLOCK_SIZE - 1 <= covered <= blocks * BLOCK_SIZE
 
 
 @dataclass(frozen=True)

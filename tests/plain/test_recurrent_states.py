@@ -38,9 +38,11 @@ class Text:
         self.states.indices(slot, 1)["state_index"].fill_(tokens)
 
 
-@pytest.fixture
-def text() -> Text:
-    return Text()
+@pytest.fixture(params=[False, True], ids=["the host reads at once", "the host would wait"])
+def text(request: pytest.FixtureRequest) -> Text:
+    text = Text()
+    text.states.waits = request.param
+    return text
 
 
 def test_a_slot_begins_a_text_whatever_its_last_owner_left(text: Text) -> None:
@@ -57,6 +59,16 @@ def test_a_prefix_is_reused_up_to_a_copy_of_its_states(text: Text) -> None:
     text.table.register_prefix(0, HASHES)
     assert text.table.reserve(1, 2 * BLOCK_SIZE + 1, HASHES) == BLOCK_SIZE
     assert (text.states.covered(1), text.state[1].item()) == (BLOCK_SIZE - 1, 1.0)
+
+
+def test_the_host_waits_for_no_copy(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    text.states.waits = True
+    text.table.reserve(0, BLOCK_SIZE + 1, HASHES[:1])
+    text.write(0, BLOCK_SIZE, 1.0)
+    monkeypatch.setattr(type(text.state), "__int__", lambda _: pytest.fail("the host reads a number"))
+    text.table.register_prefix(0, HASHES[:1])
+    monkeypatch.undo()
+    assert text.table.reserve(1, BLOCK_SIZE + 1, HASHES[:1]) == BLOCK_SIZE
 
 
 def test_blocks_without_a_copy_of_the_states_are_not_reused(text: Text) -> None:
