@@ -23,7 +23,8 @@ from tandemrt.plugins.operators.launch import Call, Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.bench_kernels.compiled import compiled_kernels
 from tools.bench_kernels.paged_attention import paged_attention
-from tools.bench_kernels.replay import COLD, bandwidth, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us, run_all
+from tools.bench_kernels.rows import Batch, Cached, New
 from tools.report import Json, Report, Row
 
 TIMES = dict.fromkeys(("floor", "window_attention", "/ floor", "PagedAttention", "torch SDPA"), ".1f")
@@ -65,9 +66,9 @@ class Shape:
 
 
 def main(
-    batch: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
-    new: Annotated[list[int] | None, typer.Option(help="New tokens per row; may be repeated.")] = None,
-    context: Annotated[int, typer.Option(help="Cached tokens per row.")] = 1000,
+    batch: Batch = None,
+    new: New = None,
+    context: Cached = 1000,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 32,
     kv_heads: Annotated[int, typer.Option(help="KV heads.")] = 8,
     head_dim: Annotated[int, typer.Option(help="Size of a head.")] = 128,
@@ -107,13 +108,7 @@ def main(
 
 def window_attention(shape: Shape, context: Context, splits: int | None) -> float:
     """Return microseconds per layer of the operator, rotary embedding and cache update included."""
-    calls = window_calls(shape, context, shape.layers, splits)
-
-    def run() -> None:
-        for call in calls:
-            call.run()
-
-    return best_us(run, shape.layers)
+    return best_us(run_all(window_calls(shape, context, shape.layers, splits)), shape.layers)
 
 
 def window_calls(shape: Shape, context: Context, layers: int, splits: int | None = None) -> list[Call]:

@@ -7,7 +7,6 @@ and the time of the implementation that the operator did not choose (streamed or
 a second table has the times for quantized weights; their floor is that of 4 bits with a scale per 128 inputs.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import torch
@@ -18,7 +17,7 @@ from tandemrt.plugins.kernels.experts import Mixture
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench_kernels.compiled import compiled_kernels
-from tools.bench_kernels.replay import bandwidth, best_us
+from tools.bench_kernels.replay import bandwidth, best_us, run_all
 from tools.bench_kernels.rows import Rows, counts
 from tools.report import Json, Report, Row
 
@@ -80,7 +79,7 @@ def _line(rows: int, experts: int, chosen: int, hidden: int, width: int, context
     floor = 1e6 * sum(used) / LAYERS * 3 * hidden * width * 2 / bandwidth()
     grouped = fill_groups(layers[0], chosen) and has_groups(layers[0]["x"], context)
     times = [
-        best_us(_all([kind(each, attributes, context) for each in layers]), LAYERS)
+        best_us(run_all([kind(each, attributes, context) for each in layers]), LAYERS)
         for kind in ((GroupedMixture, Mixture) if grouped else (Mixture, GroupedMixture))
     ]
     return (rows, sum(used) / LAYERS, floor, "grouped" if grouped else "streamed", *times)
@@ -96,7 +95,7 @@ def _low_bit_line(rows: int, experts: int, chosen: int, hidden: int, width: int,
             _low_bit_call(numbers, group, logits.to(torch.bfloat16), chosen, hidden, width, context)
             for _ in range(LAYERS * (1 if numbers.endswith("8") else 2))
         ]
-        times.append(best_us(_all(calls), len(calls)))
+        times.append(best_us(run_all(calls), len(calls)))
         del calls
         torch.cuda.empty_cache()
     return (rows, used, floor, *times)
@@ -121,11 +120,3 @@ def _low_bit_call(
             given[f"{name}_scales"] = scales if numbers == "float8" else scales.to(torch.bfloat16)
     routing = {"per_token": chosen, "normalized": 1, "gate_up_group": group, "down_group": group}
     return launcher(f"{numbers}_experts", context)(given, routing, context)
-
-
-def _all(calls: Sequence[Call]) -> Callable[[], None]:
-    def run() -> None:
-        for call in calls:
-            call.run()
-
-    return run

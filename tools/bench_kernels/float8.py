@@ -20,7 +20,7 @@ from tandemrt.plugins.kernels.float8_matmul import FEW
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench_kernels.compiled import compiled_kernels
 from tools.bench_kernels.matmul_shapes import DEFAULT_ROWS, HIDDEN, MID, SHAPES, cases, positive
-from tools.bench_kernels.replay import COLD, best_us
+from tools.bench_kernels.replay import COLD, best_us, run_all
 from tools.bench_kernels.rows import Rows, counts
 from tools.report import Json, Report, Row
 
@@ -76,7 +76,7 @@ def _matmul_times(outputs: int, inputs: int, rows: int, context: Context) -> tup
     times = best_us(bfloat16, len(unquantized)), *(best_us(form, copies) for form in forms)
     if FEW < rows <= MOST_ROWS:
         chosen = [FastestMatmul(context, x, weight, out) for weight in weights]
-        return (*times, best_us(_run_all(chosen), copies))
+        return (*times, best_us(run_all(chosen), copies))
     return (*times, None)
 
 
@@ -147,12 +147,4 @@ def _layer_times(rows: int, context: Context) -> tuple[float, ...]:
         found["swiglu"].append(swiglu)
         found["rounding"].append(rounding)
         found["layer"] += [norm, first, rounding, o, norm, gate_and_up, swiglu, down]
-    return tuple(best_us(_run_all(calls), LAYERS) for calls in found.values())
-
-
-def _run_all(calls: list[Call] | list[FastestMatmul]) -> Callable[[], None]:
-    def run() -> None:
-        for call in calls:
-            call.run()
-
-    return run
+    return tuple(best_us(run_all(calls), LAYERS) for calls in found.values())

@@ -5,7 +5,6 @@ python -m tools.bench_kernels int4                     # 1 to 2,048 rows, groups
 ``reading`` is the time to read the packed 4-bit integers and their scales once: the memory floor.
 """
 
-from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -15,7 +14,7 @@ from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench_kernels.compiled import compiled_kernels
 from tools.bench_kernels.matmul_shapes import DEFAULT_ROWS, cases, positive
-from tools.bench_kernels.replay import COLD, bandwidth, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us, run_all
 from tools.bench_kernels.rows import Rows, counts
 from tools.report import Json, Report, Row
 
@@ -46,7 +45,7 @@ def _times(outputs: int, inputs: int, rows: int, group: int, context: Context) -
     def low_bit(form: str) -> float:
         size = nbytes * (2 if form == "int8" else 1)
         calls = [_call(form, x, out, group, context) for _ in range(max(2, int(COLD / size) + 1))]
-        return best_us(_all(calls), len(calls))
+        return best_us(run_all(calls), len(calls))
 
     unquantized = [positive(outputs, inputs) for _ in range(max(2, int(COLD / (2 * outputs * inputs)) + 1))]
 
@@ -73,11 +72,3 @@ def _call(form: str, x: torch.Tensor, out: torch.Tensor, group: int, context: Co
 
 def _bytes(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
-
-
-def _all(calls: list[Call]) -> Callable[[], None]:
-    def run() -> None:
-        for call in calls:
-            call.run()
-
-    return run

@@ -18,7 +18,8 @@ from tandemrt.plugins.operators.constants import LATENT
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.bench_kernels.compiled import compiled_kernels
-from tools.bench_kernels.replay import COLD, bandwidth, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us, run_all
+from tools.bench_kernels.rows import Batch, Cached, New
 from tools.report import Json, Report, Row
 
 RANK, ROTATED = LATENT
@@ -27,9 +28,9 @@ COLUMNS = {"batch": "", "new": "", "floor": ".1f", "latent_attention": ".1f", "/
 
 
 def main(
-    batch: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
-    new: Annotated[list[int] | None, typer.Option(help="New tokens per row; may be repeated.")] = None,
-    context: Annotated[int, typer.Option(help="Cached tokens per row.")] = 1000,
+    batch: Batch = None,
+    new: New = None,
+    context: Cached = 1000,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 16,
     dtype: Annotated[str, typer.Option(help="dtype of queries and cache.")] = "bfloat16",
     splits: Annotated[
@@ -48,12 +49,7 @@ def main(
                     launch(tensors, {"heads": heads, "scale": 0.1, "splits": splits}, launch_context)
                     for tensors in _layers(rows, tokens, context, heads, getattr(torch, dtype), size, runs=runs)
                 ]
-
-                def run(calls: list[Call] = calls) -> None:
-                    for call in calls:
-                        call.run()
-
-                taken, floor = best_us(run, len(calls)), size / bandwidth()
+                taken, floor = best_us(run_all(calls), len(calls)), size / bandwidth()
                 lines.append((rows, tokens, floor * 1e6, taken, taken / (floor * 1e6)))
                 torch.cuda.empty_cache()
     title = f"microseconds per layer, {heads} heads, {dtype}, {context} tokens cached"

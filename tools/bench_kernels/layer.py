@@ -18,7 +18,8 @@ from tandemrt.plugins.kernels import linear, residual_norm, swiglu
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench_kernels.attention import Shape, window_calls
 from tools.bench_kernels.compiled import compiled_kernels
-from tools.bench_kernels.replay import COLD, bandwidth, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us, run_all
+from tools.bench_kernels.rows import Batch, Cached, New
 from tools.report import Json, Report, Row
 
 KINDS = ("residual_norm", "attention", "swiglu", "qkv", "o", "gate, up", "down")
@@ -26,9 +27,9 @@ COLUMNS = {"batch": "", "new": "", "weights": ".1f", "layer": ".1f"} | dict.from
 
 
 def main(
-    batch: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
-    new: Annotated[list[int] | None, typer.Option(help="New tokens per row; may be repeated.")] = None,
-    context: Annotated[int, typer.Option(help="Cached tokens per row.")] = 1000,
+    batch: Batch = None,
+    new: New = None,
+    context: Cached = 1000,
     hidden: Annotated[int, typer.Option(help="Width of the residual stream.")] = 4096,
     intermediate: Annotated[int, typer.Option(help="Width of the MLP.")] = 14_336,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 32,
@@ -93,10 +94,4 @@ class Layer:
 
     def microseconds(self, without: str = "") -> float:
         """Return the time of one layer, without the kernels of one kind."""
-
-        def run() -> None:
-            for kind, call in self._calls:
-                if kind != without:
-                    call.run()
-
-        return best_us(run, self._count)
+        return best_us(run_all([call for kind, call in self._calls if kind != without]), self._count)

@@ -19,7 +19,8 @@ from tandemrt.plugins.operators.constants import OutputNorm
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.operators.projections import Projections
 from tools.bench_kernels.compiled import compiled_kernels
-from tools.bench_kernels.replay import COLD, bandwidth, best_us
+from tools.bench_kernels.replay import COLD, bandwidth, best_us, run_all
+from tools.bench_kernels.rows import Batch, New
 from tools.report import Json, Report, Row
 
 KERNEL, START = 4, 100  # tokens of the convolution, and before the call
@@ -27,8 +28,8 @@ COLUMNS = {"batch": "", "new": "", "replayed": "", "floor": ".1f", "linear_atten
 
 
 def main(
-    batch: Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")] = None,
-    new: Annotated[list[int] | None, typer.Option(help="New tokens per row; may be repeated.")] = None,
+    batch: Batch = None,
+    new: New = None,
     replayed: Annotated[int | None, typer.Option(help="Tokens that a row replays. Default: half.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of the projected values.")] = "bfloat16",
     mamba: Annotated[bool, typer.Option(help="Mamba-2 with 64 heads of 64 values and 8 groups.")] = False,
@@ -50,12 +51,7 @@ def main(
                     )
                     for _ in range(layers)
                 ]
-
-                def run(calls: list[Call] = calls) -> None:
-                    for call in calls:
-                        call.run()
-
-                taken, floor = best_us(run, len(calls)), 2e6 * state.nbytes / bandwidth()
+                taken, floor = best_us(run_all(calls), len(calls)), 2e6 * state.nbytes / bandwidth()
                 lines.append((rows, tokens, before, floor, taken, taken / floor))
                 torch.cuda.empty_cache()
     Report(out).add(f"microseconds per layer, {'Mamba-2' if mamba else 'delta net'}, {dtype}", COLUMNS, lines)

@@ -1,8 +1,10 @@
 """Time GPU work by replay of a CUDA graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+
+from tandemrt.plugins.operators.launch import Call
 
 COLD = 400e6  # bytes that a graph reads: far more than the 50 MB second-level cache of an H200
 _READ_RATES = {"H200": 4.3e12, "H100": 3.35e12}  # bytes per second: the highest measured; that of the data sheet
@@ -12,6 +14,16 @@ def bandwidth() -> float:
     """Return the highest rate at which a GPU of this kind reads memory; of other kinds that of an H200."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return next((rate for kind, rate in _READ_RATES.items() if kind in name), _READ_RATES["H200"])
+
+
+def run_all(calls: Sequence[Call]) -> Callable[[], None]:
+    """Return what enqueues ``calls`` in their order, for best_us."""
+
+    def run() -> None:
+        for call in calls:
+            call.run()
+
+    return run
 
 
 def best_us(run: Callable[[], object], calls: int, stream: torch.cuda.Stream | None = None) -> float:

@@ -1,10 +1,13 @@
-"""The option ``--rows``: for how many rows a case measures."""
+"""Options of several cases: for how many rows and tokens they measure."""
 
 from typing import Annotated
 
 import typer
 
 Rows = Annotated[str, typer.Option(help="Rows (tokens) of each line, with commas.")]
+Batch = Annotated[list[int] | None, typer.Option(help="Rows; may be repeated.")]
+New = Annotated[list[int] | None, typer.Option(help="New tokens per row; may be repeated.")]
+Cached = Annotated[int, typer.Option(help="Cached tokens per row.")]
 
 
 def counts(rows: str) -> list[int]:
