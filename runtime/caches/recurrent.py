@@ -157,17 +157,14 @@ class Snapshots:
         checked = not any(states.waits for states in self._models)
         if checked and not all(_is_at(len(hashes), states.covered(slot)) for states in self._models):
             return
-        held = self._held.get(hashes[-1])
-        if held is not None and held.checked:
-            self._held.move_to_end(hashes[-1])
-            return
-        if held is not None:
-            del self._held[hashes[-1]]
-        elif len(self._held) == self._most:
-            self._held.popitem(last=False)
-        used = {copies.of_models[0].place for copies in self._held.values()}
-        place = next(place for place in range(self._most) if place not in used)
-        self._held[hashes[-1]] = _Copies([states.copy(slot, place) for states in self._models], checked)
+        held = self._held.pop(hashes[-1], None)
+        if held is None or not held.checked:
+            if len(self._held) == self._most:
+                self._held.popitem(last=False)
+            used = {copies.of_models[0].place for copies in self._held.values()}
+            place = next(place for place in range(self._most) if place not in used)
+            held = _Copies([states.copy(slot, place) for states in self._models], checked)
+        self._held[hashes[-1]] = held
 
     def longest(self, hashes: Sequence[bytes]) -> int:
         """Return the number of leading ``hashes`` at whose end a copy was taken; 0 if there is none."""

@@ -61,7 +61,8 @@ def test_a_prefix_is_reused_up_to_a_copy_of_its_states(text: Text) -> None:
     assert (text.states.covered(1), text.state[1].item()) == (BLOCK_SIZE - 1, 1.0)
 
 
-def test_the_host_waits_for_no_copy(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Text()
     text.states.waits = True
     text.table.reserve(0, BLOCK_SIZE + 1, HASHES[:1])
     text.write(0, BLOCK_SIZE, 1.0)
