@@ -48,7 +48,10 @@ class GrammarCompiler:
 
     def compile_grammar(self, source: str, root: str = "root") -> CompiledGrammar:
         """Compile EBNF with the start rule ``root``."""
-        return CompiledGrammar(self._handle.compile_grammar_from_strings(source, root))
+        try:
+            return CompiledGrammar(self._handle.compile_grammar_from_strings(source, root))
+        except UnicodeDecodeError as error:  # of a message that cites half a character
+            raise RuntimeError(error.object.decode(errors="replace")) from None
 
 
 class GrammarMatcher:
@@ -69,9 +72,12 @@ class GrammarMatcher:
         """Write an int32[words] row; it must be contiguous."""
         self._handle.fill_next_token_bitmask(row, 0, False)
 
-    def find_jump_forward_string(self) -> str:
-        """Return the text that must come next."""
-        return str(self._handle.find_jump_forward_string())
+    def find_jump_forward_bytes(self) -> bytes:
+        """Return the bytes that must come next. They may end, or begin, inside a character."""
+        try:
+            return str(self._handle.find_jump_forward_string()).encode()
+        except UnicodeDecodeError as error:  # the binding decodes the bytes as a complete text
+            return bytes(error.object)
 
     def rollback(self, count: int) -> None:
         self._handle.rollback(count)

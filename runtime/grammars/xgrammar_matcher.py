@@ -78,9 +78,7 @@ class XGrammarMatcher:
         """See Grammar.fast_forward_tokens. At most ``MAX_FAST_FORWARD_BYTES`` of text."""
         if self.is_terminated():
             return []
-        return self._grammar.vocabulary.tokenize(
-            self._matcher.find_jump_forward_string().encode()[:MAX_FAST_FORWARD_BYTES]
-        )
+        return self._grammar.vocabulary.tokenize(self._matcher.find_jump_forward_bytes()[:MAX_FAST_FORWARD_BYTES])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Grammar matchers on llguidance and xgrammar behave alike, and the vocabulary that they are built from."""
 
 import json
+import os
 from random import Random
 
 import numpy as np
@@ -226,6 +227,22 @@ def test_a_fast_forward_text_uses_the_longest_tokens(engine):
 
 
 @engines
+@pytest.mark.parametrize("choices", ["✅❌", ("日本", "日曜"), "😀😁😿", "éê", "aé"])
+def test_texts_that_differ_inside_a_character_are_fast_forwarded_up_to_there(engine, choices):
+    written = " | ".join(f'"{choice}"' for choice in choices)
+    language = {"llguidance": ("regex", "|".join(choices)), "xgrammar": ("grammar", f"root ::= {written}")}
+    shared = bytes(os.path.commonprefix([choice.encode() for choice in choices]))
+    assert start(engine, language).fast_forward_tokens() == [*shared]
+    for choice in choices:
+        grammar = start(engine, language)
+        for byte in choice.encode():
+            assert grammar.accept(byte)
+            forced = bytes(grammar.fast_forward_tokens())
+            assert not forced or len(row_of(grammar)) == 1
+        assert row_of(grammar) == {STOP}
+
+
+@engines
 def test_a_long_fast_forward_text_is_cut_at_the_limit(engine):
     text = "true" * 20_000
     literal = {"llguidance": ("regex", text), "xgrammar": ("grammar", f'root ::= "{text}"')}
@@ -300,6 +317,7 @@ def test_raw_control_characters_cannot_appear_in_json(schema):
     [
         ("regex", "a(", "invalid regex"),
         ("grammar", "root := 1", "EBNF"),
+        ("grammar", 'root ::= "✅" | ❌', "EBNF"),
         ("json", json.dumps({"type": "integer", "minimum": 5, "maximum": 3}), "is greater than maximum"),
     ],
 )
