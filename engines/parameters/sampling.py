@@ -140,6 +140,9 @@ class SamplingParams(Section):
 
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_OUTPUTS)] = 1  # outputs per prompt
 
+    # Only the last tokens of a longer prompt are used; -1: as many as leave room for max_tokens.
+    truncate_prompt_tokens: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None
+
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] = 0  # in the queue; lower comes first
 
     cache_salt: Text | None = None  # requests share cached prefixes only with requests of the same salt
@@ -187,6 +190,8 @@ class SamplingParams(Section):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             most, least = quoted(self.max_tokens), quoted(self.min_tokens)
             raise reject(f"min_tokens must be at most max_tokens ({most}); got {least}. Lower it")
+        if self.truncate_prompt_tokens == 0:
+            raise reject("truncate_prompt_tokens must be -1 or at least 1; got 0. Leave it out to keep the prompt")
         sampled = "probabilistic" if self.rule == "rejection" else "coupled"
         if self.draft_sampling not in (None, "greedy", sampled):
             raise reject(

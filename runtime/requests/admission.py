@@ -102,7 +102,7 @@ class Admission:
         params = params.checked()
         limits = self._bundle.limits
         deadline = None if params.timeout_s is None else arrival_time + params.timeout_s
-        ids = self._prompts.read(prompt, deadline, client)
+        ids = self._prompts.read(prompt, deadline, client, last=self._last_tokens(params))
         room = limits.length - len(ids)
         defaults = dict(self._defaults)
         if "max_tokens" in defaults:  # a recommendation for prompts of any length
@@ -163,6 +163,12 @@ class Admission:
             queued.append(scoring)
         requests[0].others = [each.request for each in queued[1:]]
         return queued
+
+    def _last_tokens(self, params: SamplingParams) -> int | None:
+        """Return how many tokens at the end of a prompt are used; None: all."""
+        if params.truncate_prompt_tokens == -1:
+            return max(1, self._bundle.limits.length - (params.max_tokens or 1))
+        return params.truncate_prompt_tokens
 
     def close(self) -> None:
         """Stop the compiler's threads and the worker processes."""

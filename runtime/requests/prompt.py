@@ -73,13 +73,20 @@ class PromptReader:
         self._processes = processes
         self._timeout_s = timeout_s
 
-    def read(self, prompt: Prompt, deadline: float | None = None, client: Client = UNNAMED) -> list[int]:
-        """Return the prompt's token ids.
+    def read(
+        self, prompt: Prompt, deadline: float | None = None, client: Client = UNNAMED, *, last: int | None = None
+    ) -> list[int]:
+        """Return the prompt's token ids, or its ``last`` ones.
 
         ``deadline`` is in seconds of ``time.monotonic``; ``client`` shares the worker processes fairly. Raises
         BadRequest for an empty prompt, one that is too large or takes too long, and token ids out of range.
         """
+        if last is not None and isinstance(prompt, list | tuple):
+            chat = prompt and isinstance(prompt[0], Mapping)
+            prompt = prompt if chat else prompt[-last:]
         ids = self._encode(prompt, partial(self._in_worker, client, deadline))
+        if last is not None:
+            ids = ids[-last:]
         if not ids:
             raise BadRequest(f"prompt: must hold at least one token, received {quoted(prompt)}")
         if len(ids) > self._limit:

@@ -206,6 +206,15 @@ def test_reasoning_effort_is_a_template_variable(
     assert prompt.chat_template_kwargs == expected
 
 
+def test_documents_are_a_template_variable() -> None:
+    documents = [{"title": "a"}]
+    prompt = chat(documents=documents, reasoning_effort="low", chat_template_kwargs={"b": 1}).prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.chat_template_kwargs == {"b": 1, "documents": documents, "reasoning_effort": "low"}
+    with pytest.raises(BadRequest, match="documents: given twice"):
+        chat(documents=documents, chat_template_kwargs={"documents": []})
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [("x", "x"), (["x"], "x"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([], []), ("", "")],

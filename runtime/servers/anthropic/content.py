@@ -33,7 +33,8 @@ def _messages(place: str, message: Any) -> Iterator[dict[str, Any]]:
     role = message.get("role")
     if role not in _ROLES:
         raise BadRequest(f"{place}.role: must be one of {', '.join(_ROLES)}, received {quoted(role)}")
-    if unknown := next((name for name in message if name not in ("role", "content")), None):
+    sent = [name for name, value in message.items() if value is not None]
+    if unknown := next((name for name in sent if name not in ("role", "content")), None):
         raise BadRequest(f"{place}.{unknown}: is no field of a message; leave it out")
     place = f"{place}.content"
     blocks = list(_blocks(place, message.get("content"), _BLOCKS[role]))

@@ -7,11 +7,11 @@ from pydantic import Field, StrictBool
 
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.validation.errors import BadRequest, quoted
-from tandemrt.engines.validation.records import Record, Section
+from tandemrt.engines.validation.records import Record
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.content import as_messages
 from tandemrt.runtime.servers.openai.field_names import client_names
-from tandemrt.runtime.servers.openai.protocol import FunctionName, Text
+from tandemrt.runtime.servers.openai.protocol import FunctionName, RequestObject, Text
 from tandemrt.runtime.servers.openai.request_body import (
     NO_OP_VALUES,
     REPLACED_FIELDS,
@@ -52,7 +52,7 @@ _NAMES = {
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesTool(Section):
+class MessagesTool(RequestObject):
     """A function that the model may call. Its input always obeys ``input_schema``, whatever ``strict`` is.
 
     ``cache_control`` and ``eager_input_streaming`` have no effect: prefixes are always cached, inputs always streamed.
@@ -72,13 +72,13 @@ class MessagesTool(Section):
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.input_schema}}
 
 
-class ToolChoice(Section):
+class ToolChoice(RequestObject):
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
     disable_parallel_tool_use: StrictBool = False
 
 
-class Thinking(Section):
+class Thinking(RequestObject):
     """``adaptive`` leaves it to the model; ``disabled`` is the template variable ``enable_thinking`` false."""
 
     type: Literal["enabled", "adaptive", "disabled"]
@@ -91,12 +91,12 @@ class JsonFormat(Record):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Section):
+class OutputConfig(RequestObject):
     effort: Text | None = None
     format: JsonFormat | None = None
 
 
-class Metadata(Section):
+class Metadata(RequestObject):
     user_id: Text | None = None
 
 

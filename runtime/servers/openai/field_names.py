@@ -7,6 +7,7 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest
 
+VARIABLES = ("reasoning_effort", "documents")  # fields of a chat that are variables of its template
 FIELD = re.compile(r"^([A-Za-z_][\w.]*)(?=: )", re.MULTILINE)  # at the start of a message, or of a line of it
 
 
@@ -18,8 +19,9 @@ def chat_field_names(body: Mapping[str, Any]) -> dict[str, str]:
         names["max_tokens"] = "max_completion_tokens"
     if "top_logprobs" in sent:
         names["logprobs"] = "top_logprobs"
-    if "reasoning_effort" in sent and "chat_template_kwargs" not in sent:
-        names["chat_template_kwargs"] = "reasoning_effort"
+    variables = [name for name in VARIABLES if name in sent]
+    if len(variables) == 1 and "chat_template_kwargs" not in sent:
+        names["chat_template_kwargs"] = variables[0]
     if "structured_outputs" in sent:
         return names
     if "response_format" in sent and body["response_format"] != {"type": "text"}:

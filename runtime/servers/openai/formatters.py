@@ -8,6 +8,7 @@ failed validation, is "content_filter", so that clients do not parse it.
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandemrt.runtime.requests.prompt import Prompt
@@ -31,7 +32,9 @@ class CompletionFormatter:
 
     def __init__(self, request: CompletionRequest, model: str, decode: Callable[[Sequence[int]], str]) -> None:
         self._usage = request.usage
-        self._head = {"id": f"{self.id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._include_reasoning = request.include_reasoning
+        request_id = request.request_id or secrets.token_hex(12)
+        self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}
         self._warnings = {"warnings": [*request.warnings]} if request.warnings else {}
         self._choices = [
             self.choice(
@@ -49,6 +52,8 @@ class CompletionFormatter:
 
     def complete(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the response without streaming."""
+        if not self._include_reasoning:
+            outputs = [replace(output, reasoning="") for output in outputs]
         choices = [choice.complete(output) for choice, output in zip(self._choices, outputs, strict=True)]
         figures = {"usage": usage_of(outputs), "metrics": metrics_of(outputs)}
         return {**self._head, "object": self.object, "choices": choices, **figures, **self._warnings}
@@ -63,6 +68,8 @@ class CompletionFormatter:
         return len(self._outputs) == len(self._choices)
 
     def _chunks(self, delta: OutputDelta, prompt_tokens: int) -> list[dict[str, Any]]:
+        if not self._include_reasoning:
+            delta = replace(delta, reasoning="")
         self._tokens += len(delta.token_ids)
         if delta.output is not None:
             self._outputs[delta.index] = delta.output

@@ -18,7 +18,7 @@ def parse_messages(given: Sequence[dict[str, Any]]) -> list[Message]:
 
 def _message(place: str, message: dict[str, Any]) -> Message:
     for name, value in message.items():
-        if name not in _SUPPORTED and not (name in _ACCEPTED_EMPTY and not value):
+        if value is not None and name not in _SUPPORTED and not (name in _ACCEPTED_EMPTY and not value):
             raise BadRequest(f"{place}.{name}: is not supported, received {quoted(value)}; leave it out")
     if message.get("role") not in ROLES:
         raise BadRequest(f"{place}.role: must be one of {', '.join(ROLES)}, received {quoted(message.get('role'))}")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.validation.records import Record, Section
@@ -10,9 +10,20 @@ from tandemrt.runtime.workers.clients import MAX_USER_LENGTH
 
 FunctionName = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Text = Annotated[str, Field(strict=True)]
+Verbosity = Literal["low", "medium", "high"]
+MAX_REQUEST_ID = 256  # characters; every chunk of a stream repeats the id
 
 
-class StreamOptions(Section):
+class RequestObject(Section):
+    """An object in the body of a request. A null field counts as absent, because clients send all that they know."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class StreamOptions(RequestObject):
     """Usage statistics in a stream.
 
     Attributes:
@@ -33,14 +44,14 @@ class JsonSchemaFormat(Record):
     strict: StrictBool | None = None
 
 
-class ResponseFormat(Section):
+class ResponseFormat(RequestObject):
     """OpenAI's form of ``structured_outputs``."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-class Function(Section):
+class Function(RequestObject):
     """A function that the model may call. Its arguments are an object that obeys ``parameters``, a JSON schema."""
 
     name: FunctionName
@@ -49,16 +60,16 @@ class Function(Section):
     strict: StrictBool | None = None
 
 
-class Tool(Section):
+class Tool(RequestObject):
     type: Literal["function"]
     function: Function
 
 
-class FunctionChoice(Section):
+class FunctionChoice(RequestObject):
     name: FunctionName
 
 
-class NamedToolChoice(Section):
+class NamedToolChoice(RequestObject):
     type: Literal["function"]
     function: FunctionChoice
 
@@ -66,7 +77,9 @@ class NamedToolChoice(Section):
 class RequestFields(Section):
     """Fields of all of OpenAI's endpoints.
 
-    ``user`` shares what its address gets (Client.user). ``store`` and ``metadata`` have no effect: nothing is stored.
+    ``user`` shares what its address gets (Client.user). ``request_id`` is vLLM's: the response has it as its id.
+    ``store`` and ``metadata`` have no effect: nothing is stored. Nor have ``prompt_cache_key``,
+    ``prompt_cache_retention`` and ``safety_identifier``: all requests share cached prefixes.
     """
 
     model: StrictStr | None = None
@@ -74,6 +87,10 @@ class RequestFields(Section):
     user: Annotated[StrictStr, Field(max_length=MAX_USER_LENGTH)] | None = None
     store: StrictBool = False
     metadata: dict[Text, Text] = Field(default_factory=dict)
+    request_id: Annotated[StrictStr, Field(min_length=1, max_length=MAX_REQUEST_ID)] | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
+    safety_identifier: Text | None = None
 
 
 class CommonFields(RequestFields):
@@ -86,13 +103,18 @@ class CommonFields(RequestFields):
 class ChatFields(CommonFields, ChatOptions):
     """Fields of /v1/chat/completions, including those of ChatOptions.
 
-    ``max_completion_tokens`` is an alias of ``max_tokens``. ``reasoning_effort`` is a chat template variable.
+    ``max_completion_tokens`` is an alias of ``max_tokens``. ``reasoning_effort`` and ``documents`` are chat template
+    variables. ``include_reasoning`` false leaves the reasoning out of the response. ``verbosity`` has no effect: models
+    have no such setting.
     """
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(strict=True)] | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Text | None = None
+    documents: list[dict[str, Any]] | None = None
+    include_reasoning: StrictBool = True
+    verbosity: Verbosity | None = None
     tools: list[Tool] | None = None  # type: ignore[assignment]  # OpenAI's tools instead of any object
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: StrictBool = True

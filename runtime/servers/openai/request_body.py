@@ -18,7 +18,7 @@ from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest
 from tandemrt.engines.validation.sizes import text_bytes
 from tandemrt.runtime.requests.prompt import Chat, Prompt
-from tandemrt.runtime.servers.openai.field_names import chat_field_names, client_names
+from tandemrt.runtime.servers.openai.field_names import VARIABLES, chat_field_names, client_names
 from tandemrt.runtime.servers.openai.messages import parse_messages
 from tandemrt.runtime.servers.openai.protocol import (
     ChatFields,
@@ -65,6 +65,8 @@ class CompletionRequest(ServerRequest):
         tool_calls: functions and format of tool calls in the answer; None: it contains none.
         return_token_ids: whether choices contain the token ids of prompt and output.
         echo: whether texts begin with the prompt.
+        request_id: the id of the response; None: a new one.
+        include_reasoning: whether the response contains the reasoning.
         field_names: the client's names of fields, by the names in errors of the runtime.
         warnings: the ignored fields, one text each, for the response.
         repeated: fields of the request that its response repeats.
@@ -76,6 +78,8 @@ class CompletionRequest(ServerRequest):
     tool_calls: ToolCallSpec | None = None
     return_token_ids: bool = False
     echo: bool = False
+    request_id: str | None = None
+    include_reasoning: bool = True
     field_names: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     repeated: Mapping[str, Any] = field(default_factory=dict)
@@ -149,7 +153,8 @@ def parse_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> Complet
     with client_names(names):
         chat = Chat(parse_messages(fields.messages), **_chat_options(fields) | {"tools": tools.template_tools})
         params = SamplingParams(**sampling, structured_outputs=next(iter(given.values()), None))
-    return replace(_request(fields, chat, params, tools.calls), field_names=names)
+    request = _request(fields, chat, params, tools.calls)
+    return replace(request, include_reasoning=fields.include_reasoning, field_names=names)
 
 
 def parse_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> CompletionRequest:
@@ -193,13 +198,11 @@ def split(
     sampled = [name for name in SamplingParams.model_fields if name not in no_op and name not in replaced]
     known = [*kind.model_fields, *sampled]
     for name, value in body.items():
-        if name in known or (name in no_op and (value is None or value in no_op[name])):
+        if value is None or name in known or (name in no_op and value in no_op[name]):
             continue
         if name in no_op:
             raise BadRequest(f"{name}: is not supported, received {quoted(value)}; leave it out")
         if name in replaced:
-            if value is None:
-                continue
             raise BadRequest(f"{name}: has been replaced, received {quoted(value)}; send {replaced[name]}")
         raise BadRequest(
             f"{clipped(name)}: is no field of this endpoint{nearest(name, known)}, received {quoted(value)}; "
@@ -236,21 +239,24 @@ def _request(
         usage=fields.stream_options or StreamOptions(),
         tool_calls=tool_calls,
         return_token_ids=fields.return_token_ids,
+        request_id=fields.request_id,
         client=Client(user=fields.user or ""),
     )
 
 
 def _chat_options(fields: ChatFields) -> dict[str, Any]:
     options = {name: getattr(fields, name) for name in ChatOptions.model_fields}
-    variables, effort = options["chat_template_kwargs"], fields.reasoning_effort
-    if effort is None:
-        return options
-    if variables.get("reasoning_effort", effort) != effort:
-        raise BadRequest(
-            f"reasoning_effort: given twice, received {quoted(effort)} and "
-            f"{quoted(variables['reasoning_effort'])} in chat_template_kwargs; send it once"
-        )
-    return options | {"chat_template_kwargs": {**variables, "reasoning_effort": effort}}
+    variables = dict(options["chat_template_kwargs"])
+    for name in VARIABLES:
+        value = getattr(fields, name)
+        if value is None:
+            continue
+        if variables.setdefault(name, value) != value:
+            raise BadRequest(
+                f"{name}: given twice, received {quoted(value)} and {quoted(variables[name])} in chat_template_kwargs; "
+                "send it once"
+            )
+    return options | {"chat_template_kwargs": variables}
 
 
 def _constraint(wanted: ResponseFormat | None) -> StructuredOutputs | None:

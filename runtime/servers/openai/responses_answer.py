@@ -25,7 +25,7 @@ class ResponsesFormatter:
 
     def __init__(self, request: CompletionRequest, model: str, _decode: Callable[[Sequence[int]], str]) -> None:
         self._head = {
-            "id": _id("resp"),
+            "id": request.request_id or _id("resp"),
             "object": "response",
             "created_at": int(time.time()),
             "model": model,

@@ -10,8 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool
 
 from tandemrt.engines.text.chat import ChatOptions
-from tandemrt.engines.validation.records import Section
-from tandemrt.runtime.servers.openai.protocol import FunctionName, JsonSchemaFormat, RequestFields, Text
+from tandemrt.runtime.servers.openai.protocol import (
+    FunctionName,
+    JsonSchemaFormat,
+    RequestFields,
+    RequestObject,
+    Text,
+    Verbosity,
+)
 from tandemrt.runtime.servers.openai.request_body import (
     NO_OP_VALUES,
     REPLACED_FIELDS,
@@ -51,7 +57,7 @@ _NAMES = {
 }
 
 
-class ResponsesTool(Section):
+class ResponsesTool(RequestObject):
     """A function that the model may call. Its arguments always obey ``parameters``, whatever ``strict`` is."""
 
     type: Literal["function"]
@@ -65,12 +71,12 @@ class ResponsesTool(Section):
         return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type"})}
 
 
-class FunctionToolChoice(Section):
+class FunctionToolChoice(RequestObject):
     type: Literal["function"]
     name: FunctionName
 
 
-class PlainFormat(Section):
+class PlainFormat(RequestObject):
     type: Literal["text", "json_object"]
 
 
@@ -80,14 +86,14 @@ class SchemaFormat(JsonSchemaFormat):
     type: Literal["json_schema"]
 
 
-class TextOptions(Section):
-    """``verbosity`` has no effect but for its default: models have no such setting."""
+class TextOptions(RequestObject):
+    """``verbosity`` has no effect: models have no such setting."""
 
     format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
-class ReasoningOptions(Section):
+class ReasoningOptions(RequestObject):
     """``summary`` has no effect: the answer contains the whole reasoning."""
 
     effort: Text | None = None
@@ -97,8 +103,7 @@ class ReasoningOptions(Section):
 class ResponsesFields(RequestFields, ChatOptions):
     """Fields of /v1/responses.
 
-    ``include`` may ask for encrypted reasoning, which has no effect: reasoning items hold their text. Neither
-    ``prompt_cache_key`` nor ``safety_identifier`` has an effect: all requests share cached prefixes.
+    ``include`` may ask for encrypted reasoning, which has no effect: reasoning items hold their text.
     """
 
     input: Any
@@ -110,8 +115,6 @@ class ResponsesFields(RequestFields, ChatOptions):
     tools: list[ResponsesTool] = Field(default_factory=list)  # type: ignore[assignment]  # another form
     tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice = "auto"
     parallel_tool_calls: StrictBool = True
-    prompt_cache_key: Text | None = None
-    safety_identifier: Text | None = None
 
 
 def parse_responses(body: Mapping[str, Any], templates: Mapping[str, str]) -> CompletionRequest:
@@ -124,6 +127,7 @@ def parse_responses(body: Mapping[str, Any], templates: Mapping[str, str]) -> Co
         "model": fields.model,
         "stream": fields.stream,
         "user": fields.user,
+        "request_id": fields.request_id,
         "messages": as_messages(fields.input, fields.instructions),
         "max_tokens": fields.max_output_tokens,
         "response_format": _response_format(fields.text.format),
