@@ -1,5 +1,7 @@
 """Validate saved graphs, and optimize those that run on a CPU, so that opening a bundle does not have to."""
 
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 import onnx
@@ -38,7 +40,7 @@ def require_session(path: Path, *, optimize: bool = True) -> bool:
     Returns whether the file is optimized now. It is not where optimization would copy weights into the graph, such as
     float32 values of weights in another dtype. Graphs in half precision must stay: their optimized form gave other
     logits when it was opened. Raises BackendUnavailable without onnxruntime, InternalError if onnxruntime rejects the
-    graph.
+    graph, or what its optimizer makes of it.
     """
     try:
         import onnxruntime
@@ -54,7 +56,12 @@ def require_session(path: Path, *, optimize: bool = True) -> bool:
     load_into(options, path)
     try:
         onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return optimize and _replace_by(path, optimized)
+        if not (optimize and _is_worth_keeping(path, optimized)):
+            return False
+        optimized.write_bytes(_completed(optimized, path).SerializeToString())
+        _require_opens(optimized)
+        optimized.replace(path)
+        return True
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise InternalError(f"onnxruntime {onnxruntime.__version__} rejects {path.name}: {error}") from error
     finally:
@@ -81,17 +88,56 @@ def mapped_weights(path: Path, folder: Path) -> dict[str, SharedWeight]:
     return found
 
 
-def _replace_by(path: Path, optimized: Path) -> bool:
-    if optimized.stat().st_size > path.stat().st_size + _MAX_CONSTANTS:
-        return False
+def _is_worth_keeping(path: Path, optimized: Path) -> bool:
+    return optimized.stat().st_size <= path.stat().st_size + _MAX_CONSTANTS
+
+
+def _require_opens(path: Path) -> None:
+    """Open an optimized graph as the runtime does, which finds what the optimizer wrote wrongly."""
+    import onnxruntime
+
+    options = session_options(entries={"session.disable_prepacking": "1"})
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    load_into(options, path)
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def _completed(optimized: Path, path: Path) -> onnx.ModelProto:
+    """Return the optimized form of the graph in ``path`` with all that a session needs that loads it."""
     before, after = (onnx.load(each, load_external_data=False) for each in (path, optimized))
     # onnxruntime drops functions of operators with a kernel. A machine without a compiler needs them.
     for fields in ("functions", "opset_import"):
         after.ClearField(fields)
         getattr(after, fields).extend(getattr(before, fields))
     after.graph.ClearField("value_info")  # types and shapes, which a session that loads them only compares
-    path.write_bytes(after.SerializeToString())
-    return True
+    _rename_repeated(after.graph, {}, set())
+    return after
+
+
+def _rename_repeated(graph: onnx.GraphProto, outer: Mapping[str, str], used: set[str]) -> None:
+    """Give every value of a graph and of its subgraphs a name of its own.
+
+    onnxruntime's optimizer looks for a free name in one graph only, and rejects a name of two nested graphs.
+    ``outer``: the new names of values of the graphs around this one. ``used``: all names so far.
+    """
+    used |= {value.name for values in (graph.input, graph.initializer) for value in values}
+    names = dict(outer)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for name in filter(None, node.output):
+            names[name] = next(each for each in _candidates(name) if each not in used)
+            used.add(names[name])
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                _rename_repeated(inner, names, used)
+    for value in graph.output:
+        value.name = names.get(value.name, value.name)
+
+
+def _candidates(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{number}" for number in count(2))
 
 
 def _bindings(values: list[onnx.ValueInfoProto]) -> tuple[Binding, ...]:

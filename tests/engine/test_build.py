@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -30,6 +31,7 @@ from tandemrt.export.compile import onnxruntime as compiler
 from tandemrt.export.compile.backends import compile_graph
 from tandemrt.export.graph.builder import save_model
 from tandemrt.plugins.kernels.nvrtc import compile_program
+from tests.engine.decoding import expected_logits, make_checkpoint
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
 ENGINES = ["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
@@ -451,6 +453,20 @@ def test_graphs_for_a_cpu_are_saved_as_the_optimizer_leaves_them(report: BuildRe
     assert "Cos" not in kinds  # of rotary tables, which are constants now
     used = {node.op_type for node in graph.graph if node.domain == "tandemrt"}
     assert used <= {function.name for function in graph.functions.values()}  # for machines without a compiler
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_built_gpt_oss_opens_and_writes_the_tokens_of_transformers(tmp_path: Path, dtype: str) -> None:
+    """onnxruntime's optimizer gives values of its experts' branches the names of values around them."""
+    model = make_checkpoint("gpt_oss", tiny_tokenizer(tmp_path), sizes={"vocab_size": VOCAB, "swiglu_limit": 7.0})
+    build(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype)), tmp_path / "out")
+    prompt = [*range(40, 48)]
+    with LLM(tmp_path / "out", threads=1) as llm:
+        output = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    valid = Bundle.open(tmp_path / "out").manifest.valid_tokens
+    logits = expected_logits(model, prompt + output.token_ids)[len(prompt) - 1 : -1, :valid]
+    written = logits.gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
+    assert (logits.amax(1) - written).max() <= (1e-3 if dtype == "float32" else 0.1) * logits.std()
 
 
 def test_constants_that_optimization_would_add_stay_out_of_a_graph(
