@@ -5,7 +5,7 @@ from typing import Literal
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.read.spec import ModelSpec
 
-Lowering = Literal["length", "mask", "grouped", "paged"]
+Lowering = Literal["length", "mask", "basic", "grouped", "paged"]
 
 HEAD_DIM_STEP = 16  # GroupQueryAttention on a CPU rotates head sizes that are a multiple of this
 

@@ -79,6 +79,8 @@ def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
 STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
     "length": LoweringStrategies(LinearCacheAttention.by_length, separate_matmuls, gather_rows),
     "mask": LoweringStrategies(LinearCacheAttention.by_mask, separate_matmuls, gather_rows),
+    # As mask; passes write its operators in basic ones (export/passes/basic_operators.py).
+    "basic": LoweringStrategies(LinearCacheAttention.by_mask, separate_matmuls, gather_rows),
     "grouped": LoweringStrategies(
         GroupedAttention.in_place,
         joined_matmul_and_kernel,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.passes.basic_operators import expand_operators, fold_constants
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.graph_pass import Pipeline
@@ -17,6 +18,7 @@ from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
 PIPELINES: Mapping[Lowering, Pipeline] = {
     "length": Pipeline(),
     "mask": Pipeline(),
+    "basic": Pipeline((fold_constants, expand_operators)),
     "grouped": Pipeline((fuse_residual_norms, use_residual_norm_kernel, fuse_transposed_matmuls)),
     "paged": Pipeline((fuse_wide_norms, fuse_residual_norms, defer_scales, fuse_lone_norms, fuse_transposed_matmuls)),
 }

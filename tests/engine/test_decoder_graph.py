@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.passes.pipelines import PIPELINES
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import Decoder, make_checkpoint
@@ -27,6 +29,35 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     make_checkpoint("qwen3 tied with yarn", folder)
     return folder
+
+
+# Those of a Qwen3 in the parser of TensorRT 8.6.
+BASIC_OPERATORS = {
+    "Add",
+    "Cast",
+    "Concat",
+    "Div",
+    "Expand",
+    "Gather",
+    "GatherND",
+    "LessOrEqual",
+    "MatMul",
+    "Mul",
+    "Range",
+    "ReduceMean",
+    "Reshape",
+    "ScatterElements",
+    "Shape",
+    "Sigmoid",
+    "Slice",
+    "Softmax",
+    "Sqrt",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+    "Where",
+}
 
 
 def export(folder: Path, **options) -> onnx.ModelProto:
@@ -43,6 +74,27 @@ def test_every_dtype_and_lowering_passes_the_onnx_checker(folder, dtype, lowerin
     onnx.checker.check_model(folder / "graph.onnx", full_check=True)
     assert (model.ir_version, [(o.domain, o.version) for o in model.opset_import]) == (11, [("", 24)])
     assert {node.domain for node in model.graph.node} == {""}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_basic_lowering_is_written_in_the_operators_that_every_tensorrt_has(folder, dtype):
+    """No rotary table is left to compute on the GPU, and norms, softmax and scores are float32."""
+    checkpoint = Checkpoint.open(folder)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    model = build_decoder(spec, checkpoint, dtype=dtype, capacity=40, lowering="basic")
+    PIPELINES["basic"](model)
+    save_model(model, folder / "graph.onnx")
+    onnx.checker.check_model(folder / "graph.onnx", full_check=True)
+    found = onnx.load(folder / "graph.onnx", load_external_data=False)
+    assert (found.ir_version, [(o.domain, o.version) for o in found.opset_import]) == (8, [("", 17)])
+    operators = Counter(node.op_type for node in found.graph.node)
+    assert set(operators) <= BASIC_OPERATORS
+    assert operators["Softmax"] == spec.layers
+    assert operators["ScatterElements"] == 2 * spec.layers
+    inferred = onnx.shape_inference.infer_shapes(found, strict_mode=True)
+    dtypes = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
+    wide = [n for n in found.graph.node if n.op_type in ("Softmax", "Sqrt", "ReduceMean")]
+    assert {dtypes[node.output[0]] for node in wide} == {onnx.TensorProto.FLOAT}
 
 
 def test_the_graph_is_written_in_the_operators_that_engines_have_natively(folder):

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.engine.decoding import CONFIGS, VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
 
-LOWERINGS = ["length", "mask", "grouped", "paged"]
+LOWERINGS = ["length", "mask", "basic", "grouped", "paged"]
 WINDOW = 5
 
 

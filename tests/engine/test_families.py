@@ -73,7 +73,7 @@ def near(spec: ModelSpec) -> float:
     return 1e-4 if spec.recurrent is None else 3e-4
 
 
-@pytest.mark.parametrize("attention", ["mask", "paged", "length"])
+@pytest.mark.parametrize("attention", ["mask", "basic", "paged", "length"])
 def test_logits_equal_those_of_transformers(checkpoint: tuple[Path, torch.Tensor], attention: Lowering) -> None:
     folder, expected = checkpoint
     spec = ModelSpec.from_hf(Checkpoint.open(folder).config)
