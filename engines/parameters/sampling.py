@@ -23,6 +23,7 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(_number)]
 Bias = Annotated[Number, Field(ge=-100.0, le=100.0)]
 Text = Annotated[str, Field(strict=True, min_length=1)]  # rejects bytes
+Whitespace = Literal["compact", "bounded", "any"]
 MOST_BIASES = 1024  # tokens in logit_bias
 MOST_STOPS = 256  # stop strings, and bad words, of one request
 MOST_STOP_CHARACTERS = 8192  # in all of them
@@ -235,7 +236,9 @@ class StructuredOutputs(Record):
         grammar: an EBNF grammar with a rule ``root``.
         structural_tag: free text with constrained tags, in either form of xgrammar, as an object or a string
             (docs/structured.md).
-        disable_any_whitespace: JSON in one fixed layout instead of any whitespace.
+        whitespace: what may stand between two tokens of JSON. ``"compact"``: one layout, ``", "`` and ``": "``.
+            ``"bounded"``: nothing, a space, or one or two line breaks with at most 32 spaces or tabs after them.
+            ``"any"``: any whitespace. A model that does not know the schema may then write whitespace until the end.
         disable_additional_properties: objects whose schema has ``properties`` have no others unless the schema allows
             them; False: any others, as in JSON Schema.
         validate_output: accept schemas with keywords that a grammar cannot enforce, and check the finished text.
@@ -250,7 +253,7 @@ class StructuredOutputs(Record):
     choice: tuple[Text, ...] | None = None
     grammar: Text | None = None
     structural_tag: dict[str, Any] | StrictStr | None = None
-    disable_any_whitespace: StrictBool = False
+    whitespace: Whitespace = "bounded"
     disable_additional_properties: StrictBool = True
     validate_output: StrictBool = False
     engine: Literal["llguidance", "xgrammar"] | None = None
@@ -280,6 +283,16 @@ class StructuredOutputs(Record):
             "structural_tag": self.structural_tag,
         }
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_name_of_vllm(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "disable_any_whitespace" in data:
+            received = quoted(data["disable_any_whitespace"])
+            raise reject(
+                f'disable_any_whitespace is not known, got {received}; instead of true, write whitespace "compact"'
+            )
+        return data
+
     @model_validator(mode="after")
     def _one_kind(self) -> "StructuredOutputs":
         kinds = self._kinds()
@@ -292,8 +305,8 @@ class StructuredOutputs(Record):
             raise reject("choice must be a non-empty list of texts, got []")
         if self.validate_output and self.json_schema is None:
             raise reject(f"validate_output must come with json, got {named[0]}, which is enforced without it")
-        if self.disable_any_whitespace and named[0] not in ("json", "json_object"):
-            raise reject(f"disable_any_whitespace must come with json or json_object, got {named[0]}")
+        if self.whitespace != "bounded" and named[0] not in ("json", "json_object", "structural_tag"):
+            raise reject(f"whitespace must come with json, json_object or structural_tag, got {named[0]}; leave it out")
         if not self.disable_additional_properties and self.json_schema is None:
             raise reject(f"disable_additional_properties=False must come with json, got {named[0]}")
         return self

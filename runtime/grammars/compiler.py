@@ -7,6 +7,7 @@ from itertools import chain
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, InternalError, clipped
 from tandemrt.runtime.grammars.grammar import Grammar
@@ -39,8 +40,12 @@ class GrammarCompiler:
         self._llguidance: LLGuidanceCompiler | None = None
         self._xgrammar: XGrammarCompiler | None = None
 
-    def compile(self, kind: str, source: str, *, any_whitespace: bool = True, loose: bool = False) -> CompiledGrammar:
+    def compile(
+        self, kind: str, source: str, *, whitespace: Whitespace = "bounded", loose: bool = False
+    ) -> CompiledGrammar:
         """Compile ``Source.text``: a ``json`` schema, a ``regex``, an EBNF ``grammar`` or a ``structural_tag``.
+
+        ``whitespace``: between tokens of JSON.
 
         ``loose``: compile a looser schema if the engine rejects it, because the finished text is validated.
 
@@ -50,22 +55,22 @@ class GrammarCompiler:
         try:
             match kind:
                 case "json":
-                    return self._compile_json(json.loads(source), any_whitespace, loose)
+                    return self._compile_json(json.loads(source), whitespace, loose)
                 case "regex":
                     return self._llguidance_compiler().compile_regex(source)
                 case "grammar":
                     return self._xgrammar_compiler().compile(source)
                 case "structural_tag":
-                    return self._compile_tags(json.loads(source))
+                    return self._compile_tags(json.loads(source), whitespace)
                 case _:
                     raise InternalError(f"kind: must be json, regex, grammar or structural_tag, got {kind!r}")
         except ValueError as error:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
 
-    def _compile_json(self, schema: dict[str, Any] | bool, any_whitespace: bool, loose: bool) -> CompiledGrammar:
+    def _compile_json(self, schema: dict[str, Any] | bool, whitespace: Whitespace, loose: bool) -> CompiledGrammar:
         compiler = self._llguidance_compiler()
         try:
-            return compiler.compile_json(schema, any_whitespace=any_whitespace)
+            return compiler.compile_json(schema, whitespace=whitespace)
         except ValueError as error:
             if not isinstance(schema, dict):
                 raise
@@ -73,19 +78,19 @@ class GrammarCompiler:
         others = [with_examples(schema)] if SEARCH_ENDED in str(failure) else []
         for other in chain(others, looser(schema) if loose else ()):
             with suppress(ValueError):
-                return compiler.compile_json(other, any_whitespace=any_whitespace)
+                return compiler.compile_json(other, whitespace=whitespace)
         raise failure
 
-    def _compile_tags(self, part: Any) -> CompiledGrammar:
+    def _compile_tags(self, part: Any, whitespace: Whitespace) -> CompiledGrammar:
         from tandemrt.runtime.grammars.structural_tag import read, with_schemas
 
         compiler = self._llguidance_compiler()
         try:
-            return compiler.compile_tags(read({"format": part}))
+            return compiler.compile_tags(read({"format": part}), whitespace=whitespace)
         except ValueError as failure:
             if SEARCH_ENDED not in str(failure):
                 raise
-        return compiler.compile_tags(read({"format": with_schemas(part, with_examples)}))
+        return compiler.compile_tags(read({"format": with_schemas(part, with_examples)}), whitespace=whitespace)
 
     def _llguidance_compiler(self) -> "LLGuidanceCompiler":
         from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler

@@ -253,9 +253,7 @@ class GrammarLibrary:
                 self._try_ebnf(source.text, client, self._processes)
                 if self._abandoned(compilation):
                     return
-            grammar = self._compiler.compile(
-                source.kind, source.text, any_whitespace=source.any_whitespace, loose=source.loose
-            )
+            grammar = self._compiler.compile(source.kind, source.text, whitespace=source.whitespace, loose=source.loose)
             self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
         except BaseException as error:
             failure = error

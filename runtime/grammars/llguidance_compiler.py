@@ -1,11 +1,13 @@
 """Compiler for llguidance: JSON schemas, regular expressions and structural tags."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import llguidance
 
+from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars.llguidance_matcher import SILENT, LLGuidanceGrammar
 from tandemrt.runtime.grammars.structural_tag import Format, read, with_schemas
@@ -19,7 +21,11 @@ from tandemrt.runtime.grammars.unique.token_index import TokenIndex, token_index
 # no_forcing: rows allow every token whose text fits, not only the tokenizer's canonical tokens.
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
-_ANY_WHITESPACE = ""  # llguidance's own expression: any number of JSON's white space characters
+_WHITESPACE: Mapping[Whitespace, Mapping[str, bool | str]] = {
+    "compact": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "bounded": {"whitespace_flexible": True, "whitespace_pattern": r" |\n{1,2}[ \t]{0,32}"},  # or nothing
+    "any": {"whitespace_flexible": True},
+}
 
 
 class LLGuidanceCompiler:
@@ -31,32 +37,31 @@ class LLGuidanceCompiler:
         self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), slices=llguidance.LLTokenizer.json_slices())
 
     def compile_json(
-        self, schema: dict[str, Any] | bool, *, any_whitespace: bool
+        self, schema: dict[str, Any] | bool, *, whitespace: Whitespace
     ) -> LLGuidanceGrammar | UniqueItemsGrammar:
         """Compile a JSON schema from ``schema.emit``. Raises ValueError."""
         bare = without_unique_items(schema)
-        rule = _json_rule(bare, whitespace=_ANY_WHITESPACE if any_whitespace else None)
-        grammar = self._compile(f"start: {rule}")
+        grammar = self._compile(f"start: {_json_rule(bare, whitespace)}")
         return grammar if bare == schema else UniqueItemsGrammar(grammar, Reader(Places(schema)), self._index)
 
     def compile_regex(self, expression: str) -> LLGuidanceGrammar:
         """Compile an expression from ``patterns.fullmatch_expression``. Raises ValueError."""
         return self._compile(f"start: /(?:{expression})/")
 
-    def compile_tags(self, part: Format) -> LLGuidanceGrammar | UniqueItemsGrammar:
+    def compile_tags(self, part: Format, *, whitespace: Whitespace) -> LLGuidanceGrammar | UniqueItemsGrammar:
         """Compile a structural tag whose schemas come from ``schema.emit``. Raises ValueError."""
         plain, unique = with_schemas(part, lambda schema: schema), with_schemas(part, without_unique_items)
         if plain == unique:
-            return self._compile_tags(part)
+            return self._compile_tags(part, whitespace)
         reader = TagReader(part, self._vocabulary.control, self._index)
-        return UniqueItemsGrammar(self._compile_tags(read({"format": unique})), reader, self._index)
+        return UniqueItemsGrammar(self._compile_tags(read({"format": unique}), whitespace), reader, self._index)
 
     @property
     def _index(self) -> TokenIndex:
         return token_index(self._vocabulary)
 
-    def _compile_tags(self, part: Format) -> LLGuidanceGrammar:
-        grammar = TagGrammar(self._vocabulary.control, _json_rule)
+    def _compile_tags(self, part: Format, whitespace: Whitespace) -> LLGuidanceGrammar:
+        grammar = TagGrammar(self._vocabulary.control, partial(_json_rule, whitespace=whitespace))
         rules = grammar.write(part)
         for lexeme in grammar.lexemes:
             name, _, _ = lexeme.partition(":")
@@ -91,16 +96,9 @@ class _Tokens:
         raise NotImplementedError("llguidance does not need to tokenize")
 
 
-def _json_rule(schema: dict[str, Any] | bool, *, whitespace: str | None = None) -> str:
-    """Return the rule of a schema. ``whitespace``: an expression for what may be between parts; None: one layout."""
-    options: dict[str, bool | str] = {
-        "whitespace_flexible": whitespace is not None,
-        "json_allow_general_unicode_escapes": True,
-    }
-    if whitespace is None:
-        options |= {"item_separator": ", ", "key_separator": ": "}
-    elif whitespace != _ANY_WHITESPACE:
-        options["whitespace_pattern"] = whitespace
+def _json_rule(schema: dict[str, Any] | bool, whitespace: Whitespace) -> str:
+    """Return the rule of a schema."""
+    options = {"json_allow_general_unicode_escapes": True, **_WHITESPACE[whitespace]}
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"

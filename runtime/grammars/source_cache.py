@@ -69,5 +69,5 @@ def _key(structured: StructuredOutputs, most: int) -> bytes:
 
     # The copy has no cycles, which marshal cannot write.
     value = given if isinstance(given, str) else schema_of(given, most, kind)
-    options = (structured.disable_any_whitespace, structured.disable_additional_properties, structured.validate_output)
+    options = (structured.whitespace, structured.disable_additional_properties, structured.validate_output)
     return marshal.dumps((kind, value, options, structured.engine), 2)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.parameters.sampling import StructuredOutputs, Whitespace
 from tandemrt.engines.validation.errors import BadRequest, NotQuick, clipped, quoted
 from tandemrt.runtime.grammars import structural_tag
 from tandemrt.runtime.grammars.engine_choice import Engine, choose_engine
@@ -37,7 +37,7 @@ class Source:
     kind: str
     text: str
     engine: Engine
-    any_whitespace: bool = True
+    whitespace: Whitespace = "bounded"  # between tokens of JSON
     loose: bool = False  # a looser schema may replace one that the engine rejects; the finished text is validated
 
 
@@ -52,7 +52,6 @@ def read(
     are slow to convert. None: every schema is converted in this thread.
     """
     engine = choose_engine(structured)
-    spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
         text = json.dumps(schema_of(structured.json_schema, most_bytes))
         for line in spelling_warnings(structured):
@@ -60,12 +59,12 @@ def read(
         options = structured.validate_output, structured.disable_additional_properties
         converted, dialect = _converted(text, *options, in_worker)
         check = OutputCheck(text, dialect) if structured.validate_output else None
-        return Source("json", converted, engine, spaced, loose=check is not None), check
+        return Source("json", converted, engine, structured.whitespace, loose=check is not None), check
     if structured.json_object:
-        return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
+        return Source("json", json.dumps(ANY_OBJECT), engine, structured.whitespace), None
     if structured.structural_tag is not None:
         tags = _tags(structured.structural_tag, most_bytes, in_worker)
-        return Source("structural_tag", tags, engine), None
+        return Source("structural_tag", tags, engine, structured.whitespace), None
     if structured.regex is not None:
         return Source("regex", _full_pattern(structured.regex), engine), None
     if structured.choice is None:

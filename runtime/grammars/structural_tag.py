@@ -50,15 +50,10 @@ class ConstString(Part):
 
 
 class JsonSchema(Part):
-    """A JSON value in one layout, or the same value in another notation (``style``, notation.py).
-
-    With ``flexible_whitespace``, nothing, a space, or a line break and at most 32 spaces are between two of its parts.
-    A model may use the layout that it was trained on, but cannot write unlimited white space.
-    """
+    """A JSON value, or the same value in another notation (``style``, notation.py)."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] | StrictBool
-    flexible_whitespace: StrictBool = False
     style: Style = "json"
 
 

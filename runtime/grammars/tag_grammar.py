@@ -6,6 +6,7 @@ token as an alternative to the name.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from tandemrt.runtime.grammars.notation import NOTATIONS
 from tandemrt.runtime.grammars.notation_grammar import NotationGrammar
@@ -25,7 +26,6 @@ from tandemrt.runtime.grammars.structural_tag import (
     tags_of,
 )
 
-FLEXIBLE = r" |\n {0,32}"  # white space of JsonSchema.flexible_whitespace
 _ANY = r"(.|\n)"
 
 
@@ -34,11 +34,10 @@ class TagGrammar:
 
     Args:
         control: ids of control tokens by name.
-        schema_rule: returns the rule of a JSON schema, with the expression ``whitespace`` between its parts, or in one
-            layout if that is None.
+        schema_rule: returns the rule of a JSON schema.
     """
 
-    def __init__(self, control: Mapping[str, int], schema_rule: Callable[..., str]) -> None:
+    def __init__(self, control: Mapping[str, int], schema_rule: Callable[[Any], str]) -> None:
         self._control = control
         self._schema_rule = schema_rule
         self._definitions: dict[str, str] = {}
@@ -65,8 +64,7 @@ class TagGrammar:
             case JsonSchema(json_schema=schema) if part.style != "json":
                 return self._then(NotationGrammar(self, NOTATIONS[part.style], self._schema_rule).write(schema), ends)
             case JsonSchema(json_schema=schema):
-                rule = self._schema_rule(schema, whitespace=FLEXIBLE if part.flexible_whitespace else None)
-                return self._then(self.named("rule", rule), ends)
+                return self._then(self.named("rule", self._schema_rule(schema)), ends)
             case Tag(begin=begin):
                 return self._then(f"{self.text(begin)} {self._part(part.content, part.ends)}", ends)
             case OptionalTag(content=content):

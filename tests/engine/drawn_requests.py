@@ -13,7 +13,7 @@ Asked = tuple[list[int], dict[str, Any]]  # a prompt, and parameters
 THINK = 264  # begins reasoning
 STRUCTURES: Sequence[Mapping[str, Any]] = (
     {"json": SCHEMA},
-    {"json": SCHEMA, "disable_any_whitespace": True},
+    {"json": SCHEMA, "whitespace": "compact"},
     {"regex": "forced [ab] text [0-9]{3}"},
     {"choice": ["yes", "no", "perhaps not", "perhaps so"]},
     {"grammar": 'root ::= "[" [0-9]+ ("," [0-9]+){0,4} "]"'},

@@ -18,13 +18,14 @@ from tests.makers import tiny_checkpoint, write_recipe
 KEYS = ("alpha", "beta", "gamma")
 SCHEMA = {"type": "object", "properties": {key: {"type": "boolean"} for key in KEYS}, "required": list(KEYS)}
 ANSWERS: dict[str, Any] = {
-    "structured_outputs": {"json": SCHEMA | {"additionalProperties": False}, "disable_any_whitespace": True},
+    "structured_outputs": {"json": SCHEMA | {"additionalProperties": False}, "whitespace": "compact"},
     "max_tokens": 60,
 }
 WORDY: list[tuple[str, dict[str, Any]]] = [
     ("json<think></think>", ANSWERS | {"temperature": 0.0}),
     ("why <think>", ANSWERS | {"temperature": 1.0, "seed": 3, "thinking_token_budget": 3}),
     ("json</think>", ANSWERS | {"temperature": 1.0, "seed": 4, "num_draft_tokens": 0}),
+    ("only</think>", {"structured_outputs": {"choice": ["one text and no other"]}, "seed": 7, "max_tokens": 40}),
     ("free", {"temperature": 1.0, "seed": 5, "max_tokens": 20}),
     ("dear", {"temperature": 0.8, "seed": 6, "max_tokens": 10, "allowed_token_ids": [70]}),
 ]

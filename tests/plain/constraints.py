@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from tandemrt.engines.contract.contract import mask_words
-from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.parameters.sampling import StructuredOutputs, Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.rows import MaskRows
@@ -51,8 +51,8 @@ def compiler() -> GrammarCompiler:
 
 
 @cache
-def compiled(kind: str, source: str, any_whitespace: bool = False) -> CompiledGrammar:
-    return compiler().compile(kind, source, any_whitespace=any_whitespace)
+def compiled(kind: str, source: str, whitespace: Whitespace = "compact") -> CompiledGrammar:
+    return compiler().compile(kind, source, whitespace=whitespace)
 
 
 def json_grammar(schema):

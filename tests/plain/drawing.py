@@ -33,5 +33,5 @@ def accepts(grammar, text: str | bytes) -> bool:
     return all(map(matcher.accept, byte_tokens(text))) and matcher.accept(STOP)
 
 
-def grammar_of(schema, any_whitespace=False, closed=True):
-    return compiler().compile("json", json.dumps(enforceable(schema, closed=closed)), any_whitespace=any_whitespace)
+def grammar_of(schema, whitespace="compact", closed=True):
+    return compiler().compile("json", json.dumps(enforceable(schema, closed=closed)), whitespace=whitespace)

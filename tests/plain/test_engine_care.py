@@ -22,7 +22,7 @@ UNKNOWN = PATTERNS.keys() - KNOWN
 
 def alone(schema):
     """Return llguidance's grammar of the unmodified schema."""
-    return compiler().compile("json", json.dumps(schema), any_whitespace=False)
+    return compiler().compile("json", json.dumps(schema), whitespace="compact")
 
 
 def pattern(expression):

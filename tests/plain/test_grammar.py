@@ -157,7 +157,7 @@ PAIRS = {"type": "array", "items": {"type": "array", "prefixItems": [{"const": 1
 
 @pytest.mark.parametrize("taken_back", ["rollback", "precompute_rows"])
 def test_the_row_of_another_text_of_the_same_length_is_not_kept(taken_back):
-    grammar, fresh = (compiled("json", json.dumps(PAIRS), any_whitespace=True).matcher() for _ in range(2))
+    grammar, fresh = (compiled("json", json.dumps(PAIRS), whitespace="any").matcher() for _ in range(2))
     accept_text(grammar, "[[1")
     if taken_back == "rollback":
         accept_text(grammar, "] ")

@@ -62,7 +62,7 @@ def test_required_calls_and_a_named_function_constrain_arguments_alike() -> None
     calls = list_of_calls(ToolCallSpec(functions(OTHER)))[1]
     named_tag = ToolCallSpec(functions(OTHER), named="f0", parallel=False).constraint().structural_tag
     assert isinstance(named_tag, dict)
-    arguments = {"type": "json_schema", "json_schema": OTHER, "flexible_whitespace": True}
+    arguments = {"type": "json_schema", "json_schema": OTHER}
     assert named_tag["format"] == calls["tags"][0]["content"] == arguments
 
 

@@ -251,7 +251,7 @@ def judge(schema, chance: random.Random, closed=True):
 
     The texts include two texts of the grammar itself, if it found an end.
     """
-    validator, grammar = jsonschema.Draft202012Validator(schema), grammar_of(schema, any_whitespace=True, closed=closed)
+    validator, grammar = jsonschema.Draft202012Validator(schema), grammar_of(schema, whitespace="any", closed=closed)
 
     def refuse(constant):
         raise ValueError(f"{constant} is no JSON")
@@ -617,7 +617,7 @@ def test_a_format_may_have_a_length(name, least, most):
     ],
 )
 def test_a_relaxed_schema_still_enforces_its_supported_part(schema, taken, refused):
-    grammar = compiler().compile("json", json.dumps(relaxed(schema)), any_whitespace=False)
+    grammar = compiler().compile("json", json.dumps(relaxed(schema)), whitespace="compact")
     assert accepts(grammar, taken)
     assert not accepts(grammar, refused)
 

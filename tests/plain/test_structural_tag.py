@@ -145,12 +145,7 @@ def between_brackets(*, separator: str = ", ", end: str = ";", **options: bool) 
             ["get<x;", "get_all<x;"],
             ["get_<x;", "getx;"],
         ),
-        (content(SCHEMA), ['{"a": 1}'], ['{"a":1}', ' {"a": 1}']),
-        (
-            content(SCHEMA) | {"flexible_whitespace": True},
-            ['{"a": 1}', '{"a":1}', '{\n  "a" : 1\n}', "{\n" + " " * 32 + '"a":1}'],
-            ['{"a":"1"}', "{}", '{  "a":1}', '{\n\n"a":1}', "{\n" + " " * 33 + '"a":1}', ' {"a":1}'],
-        ),
+        (content(SCHEMA), ['{"a": 1}', '{"a":1}', '{\n  "a" : 1\n}'], ['{"a":"1"}', "{}", '{  "a":1}', ' {"a":1}']),
         (
             between_brackets(at_least_one=True),
             ["[<a>x;]", "[<a>x;, <b>y;]", "[<a>x;, <a>y;, <b>z;]"],
@@ -222,7 +217,7 @@ def check_tags(text: str) -> None:
         _, _, text = text.partition(TOOL)
         name, text = text[:2], text[2:]
         assert ("f ".startswith(name) or "g ".startswith(name)) or not text
-        found = re.match(r'(\{"a": (?:1|"(?:[^"\\]|\\.)*")\}|\d+)</tool>', text)
+        found = re.match(r'(\{\s*"a"\s*:\s*(?:1|"(?:[^"\\]|\\.)*")\s*\}|\d+)</tool>', text)
         if found is None:
             assert TOOL not in text
             return

@@ -53,11 +53,9 @@ def accepts(compiled, text: str) -> bool:
     [
         ({"json": PERSON}, '{"name": "x"}', '{"name": 1}'),
         ({"json": json.dumps(PERSON)}, '{ "name" : "x" }', "{}"),
-        ({"json": PERSON, "disable_any_whitespace": True}, '{"name": "x"}', '{ "name": "x"}'),
         ({"json": PERSON, "disable_additional_properties": False}, '{"name": "x", "more": 1}', '{"more": 1}'),
         ({"json": True}, "[1]", "["),
         ({"json_object": True}, '{"a": [{}]}', "[]"),
-        ({"json_object": True, "disable_any_whitespace": True}, '{"a": 1}', '{ "a": 1}'),
         ({"regex": '"[a-z]"'}, '"a"', '"1"'),
         ({"choice": ['y"\\', "né😀", "a\nb\u2028", "a\nb"]}, "a\nb\u2028", "a"),
         ({"choice": ["yes"]}, "yes", "yesyes"),
@@ -69,6 +67,50 @@ def test_every_kind_accepts_exactly_its_own_texts(library, asked, good, bad):
     assert accepts(compiled, good)
     assert not accepts(compiled, bad)
     assert compiled.check is None
+
+
+TAG = {"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": PERSON}, "end": ">"}
+COMPACT = ['{"name": "x"}']
+BOUNDED = [
+    '{"name":"x"}',
+    '{ "name" : "x" }',
+    '{\n  "name":\n\n\t"x"\n}',
+    "{\n\n" + " \t" * 16 + '"name": "x"}',
+]
+ANY = [
+    '{  "name": "x"}',
+    '{"name":\t"x"}',
+    '{\n\n\n"name": "x"}',
+    '{"name": "x"\n' + " " * 33 + "}",
+    '{\r\n"name": "x"}',
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"json": PERSON}, "{}"),
+        ({"json_object": True}, "{}"),
+        ({"structural_tag": {"type": "structural_tag", "format": TAG}}, "<{}>"),
+    ],
+    ids=["json", "json_object", "structural_tag"],
+)
+@pytest.mark.parametrize(
+    ("options", "allowed", "others"),
+    [
+        ({"whitespace": "compact"}, COMPACT, BOUNDED + ANY),
+        ({}, COMPACT + BOUNDED, ANY),
+        ({"whitespace": "any"}, COMPACT + BOUNDED + ANY, []),
+    ],
+    ids=["compact", "bounded by default", "any"],
+)
+def test_whitespace_between_tokens_of_json_is_that_of_the_option(library, asked, form, options, allowed, others):
+    compiled = compiled_by(library(), StructuredOutputs(**asked, **options)).result(timeout=PATIENCE_S)
+    assert [text for text in allowed if not accepts(compiled, form.format(text))] == []
+    assert [text for text in others if accepts(compiled, form.format(text))] == []
+    for text in COMPACT:
+        assert not accepts(compiled, form.format(f" {text}"))
+        assert not accepts(compiled, form.format(f"{text} "))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +129,12 @@ def test_every_kind_accepts_exactly_its_own_texts(library, asked, good, bad):
         ({"regex": "a", "validate_output": True}, "validate_output must come with json"),
         ({"choice": ["a"], "validate_output": True}, "validate_output must come with json, got choice"),
         ({"json_object": True, "validate_output": True}, "validate_output must come with json, got json_object"),
-        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace must come with json"),
+        (
+            {"regex": "a", "whitespace": "any"},
+            "whitespace must come with json, json_object or structural_tag, got regex",
+        ),
+        ({"json": {}, "whitespace": "wide"}, "whitespace: must be 'compact', 'bounded' or 'any'; got 'wide'"),
+        ({"json": {}, "disable_any_whitespace": True}, 'got True; instead of true, write whitespace "compact"'),
         ({"regex": "a", "disable_additional_properties": False}, "disable_additional_properties=False must come with"),
     ],
 )
@@ -589,7 +636,7 @@ def test_a_schema_is_read_once_for_equal_requests(library, monkeypatch) -> None:
         compiled = compiled_by(grammars, StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S)
         assert accepts(compiled, '{"name": "x"}')
     assert len(read) == 1
-    others = ({"validate_output": True}, {"disable_any_whitespace": True}, {"disable_additional_properties": False})
+    others = ({"validate_output": True}, {"whitespace": "compact"}, {"disable_additional_properties": False})
     for other in (*others, {"engine": "llguidance"}):
         compiled_by(grammars, StructuredOutputs(json=PERSON, **other)).result(timeout=PATIENCE_S)
     assert len(read) == 5

@@ -68,9 +68,12 @@ SCHEMAS = st.one_of(
 SETS_OF_SETS = {"type": "array", "items": ITEMS[10], "uniqueItems": True, "minItems": 3, "maxItems": 4}
 
 
-def compiled(schema, any_whitespace):
+WHITESPACE = st.sampled_from(["compact", "bounded", "any"])
+
+
+def compiled(schema, whitespace):
     compiler = GrammarCompiler(VOCABULARY, [STOP])
-    return compiler.compile("json", json.dumps(enforceable(schema)), any_whitespace=any_whitespace)
+    return compiler.compile("json", json.dumps(enforceable(schema)), whitespace=whitespace)
 
 
 def row_of(matcher):
@@ -92,10 +95,10 @@ def draw_token(chance, tokens):
 
 # Shrinking takes minutes; the seed and the schema say enough.
 @settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
-@example(schema=SETS_OF_SETS, spaced=True, seed=24526145)  # where looking ahead for a whole row ends at its limit
-@given(schema=SCHEMAS, spaced=st.booleans(), seed=st.integers(0, 2**32 - 1))
-def test_random_texts_are_valid_and_rows_equal_those_of_a_replay(schema, spaced, seed):
-    written = walk(compiled(schema, spaced), random.Random(seed), 30)
+@example(schema=SETS_OF_SETS, whitespace="any", seed=24526145)  # where looking ahead for a whole row ends at its limit
+@given(schema=SCHEMAS, whitespace=WHITESPACE, seed=st.integers(0, 2**32 - 1))
+def test_random_texts_are_valid_and_rows_equal_those_of_a_replay(schema, whitespace, seed):
+    written = walk(compiled(schema, whitespace), random.Random(seed), 30)
     if written is not None:
         assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(written)), written
 
@@ -160,7 +163,7 @@ def walk(grammar, chance, length):
     ],
 )
 def test_items_are_equal_as_json_schema_says(one, other, equal):
-    grammar = grammar_of({"type": "array", "uniqueItems": True}, any_whitespace=True)
+    grammar = grammar_of({"type": "array", "uniqueItems": True}, whitespace="any")
     assert accepts(grammar, f"[{one} ,{other}]") == (not equal)
     assert accepts(grammar, f"[{other}, 5, {one}]") == (not equal)
 
@@ -178,7 +181,7 @@ def test_items_are_equal_as_json_schema_says(one, other, equal):
 )
 def test_an_array_of_all_values_never_runs_dry(item, count):
     schema = {"type": "array", "items": item, "uniqueItems": True, "minItems": count}
-    grammar, chance = compiled(schema, any_whitespace=False), random.Random(0)
+    grammar, chance = compiled(schema, whitespace="compact"), random.Random(0)
     for _ in range(2):
         matcher, text = grammar.matcher(), list[int]()
         while legal := [token for token in tokens_of(row_of(matcher)) if token < 256]:
@@ -253,9 +256,9 @@ def json_part(schema, **options):
     return {"type": "json_schema", "json_schema": schema, **options}
 
 
-def compiled_tags(form):
+def compiled_tags(form, whitespace="bounded"):
     source, _ = read(StructuredOutputs(structural_tag={"type": "structural_tag", "format": form}))
-    return GrammarCompiler(TAG_VOCABULARY, [STOP]).compile(source.kind, source.text)
+    return GrammarCompiler(TAG_VOCABULARY, [STOP]).compile(source.kind, source.text, whitespace=whitespace)
 
 
 def tag_formats(part):
@@ -284,13 +287,13 @@ def tag_formats(part):
 @given(
     kind=st.sampled_from(list(tag_formats({}))),
     item=st.sampled_from(ITEMS),
-    spaced=st.booleans(),
+    whitespace=WHITESPACE,
     seed=st.integers(0, 2**32 - 1),
 )
-def test_random_texts_of_tags_have_unique_items_and_rows_equal_those_of_a_replay(kind, item, spaced, seed):
+def test_random_texts_of_tags_have_unique_items_and_rows_equal_those_of_a_replay(kind, item, whitespace, seed):
     schema = {"type": "array", "items": item, "uniqueItems": True, "minItems": 1, "maxItems": 4}
-    form = tag_formats(json_part(schema, flexible_whitespace=spaced))[kind]
-    written = walk(compiled_tags(form), random.Random(seed), 24)
+    form = tag_formats(json_part(schema))[kind]
+    written = walk(compiled_tags(form, whitespace), random.Random(seed), 24)
     for part in re.finditer(rb"(?:@\[|@1|1,)(?=\[)", written or b""):
         value, _ = json.JSONDecoder().raw_decode(written[part.end() :].decode())
         assert jsonschema.Draft202012Validator(schema).is_valid(value), written

@@ -42,7 +42,7 @@ WRONG = [
 @pytest.fixture
 def compiled(family: Family):
     source = json.dumps(enforceable(SCHEMA))
-    return family.compiler.compile("json", source, any_whitespace=False)
+    return family.compiler.compile("json", source, whitespace="compact")
 
 
 def fill(family: Family, state, tokens):

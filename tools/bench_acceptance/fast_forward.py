@@ -72,7 +72,8 @@ def measure(bundle: Path, requests: Sequence[tuple[Any, dict[str, Any]]], repeat
         llms = {way: opened.enter_context(LLM(bundle, threads=1, **options)) for way, options in WAYS.items()}  # type: ignore[arg-type]
         found: dict[str, list[Figures]] = {way: [] for way in WAYS}
         for prompt, schema in track(requests, description=bundle.name):
-            structure = StructuredOutputs(json=schema, disable_any_whitespace=schema is FORTY_FIELDS)
+            whitespace = "compact" if schema is FORTY_FIELDS else "bounded"
+            structure = StructuredOutputs(json=schema, whitespace=whitespace)
             params = SamplingParams(temperature=0.0, structured_outputs=structure, max_tokens=300)
             runs = [{way: _run(llm, prompt, params) for way, llm in llms.items()} for _ in range(repeats + 1)][1:]
             if len({json.dumps(output.token_ids) for run in runs for output, _ in run.values()}) > 1:

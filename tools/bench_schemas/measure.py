@@ -54,7 +54,7 @@ def judge_instances(cases: Sequence[Case], *, closed: bool) -> Counter[str]:
 def check_drawn_texts(schema: dict[str, Any], count: int, seed: int) -> int | None:
     """Return how many of ``count`` random texts of a schema's grammar violate it; None if the schema is refused."""
     try:
-        grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), any_whitespace=False)
+        grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), whitespace="compact")
     except BadRequest:
         return None
     validator, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)
@@ -105,7 +105,7 @@ def words(count: int, seed: int = 0) -> Vocabulary:
 
 def text_of(schema: Any, seed: int) -> bytes:
     """Return a random text of a schema's grammar."""
-    grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), any_whitespace=False)
+    grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), whitespace="compact")
     chance = random.Random(seed)
     return next(text for _ in range(1000) if (text := _text(grammar.matcher(), chance)) is not None)
 

@@ -51,7 +51,7 @@ _SCHEMA = {
 _STRUCTURES: list[dict[str, Any]] = [
     {"regex": "[a-c]{2,9}"},
     {"choice": ["yes", "no", "perhaps not"]},
-    {"json": _SCHEMA, "disable_any_whitespace": True},
+    {"json": _SCHEMA, "whitespace": "compact"},
     {"json": _SCHEMA, "validate_output": True},
     {"json_object": True},
     {"grammar": 'root ::= "[" [0-9]+ ("," [0-9]+){0,4} "]"'},

@@ -45,7 +45,7 @@ REPLACED_FIELDS: Mapping[str, str] = {
         for kind in ("json", "json_object", "regex", "choice", "grammar")
     },
     "guided_decoding_backend": 'structured_outputs {..., "engine": ...}',
-    "guided_whitespace_pattern": 'structured_outputs {..., "disable_any_whitespace": true}',
+    "guided_whitespace_pattern": 'structured_outputs {..., "whitespace": "compact"}',
     "functions": "tools",
     "function_call": "tool_choice",
 }

@@ -181,8 +181,8 @@ class ToolCallParser:
 
 
 def _arguments(function: Function) -> dict[str, Any]:
-    """Return the format of a function's arguments: in the layout that the model knows."""
-    return {"type": "json_schema", "json_schema": _parameters(function), "flexible_whitespace": True}
+    """Return the format of a function's arguments."""
+    return {"type": "json_schema", "json_schema": _parameters(function)}
 
 
 def _structural_tag(form: dict[str, Any]) -> dict[str, Any]:
