@@ -26,7 +26,7 @@ REF_STANDS_ALONE = ("draft-04", "draft-06", "draft-07")  # these dialects ignore
 
 STRING_KEYWORDS = frozenset({"minLength", "maxLength", "pattern", "format"})
 NUMBER_KEYWORDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
-ARRAY_KEYWORDS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"})
+ARRAY_KEYWORDS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"})
 OBJECT_KEYWORDS = frozenset(
     {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
     | {"minProperties", "maxProperties", "unevaluatedProperties"}
@@ -42,9 +42,9 @@ SUPPORTED = (
     | DEPENDENT_KEYWORDS
     | {"type", "const", "enum"}
 )
+UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 UNSUPPORTED = {
     "contains": "a required item is not supported; describe all items instead",
-    "unevaluatedItems": "it is not supported; use items",
     "$recursiveRef": "dynamic references are not supported; use $ref",
 }
 _OLDER = frozenset({"dependencies", "additionalItems"})

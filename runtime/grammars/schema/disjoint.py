@@ -82,7 +82,7 @@ class Disjoint:
         return False
 
     def _is_valid(self, all_of: AllOf, value: object) -> bool:
-        return all(self._expander.document.is_valid(node, value) for node in all_of.nodes)
+        return all(self._expander.document.is_valid(node.without_unevaluated(), value) for node in all_of.nodes)
 
 
 def _ranges_are_disjoint(least: int, most: int | None, other_least: int, other_most: int | None) -> bool:

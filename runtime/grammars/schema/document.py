@@ -13,6 +13,7 @@ import referencing
 from tandemrt.engines.validation.errors import clipped, quoted
 from tandemrt.runtime.grammars.schema.dialect import (
     REF_STANDS_ALONE,
+    UNEVALUATED,
     Schema,
     check_valid,
     dialect_of,
@@ -23,7 +24,6 @@ from tandemrt.runtime.grammars.schema.dialect import (
 MAX_PATTERN_TEXT = 16  # longer literal texts are not matched against patterns
 _PATTERNS = frozenset({"pattern", "patternProperties"})
 _ONE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-_ONE_MORE = ("unevaluatedItems", "unevaluatedProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
@@ -44,6 +44,7 @@ class Node:
     base: str  # URI of its resource, "" for none
     name: str
     condition: bool = False  # inside `if` or `not`: its properties do not close the object
+    negated: bool = False  # inside `not`: the names and items that it describes are not evaluated
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -52,8 +53,12 @@ class Node:
         return isinstance(other, Node) and self.name == other.name
 
     def derived(self, schema: Schema, how: str, *, condition: bool = True) -> "Node":
-        """Return a node for a ``schema`` derived from this one; ``how`` makes its name unique."""
-        return Node(schema, self.place, self.base, f"{self.name}!{_named(how)}", condition or self.condition)
+        """Return a node for a ``schema`` derived from this one; ``how`` makes its name unique.
+
+        ``condition``: it restates a condition, so that its properties neither close an object nor are evaluated.
+        """
+        name = f"{self.name}!{_named(how)}"
+        return Node(schema, self.place, self.base, name, condition or self.condition, condition or self.negated)
 
     def without(self, *keywords: str) -> "Node":
         """Return the node without ``keywords``, after they were expanded."""
@@ -68,6 +73,11 @@ class Node:
             }
             rest["dependencies"] = kept
         return replace(self, schema=rest, name=f"{self.name}!-{'-'.join(keywords)}")
+
+    def without_unevaluated(self) -> "Node":
+        """Return the node without the keywords that depend on other schemas of the same value."""
+        has_some = isinstance(self.schema, dict) and not self.schema.keys().isdisjoint(UNEVALUATED)
+        return self.without(*UNEVALUATED) if has_some else self
 
     def as_condition(self) -> "Node":
         return replace(self, condition=True, name=f"{self.name}!asking")
@@ -119,7 +129,7 @@ class Document:
         name = "/".join([node.source_name, *(_named(escaped(step)) for step in path)])
         if place not in self._bases and isinstance(schema, dict) and "$id" in schema:
             raise UnsupportedSchema(place, "a nested $id is not supported here; leave it out")
-        return Node(schema, place, self._bases.get(place, node.base), name, node.condition)
+        return Node(schema, place, self._bases.get(place, node.base), name, node.condition, node.negated)
 
     def resolve(self, node: Node, reference: str) -> Node:
         """Return the target of ``reference`` in ``node``. Raises UnsupportedSchema."""
@@ -138,7 +148,7 @@ class Document:
                     place, f"{quoted(reference)} is not one place in this schema; use '#/$defs/name'"
                 )
             at, target = found[0]
-            return Node(target, at, self._bases[at], _named(at))
+            return self._target(node, target, at)
         for step in fragment.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
@@ -156,7 +166,12 @@ class Document:
             if not isinstance(target, dict | bool):
                 raise UnsupportedSchema(place, f"{quoted(reference)} is not a schema; point it to one")
             self._read(target, at, base)
-        return Node(target, at, self._bases[at], _named(at))
+        return self._target(node, target, at)
+
+    def _target(self, node: Node, target: Schema, at: str) -> Node:
+        """Return the node at ``at`` that a reference in ``node`` leads to."""
+        name = f"{_named(at)}!negated" if node.negated else _named(at)
+        return Node(target, at, self._bases[at], name, negated=node.negated)
 
     def is_plain(self, reference: str) -> bool:
         """Return whether a dynamic reference has the same target from every place."""
@@ -232,7 +247,7 @@ def subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], 
             yield from (((key, name), child) for name, child in value.items())
         elif key in _LISTS and isinstance(value, list):
             yield from (((key, index), child) for index, child in enumerate(value))
-        elif key in _ONE + _ONE_MORE:
+        elif key in _ONE + UNEVALUATED:
             yield (key,), value
 
 

@@ -148,11 +148,10 @@ class Expander:
         for keyword, value in self.document.keywords(node).items():
             if keyword in dialect.UNSUPPORTED and not _is_redundant(keyword, value, node.schema):
                 raise UnsupportedSchema(f"{node.place}/{keyword}", dialect.UNSUPPORTED[keyword])
-            if keyword == "unevaluatedProperties" and value is not True and not node.is_remainder:
-                combined = not alone or not {"not", "if", "dependentSchemas"}.isdisjoint(node.schema)
-                if value is not False or combined:
-                    rule = "only false is supported, and only where no other schema applies; use additionalProperties"
-                    raise UnsupportedSchema(f"{node.place}/{keyword}", rule)
+            if keyword in dialect.UNEVALUATED and value is not True and not node.is_remainder and not alone:
+                other = "items" if keyword == "unevaluatedItems" else "additionalProperties"
+                rule = f"it is only supported where no schema around it applies to the same value; use {other}"
+                raise UnsupportedSchema(f"{node.place}/{keyword}", rule)
 
     def _literals(self, nodes: list[Node], values: list[Any], place: str) -> list[Shape]:
         fitting = [value for value in values if all(self._is_valid(node, value) for node in nodes)]
@@ -284,12 +283,14 @@ class Expander:
             self.document.child(node, child, "oneOf", index)
             for index, child in enumerate(self.document.keywords(node)["oneOf"])
         ]
+        # A value that both match is invalid, whether or not it has names that the schemas together do not evaluate.
+        shared = [node.without_unevaluated() for node in base.nodes]
         options = []
         for index, branch in enumerate(branches):
             option = AllOf(*base.nodes, branch)
             for other, rival in enumerate(branches):
                 self._spend(len(option.nodes), node.place)
-                if other == index or self._disjoint.are_disjoint(option, AllOf(*base.nodes, rival)):
+                if other == index or self._disjoint.are_disjoint(option, AllOf(*shared, rival)):
                     continue
                 try:
                     self._negated(rival, option.nodes)

@@ -159,9 +159,7 @@ class Intersection:
 
     def _array(self) -> Array:
         length = max((len(found.get("prefixItems", ())) for _, found in self._nodes), default=0)
-        places = [self._item(index) for index in range(length)]
-        rest = self._item(None)
-        shape = Array(places, rest)
+        shape = Array([self._item(index) for index in range(length)], self._item(None))
         for node, found in self._nodes:
             shape.least = max(shape.least, _count(found.get("minItems", 0)))
             if "maxItems" in found:
@@ -194,7 +192,19 @@ class Intersection:
                 assert isinstance(node.schema, dict)
                 key = "additionalItems" if isinstance(node.schema.get("items"), list) else "items"
                 nodes.append(self._document.child(node, found["items"], key))
+        if not self._is_evaluated(index):
+            for node, found in self._nodes:
+                if found.get("unevaluatedItems", True) is not True:
+                    nodes.append(self._document.child(node, found["unevaluatedItems"], "unevaluatedItems"))
         return AllOf(*nodes) if nodes else ANYTHING
+
+    def _is_evaluated(self, index: int | None) -> bool:
+        """Return whether a schema describes the item at ``index``; ``unevaluatedItems`` applies to the others."""
+        return any(
+            "items" in found or (index is not None and index < len(found.get("prefixItems", ())))
+            for node, found in self._nodes
+            if not node.negated
+        )
 
     def _reject_excluded(self, excluded: list[Any], kind: type) -> None:
         if any(isinstance(value, kind) for value in excluded):

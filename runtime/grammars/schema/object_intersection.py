@@ -29,10 +29,17 @@ class ObjectIntersection:
         self._expander = expander
         self._document = expander.document
         self._nodes = [(node, found) for node, found in nodes if not found.keys().isdisjoint(_KEYWORDS)]
+        self._unevaluated = tuple(
+            self._document.child(node, found["unevaluatedProperties"], "unevaluatedProperties")
+            for node, found in self._nodes
+            if found.get("unevaluatedProperties", True) is not True
+        )
 
     def shape(self) -> Object:
         """Return the shape of the object. Raises UnsupportedSchema."""
         nodes = self._nodes
+        if self._unevaluated:
+            self._require_listed_names_under_not()
         shape = Object({}, [], {}, self._rest())
         for _, found in nodes:
             shape.required = list(dict.fromkeys([*shape.required, *found.get("required", ())]))
@@ -52,6 +59,24 @@ class ObjectIntersection:
         if shape.rest is not None and shape.patterns:
             self._name_others(shape, shape.rest)
         return shape
+
+    def _require_listed_names_under_not(self) -> None:
+        """Raise UnsupportedSchema for names that a schema under ``not`` describes by a pattern, or as all others."""
+        for node, found in self._nodes:
+            keyword = next((key for key in ("patternProperties", "additionalProperties") if key in found), None)
+            if node.negated and keyword:
+                rule = "under not it is not supported together with unevaluatedProperties; use additionalProperties"
+                raise UnsupportedSchema(f"{node.place}/{keyword}", rule)
+
+    def _is_evaluated(self, name: str) -> bool:
+        """Return whether a schema describes a property; ``unevaluatedProperties`` applies to the others."""
+        return any(
+            name in found.get("properties", {})
+            or "additionalProperties" in found
+            or any(matches_name(pattern, name, node) for pattern in found.get("patternProperties", {}))
+            for node, found in self._nodes
+            if not node.negated
+        )
 
     def _name_others(self, shape: Object, rest: AllOf) -> None:
         """Replace ``rest`` by a pattern of the names that match no other pattern and are no property of other schemas.
@@ -82,19 +107,15 @@ class ObjectIntersection:
             for node, found in self._nodes
             if "additionalProperties" in found
         ]
+        schemas = schemas or [*self._unevaluated]
         if schemas:
             all_of = AllOf(*schemas)
             return None if all_of.is_nothing() else all_of
         described = (
-            found.get("unevaluatedProperties") is False
-            or (
-                self._expander.closed
-                and not node.condition
-                and (found.get("properties") or found.get("patternProperties"))
-            )
+            not node.condition and (found.get("properties") or found.get("patternProperties"))
             for node, found in self._nodes
         )
-        return None if any(described) else ANYTHING
+        return None if self._expander.closed and any(described) else ANYTHING
 
     def _property(self, name: str) -> AllOf:
         schemas: list[Node] = []
@@ -108,7 +129,7 @@ class ObjectIntersection:
             if not own and "additionalProperties" in found:
                 own.append(self._document.child(node, found["additionalProperties"], "additionalProperties"))
             schemas += own
-        return AllOf(*schemas)
+        return AllOf(*schemas, *(() if self._is_evaluated(name) else self._unevaluated))
 
     def _pattern(self, node: Node, pattern: str, child: Any) -> list[Node]:
         """Return the schemas that apply to names that match ``pattern`` and are in no node's ``properties``."""
