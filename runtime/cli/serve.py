@@ -47,11 +47,10 @@ def serve(
     metrics_without_key: Annotated[
         bool, typer.Option(help="Serve /metrics to clients without the key.", rich_help_panel=SERVER)
     ] = False,
-    dashboard: Annotated[
+    dashboard_texts: Annotated[
         bool,
         typer.Option(
-            help="Show a live page at /dashboard. It contains the text of a running request, for all who have the key.",
-            rich_help_panel=SERVER,
+            help="Show the text of one running request on /dashboard, to all who have the key.", rich_help_panel=SERVER
         ),
     ] = False,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.", rich_help_panel=LIMITS)] = 4
@@ -127,7 +126,7 @@ def serve(
         port=port,
         api_key=os.environ.get(KEY_VARIABLE) if api_key is None else api_key,
         metrics_without_key=metrics_without_key,
-        dashboard=dashboard,
+        dashboard_texts=dashboard_texts,
         max_body=max_body,
         max_bodies=max_bodies,
         max_connections=allow_connections(max_connections),
@@ -153,8 +152,8 @@ def serve(
         def on_ready(address: str) -> None:
             gc.freeze()
             gc.enable()
-            live = f"; live page: {address.removesuffix('/v1')}/dashboard" if dashboard else ""
-            console.print(f"serving {', '.join(folders)} at {address}{live}", soft_wrap=True, highlight=False)
+            page = address.removesuffix("v1")
+            console.print(f"serving {', '.join(folders)} at {address}; chat: {page}", soft_wrap=True, highlight=False)
 
         log_to_stderr(log_level)
         with suppress(KeyboardInterrupt), open_models(folders, options, trace) as opened:

@@ -1,6 +1,6 @@
 """Trace of one request: the drafted, allowed and emitted tokens of its rounds, recorded only on demand."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -83,6 +83,8 @@ class RequestTrace:
 
     def __init__(self) -> None:
         self.rounds: list[TracedRound] = []
+        self._begins: list[int] = []  # output position of each round's first token
+        self.num_emitted = 0  # tokens of all rounds
         self._parts: list[RolePart] = []  # of the first tokens, whose roles are decided
         self._roles: list[Role] = []  # of the same tokens
         self._forced: Sequence[range] = ()  # output positions of forced reasoning ends
@@ -98,6 +100,8 @@ class RequestTrace:
         assert last is not None
         self._forced = forced
         self.rounds.append(TracedRound(last.filled, last.drafted, last.passed, last.allowed, tuple(emitted)))
+        self._begins.append(self.num_emitted)
+        self.num_emitted += len(emitted)
 
     def add_roles(self, span: RoleSpan) -> None:
         """Record the role of the next tokens."""
@@ -113,9 +117,11 @@ class RequestTrace:
 
     def tokens(self, begin: int, end: int) -> Iterator[TracedToken]:
         """Yield output tokens [begin, end). ``end`` must not exceed the output's length."""
-        at = 0
-        for number, each in enumerate(self.rounds):
+        first = max(0, bisect_right(self._begins, begin) - 1)
+        for number in range(first, bisect_left(self._begins, end)):
+            each = self.rounds[number]
             for index, token in enumerate(each.emitted):
+                at = self._begins[number] + index
                 if begin <= at < end:
                     role = self._roles[at] if at < len(self._roles) else None
                     yield TracedToken(
@@ -126,7 +132,6 @@ class RequestTrace:
                         each.allowed[index],
                         number,
                     )
-                at += 1
 
     def _forced_by(self, at: int, role: Role | None, allowed: int) -> Source | None:
         if any(at in span for span in self._forced):

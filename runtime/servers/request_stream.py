@@ -2,10 +2,10 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tandemrt.engines.validation.errors import InternalError, TandemError, named
 from tandemrt.runtime.llm.llm import LLM
@@ -30,6 +30,7 @@ class OutputDelta:
         index: position of the output among the prompt's outputs.
         logprobs: one entry per token, empty unless the request asks for them.
         output: the finished output, in its last delta only.
+        sources: one entry per token if the request asks for them (TokenSources).
     """
 
     index: int
@@ -38,6 +39,7 @@ class OutputDelta:
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs]
     output: RequestOutput | None
+    sources: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def merge(cls, items: Sequence[StreamOutput]) -> "OutputDelta":

@@ -18,23 +18,31 @@ def page_data(recorder: Recorder, tokenizer: Tokenizer, bundle: str) -> dict[str
     return {"bundle": bundle, "requests": [_request(each, tokenizer, steps) for each in recorder.finished]}
 
 
+class TokenTexts:
+    """Splits a text into the texts of its tokens, special tokens included, while the tokens come."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # the last tokens that added text; decoders join it with the next ones
+        self._group: list[int] = []
+
+    def push(self, token: int, *, last: bool) -> str:
+        """Return the text that ``token`` adds; "" if it ends within a character and is not the ``last`` token."""
+        self._group.append(token)
+        before = _decode(self._tokenizer, self._context)
+        both = _decode(self._tokenizer, self._context + self._group)
+        added = both[len(before) :] if both.startswith(before) else _decode(self._tokenizer, self._group)
+        if added.endswith("\ufffd") and not last:
+            return ""
+        if added:
+            self._context, self._group = self._group, []
+        return added
+
+
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return the text of each token, special tokens included; "" for tokens that end within a character."""
-    texts: list[str] = []
-    context: list[int] = []  # the last tokens that added text; decoders join it with the next ones
-    group: list[int] = []
-    for at, token in enumerate(ids, start=1):
-        group.append(token)
-        before = _decode(tokenizer, context)
-        both = _decode(tokenizer, context + group)
-        added = both[len(before) :] if both.startswith(before) else _decode(tokenizer, group)
-        if added.endswith("\ufffd") and at < len(ids):
-            texts.append("")
-            continue
-        texts.append(added)
-        if added:
-            context, group = group, []
-    return texts
+    texts = TokenTexts(tokenizer)
+    return [texts.push(token, last=at == len(ids)) for at, token in enumerate(ids, start=1)]
 
 
 def _decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

@@ -28,9 +28,10 @@ function legend(tokens) {
 }
 
 function tokenSpan(token, attributes) {
-  const text = token.text === "" ? "⋯" : token.text.replace(/\n/g, "↵\n");
+  const parts = token.text === "" ? ["⋯"] : token.text.split(/(?=\n)/).flatMap(part =>
+    part.startsWith("\n") ? [element("span", {class: "mark"}, "↵"), part] : [part]);
   const classes = `token ${token.source} is-${token.role || "end"}${token.text === "" ? " half" : ""}`;
-  return element("span", {class: classes, "data-token": token.id, ...attributes}, text);
+  return element("span", {class: classes, "data-token": token.id, ...attributes}, ...parts);
 }
 
 // Bars of {value, behind, label, tick, title}: `behind` is a paler bar in the back, `label` is above, `tick` below.

@@ -47,7 +47,11 @@ class Served:
             answer = connection.getresponse()
             data = answer.read()
             kind = answer.headers.get("content-type", "")
-            return answer.status, json.loads(data) if "json" in kind else data.decode(), dict(answer.headers)
+            return (
+                answer.status,
+                json.loads(data) if "json" in kind else data.decode(errors="replace"),
+                dict(answer.headers),
+            )
         finally:
             connection.close()
 

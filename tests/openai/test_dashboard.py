@@ -1,4 +1,4 @@
-"""The live page in a real browser: its figures are those of the server while it answers requests."""
+"""The dashboard in a real browser: its figures are those of the server while it answers requests."""
 
 import json
 import re
@@ -29,7 +29,7 @@ TOKENS = '[...document.querySelectorAll("[data-token]")].map(each => Number(each
 
 @pytest.fixture(scope="module")
 def live(demo_bundle: Path) -> Iterator[Served]:
-    config = ServerConfig(port=0, grace_s=10, api_key="a key", dashboard=True)
+    config = ServerConfig(port=0, grace_s=10, api_key="a key", dashboard_texts=True)
     with serving(demo_bundle, config, RuntimeOptions(threads=1)) as running:
         yield running
 
@@ -44,8 +44,10 @@ def test_the_page_needs_no_key_and_its_data_does(live: Served) -> None:
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_server_without_the_option_has_no_live_page(served: Served) -> None:
-    assert served.ask("/dashboard")[0] == served.ask("/dashboard/trace")[0] == 404
+def test_a_server_without_the_option_shows_figures_and_no_texts(served: Served) -> None:
+    assert served.ask("/v1/completions", endless(max_tokens=4))[0] == 200
+    assert served.ask("/dashboard")[0] == 200
+    assert served.ask("/dashboard/trace")[:2] == (200, {"texts": False, "request": None})
 
 
 def test_one_request_is_followed_until_its_end(live: Served) -> None:

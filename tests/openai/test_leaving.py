@@ -1,6 +1,7 @@
 """Disconnected clients, slow readers, and a server that stops."""
 
 import http.client
+import re
 import signal
 import socket
 import subprocess
@@ -66,7 +67,7 @@ def test_a_stopping_server_finishes_running_requests(demo_bundle: Path) -> None:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("serving mine at http://127.0.0.1:")
+            assert re.fullmatch(r"serving mine at (http://127.0.0.1:\d+/)v1; chat: \1\n", line)
             address = urlsplit(line.split()[-1])
             connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=PATIENCE_S)
             connection.request("POST", "/v1/completions", b'{"prompt": "x", "stream": true, "ignore_eos": true}')

@@ -36,7 +36,7 @@ def test_the_options_of_a_command_are_grouped(command: str) -> None:
 
 def test_the_options_of_a_server_are_grouped() -> None:
     found = panels("serve")
-    named = ["host", "port", "api_key", "metrics_without_key", "dashboard", "grace", "log_level"]
+    named = ["host", "port", "api_key", "metrics_without_key", "dashboard_texts", "grace", "log_level"]
     assert found[SERVER] == [*named, "otlp_traces_endpoint"]
     assert {"max_body", "max_connections", "queue_limit"} <= set(found[LIMITS])
 

@@ -1,4 +1,4 @@
-"""Photograph the live page of a server under load: ``python -m tools.pictures.dashboard engines/built/demo``.
+"""Photograph the dashboard of a server under load: ``python -m tools.pictures.dashboard engines/built/demo``.
 
 Writes docs/pictures/dashboard-*.png: light, dark and as wide as a phone. The figures are those of this machine.
 """
@@ -22,7 +22,7 @@ _VIEWS = {"light": (1200, False), "dark": (1200, True), "phone": (390, False)}
 def photograph(bundle: Path) -> None:
     """Serve ``bundle`` to parallel clients and write a picture of the page in each view."""
     ended = threading.Event()
-    with openai_server(bundle, threads=1, clients=_CLIENTS, options=["--dashboard"]) as server:
+    with openai_server(bundle, threads=1, clients=_CLIENTS, options=["--dashboard-texts"]) as server:
         clients = [threading.Thread(target=_send, args=(server, ended.is_set, at)) for at in range(_CLIENTS)]
         for client in clients:
             client.start()

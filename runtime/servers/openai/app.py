@@ -23,6 +23,7 @@ from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotif
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import client_network
 from tandemrt.runtime.servers.openai.dashboard import LiveTraces, dashboard
+from tandemrt.runtime.servers.openai.docs_pages import show_file, show_start
 from tandemrt.runtime.servers.openai.errors import (
     ClientDisconnected,
     InvalidApiKey,
@@ -35,6 +36,7 @@ from tandemrt.runtime.servers.openai.errors import (
 from tandemrt.runtime.servers.openai.generated import Generated
 from tandemrt.runtime.servers.openai.http_body import BodyBudget, read_body
 from tandemrt.runtime.servers.openai.metrics import metrics_registry
+from tandemrt.runtime.servers.openai.pages import pages
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS, Endpoint, endpoint_of
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_json
 from tandemrt.runtime.servers.openai.streaming import EventStream
@@ -152,9 +154,12 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
     async def metrics() -> Response:
         return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
-    app.state.traces = LiveTraces() if config.dashboard else None
-    if config.dashboard:
-        app.include_router(dashboard(app.state.traces, models.find, Depends(require_key)))
+    app.state.traces = LiveTraces() if config.dashboard_texts else None
+    app.include_router(dashboard(app.state.traces, models.find, Depends(require_key)))
+    for path, page in pages().items():
+        app.add_route(path, page)
+    app.add_route("/docs", show_start)
+    app.add_route("/docs/{path:path}", show_file)
     app.include_router(v1)
     app.add_exception_handler(TandemError, _error_response)
     app.add_exception_handler(HTTPException, _http_error_response)

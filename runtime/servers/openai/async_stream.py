@@ -2,15 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.request import Request, RequestOutput
 from tandemrt.runtime.servers.openai.field_names import client_names, with_client_names
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
+from tandemrt.runtime.servers.openai.token_sources import TokenSources
 from tandemrt.runtime.servers.request_stream import OutputDelta, RequestStream
 from tandemrt.runtime.workers.fair import FairExecutor
 
@@ -65,6 +67,8 @@ class AsyncAnswer:
         self._parsed = parsed
         self._threads = threads
         self._arrived = asyncio.Event()
+        self._tokenizer = llm.tokenizer.backend
+        self._sources: dict[Request, TokenSources] = {}
         self._streams = [AsyncRequestStream(llm, each, notifier, self._arrived) for each in parsed.by_prompt()]
 
     async def start(self) -> None:
@@ -113,4 +117,13 @@ class AsyncAnswer:
             if error is not None:
                 names = self._parsed.field_names
                 raise with_client_names(error, names) if isinstance(error, BadRequest) else error
+            if self._parsed.stream_options.include_token_sources:
+                delta = replace(delta, sources=self._sources_of(stream.request, delta))
             yield replace(delta, index=first + delta.index) if first else delta
+
+    def _sources_of(self, request: Request, delta: OutputDelta) -> Sequence[Mapping[str, Any]]:
+        """Return where the tokens of ``delta`` came from. ``request``: the first of its prompt."""
+        output = (request, *request.others)[delta.index]
+        if output not in self._sources:
+            self._sources[output] = TokenSources(output, self._tokenizer)
+        return self._sources[output].take(delta)

@@ -1,6 +1,6 @@
 """Format one output of a request as an OpenAI choice: complete, or as the choices of stream chunks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -40,6 +40,7 @@ class CompletionChoice:
         self._text_offset = 0  # characters of the tokens whose logprobs were formatted
         self._pending_logprobs: list[TokenLogprobs] = []  # of tokens without certain text
         self._pending_ids: list[int] | None = [] if return_token_ids else None  # likewise
+        self._pending_sources: list[Mapping[str, Any]] = []  # likewise
 
     def complete(self, output: RequestOutput) -> dict[str, Any]:
         """Return the choice of a response without streaming."""
@@ -64,6 +65,9 @@ class CompletionChoice:
             self._pending_ids += delta.token_ids
             if choices:
                 choices[0]["token_ids"], self._pending_ids = self._pending_ids, []
+        self._pending_sources += delta.sources
+        if choices and self._pending_sources:
+            choices[0]["token_sources"], self._pending_sources = self._pending_sources, []
         return choices
 
     def _finish(self, output: RequestOutput) -> dict[str, Any]:

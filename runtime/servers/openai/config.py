@@ -17,7 +17,7 @@ class ServerConfig:
         port: 0 takes a free port.
         api_key: key that all requests but those to /health must send; None: no key.
         metrics_without_key: whether /metrics answers without the key.
-        dashboard: whether /dashboard shows the live page, with the text of one running request.
+        dashboard_texts: whether the dashboard shows the text of one running request to all who have the key.
         max_body: largest request body in bytes.
         max_bodies: bytes of all request bodies until their prompts are queued, and of parts that answers repeat until
             the answers end; None: 16 times ``max_body``. One client address gets at most half.
@@ -34,7 +34,7 @@ class ServerConfig:
     port: int = 8000
     api_key: str | None = None
     metrics_without_key: bool = False
-    dashboard: bool = False
+    dashboard_texts: bool = False
     max_body: int = 4 << 20
     max_bodies: int | None = None
     max_connections: int = MAX_CONNECTIONS

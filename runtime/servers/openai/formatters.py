@@ -31,7 +31,7 @@ class CompletionFormatter:
     choice = CompletionChoice
 
     def __init__(self, request: CompletionRequest, model: str, decode: Callable[[Sequence[int]], str]) -> None:
-        self._usage = request.usage
+        self._usage = request.stream_options
         self._include_reasoning = request.include_reasoning
         request_id = request.request_id or secrets.token_hex(12)
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}

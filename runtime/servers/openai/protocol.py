@@ -24,15 +24,17 @@ class RequestObject(Section):
 
 
 class StreamOptions(RequestObject):
-    """Usage statistics in a stream.
+    """What a stream contains besides text.
 
     Attributes:
         include_usage: send the usage of the whole request in a last chunk.
         continuous_usage_stats: send the usage so far in every chunk (vLLM).
+        include_token_sources: send where each token came from, as in a trace.
     """
 
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False
+    include_token_sources: StrictBool = False
 
 
 class JsonSchemaFormat(Record):

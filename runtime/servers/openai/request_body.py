@@ -61,7 +61,7 @@ class CompletionRequest(ServerRequest):
     Attributes:
         more_prompts: prompts after the first one, each with outputs of its own.
         model: name of a served model; None: the only one.
-        usage: usage statistics in a stream.
+        stream_options: what a stream contains besides text.
         tool_calls: functions and format of tool calls in the answer; None: it contains none.
         return_token_ids: whether choices contain the token ids of prompt and output.
         echo: whether texts begin with the prompt.
@@ -74,7 +74,7 @@ class CompletionRequest(ServerRequest):
 
     more_prompts: Sequence[Prompt] = ()
     model: str | None
-    usage: StreamOptions = field(default_factory=StreamOptions)
+    stream_options: StreamOptions = field(default_factory=StreamOptions)
     tool_calls: ToolCallSpec | None = None
     return_token_ids: bool = False
     echo: bool = False
@@ -102,9 +102,10 @@ class CompletionRequest(ServerRequest):
         return replace(self, prompt=(), more_prompts=())
 
     def by_prompt(self) -> "list[CompletionRequest]":
-        """Return a request for each prompt. Only the first is traced."""
+        """Return a request for each prompt. Only the first is traced, unless the stream has token sources."""
+        every = self.stream_options.include_token_sources
         return [
-            replace(self, prompt=prompt, more_prompts=(), traced=self.traced and at == 0)
+            replace(self, prompt=prompt, more_prompts=(), traced=every or (self.traced and at == 0))
             for at, prompt in enumerate(self.prompts)
         ]
 
@@ -236,7 +237,7 @@ def _request(
         prompt=prompt,
         params=params,
         stream=fields.stream,
-        usage=fields.stream_options or StreamOptions(),
+        stream_options=fields.stream_options or StreamOptions(),
         tool_calls=tool_calls,
         return_token_ids=fields.return_token_ids,
         request_id=fields.request_id,
