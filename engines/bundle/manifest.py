@@ -128,6 +128,8 @@ class Engine(Record):
             CPU those that kernels of the project read where they are mapped.
         batch_invariant: the decoder computes the same bits for a token whatever else is in the call; all its matmuls
             are steps.
+        reports_aliases: an engine of TensorRT reports which outputs update an input in place. If not, every update
+            writes the same as a second one would, so it may be in place.
         optimized: the file holds what onnxruntime's optimizer made of the graph, so sessions open without it.
     """
 
@@ -139,6 +141,7 @@ class Engine(Record):
     contract: Contract
     shared: dict[str, SharedWeight] = Field(default_factory=dict)
     batch_invariant: bool = False
+    reports_aliases: bool = True
     optimized: bool = False
 
     @property

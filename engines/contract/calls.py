@@ -157,13 +157,16 @@ def drafted(window: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((0, window)))
 
 
-def decoder_uses(batch: int, window: int, chunk: int) -> dict[str, Use]:
-    """Return the uses of a decoder: ``prefill`` (a chunk), ``window`` (to verify) and ``single`` (one token)."""
-    rows = window + 1
+def decoder_uses(batch: int, window: int, chunk: int, kind: str = "model") -> dict[str, Use]:
+    """Return the uses of a decoder: ``prefill`` (a chunk), ``window`` (to verify) and ``single`` (one token).
+
+    ``kind`` is the draft's.
+    """
+    rows, query = window + 1, most_query(kind, window)
     one, every = Range(1, 1, 1), Range(1, batch, batch)
     uses: dict[str, Use] = {
         "prefill": {"batch": Range(1, 1, batch), "query": Range(1, chunk, chunk), "rows": one},
-        "window": {"batch": every, "query": Range(1, rows, rows), "rows": Range(1, rows, rows)},
+        "window": {"batch": every, "query": Range(1, rows, query), "rows": Range(1, rows, rows)},
         "single": {"batch": every, "query": one, "rows": one},
     }
     return uses if window else {use: uses[use] for use in ("prefill", "single")}
@@ -190,17 +193,25 @@ def head_use(batch: int, window: int) -> Use:
     }
 
 
+def fuse_use(batch: int, window: int, chunk: int, kind: str) -> Use:
+    """Return the one use of the engine ``fuse``: the tokens of a target's call; ``kind`` is the draft's."""
+    rows = batch * (window + 1)
+    return {"tokens": Range(1, rows, max(batch * most_query(kind, window), batch, chunk))}
+
+
 def outermost(engine: str, batch: int, window: int, chunk: int) -> list[Sizes]:
     """Return the smallest and largest sizes of calls to ``engine``, a manifest's name."""
+    if engine == "fuse":
+        return [{"tokens": tokens} for tokens in (1, batch * (window + 1), chunk)]
     found: list[Sizes] = []
     for size in dict.fromkeys((1, batch)):
         if engine == "target":
             found += [{"batch": size, "query": k + 1, "rows": k + 1} for k in drafted(window)]
-        elif engine == "draft":  # its first call of a round has two tokens
+        elif engine in DRAFT_LAYERS:  # its first call of a round has two tokens
             found += [{"batch": size, "query": query, "rows": 1} for query in (1, 2)]
         else:
             found += [{"batch": size, "window": k, "window+1": k + 1} for k in drafted(window)]
-    if engine in ("target", "draft"):
+    if engine in ("target", *DRAFT_LAYERS):
         found += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, chunk))]
         if batch > 1:  # prompts of several slots in one call
             found.append({"batch": batch, "query": max(1, chunk // batch), "rows": 1})

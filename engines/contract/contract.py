@@ -23,7 +23,7 @@ the logits) and ``words`` = ceil(vocab / 32).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -289,6 +289,19 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool = Fal
     inputs = tuple(b for b in operator.inputs if target_ids or b.name != "target_ids")
     outputs = tuple(b for b in operator.outputs if draft_probs or b.name != "draft_probs")
     return _resolved(operator, inputs, outputs, vocab, dtype)
+
+
+def narrow_inputs(engine: Contract, contract: Contract) -> tuple[str, ...]:
+    """Return the int64 inputs of ``contract`` that ``engine`` reads as int32: TensorRT before 10 has no int64."""
+    wide = {binding.name for binding in contract.inputs if binding.dtype == "int64"}
+    return tuple(binding.name for binding in engine.inputs if binding.name in wide and binding.dtype == "int32")
+
+
+def widened(engine: Contract, contract: Contract) -> Contract:
+    """Return the bindings of ``engine`` with its narrow inputs as in ``contract``."""
+    narrow = narrow_inputs(engine, contract)
+    inputs = tuple(replace(b, dtype="int64") if b.name in narrow else b for b in engine.inputs)
+    return replace(engine, inputs=inputs)
 
 
 def logits_width(contract: Contract) -> int:

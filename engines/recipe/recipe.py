@@ -26,7 +26,7 @@ from tandemrt.engines.contract.dtypes import BITS, KV_DTYPES, computed_in
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.contract.limits import DelimiterText, DelimiterTexts
 from tandemrt.engines.recipe.models import HeadDraft, KvDtype, ModelDraft, NgramDraft, NoDraft, PardDraft, Target
-from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx, rtx_capabilities
+from tandemrt.engines.recipe.tensorrt import DRAFTS, TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest, reject
 
@@ -108,7 +108,13 @@ class Recipe(Section):
 
     @classmethod
     def load(
-        cls, path: str | Path, *, backend: str | None = None, dtype: str | None = None, kv_dtype: str | None = None
+        cls,
+        path: str | Path,
+        *,
+        backend: str | None = None,
+        dtype: str | None = None,
+        kv_dtype: str | None = None,
+        tensorrt_python: str | None = None,
     ) -> "Recipe":
         """Read and validate a recipe file. Raises BadRecipe with one line per violation.
 
@@ -118,6 +124,7 @@ class Recipe(Section):
                 section has every compute capability that supports the dtypes.
             dtype: replaces the dtype of the target and of a draft model.
             kv_dtype: replaces the kv_dtype of the target and of a draft model.
+            tensorrt_python: replaces backend.python of the section for tensorrt, which it stands for if there is none.
         """
         try:
             path = Path(path).resolve()
@@ -128,7 +135,7 @@ class Recipe(Section):
             raise BadRecipe(f"recipe {clipped(path)} cannot be read: {reason}. Name an existing TOML file.") from error
         except ValueError as error:  # invalid UTF-8 or TOML, or a number with thousands of digits
             raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
-        given = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype}
+        given = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype, "tensorrt_python": tensorrt_python}
         overrides = {name: value for name, value in given.items() if value is not None}
         _override(data, **overrides)
         try:
@@ -295,16 +302,8 @@ class Recipe(Section):
                 "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', which has no "
                 "bfloat16 kernels; got 'bfloat16'. Choose another dtype or another backend"
             )
-        if isinstance(self.draft, PardDraft | HeadDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
-            raise reject(
-                f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
-                f"{self.backend.name!r}, which does not support this draft. Choose another draft or backend"
-            )
-        if isinstance(self.backend, TensorRt | TensorRtRtx) and "float32" in (self.target.dtype, self.draft_dtype):
-            raise reject(
-                f"dtype must be float16 or bfloat16 when backend.name is {self.backend.name!r}, which has no float32 "
-                "attention; got 'float32'. Choose another dtype (export build: --dtype float16) or another backend"
-            )
+        if isinstance(self.backend, TensorRt | TensorRtRtx):
+            self._require_engines(self.backend)
         oldest = isinstance(self.backend, TensorRtRtx) and "7.5" in self.backend.compute_capabilities
         if oldest and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise reject(
@@ -312,6 +311,21 @@ class Recipe(Section):
                 "float16 or drop 7.5 from backend.compute_capabilities"
             )
         return self
+
+    def _require_engines(self, backend: TensorRt | TensorRtRtx) -> None:
+        """Reject a draft or a dtype that TensorRT cannot build engines for."""
+        if self.draft.kind not in DRAFTS:
+            raise reject(
+                f"draft.kind must be one of {', '.join(DRAFTS)} when backend.name is {backend.name!r}; got "
+                f"{self.draft.kind!r}. Choose another draft or backend"
+            )
+        dtypes = backend.layer_set.dtypes
+        if other := {self.target.dtype, self.draft_dtype or self.target.dtype} - set(dtypes):
+            raise reject(
+                f"dtype must be {' or '.join(dtypes)} when backend.name is {backend.name!r}, whose attention layer has "
+                f"no other; got {quoted(min(other))}. Choose another dtype (export build: --dtype float16) or another "
+                "backend"
+            )
 
     def _require_unquantized_dtype(self, name: str, section: Section, dtype: str | None) -> None:
         if getattr(section, "dequantize", False) and dtype in BITS:
@@ -356,7 +370,12 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _override(
-    data: dict[str, Any], *, backend: str | None = None, dtype: str | None = None, kv_dtype: str | None = None
+    data: dict[str, Any],
+    *,
+    backend: str | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    tensorrt_python: str | None = None,
 ) -> None:
     # Validation rejects a section that is not a table.
     models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
@@ -370,3 +389,5 @@ def _override(
         if backend == "tensorrt-rtx":
             dtypes = {str(model.get("dtype")) for model in models}
             data["backend"]["compute_capabilities"] = rtx_capabilities(dtypes)
+    if tensorrt_python is not None and isinstance(section := data.setdefault("backend", {"name": "tensorrt"}), dict):
+        section["python"] = tensorrt_python

@@ -1,19 +1,56 @@
 """``[backend]`` sections of a recipe: TensorRT and TensorRT-RTX."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.contract.dtypes import COMPUTE, HALF
 from tandemrt.engines.validation.records import Section, reject
 
 ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]  # targets of TensorRT-RTX 1.7
+Layers = Literal["native", "basic"]
+
+
+@dataclass(frozen=True)
+class LayerSet:
+    """The layers that engines of a backend are built from, and what follows from them.
+
+    Attributes:
+        lowering: the lowering of the graphs (export/graph/lowering.py).
+        oldest: the oldest release of TensorRT that has the layers.
+        dtypes: dtypes that decoders compute in.
+        reports_aliases: a layer updates a cache in place and the engine reports so. If not, an engine that writes a
+            cache where it reads it gets the same result, because writing a row twice changes nothing.
+        plugins: engines may contain the project's plugins.
+    """
+
+    lowering: Literal["mask", "basic"]
+    oldest: tuple[int, int]
+    dtypes: tuple[str, ...]
+    reports_aliases: bool
+    plugins: bool
+
+
+LAYER_SETS: Mapping[Layers, LayerSet] = {
+    "native": LayerSet("mask", (10, 15), HALF, reports_aliases=True, plugins=True),
+    "basic": LayerSet("basic", (8, 6), COMPUTE, reports_aliases=False, plugins=False),
+}
+# Drafts that run over a linear cache without onnxruntime's operators.
+DRAFTS = tuple(kind for kind, needs in DRAFT_KINDS.items() if not needs.block)
 
 
 class TensorRt(Section):
     """TensorRT: builds on the GPU that will run the engines, because it times kernels there.
 
     Attributes:
-        version_compatible: the engine also opens in later releases of the same major version.
+        layers: *native*: TensorRT's own layers for attention, cache update, rotary embedding and RMS norm, from release
+            10.15 on; *basic*: layers that every release has.
+        python: interpreter whose ``tensorrt`` builds the engines; None: this one. It needs numpy besides.
+        version_compatible: the engine also opens in later releases: of the same major version, and of version 10 if
+            8.6 built it.
         hardware_compatibility: GPUs that run the engine. *ampere_plus*: compute capability 8.0 and later;
             *same_compute_capability*: the compute capability of the building GPU; *none*: that model of GPU alone.
         workspace_mib: limit of a kernel's scratch memory in MiB; None: TensorRT's default.
@@ -21,10 +58,21 @@ class TensorRt(Section):
     """
 
     name: Literal["tensorrt"]
+    layers: Layers = "native"
+    python: Annotated[str, StringConstraints(min_length=1)] | None = None
     version_compatible: bool = False
     hardware_compatibility: Literal["none", "same_compute_capability", "ampere_plus"] = "none"
     workspace_mib: Annotated[int, Field(ge=1)] | None = None
     optimization_level: Annotated[int, Field(ge=0, le=5)] = 3
+
+    @property
+    def layer_set(self) -> LayerSet:
+        return LAYER_SETS[self.layers]
+
+    @property
+    def plugins(self) -> bool:
+        """Whether verification is an engine with plugins. Another interpreter does not have them."""
+        return self.layer_set.plugins and self.python is None
 
 
 class TensorRtRtx(Section):
@@ -32,6 +80,15 @@ class TensorRtRtx(Section):
 
     name: Literal["tensorrt-rtx"]
     compute_capabilities: Annotated[tuple[ComputeCapability, ...], Field(strict=False, min_length=1)]
+
+    @property
+    def layer_set(self) -> LayerSet:
+        return LAYER_SETS["native"]
+
+    @property
+    def plugins(self) -> bool:
+        """Whether verification is an engine with plugins. TensorRT-RTX has none."""
+        return False
 
     @field_validator("compute_capabilities")
     @classmethod

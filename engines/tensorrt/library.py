@@ -15,56 +15,112 @@ class Library(NamedTuple):
     """A TensorRT library.
 
     Attributes:
-        module: name of the Python module.
-        major: major version that engines and plugins are written for.
-        tested: version that the tests run with.
+        builder: name of the Python module that builds engines.
+        runtimes: names of further modules that only run engines, in order of preference.
+        builds: major versions that build engines in this interpreter.
+        runs: major versions that run engines.
+        tested: versions that the tests run with.
+        extras: extras of the project that install the builder, or only a runtime.
     """
 
-    module: str
-    major: int
+    builder: str
+    runtimes: tuple[str, ...]
+    builds: tuple[int, ...]
+    runs: tuple[int, ...]
     tested: str
+    extras: tuple[str, ...]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names of all modules that run engines, in order of preference."""
+        return self.builder, *self.runtimes
 
 
 LIBRARIES = {
-    "tensorrt": Library("tensorrt", 11, "11.4"),
-    "tensorrt-rtx": Library("tensorrt_rtx_bindings", 1, "1.7"),
+    "tensorrt": Library(
+        "tensorrt",
+        ("tensorrt_lean", "tensorrt_lean_bindings", "tensorrt_dispatch", "tensorrt_dispatch_bindings"),
+        builds=(11,),
+        runs=(10, 11),
+        tested="10.16, 11.4",
+        extras=("tensorrt", "tensorrt-lean"),
+    ),
+    "tensorrt-rtx": Library(
+        "tensorrt_rtx_bindings", (), builds=(1,), runs=(1,), tested="1.7", extras=("tensorrt-rtx",)
+    ),
 }
 
 
 def load(backend: str) -> ModuleType:
-    """Import the module of ``backend``.
+    """Import the first module of ``backend`` that is installed and runs its engines.
 
     Raises:
         BadRecipe: the backend has no TensorRT library.
-        BackendUnavailable: the module is missing or of another major version; the message has the install command.
+        BackendUnavailable: no module is installed, or all have another major version; the message has the install
+            commands.
     """
-    if backend not in LIBRARIES:
-        raise BadRecipe(f"backend must be one of {', '.join(LIBRARIES)}; got {backend!r}; choose one of them")
-    library = LIBRARIES[backend]
+    library, versions, missing = _library(backend), {}, {}
+    for name in library.modules:
+        try:
+            module = importlib.import_module(name)
+        except (ImportError, OSError) as error:  # OSError: a library that the bindings load is missing
+            missing[name] = error
+            continue
+        if _major(module.__version__) in library.runs:
+            return module
+        versions[name] = module.__version__
+    for name, version in versions.items():
+        require_version(backend, version, library.runs, name)
+    first = missing[library.builder]
+    raise BackendUnavailable(
+        f"backend {backend} needs the module {' or '.join(library.modules)}, which cannot be imported ({first}); "
+        f"{install(backend)}"
+    ) from first
+
+
+def load_builder(backend: str) -> ModuleType:
+    """Import the module of ``backend`` that builds engines. Raises as ``load`` does."""
+    library = _library(backend)
     try:
-        module = importlib.import_module(library.module)
-    except (ImportError, OSError) as error:  # OSError: a library that the bindings load is missing
+        module = importlib.import_module(library.builder)
+    except (ImportError, OSError) as error:
         raise BackendUnavailable(
-            f"backend {backend} needs the module {library.module}, which cannot be imported ({error}); "
-            f"{install(backend)}"
+            f"backend {backend} needs the module {library.builder}, which cannot be imported ({error}); "
+            f"pip install 'tandemrt[{library.extras[0]}]'"
         ) from error
-    require_version(backend, module.__version__)
+    require_version(backend, module.__version__, library.builds)
     return module
 
 
-def require_version(backend: str, version: str) -> None:
-    """Raise BackendUnavailable unless ``version`` ("11.4.0.63") has the supported major version."""
-    library = LIBRARIES[backend]
-    if version.split(".")[0] != str(library.major):
+def require_version(backend: str, version: str, majors: tuple[int, ...], module: str | None = None) -> None:
+    """Raise BackendUnavailable unless ``version`` ("11.4.0.63") has one of the ``majors``."""
+    if _major(version) not in majors:
+        wanted, where = " or ".join(map(str, majors)), f" of {module}" if module else ""
         raise BackendUnavailable(
-            f"backend {backend} must be version {library.major} (tested: {library.tested}); got {version}; "
+            f"backend {backend} must be version {wanted} (tested: {LIBRARIES[backend].tested}); got {version}{where}; "
             f"{install(backend)}"
         )
 
 
 def install(backend: str) -> str:
-    """Return the command that installs a backend."""
-    return f"pip install 'tandemrt[{backend}]'"
+    """Return the commands that install a backend, or only what runs its engines."""
+    return " or ".join(f"pip install 'tandemrt[{extra}]'" for extra in LIBRARIES[backend].extras)
+
+
+def _library(backend: str) -> Library:
+    if backend not in LIBRARIES:
+        raise BadRecipe(f"backend must be one of {', '.join(LIBRARIES)}; got {backend!r}; choose one of them")
+    return LIBRARIES[backend]
+
+
+def _major(version: str) -> int:
+    return int(version.split(".")[0])
+
+
+def with_advice(errors: str) -> str:
+    """Return TensorRT's ``errors`` with the remedies of those that are known."""
+    fixes = dict.fromkeys(fix for phrase, fix in _FIXES if phrase.lower() in errors.lower())
+    return "; ".join((errors, *fixes))
 
 
 @cache
@@ -88,14 +144,12 @@ def logger(module: ModuleType) -> Any:
             self.errors.clear()
 
         def summary(self) -> str:
-            errors = "; ".join(dict.fromkeys(self.errors)) or f"{module.__name__} gave no reason"
-            fixes = dict.fromkeys(fix for phrase, fix in _FIXES if phrase.lower() in errors.lower())
-            return "; ".join((errors, *fixes))
+            return with_advice("; ".join(dict.fromkeys(self.errors)) or f"{module.__name__} gave no reason")
 
     return Logger()
 
 
-# Phrases in errors of TensorRT 11 and TensorRT-RTX 1.7, and the remedies.
+# Phrases in errors of TensorRT 8.6 to 11 and TensorRT-RTX 1.7, and the remedies.
 _FIXES = (
     ("dedicated kernel", "attention compiles in float16 and bfloat16, for head sizes that have a kernel"),
     ("HW-specific datatypes: b16", "bfloat16 needs compute capability 8.0: drop 7.5 from compute_capabilities"),

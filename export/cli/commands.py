@@ -64,6 +64,13 @@ def build(
         Path | None,
         typer.Option(help="File where TensorRT keeps what it measures. Default: one per GPU in your cache folder."),
     ] = None,
+    tensorrt_python: Annotated[
+        str | None,
+        typer.Option(
+            help="Interpreter whose TensorRT builds the engines, such as that of a container image; it needs numpy "
+            "besides. Default: the recipe's backend.python, else this interpreter."
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="For a checkpoint: tokens of prompt plus output. Default: what fits.")
     ] = None,
@@ -88,14 +95,16 @@ def build(
     if is_recipe(model):
         if given := BuildOptions(max_model_len, draft=draft).given():
             raise BadRequest(f"{', '.join(given)}: a recipe defines these; change {quoted(model)} instead")
-        wanted = Recipe.load(locate(model), backend=backend, dtype=dtype, kv_dtype=kv_dtype)
+        wanted = Recipe.load(
+            locate(model), backend=backend, dtype=dtype, kv_dtype=kv_dtype, tensorrt_python=tensorrt_python
+        )
     else:
         options = BuildOptions(max_model_len, dtype, draft)
         with Progress() as progress:
             compiling = CompileOptions(progress=progress.detail)
             source = CheckpointSource.find(model, options, begin=progress.begin, compiling=compiling, backend=backend)
         print_recipe(console, file := source.write_recipe())
-        wanted = Recipe.load(file, kv_dtype=kv_dtype)
+        wanted = Recipe.load(file, kv_dtype=kv_dtype, tensorrt_python=tensorrt_python)
     with Progress() as progress:
         report = build_bundle(
             wanted,

@@ -4,10 +4,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import onnx_ir as ir
 
 from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.contract.contract import widened
 from tandemrt.engines.contract.decoder import Decoder, Subgraph
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.recipe.recipe import Recipe
@@ -16,9 +18,11 @@ from tandemrt.engines.validation.errors import BadRecipe, InternalError, quoted
 from tandemrt.export.compile import onnxruntime
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.listeners import Progress
-from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
+from tandemrt.export.compile.tensorrt.other_python import build_elsewhere
+from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, fuse_profiles, head_profiles
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.graph.graph import Graph
+from tandemrt.export.graph.lowering import lowering_of
 from tandemrt.export.passes.batch_invariance import NotBatchInvariant
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
@@ -26,7 +30,7 @@ from tandemrt.export.passes.over_ranks import over_ranks
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, SUBGRAPH_ONLY
 from tandemrt.plugins.operators.constants import DOMAIN
 
-DECODERS = ("target", "draft")
+DECODERS = ("target", *DRAFT_LAYERS)
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
 _ON_REQUEST = {
     **dict.fromkeys(
@@ -38,7 +42,7 @@ _ON_REQUEST = {
     "float4_matmul": "short prompts through 4-bit weights would be slower",
 }
 IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # graphs that are cut into steps over a paged cache
-VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with our plugins; TensorRT-RTX has no plugins
+VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with the project's plugins
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,9 @@ def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
                 raise
             notes = (f"target: speculation may change last bits, and so texts: {error.reason}",)
         model = graph.make()
-    if graph.lowering is None:
+    if graph.name == "fuse" and recipe.cache == "linear":
+        pipeline = PIPELINES[lowering_of(recipe)]
+    elif graph.lowering is None:
         pipeline = SUBGRAPH_ONLY if is_cut(graph, recipe) else Pipeline()
     else:
         pipeline = PIPELINES[graph.lowering]
@@ -138,7 +144,9 @@ def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions)
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
         if graph.name in DECODERS:
             return _tensorrt(graph, recipe.backend, folder, decoder_profiles(recipe), options)
-        if isinstance(recipe.backend, TensorRt) and graph.name in VERIFIERS:
+        if graph.name == "fuse":
+            return _tensorrt(graph, recipe.backend, folder, fuse_profiles(recipe), options)
+        if recipe.backend.plugins and graph.name in VERIFIERS:
             return _tensorrt(graph, recipe.backend, folder, head_profiles(recipe, graph.contract), options)
         return _entry(graph, graph.file, "onnxruntime-cuda", "cuda")
     if recipe.backend.name == "onnxruntime-cpu":
@@ -188,21 +196,20 @@ def _tensorrt(
     profiles: Mapping[str, Profile],
     options: CompileOptions,
 ) -> Engine:
-    source = folder / graph.file
-    report = build_engine(
-        source,
-        source.with_suffix(".engine"),
-        backend,
-        profiles=profiles,
-        timing_cache=options.timing_cache,
-        progress=options.progress,
-    )
-    lines = graph.contract.differences(report.contract)
-    if lines:
-        raise InternalError(f"{report.path.name} must have the bindings of its contract: {'; '.join(lines)}")
-    if missing := set(graph.contract.aliases) - set(report.contract.aliases):
-        raise InternalError(f"{report.path.name} must update its caches in place; {sorted(missing)} do not")
-    return _entry(graph, report.path.relative_to(folder).as_posix(), backend.name, report.built_for)
+    source, bindings = folder / graph.file, graph.contract
+    engine = source.with_suffix(".engine")
+    how: dict[str, Any] = {"profiles": profiles, "timing_cache": options.timing_cache}
+    if isinstance(backend, TensorRt) and backend.python is not None:
+        report = build_elsewhere(source, engine, backend, contract=bindings, **how)
+    else:
+        report = build_engine(source, engine, backend, progress=options.progress, **how)
+    if lines := bindings.differences(widened(report.contract, bindings)):
+        raise InternalError(f"{engine.name} must have the bindings of its contract: {'; '.join(lines)}")
+    reported = backend.layer_set.reports_aliases
+    if reported and (missing := set(bindings.aliases) - set(report.contract.aliases)):
+        raise InternalError(f"{engine.name} must update its caches in place; {sorted(missing)} do not")
+    entry = _entry(graph, engine.relative_to(folder).as_posix(), backend.name, report.built_for)
+    return entry.model_copy(update={"reports_aliases": reported})
 
 
 def _entry(graph: Graph, file: str, backend: str, built_for: str, *, optimized: bool = False) -> Engine:

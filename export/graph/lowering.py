@@ -3,6 +3,7 @@
 from typing import Literal
 
 from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.export.read.spec import ModelSpec
 
 Lowering = Literal["length", "mask", "basic", "grouped", "paged"]
@@ -14,9 +15,9 @@ def lowering_of(recipe: Recipe) -> Lowering:
     """Return the lowering for the recipe's backend and cache."""
     if recipe.cache == "paged":
         return "paged"
-    if recipe.backend.name == "onnxruntime-cpu":
-        return "grouped"
-    return "length" if recipe.backend.name.startswith("onnxruntime") else "mask"
+    if isinstance(recipe.backend, TensorRt | TensorRtRtx):
+        return recipe.backend.layer_set.lowering
+    return "grouped" if recipe.backend.name == "onnxruntime-cpu" else "length"
 
 
 def supported_lowering(lowering: Lowering, spec: ModelSpec) -> Lowering:

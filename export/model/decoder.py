@@ -48,11 +48,12 @@ def build_decoder(
     ``dtype`` is the compute dtype (float32, float16, bfloat16); tensors stored in another dtype are cast. ``capacity``
     is the number of tokens in a cache row, including the padded tail of the last draft window; a call must keep
     ``write_index + query <= capacity``. ``lowering`` selects the operators of attention: *length* passes the number of
-    valid cache entries, *mask* a boolean mask, *basic* as well (passes write it in basic operators), *grouped* uses onnxruntime's operator for CPUs, *paged* has a paged
-    cache and the project's own operators, at which the graph is cut. All compute the same. ``kv_dtype`` is the dtype of
-    the cache, None the compute dtype; only a paged cache holds float8_e4m3fn. ``width`` is the width of the logits,
-    None the model's own. ``weights_dir`` is the future folder of the checkpoint's safetensors, relative to the graph
-    file. ``features`` are the layers whose input hidden states the graph also outputs, for draft heads that read them.
+    valid cache entries, *mask* a boolean mask; passes write a *basic* graph, like *mask*, in basic operators; *grouped*
+    uses onnxruntime's operator for CPUs; *paged* has a paged cache and the project's own operators, at which the graph
+    is cut. All compute the same. ``kv_dtype`` is the dtype of the cache, None the compute dtype; only a paged cache
+    holds float8_e4m3fn. ``width`` is the width of the logits, None the model's own. ``weights_dir`` is the future
+    folder of the checkpoint's safetensors, relative to the graph file. ``features`` are the layers whose input hidden
+    states the graph also outputs, for draft heads that read them.
     ``uncommitted``: see ModelSpec.contract. ``shard``: build the part of one rank; a pass joins the parts
     (export/passes/over_ranks.py). Only rank 0 outputs ``features``; all compute the same rows, because they add them.
 

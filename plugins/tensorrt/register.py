@@ -12,7 +12,7 @@ from typing import Any
 
 from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX, TENSORRT
 from tandemrt.engines.contract.operators import T
-from tandemrt.engines.tensorrt.library import load
+from tandemrt.engines.tensorrt.library import load_builder
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.tensorrt.operators import Plugin
 
@@ -89,7 +89,7 @@ def _checked(operator: Plugin, inputs: tuple[Any, ...]) -> str:
 
 
 def _plugin_module() -> Any:
-    load("tensorrt")
+    load_builder("tensorrt")
     return import_module("tensorrt.plugin")
 
 

@@ -115,7 +115,8 @@ def _library(backend: str) -> tuple[str, str]:
         return str(load(backend).__version__), ""
     except BackendUnavailable:
         version = next(filter(None, map(_version, _PACKAGES[backend])), "-")
-        return version, f"needs version {LIBRARIES[backend].major}: {install(backend)}"
+        versions = " or ".join(map(str, LIBRARIES[backend].runs))
+        return version, f"needs version {versions}: {install(backend)}"
 
 
 def _gpu() -> str:

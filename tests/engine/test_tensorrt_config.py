@@ -10,6 +10,7 @@ import pytest
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.tensorrt.library import load, logger
 from tandemrt.export.compile.tensorrt.config import configure, load_timings, save_timings
+from tandemrt.export.compile.tensorrt.worker import Failed
 
 trt = load("tensorrt-rtx")
 
@@ -41,6 +42,12 @@ def test_options_that_are_not_named_stay_the_librarys(config) -> None:
     configure(trt, config, TensorRt(name="tensorrt", hardware_compatibility="ampere_plus"))
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == workspace
     assert not config.get_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+
+
+def test_an_option_that_the_release_lacks_is_rejected(config) -> None:
+    options = TensorRt(name="tensorrt").model_copy(update={"hardware_compatibility": "every_gpu"})
+    with pytest.raises(Failed, match=r"hardware_compatibility must be one of none, .*ampere_plus.* in this release"):
+        configure(trt, config, options)
 
 
 def test_every_gpu_of_the_recipe_is_named(config) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.tensorrt.library import load, logger, require_version
+from tandemrt.engines.tensorrt.library import LIBRARIES, load, load_builder, logger, require_version
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.device.backends.opening import open_engines
@@ -38,20 +39,55 @@ def test_a_missing_module_is_named_with_what_installs_it(bundle: Bundle, monkeyp
 @pytest.mark.parametrize(
     ("backend", "version", "message"),
     [
-        ("tensorrt", "10.14.1.48", r"tensorrt must be version 11 \(tested: .*\); got 10\.14\.1\.48; pip install"),
-        ("tensorrt", "12.0.0", "must be version 11"),
+        ("tensorrt", "8.6.1", r"tensorrt must be version 10 or 11 \(tested: .*\); got 8\.6\.1; pip install"),
+        (
+            "tensorrt",
+            "12.0.0",
+            r"must be version 10 or 11 .*\[tensorrt\]' or pip install 'tandemrt\[tensorrt-lean",
+        ),
         ("tensorrt-rtx", "2.0.0.1", r"tensorrt-rtx must be version 1 \(tested: 1\.7\); got 2\.0\.0\.1; pip install"),
     ],
 )
 def test_another_major_version_is_refused(backend: str, version: str, message: str) -> None:
     with pytest.raises(BackendUnavailable, match=message):
-        require_version(backend, version)
+        require_version(backend, version, LIBRARIES[backend].runs)
 
 
-def test_later_releases_of_the_same_major_version_are_taken() -> None:
-    require_version("tensorrt", "11.4.0.106")
-    require_version("tensorrt", "11.9.1.2")
-    require_version("tensorrt-rtx", "1.8.0.1")
+@pytest.mark.parametrize(
+    ("backend", "version"),
+    [("tensorrt", "10.16.1.11"), ("tensorrt", "11.4.0.106"), ("tensorrt", "11.9.1.2"), ("tensorrt-rtx", "1.8.0.1")],
+)
+def test_releases_of_the_supported_major_versions_are_accepted(backend: str, version: str) -> None:
+    require_version(backend, version, LIBRARIES[backend].runs)
+
+
+def module(version: str) -> ModuleType:
+    made = ModuleType("tensorrt")
+    made.__version__ = version  # type: ignore[attr-defined]
+    return made
+
+
+def test_a_runtime_that_cannot_build_opens_engines_but_builds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    lean = module("10.16.1.11")
+    for name in LIBRARIES["tensorrt"].modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BackendUnavailable, match=r"needs the module tensorrt or tensorrt_lean or .* be imported"):
+        load("tensorrt")
+    monkeypatch.setitem(sys.modules, "tensorrt_lean_bindings", lean)
+    assert load("tensorrt") is lean
+    with pytest.raises(BackendUnavailable, match=r"needs the module tensorrt, .*; pip install 'tandemrt\[tensorrt\]'$"):
+        load_builder("tensorrt")
+
+
+def test_an_old_tensorrt_is_passed_over_for_a_runtime_that_opens_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LIBRARIES["tensorrt"].modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "tensorrt", module("8.6.0"))
+    with pytest.raises(BackendUnavailable, match=r"must be version 10 or 11 .*; got 8\.6\.0 of tensorrt; pip install"):
+        load("tensorrt")
+    lean = module("10.16.1.11")
+    monkeypatch.setitem(sys.modules, "tensorrt_lean", lean)
+    assert load("tensorrt") is lean
 
 
 def test_a_module_that_is_no_tensorrt_is_refused() -> None:

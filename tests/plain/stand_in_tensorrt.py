@@ -31,21 +31,25 @@ PROFILES = [((1, 1), (1, 6), (4, 6)), ((1, 1), (4, 3), (4, 3))]  # of token_ids:
 
 
 class Engine:
-    """``log`` hears what it complains of; the other arguments make it depart from the contract."""
+    """``log`` hears what it complains of; the other arguments make it depart from the contract.
+
+    ``narrow``: it has no int64, as before TensorRT 10.
+    """
 
     device_memory_size_v2 = MEMORY
     num_optimization_profiles = len(PROFILES)
     num_io_tensors = len(CONTRACT.inputs) + len(CONTRACT.outputs)
 
-    def __init__(self, log, *, in_place=True, host=(), dtype="FLOAT", capturable=True):
+    def __init__(self, log, *, in_place=True, host=(), dtype="FLOAT", capturable=True, narrow=False):
         self.log, self.in_place, self.host, self.dtype, self.capturable = log, in_place, host, dtype, capturable
+        self.integers = "INT32" if narrow else "INT64"
         self.contexts = []
 
     def get_tensor_name(self, index):
         return (*CONTRACT.inputs, *CONTRACT.outputs)[index].name
 
     def get_tensor_dtype(self, name):
-        return SimpleNamespace(name="INT64" if CONTRACT[name].dtype == "int64" else self.dtype)
+        return SimpleNamespace(name=self.integers if CONTRACT[name].dtype == "int64" else self.dtype)
 
     def get_tensor_mode(self, name):
         return SimpleNamespace(name="OUTPUT" if CONTRACT[name] in CONTRACT.outputs else "INPUT")
@@ -113,9 +117,10 @@ class Context:
             self.engine.log.errors.append("no such kernel")
             return False
         self.runs += 1
-        tokens = self._at("token_ids", np.int64, self.shapes["token_ids"])
+        integers = np.dtype(self.engine.integers.lower())
+        tokens = self._at("token_ids", integers, self.shapes["token_ids"])
         batch, query = tokens.shape
-        index = self._at("write_index", np.int64, (batch,))
+        index = self._at("write_index", integers, (batch,))
         keys = self._at("past_key.0", np.float32, (batch, CAPACITY))
         for row in range(batch):
             keys[row, index[row] : index[row] + query] = tokens[row]

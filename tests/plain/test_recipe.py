@@ -318,10 +318,33 @@ def test_twenty_unknown_keys_are_named(tmp_path: Path, count: int, more: str) ->
     assert f"unknown key 'unknown_19'{more}; known keys: " in message
 
 
+@pytest.mark.parametrize("kind", ["model", "eagle3", "peagle", "mtp", "pard", "ngram"])
+def test_tensorrt_builds_drafts_over_a_linear_cache(tmp_path: Path, kind: str) -> None:
+    draft = f'[draft]\nkind = "{kind}"\n' + ("" if kind == "ngram" else 'checkpoint = "d"\n')
+    text = MINIMAL + 'dtype = "float32"\n' + draft + '[backend]\nname = "tensorrt"\nlayers = "basic"'
+    assert load(tmp_path, text).draft.kind == kind
+
+
+def test_tensorrt_has_no_operators_for_block_drafts(tmp_path: Path) -> None:
+    text = MINIMAL + 'dtype = "float16"\n[draft]\nkind = "dflash"\ncheckpoint = "d"\n[backend]\nname = "tensorrt"'
+    assert "draft.kind must be one of model, eagle3, peagle, mtp, pard, ngram, none" in refusal(tmp_path, text)
+
+
+def test_the_interpreter_that_builds_may_be_named_at_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(MINIMAL + 'dtype = "float16"')
+    recipe = Recipe.load(tmp_path / "r.toml", tensorrt_python="/usr/bin/python3.10")
+    assert (recipe.backend.name, recipe.backend.python) == ("tensorrt", "/usr/bin/python3.10")
+    (tmp_path / "r.toml").write_text(MINIMAL + '[backend]\nname = "onnxruntime-cpu"')
+    with pytest.raises(BadRecipe, match=r"(?s)with --tensorrt-python p must be corrected.*unknown key 'python'"):
+        Recipe.load(tmp_path / "r.toml", tensorrt_python="p")
+
+
 def test_tensorrt_options_default_to_the_librarys(tmp_path: Path) -> None:
     backend = load(tmp_path, MINIMAL + 'dtype = "float16"\n[backend]\nname = "tensorrt"').backend
     assert backend.model_dump() == {
         "name": "tensorrt",
+        "layers": "native",
+        "python": None,
         "version_compatible": False,
         "hardware_compatibility": "none",
         "workspace_mib": None,

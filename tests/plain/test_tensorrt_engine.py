@@ -40,7 +40,11 @@ def state(monkeypatch, tmp_path):
 
 def opened(state, module=TENSORRT, **departures):
     engine = Engine(state.log, **departures)
-    return engine, backend.TensorRtEngine(SimpleNamespace(**module), engine, "target", CONTRACT, CPU, key="0" * 64)
+    narrow = require_bindings("target", engine, CONTRACT)
+    made = backend.TensorRtEngine(
+        SimpleNamespace(**module), engine, "target", CONTRACT, CPU, key="0" * 64, narrow=narrow
+    )
+    return engine, made
 
 
 def tensors(batch, query, first=10):
@@ -64,6 +68,26 @@ def test_a_run_writes_what_was_bound_and_the_cache_in_place(state):
     given = tensors(2, 3)
     engine.bind(given).run()
     check(given)
+
+
+def test_an_engine_without_int64_reads_the_present_values_of_int64_inputs(state):
+    _, engine = opened(state, narrow=True)
+    given = tensors(2, 3)
+    call = engine.bind(given)
+    for first in (10, 50):
+        given["token_ids"] += first
+        given["write_index"] += 1
+        call.run()
+        assert torch.equal(given["logits"][..., 0], given["token_ids"] + 0.5)
+        for row in range(2):
+            begin = int(given["write_index"][row])
+            assert torch.equal(given["past_key.0"][row, begin : begin + 3], given["token_ids"][row].float())
+
+
+def test_an_engine_that_reports_no_aliases_is_accepted_if_its_updates_may_be_in_place(state):
+    assert require_bindings("target", Engine(state.log, in_place=False), CONTRACT, reports_aliases=False) == ()
+    found = require_bindings("target", Engine(state.log, in_place=False, narrow=True), CONTRACT, reports_aliases=False)
+    assert found == ("token_ids", "write_index")
 
 
 def test_calls_of_the_same_shapes_share_a_context_and_keep_to_their_own_tensors(state):

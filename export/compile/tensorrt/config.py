@@ -11,6 +11,7 @@ from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.tensorrt.library import logger
 from tandemrt.engines.user_cache import cache_folder, write_file
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
+from tandemrt.export.compile.tensorrt import worker
 
 
 def configure(trt: Any, config: Any, options: TensorRt | TensorRtRtx) -> str:
@@ -21,17 +22,12 @@ def configure(trt: Any, config: Any, options: TensorRt | TensorRtRtx) -> str:
     if isinstance(options, TensorRtRtx):
         _name_gpus(trt, config, options.compute_capabilities)
         return built_for(options.compute_capabilities)
-    if options.version_compatible:
-        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-    level = options.hardware_compatibility.upper()
-    config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.__members__[level]
-    if options.workspace_mib is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
-    config.builder_optimization_level = options.optimization_level
-    # The engine is captured into CUDA graphs, so it must not allocate while it runs.
-    if flag := trt.BuilderFlag.__members__.get("REQUIRE_USER_ALLOCATION"):
-        config.set_flag(flag)
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for the inspector's report of each layer
+    worker.set_options(trt, config, options)
+    return built_on(options)
+
+
+def built_on(options: TensorRt) -> str:
+    """Return the GPUs that an engine is built for which TensorRT builds on the GPU here."""
     if options.hardware_compatibility == "ampere_plus":
         return built_for(["8.0"], and_later=True)
     return built_for([".".join(map(str, gpu()))])
@@ -47,17 +43,15 @@ def gpu() -> tuple[int, int]:
     return torch.cuda.get_device_capability()
 
 
-def timing_cache_file(trt: Any) -> Path:
+def timing_cache_file(version: str) -> Path:
     """Return the default file of timings: in the user's cache folder, one file per release and kind of GPU."""
     gpu_name = torch.cuda.get_device_name().replace(" ", "-")
-    return cache_folder() / f"tensorrt-{trt.__version__}-{gpu_name}.timing"
+    return cache_folder() / f"tensorrt-{version}-{gpu_name}.timing"
 
 
 def load_timings(config: Any, file: Path) -> None:
     """Load the timings in ``file``. Timings of another release or GPU, or a missing file, give an empty cache."""
-    cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
-    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+    worker.load_timings(config, file.read_bytes() if file.is_file() else b"")
 
 
 def save_timings(config: Any, file: Path) -> None:

@@ -1,7 +1,8 @@
 """Build TensorRT engines from ONNX: for TensorRT on a GPU, and for TensorRT-RTX ahead of time without one.
 
-The graph should be in the *mask* lowering. The builder turns Attention, RotaryEmbedding and TensorScatter into its own
-layers. A report of the result is next to the engine, as ``NAME.inspect.json``.
+The graph should be in the lowering of the options' layer set. In a *mask* graph, the builder turns Attention,
+RotaryEmbedding and TensorScatter into its own layers. A report of the result is next to the engine, as
+``NAME.inspect.json``.
 """
 
 import time
@@ -13,13 +14,14 @@ from typing import Any
 
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
-from tandemrt.engines.tensorrt.library import load, logger
+from tandemrt.engines.tensorrt.library import load_builder, logger
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt import inspect as inspector
 from tandemrt.export.compile.tensorrt.config import configure, gpu, load_timings, save_timings, timing_cache_file
 from tandemrt.export.compile.tensorrt.listeners import Progress, progress_monitor
-from tandemrt.export.compile.tensorrt.network import contract_of, count_layers, inputs, parse, symbols
-from tandemrt.export.compile.tensorrt.profiles import Profile, optimization_profile
+from tandemrt.export.compile.tensorrt.network import contract_of, inputs, parse, symbols
+from tandemrt.export.compile.tensorrt.profiles import Profile, optimization_profile, resolve
+from tandemrt.export.compile.tensorrt.worker import Failed, count_layers
 from tandemrt.plugins.implementations import plugins
 from tandemrt.plugins.tensorrt.register import register
 
@@ -59,15 +61,20 @@ def build_engine(
     if not profiles:
         raise BadRecipe("profiles must hold at least one profile; got none")
     begin = time.perf_counter()
-    trt = load(options.name)
+    trt = load_builder(options.name)
     if isinstance(options, TensorRt):
+        require_layers(trt.__version__, options)
         gpu()  # checked first: without a working CUDA, TensorRT 11.4 returns an object that crashes when it is freed
-        register(plugins())  # the parser takes a plugin only if it is registered by then
+        if options.plugins:
+            register(plugins())  # the parser takes a plugin only if it is registered by then
     builder = _builder(trt, options.name)
     network = parse(trt, builder, onnx_path)
     config = builder.create_builder_config()
-    built_for = configure(trt, config, options)
-    timings = (timing_cache or timing_cache_file(trt)) if isinstance(options, TensorRt) else None
+    try:
+        built_for = configure(trt, config, options)
+    except Failed as error:
+        raise BackendUnavailable(f"{options.name} {trt.__version__} cannot compile {onnx_path}: {error}") from error
+    timings = (timing_cache or timing_cache_file(trt.__version__)) if isinstance(options, TensorRt) else None
     if timings:
         load_timings(config, timings)
     shapes = {tensor.name: symbols(tensor) for tensor in inputs(network)}
@@ -87,7 +94,12 @@ def build_engine(
     _write(engine_path, plan)
     layers = count_layers(network)
     inspection = inspector.write(
-        engine_path, trt, compiler=compiler, built_for=built_for, layers=layers, shapes=shapes, profiles=profiles
+        engine_path,
+        compiler=compiler,
+        built_for=built_for,
+        layers=layers,
+        profiles={name: resolve(shapes, profile) for name, profile in profiles.items()},
+        opened=inspector.opened_here(trt, engine_path, built_for, len(profiles)),
     )
     return EngineReport(
         path=engine_path,
@@ -99,6 +111,17 @@ def build_engine(
         nbytes=engine_path.stat().st_size,
         seconds=time.perf_counter() - begin,
     )
+
+
+def require_layers(version: str, options: TensorRt) -> None:
+    """Raise BadRecipe unless TensorRT ``version`` has the layers that the recipe asks for."""
+    oldest = options.layer_set.oldest
+    if tuple(map(int, version.split(".")[:2])) < oldest:
+        fix = 'write layers = "basic", or ' if options.layers == "native" else ""
+        raise BadRecipe(
+            f"backend.layers {options.layers!r} needs TensorRT {'.'.join(map(str, oldest))} or later; got {version}; "
+            f"{fix}name the interpreter of a later release in backend.python"
+        )
 
 
 def _builder(trt: Any, backend: str) -> Any:

@@ -11,27 +11,28 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.contract.calls import Range
 from tandemrt.engines.contract.gpus import covers, name_of
 from tandemrt.engines.tensorrt.library import logger
+from tandemrt.export.compile.tensorrt import worker
 from tandemrt.export.compile.tensorrt.network import native_layers
-from tandemrt.export.compile.tensorrt.profiles import Profile, resolve
 
 SUFFIX = ".inspect.json"
 
 
 def write(
     engine: Path,
-    trt: Any,
     *,
     compiler: str,
     built_for: str,
     layers: Mapping[str, int],
-    shapes: Mapping[str, tuple[int | str, ...]],
-    profiles: Mapping[str, Profile],
+    profiles: Mapping[str, Mapping[str, list[Range]]],
+    opened: Mapping[str, Any],
 ) -> Path:
-    """Write the report of ``engine`` and return its file."""
-    opened, reason = _open(engine, trt, built_for)
-    memory = [opened.get_device_memory_size_for_profile_v2(i) if opened else None for i in range(len(profiles))]
+    """Write the report of ``engine`` and return its file.
+
+    ``profiles``: the ranges of every input, by profile. ``opened``: what the open engine says (``worker.opened``).
+    """
     report = {
         "compiler": compiler,
         "built_for": built_for,
@@ -39,11 +40,11 @@ def write(
         "network_layers": dict(layers),
         "native": native_layers(layers),
         "profiles": {
-            name: {"inputs": resolve(shapes, profile), "memory_bytes": size}
-            for (name, profile), size in zip(profiles.items(), memory, strict=True)
+            name: {"inputs": ranges, "memory_bytes": size}
+            for (name, ranges), size in zip(profiles.items(), opened["memory"], strict=True)
         },
-        "engine_layers": _fused(trt, opened) if opened else None,
-        "engine_not_opened": reason,
+        "engine_layers": opened["engine_layers"],
+        "engine_not_opened": opened["engine_not_opened"],
     }
     file = file_of(engine)
     file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -54,20 +55,15 @@ def file_of(engine: Path) -> Path:
     return engine.with_suffix(SUFFIX)
 
 
-def _open(engine: Path, trt: Any, built_for: str) -> tuple[Any, str | None]:
+def opened_here(trt: Any, engine: Path, built_for: str, profiles: int) -> dict[str, Any]:
+    """Return what ``engine`` says if it opens on this machine's GPU, else the reason why not (``worker.opened``)."""
+    reason = None
     if not torch.cuda.is_available():
-        return None, "this machine has no GPU"
-    capability = torch.cuda.get_device_capability()
-    if not covers(built_for, capability):
-        return None, f"built for {built_for}; the GPU here is {name_of(capability)}"
+        reason = "this machine has no GPU"
+    elif not covers(built_for, capability := torch.cuda.get_device_capability()):
+        reason = f"built for {built_for}; the GPU here is {name_of(capability)}"
+    if reason is not None:
+        return {"memory": [None] * profiles, "engine_layers": None, "engine_not_opened": reason}
     log = logger(trt)
     log.clear()
-    runtime = trt.Runtime(log)
-    runtime.engine_host_code_allowed = True  # this process built it
-    opened = runtime.deserialize_cuda_engine(engine.read_bytes())
-    return opened, None if opened else log.summary()
-
-
-def _fused(trt: Any, engine: Any) -> Any:
-    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-    return json.loads(text).get("Layers", [])
+    return worker.opened(trt, log, engine.read_bytes(), profiles)

@@ -1,6 +1,5 @@
 """Parse a graph into a strongly typed network, and describe the network."""
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,6 @@ def contract_of(trt: Any, network: Any) -> Contract:
     aliases = tuple((layer.get_output(0).name, layer.get_input(0).name) for layer in updates)
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
     return Contract(bindings(inputs(network)), bindings(outputs), aliases)
-
-
-def count_layers(network: Any) -> dict[str, int]:
-    """Count the network's layers by kind, as parsed, before the builder fuses them."""
-    return dict(sorted(Counter(layer.type.name for layer in layers(network)).items()))
 
 
 def native_layers(counts: Mapping[str, int]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tandemrt.engines.contract.calls import Range, Use, decoder_uses, head_use
+from tandemrt.engines.contract.calls import Range, Use, decoder_uses, fuse_use, head_use
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe
@@ -13,7 +13,14 @@ Profile = Use  # symbol of the contract (batch, query, rows, window, ...) -> siz
 
 def decoder_profiles(recipe: Recipe) -> dict[str, Profile]:
     """Return one profile per use of a target or draft model."""
-    return decoder_uses(recipe.limits.batch, recipe.draft.num_draft_tokens, recipe.prefill_chunk)
+    limits, draft = recipe.limits, recipe.draft
+    return decoder_uses(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk, draft.kind)
+
+
+def fuse_profiles(recipe: Recipe) -> dict[str, Profile]:
+    """Return the only profile of ``fuse``."""
+    limits, draft = recipe.limits, recipe.draft
+    return {"tokens": fuse_use(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk, draft.kind)}
 
 
 def head_profiles(recipe: Recipe, contract: Contract) -> dict[str, Profile]:

@@ -4,7 +4,7 @@ An engine has one execution context per set of shapes, made when such a call is 
 share one block of memory from torch, so its calls must share one stream.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,7 +27,15 @@ class TensorRtEngine:
     """One engine: weights on the device, memory of its contexts, and a context per set of shapes."""
 
     def __init__(
-        self, trt: Any, engine: Any, name: EngineName, contract: Contract, device: torch.device, *, key: str
+        self,
+        trt: Any,
+        engine: Any,
+        name: EngineName,
+        contract: Contract,
+        device: torch.device,
+        *,
+        key: str,
+        narrow: tuple[str, ...] = (),
     ) -> None:
         self.contract = contract
         self.device = device
@@ -35,6 +43,7 @@ class TensorRtEngine:
         self._trt = trt
         self._engine = engine
         self._name = name
+        self._narrow = narrow
         self._profiles = profiles_of(engine, contract)
         size = engine.device_memory_size_v2
         require_memory({f"scratch memory of engine {name}": size}, torch.cuda.mem_get_info(device)[0])
@@ -51,10 +60,10 @@ class TensorRtEngine:
         """
         trt, engine = open_file(bundle, name, device)
         contract = bundle.contract(name)
-        require_bindings(name, engine, contract)
+        narrow = require_bindings(name, engine, contract, reports_aliases=bundle.engine(name).reports_aliases)
         require_profiles(name, contract, bundle.limits, profiles_of(engine, contract))
         key = bundle.manifest.files[bundle.engine(name).files[0]].sha256
-        return cls(trt, engine, name, contract, device, key=key)
+        return cls(trt, engine, name, contract, device, key=key, narrow=narrow)
 
     def bind(self, tensors: Tensors, *, filters: bool = True) -> "TensorRtCall":  # noqa: ARG002
         """See Engine.bind. Plugins ignore ``filters``. Aliased outputs are bound to their input's memory."""
@@ -65,8 +74,12 @@ class TensorRtEngine:
         source = dict(self.contract.aliases)
         bindings = (*self.contract.inputs, *self.contract.outputs)
         bound = {b.name: tensors[source.get(b.name, b.name)] for b in bindings}
-        addresses = {name: (tensor if tensor.numel() else self._nothing).data_ptr() for name, tensor in bound.items()}
-        return TensorRtCall(self._contexts[shapes], addresses, tuple(tensors.values()))
+        copies = {n: torch.empty(bound[n].shape, dtype=torch.int32, device=self.device) for n in self._narrow}
+        addresses = {
+            name: (tensor if tensor.numel() else self._nothing).data_ptr() for name, tensor in (bound | copies).items()
+        }
+        narrowed = tuple((copy, cast("torch.Tensor", bound[name])) for name, copy in copies.items())
+        return TensorRtCall(self._contexts[shapes], addresses, tuple(tensors.values()), narrowed)
 
     def _context(self, shapes: Shapes) -> "_Context":
         profile = choose_profile(self._profiles, dict(shapes))
@@ -95,18 +108,30 @@ class TensorRtEngine:
 
 
 class TensorRtCall:
-    """Tensors bound to a context. Calls of the same shapes share the context."""
+    """Tensors bound to a context. Calls of the same shapes share the context.
 
-    def __init__(self, context: "_Context", addresses: dict[str, int], keep: tuple[Tensor, ...]) -> None:
+    ``narrowed``: int32 copies of int64 inputs, with their sources, for an engine that has no int64.
+    """
+
+    def __init__(
+        self,
+        context: "_Context",
+        addresses: dict[str, int],
+        keep: tuple[Tensor, ...],
+        narrowed: tuple[tuple[torch.Tensor, torch.Tensor], ...],
+    ) -> None:
         self._context = context
         self._addresses = addresses
         self._keep = keep  # the bindings hold bare addresses
+        self._narrowed = narrowed
 
     def run(self) -> None:
         """Enqueue one run on the device's current stream. Only the first run allocates and waits.
 
         Raises InternalError if TensorRT rejects the run, or if the first run is inside a CUDA graph capture.
         """
+        for copy, source in self._narrowed:
+            copy.copy_(source)
         self._context.enqueue(self._addresses)
 
 

@@ -11,7 +11,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import Engine as Entry
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.binding import Binding
-from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.contract import Contract, narrow_inputs, widened
 from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.contract.gpus import Capability, covers, name_of
 from tandemrt.engines.tensorrt.library import load, logger
@@ -82,16 +82,22 @@ def contract_of(engine: Any) -> Contract:
     return Contract(tuple(kinds["INPUT"]), tuple(kinds["OUTPUT"]), tuple(aliases))
 
 
-def require_bindings(name: EngineName, engine: Any, contract: Contract) -> None:
-    """Raise BadBundle unless the bindings fit the contract: caches in place, nothing in host memory."""
+def require_bindings(
+    name: EngineName, engine: Any, contract: Contract, *, reports_aliases: bool = True
+) -> tuple[str, ...]:
+    """Raise BadBundle unless the bindings fit the contract: caches in place, nothing in host memory.
+
+    Returns the int64 inputs that the engine reads as int32. ``reports_aliases``: see manifest.Engine.
+    """
     found = contract_of(engine)
-    lines = contract.differences(found)
-    copied = [alias for alias in contract.aliases if alias not in found.aliases]
+    lines = contract.differences(widened(found, contract))
+    copied = [alias for alias in contract.aliases if reports_aliases and alias not in found.aliases]
     lines += [f"{output} does not update {source} in place" for output, source in copied]
     on_host = [b.name for b in found.inputs if engine.get_tensor_location(b.name).name == "HOST"]
     lines += [f"{name} is read in host memory" for name in on_host]
     if lines:
         raise BadBundle(f"engine {name!r}: bindings differ from the contract: {'; '.join(lines)}. Build it again")
+    return narrow_inputs(found, contract)
 
 
 def profiles_of(engine: Any, contract: Contract) -> list[Profile]:
