@@ -15,7 +15,7 @@ from tandemrt.runtime.grammars.engine_choice import Engine, choose_engine
 from tandemrt.runtime.grammars.output_check import OutputCheck
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
-from tandemrt.runtime.grammars.schema.dialect import dialect_of
+from tandemrt.runtime.grammars.schema.dialect import MAX_NUMBER_BITS, dialect_of
 from tandemrt.runtime.grammars.schema.emit import enforceable, relaxed
 from tandemrt.runtime.grammars.schema.spelling import spelling_warnings
 from tandemrt.runtime.grammars.unique.places import without_unique_items
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 MAX_DEPTH = 64  # levels of nesting in a schema
-MAX_NUMBER_BITS = 1024  # a larger integer does not fit a double
 QUICK_CHARACTERS = 1 << 14  # a longer schema is converted in a worker process
 
 InWorker = Callable[..., tuple[str, str]]

@@ -401,6 +401,8 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
         ({"type": "array", "prefixItems": [INTEGER], "items": STRING}, [[], [1, "a"]], [["a"], [1, 2]]),
         # numbers
         ({"type": "number", "multipleOf": 0.5}, [1.5, 2, -0.5], [0.3]),
+        ({"type": "integer", "multipleOf": 10_000}, [20_000], [5_000]),
+        ({"type": "integer", "multipleOf": 9_999_000}, [9_999_000], [9_999]),  # 9,999 remainders
         ({"type": "integer", "minimum": 3, "maximum": 20, "multipleOf": 7}, [7, 14], [0, 21, 8]),
         ({"type": "integer", "not": {"const": 5}}, [4, 6, 55], [5]),
         ({"type": "number", "maximum": 9223372036854775807}, [5, 9.0e15], [9223372036854775808]),
@@ -512,6 +514,9 @@ def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
     ("schema", "place"),
     [
         ({"type": "string", "format": "uri-template"}, "#/format: 'uri-template' is not supported"),
+        ({"type": "integer", "multipleOf": 10_001}, "#/multipleOf: the least common .* at most 10000 .*got 10001"),
+        ({"allOf": [{"multipleOf": 2.0**e * 3**40} for e in range(0, 800, 40)]}, "least common multiple must be"),
+        ({"allOf": [{"multipleOf": 103}, {"multipleOf": 97.1}]}, "#/allOf/0/multipleOf: .* got 103, 97.1; use a"),
         ({"type": "string", "pattern": "^a(?=b)c$"}, "#/pattern: a pattern that no text matches is not supported"),
         ({"type": "string", "pattern": r"^(a)\1$"}, r"#/pattern: the escape \\1 is not supported"),
         ({"enum": ["1"], "pattern": r"^\p{Nd}$"}, "#: its values cannot be checked"),

@@ -25,6 +25,7 @@ _DIALECTS: dict[str, type[jsonschema.protocols.Validator]] = {
 REF_STANDS_ALONE = ("draft-04", "draft-06", "draft-07")  # these dialects ignore the keywords next to $ref
 
 STRING_KEYWORDS = frozenset({"minLength", "maxLength", "pattern", "format"})
+MAX_NUMBER_BITS = 1024  # a larger integer does not fit a double
 NUMBER_KEYWORDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 ARRAY_KEYWORDS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"})
 OBJECT_KEYWORDS = frozenset(

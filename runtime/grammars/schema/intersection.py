@@ -10,6 +10,7 @@ from tandemrt.engines.text import formats
 from tandemrt.engines.validation.errors import quoted
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.schema.dialect import MAX_NUMBER_BITS
 from tandemrt.runtime.grammars.schema.document import Node, UnsupportedSchema
 from tandemrt.runtime.grammars.schema.negation import TYPES
 from tandemrt.runtime.grammars.schema.object_intersection import ObjectIntersection, with_names
@@ -24,6 +25,8 @@ from tandemrt.runtime.grammars.schema.shapes import (
     Plain,
     Shape,
     String,
+    common_multiple,
+    remainders,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 _EXCLUDING = frozenset({"const", "enum", "pattern"})
 LARGEST_EXACT = 2**53  # the engine reads numbers as doubles
+MAX_REMAINDERS = 10_000  # states of the engine's automaton of multiples, which has no limit of its own
 
 
 class Intersection:
@@ -88,6 +92,7 @@ class Intersection:
             self._bound(key) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
         )
         multiples = [_fraction(found["multipleOf"]) for _, found in self._nodes if "multipleOf" in found]
+        self._require_few_remainders(multiples)
         holes = sorted({_fraction(value) for value in excluded})
         for after, before in zip([None, *holes], [*holes, None], strict=True):
             shape = Number(
@@ -100,6 +105,17 @@ class Intersection:
             )
             if not shape.is_empty():
                 yield shape
+
+    def _require_few_remainders(self, multiples: list[Fraction]) -> None:
+        step = common_multiple(multiples)
+        if step is None or (step.numerator < 2**MAX_NUMBER_BITS and remainders(step) <= MAX_REMAINDERS):
+            return
+        nodes = [(node, found["multipleOf"]) for node, found in self._nodes if "multipleOf" in found]
+        raise UnsupportedSchema(
+            f"{nodes[0][0].place}/multipleOf",
+            f"the least common multiple must be at most {MAX_REMAINDERS} without the zeros at its end, got "
+            f"{', '.join(quoted(multiple) for _, multiple in nodes[:3])}; use a smaller multipleOf",
+        )
 
     def _bound(self, keyword: str) -> Fraction | None:
         bounds = [_fraction(found[keyword]) for _, found in self._nodes if keyword in found]

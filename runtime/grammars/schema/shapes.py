@@ -124,3 +124,14 @@ def common_multiple(steps: list[Fraction]) -> Fraction | None:
         return None
     whole = math.lcm(*(step.numerator for step in steps))
     return Fraction(whole, math.gcd(*(step.denominator for step in steps)))
+
+
+def remainders(step: Fraction) -> int:
+    """Return the number of remainders that decide whether a decimal number is a multiple of ``step``.
+
+    Factors of 10 concern only how many zeros end the number.
+    """
+    divisor = step.numerator
+    while divisor % 10 == 0:
+        divisor //= 10
+    return divisor
