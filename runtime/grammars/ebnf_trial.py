@@ -18,6 +18,7 @@ from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S, GrammarTimeLimit
 from tandemrt.runtime.grammars.xgrammar_matcher import XGrammarCompiler, XGrammarMatcher
+from tandemrt.runtime.workers.sandbox.parent import end_with_parent
 
 MAX_RULES = 128  # rules that are tried as the start rule
 RANDOM_TOKENS = 80  # length of the random text
@@ -33,10 +34,11 @@ def try_grammar(tokens: tuple[bytes, ...], stop_ids: tuple[int, ...], source: st
     """
     compiler = _compiler(tokens, stop_ids)
     reading, writing = os.pipe()
-    child = os.fork()
+    worker, child = os.getpid(), os.fork()
     if not child:
         status = 1
         try:
+            end_with_parent(worker)
             os.write(writing, _rejection(compiler, len(tokens), source, slowest_s).encode())
             status = 0
         except MemoryError:

@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text.vocabulary import Vocabulary
-from tandemrt.engines.validation.errors import BadRequest, Closed
+from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull, TandemError
 from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.engine_choice import Engine
 from tandemrt.runtime.grammars.grammar import Grammar
@@ -46,19 +46,20 @@ class Compiled:
 class GrammarLibrary:
     """Compile the grammars of requests for one vocabulary, outside of the engine loop.
 
-    A compilation waits for a worker only while a request waits for it, so the queue of requests bounds them. A running
-    one cannot be cancelled: after all its requests have timed out, it continues and its result is cached. The timeout
-    starts when the compilation starts, not while it waits for a worker. Failures are not cached.
+    A compilation waits for a worker only while a request waits for it, so the queue of requests bounds them. It is
+    tried in a worker process before if no limit bounds its work (trial.py); other compilations do not wait for these.
+    A running one cannot be cancelled: after all its requests have timed out, it continues and its result is cached. The
+    timeout includes the wait for a worker and the trial, which gets half of it. Failures are not cached.
 
     Args:
         vocabulary: the text of every id of the logits.
         stop_ids: tokens that end a complete text.
-        timeout_s: how long a request waits for its grammar after the compilation has begun, in seconds.
+        timeout_s: how long a request waits for its grammar, in seconds.
         max_source_bytes: larger sources are rejected.
-        workers: concurrent compilations.
+        workers: concurrent compilations, and as many of sources that are tried.
         cache: a cache to share with other libraries; None creates one.
-        processes: worker processes that convert slow schemas and try EBNF grammars (ebnf_trial.py). None: schemas are
-            converted in this thread, and EBNF grammars are not tried.
+        processes: worker processes that convert slow schemas. None: they are converted in this thread, and no source is
+            tried.
         slowest_row_s: an EBNF grammar is rejected if one of its rows takes more CPU seconds than this.
     """
 
@@ -77,7 +78,6 @@ class GrammarLibrary:
         self._stop_ids = tuple(stop_ids)
         self._compiler = GrammarCompiler(vocabulary, self._stop_ids)
         self._vocabulary = vocabulary
-        self._slowest_row_s = slowest_row_s
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
@@ -85,9 +85,10 @@ class GrammarLibrary:
         self._sources = SourceCache(max_source_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
-        self._pool = FairExecutor(
-            workers, "grammar", most_waiting=MAX_WAITING, initializer=_join_at_exit, initargs=(WeakMethod(self.close),)
-        )
+        self._trials = None if processes is None else self._trial_processes(workers, slowest_row_s)
+        options = {"initializer": _join_at_exit, "initargs": (WeakMethod(self.close),)}
+        self._pool = FairExecutor(workers, "grammar", most_waiting=MAX_WAITING, **options)
+        self._tried_pool = FairExecutor(workers, "grammar-tried", most_waiting=MAX_WAITING, **options)
         self._compiled_of: WeakKeyDictionary[Future[Compiled], Future[CompiledGrammar]] = WeakKeyDictionary()
         self._closed = False
 
@@ -112,7 +113,8 @@ class GrammarLibrary:
         return source, check
 
     def compile(self, read: ReadSource, client: Client = UNNAMED) -> "Future[Compiled]":
-        """Return a future of the compiled grammar; it fails with BadRequest if compiling takes ``timeout_s``.
+        """Return a future of the compiled grammar; it fails with BadRequest if compiling takes ``timeout_s``, and with
+        QueueFull if it has not begun by then.
 
         The future cannot be cancelled; see ``abandon``. Workers are shared fairly between clients. Raises Closed, and
         QueueFull if ``MAX_WAITING`` compilations of the client wait for one.
@@ -145,10 +147,10 @@ class GrammarLibrary:
     @property
     def waiting(self) -> int:
         """Number of compilations that wait for a worker."""
-        return len(self._pool)
+        return len(self._pool) + len(self._tried_pool)
 
     def close(self) -> None:
-        """Reject new requests and start no more compilations; the futures of those not started fail with Closed."""
+        """Reject new requests, start no more compilations and end trials; their futures fail with Closed."""
         with self._lock:
             self._closed = True
             stranded = [compilation for compilation in self._waiting.values() if not compilation.begun]
@@ -156,7 +158,10 @@ class GrammarLibrary:
             for compilation in stranded:
                 del self._waiting[compilation.source]
                 compilation.futures = []  # the shutdown below fails the task, whose callback would fail these again
+        if self._trials is not None:
+            self._trials.close()
         self._pool.shutdown(wait=False)
+        self._tried_pool.shutdown(wait=False)
         for future in futures:
             _finish(future, None, Closed("this runtime was closed; open the bundle again"))
 
@@ -174,39 +179,57 @@ class GrammarLibrary:
                 raise Closed("this runtime was closed; open the bundle again")
             known = self._cache.get(self._key(source))
             if known is None:
+                timer = self._start_timeout(source, future)
                 compilation = self._waiting.get(source)
                 if compilation is None:
                     compilation = submitted = _Compilation(source)
-                    compilation.task = self._pool.submit(client, self._compile, compilation, client)
-                    self._waiting[source] = compilation
-                if compilation.begun:
-                    self._start_timeout(source, future)
+                    try:
+                        self._submit(compilation, client)
+                    except BaseException:
+                        timer.cancel()
+                        raise
                 compilation.futures.append(future)
         # Without the lock, because callbacks of futures that are done run here.
         if known is not None:
             future.set_result(known)
         elif compilation is not None:
+            future.add_done_callback(lambda _: timer.cancel())
             future.add_done_callback(self._leave(compilation))
         if submitted is not None:
             submitted.task.add_done_callback(partial(self._on_refused, submitted))
         return future
 
+    def _submit(self, compilation: "_Compilation", client: Client) -> None:
+        from tandemrt.runtime.grammars.trial import needs_trial
+
+        tried = self._trials is not None and needs_trial(compilation.source)
+        pool = self._tried_pool if tried else self._pool
+        compilation.task = pool.submit(client, self._compile, compilation, client, tried)
+        self._waiting[compilation.source] = compilation
+
     def _leave(self, compilation: "_Compilation") -> "Callable[[Future[CompiledGrammar]], None]":
         """Return a callback for a future of ``compilation``: if it is cancelled as the last one, the task is, too."""
 
         def leave(future: "Future[CompiledGrammar]") -> None:
-            if not future.cancelled():
-                return
-            with self._lock:
-                if future in compilation.futures:
-                    compilation.futures.remove(future)
-                needless = not compilation.futures and not compilation.begun
-                if needless and self._waiting.get(compilation.source) is compilation:
-                    del self._waiting[compilation.source]
-            if needless:
-                compilation.task.cancel()
+            if future.cancelled():
+                with self._lock:
+                    needless = self._remove(compilation, future)
+                if needless:
+                    compilation.task.cancel()
 
         return leave
+
+    def _remove(self, compilation: "_Compilation", future: "Future[CompiledGrammar]") -> bool:
+        """Remove ``future`` from those that wait for a compilation. Return whether the compilation left the queue.
+
+        The caller holds the lock, and cancels the task without it.
+        """
+        if future in compilation.futures:
+            compilation.futures.remove(future)
+        needless = not compilation.futures and not compilation.begun
+        if needless and self._waiting.get(compilation.source) is compilation:
+            del self._waiting[compilation.source]
+        return needless
 
     def _on_refused(self, compilation: "_Compilation", task: "Future[None]") -> None:
         """Fail the futures of a compilation whose thread could not start."""
@@ -220,41 +243,42 @@ class GrammarLibrary:
         for future in futures:
             _finish(future, None, failure)
 
-    def _start_timeout(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
-        """Start the timeout of ``future``, because its compilation has begun. Raises InternalError without a thread."""
+    def _start_timeout(self, source: "Source", future: "Future[CompiledGrammar]") -> threading.Timer:
+        """Start the timeout of ``future``. Raises InternalError without a thread."""
         timer = threading.Timer(min(self._timeout_s, threading.TIMEOUT_MAX), self._time_out, [source, future])
         timer.daemon = True
         start(timer, "structured_outputs")
-        future.add_done_callback(lambda _: timer.cancel())
+        return timer
 
     def _time_out(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
         with self._lock:
             compilation = self._waiting.get(source)
             if compilation is None or future not in compilation.futures:
                 return
-            compilation.futures.remove(future)
             compilation.timed_out = True
-        rule = f"structured_outputs.{source.kind}: compiling took longer than {self._timeout_s} s; simplify it (long "
-        rule += "bounded strings and repetitions are slow) or raise the limit"
-        _finish(future, None, BadRequest(rule))
+            needless = self._remove(compilation, future)
+        if needless:
+            compilation.task.cancel()
+        limit = f"structured_outputs.{source.kind}: compiling took longer than {self._timeout_s} s (grammar_timeout_s)"
+        failure: TandemError = BadRequest(f"{limit}; simplify it (long bounded strings and repetitions are slow)")
+        if not compilation.begun:
+            failure = QueueFull(f"{limit}, because other grammars compiled for so long; send it again later")
+        _finish(future, None, failure)
 
-    def _compile(self, compilation: "_Compilation", client: Client) -> None:
+    def _compile(self, compilation: "_Compilation", client: Client, tried: bool) -> None:
         """Compile a source for all futures that wait for it. They get the exception if it fails."""
         source = compilation.source
         with self._lock:
             if self._waiting.get(source) is not compilation:  # abandoned, or the library was closed
                 return
-            compilation.begun, waiting = True, list(compilation.futures)
+            compilation.begun = True
         grammar, failure = None, None
         try:
-            for future in waiting:
-                self._start_timeout(source, future)
-            if source.engine == "xgrammar" and self._processes is not None:
-                self._try_ebnf(source.text, client, self._processes)
-                if self._abandoned(compilation):
-                    return
+            grown = self._try(source, client) if tried else 0
+            if tried and self._abandoned(compilation):
+                return
             grammar = self._compiler.compile(source.kind, source.text, whitespace=source.whitespace, loose=source.loose)
-            self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
+            self._cache.put(self._key(source), grammar, max(grown, grammar.size_bytes + len(source.text)))
         except BaseException as error:
             failure = error
         with self._lock:
@@ -270,12 +294,21 @@ class GrammarLibrary:
                 del self._waiting[compilation.source]
             return abandoned
 
-    def _try_ebnf(self, grammar: str, client: Client, processes: ProcessPool) -> None:
-        """Raise BadRequest for a grammar that is too ambiguous; see ebnf_trial.py."""
-        from tandemrt.runtime.grammars.ebnf_trial import try_grammar
+    def _try(self, source: "Source", client: Client) -> int:
+        """Compile ``source`` in a worker process; return its memory in bytes. Raises BadRequest, see trial.py."""
+        from tandemrt.runtime.grammars.trial import try_source
 
-        work = (self._vocabulary.tokens, self._stop_ids, grammar, self._slowest_row_s)
-        processes.submit(client, "structured_outputs.grammar: trying it", self._timeout_s, try_grammar, *work).result()
+        assert self._trials is not None
+        what, limit_s = f"structured_outputs.{source.kind}: compiling it", self._timeout_s / 2
+        work = (source.kind, source.text, source.whitespace, source.loose)
+        return int(self._trials.submit(client, what, limit_s, try_source, *work).result())
+
+    def _trial_processes(self, workers: int, slowest_row_s: float) -> ProcessPool:
+        """Return a pool of its own: other tasks do not wait for a trial, and each process has a compiler."""
+        from tandemrt.runtime.grammars.trial import open_compiler
+
+        vocabulary = replace(self._vocabulary, encode=None)  # which no compilation calls, and no process can receive
+        return ProcessPool(processes=workers, opening=(open_compiler, (vocabulary, self._stop_ids, slowest_row_s)))
 
     def _key(self, source: "Source") -> tuple[Any, ...]:
         return self._vocabulary.digest, self._stop_ids, source

@@ -5,7 +5,6 @@ it does. If a rank ends by itself, or does not answer, rank 0 ends all of them.
 """
 
 import atexit
-import ctypes
 import itertools
 import logging
 import multiprocessing
@@ -28,6 +27,7 @@ import numpy as np
 from tandemrt.engines.validation.errors import RankFailed, named
 from tandemrt.plugins.operators.shared_ranks import acquire
 from tandemrt.runtime.workers import shutdown
+from tandemrt.runtime.workers.sandbox.parent import end_with_parent
 from tandemrt.runtime.workers.sandbox.process import interpreter
 from tandemrt.runtime.workers.threads import start
 
@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 300.0  # how long rank 0 waits for another rank in one step; the first step of a size may compile kernels
 _CLOSE_S = 5.0  # how long a rank may take to end by itself
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 _OPENED = ""  # the report of a rank that is ready; other reports are errors
 
 _starting = threading.Lock()
@@ -267,7 +266,9 @@ def _end_of(process: Any) -> str:
 def _run(link: Link, serve: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """The main function of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is rank 0's, which then ends this one
-    _end_with_parent_though_stopped()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    end_with_parent(parent.pid or 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         serve(link, *arguments)
@@ -283,16 +284,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _end_with_parent_though_stopped() -> None:
-    """On Linux, let the kernel kill this process when the thread that started it ends."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it has ended before
-            os._exit(1)
 
 
 @contextmanager

@@ -129,6 +129,47 @@ def test_a_killed_worker_fails_its_call_and_the_next_call_succeeds(pool) -> None
     assert submit(one, os.getpid).result(PATIENCE_S) != pid
 
 
+def test_a_call_that_crashes_its_process_is_rejected_and_the_next_call_succeeds(pool) -> None:
+    """As native code does that cannot allocate memory."""
+    one = pool()
+    with pytest.raises(BadRequest, match=r"work crashed its worker process \(signal SIGABRT\), for example by"):
+        submit(one, exec, "import os; os.abort()").result(PATIENCE_S)
+    assert submit(one, len, "abc").result(PATIENCE_S) == 3
+
+
+def test_each_process_is_opened_before_its_first_call(pool) -> None:
+    one = pool(opening=(exec, ("import sys; sys.opened = getattr(sys, 'opened', 0) + 1",)))
+    program = "__import__('sys').opened"
+    assert [submit(one, eval, program).result(PATIENCE_S) for _ in range(2)] == [1, 1]
+    with pytest.raises(ProcessLost):
+        submit(one, exec, "import os; os.kill(os.getpid(), 9)").result(PATIENCE_S)
+    assert submit(one, eval, program).result(PATIENCE_S) == 1
+
+
+def test_a_process_that_cannot_be_opened_is_an_error_of_each_call(pool) -> None:
+    one = pool(opening=(exec, ("raise KeyError('seven')",)))
+    for _ in range(2):
+        with pytest.raises(InternalError, match="opening a worker process: KeyError: 'seven'"):
+            submit(one, len, "abc").result(PATIENCE_S)
+
+
+def test_a_busy_process_ends_with_a_killed_parent(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    busy = f"import os\nopen({str(noted)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+    script = (
+        "from tandemrt.runtime.workers.clients import UNNAMED\n"
+        "from tandemrt.runtime.workers.sandbox.pool import ProcessPool\n"
+        f"ProcessPool().submit(UNNAMED, 'work', 3600.0, exec, {busy!r}).result()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        assert eventually(lambda: noted.exists() and noted.read_text())
+    finally:
+        parent.kill()
+        parent.wait()
+    assert eventually(lambda: has_ended(int(noted.read_text())))
+
+
 def test_a_call_that_needs_too_much_memory_is_rejected(pool) -> None:
     one = pool(memory_bytes=256 << 20)
     with pytest.raises(BadRequest, match="work took more memory than a worker process may use; simplify it"):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs
-from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
+from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.grammars import sources
 from tandemrt.runtime.grammars.grammar_cache import GrammarCache
 from tandemrt.runtime.grammars.library import MAX_WAITING, GrammarLibrary
@@ -331,19 +331,36 @@ def test_a_source_is_compiled_while_any_of_its_requests_waits(library):
     assert accepts(second.result(timeout=PATIENCE_S), "b")
 
 
-def test_time_in_the_queue_does_not_count_as_compile_time(library, timers):
-    """A trivial grammar does not time out because two slow ones are ahead of it."""
-    grammars = library(workers=1)
+def test_time_in_the_queue_counts_and_the_error_says_so(library, timers):
+    """A request gets an answer although the grammars before it never end, and the worker does not begin its own."""
+    grammars = library(workers=1, timeout_s=0.5)
     blocked = BlockedCompiler(grammars)
-    slow, trivial = compiled_by(grammars, BLOCKED_SCHEMA), compiled_by(grammars, StructuredOutputs(regex="a"))
+    slow = compiled_by(grammars, BLOCKED_SCHEMA)
     assert eventually(lambda: blocked.begun)
-    assert len(timers) == 1, "the time of one that waits does not run"
-    timers.fire(0)
-    with pytest.raises(BadRequest, match="took longer"):
-        slow.result(timeout=PATIENCE_S)
-    assert not trivial.done()
+    waiting = [compiled_by(grammars, StructuredOutputs(regex="a")) for _ in range(2)]
+    timers.fire(1)
+    with pytest.raises(QueueFull, match=r"longer than 0\.5 s \(grammar_timeout_s\), because other grammars compiled"):
+        waiting[0].result(timeout=PATIENCE_S)
+    assert (waiting[1].done(), grammars.waiting) == (False, 1)
+    timers.fire(2)
+    assert isinstance(waiting[1].exception(timeout=PATIENCE_S), QueueFull)
+    assert grammars.waiting == 0
     blocked.release()
-    assert accepts(trivial.result(timeout=PATIENCE_S), "a")
+    assert accepts(slow.result(timeout=PATIENCE_S), "5")
+    assert [kind for kind, _ in blocked.begun] == ["json"]
+
+
+def test_a_timeout_without_a_thread_leaves_nothing_that_waits(library, monkeypatch):
+    grammars = library()
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", refuse)
+        with pytest.raises(InternalError, match="structured_outputs: a thread could not start"):
+            compiled_by(grammars, StructuredOutputs(regex="a"))
+    assert (grammars.waiting, grammars._waiting) == (0, {})
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, CancelledError, GeneratorExit])

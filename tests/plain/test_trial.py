@@ -1,21 +1,27 @@
-"""Trial runs find grammars that are too ambiguous before the engine loop runs them, and a budget limits their time."""
+"""Trial runs end what compiles for too long or is too ambiguous, before this process or its engine loop runs it."""
 
 import gc
+import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import pytest
 
-from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.grammars.ebnf_trial import ROWS_PER_STEP, match_random_text, try_grammar
+from tandemrt.runtime.grammars.library import GrammarLibrary
+from tandemrt.runtime.grammars.sources import Source
 from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S, GrammarTimeLimit
-from tandemrt.runtime.workers.clients import UNNAMED
+from tandemrt.runtime.grammars.trial import SMALL_CHARACTERS, needs_trial
+from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.plain.constraints import STOP, VOCABULARY, WORDS, compiled
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 TWICE = "".join(f"\na{i} ::= a{i + 1} a{i + 1}" for i in range(40)) + "\na40 ::= [a-z]?"
 LIST = 'root ::= "[" ws (item ("," ws item)*)? "]"\nitem ::= root | [0-9]+ | word\nword ::= [a-z]{1,20}\nws ::= [ \\n]*'
@@ -132,3 +138,83 @@ def test_an_exception_of_a_step_is_not_replaced(spent: list[float]) -> None:
     limit = GrammarTimeLimit(0.1)
     with pytest.raises(KeyError), limit.step():
         {}[take_step(GrammarTimeLimit(9.0), spent, 1.0)]
+
+
+ENDLESS = Source("json", '{"type": "integer", "multipleOf": 9999991}', "llguidance")  # admission rejects it today
+SLOW_KIND = Source("json", '{"type": "integer", "multipleOf": 7}', "llguidance")
+
+
+@pytest.fixture
+def library() -> Iterator[GrammarLibrary]:
+    processes = ProcessPool(processes=1)
+    library = GrammarLibrary(VOCABULARY, [STOP], processes=processes, timeout_s=4.0)
+    yield library
+    library.close()
+    processes.close()
+
+
+def test_an_endless_compilation_ends_in_half_of_its_time_and_delays_no_small_source(library: GrammarLibrary) -> None:
+    assert library.compile((SLOW_KIND, None)).result(PATIENCE_S)
+    endless = [library.compile((ENDLESS, None), Client(name)) for name in ("a", "a", "b", "c")]
+    small = [library.compile((Source("regex", f"a{number}", "llguidance"), None)) for number in range(20)]
+    assert all(future.result(PATIENCE_S) for future in small)
+    assert not any(future.done() for future in endless)
+    for future in endless:
+        with pytest.raises(BadRequest, match=r"json: compiling it took longer than 2 s; simplify it"):
+            future.result(PATIENCE_S)
+    assert library.compile((replace(SLOW_KIND, loose=True), None)).result(PATIENCE_S)
+    assert library.waiting == 0
+    assert eventually(lambda: not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
+
+
+def test_every_request_for_an_endless_compilation_gets_an_answer(library: GrammarLibrary) -> None:
+    sources = [replace(ENDLESS, text=ENDLESS.text + " " * number) for number in range(8)]
+    waiting = [library.compile((source, None), Client("a")) for source in sources]
+    errors = [future.exception(PATIENCE_S) for future in waiting]
+    assert isinstance(errors[0], BadRequest)
+    assert isinstance(errors[-1], QueueFull)
+    assert all(isinstance(error, BadRequest | QueueFull) for error in errors)
+
+
+def test_closing_ends_an_endless_compilation(library: GrammarLibrary) -> None:
+    endless = library.compile((ENDLESS, None))
+    assert library.compile((SLOW_KIND, None)).result(PATIENCE_S)  # in the other process
+    begun = time.monotonic()
+    library.close()
+    with pytest.raises(Closed):
+        endless.result(PATIENCE_S)
+    assert time.monotonic() - begun < 1.5
+
+
+def test_a_rejected_source_is_tried_once_more_when_it_comes_again(library: GrammarLibrary) -> None:
+    bad = Source("json", '{"type": "string", "minLength": 5, "pattern": "^(a$"}', "llguidance")
+    for _ in range(2):
+        with pytest.raises(BadRequest, match=r"structured_outputs\.json: cannot be compiled"):
+            library.compile((bad, None)).result(PATIENCE_S)
+
+
+def structured_tag(content: dict[str, object]) -> str:
+    return json.dumps({"type": "tag", "begin": "<", "content": content, "end": ">"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "tried"),
+    [
+        ("grammar", 'root ::= "a"', True),
+        ("regex", "(a|b)*" + "c" * (SMALL_CHARACTERS - 6), False),
+        ("regex", "(a|b)*" + "c" * (SMALL_CHARACTERS - 5), True),
+        ("json", '{"type": "string", "pattern": "^a$"}', False),
+        ("json", '{"type": "string", "maxLength": 5}', False),
+        ("json", '{"type": "string", "pattern": "^a$", "maxLength": 5}', True),
+        ("json", '{"type": "string", "pattern": "^a$", "minLength": 1}', True),
+        ("json", '{"anyOf": [{}, {"items": {"type": "integer", "multipleOf": 3}}]}', True),
+        ("json", '{"type": "string", "allOf": [{"pattern": "a"}]}', True),
+        ("json", '{"type": "object", "patternProperties": {"^a": {}}}', True),
+        ("json", "true", False),
+        ("structural_tag", structured_tag({"type": "json_schema", "json_schema": {"type": "integer"}}), False),
+        ("structural_tag", structured_tag({"type": "json_schema", "json_schema": {"multipleOf": 3}}), True),
+        ("structural_tag", structured_tag({"type": "regex", "pattern": "a"}), True),
+    ],
+)
+def test_only_sources_whose_work_no_limit_bounds_are_tried(kind: str, text: str, tried: bool) -> None:
+    assert needs_trial(Source(kind, text, "llguidance")) is tried

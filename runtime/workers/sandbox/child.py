@@ -13,12 +13,14 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest, named
 from tandemrt.runtime.workers.sandbox.frames import read, write
+from tandemrt.runtime.workers.sandbox.parent import end_with_parent
 
 GRACE_S = 5.0  # after the time limit; then the process ends itself, if its parent has not killed it
 
 
-def serve(memory_bytes: int) -> None:
-    """Run the tasks that arrive over standard input, a socket, until it is closed."""
+def serve(memory_bytes: int, parent: int) -> None:
+    """Run the tasks that arrive over standard input, a socket, until it is closed or the process ``parent`` ends."""
+    end_with_parent(parent)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
     pipe = socket.socket(fileno=0)

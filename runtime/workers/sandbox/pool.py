@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
-from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, Closed, InternalError, QueueFull, named
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import WorkerShares, remove_when_cancelled
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+OPEN_S = 60.0  # limit of ``opening``
 _ANSWER_S = 0.1  # for the error of a task that reaches the deadline itself
 _IDLE_S = 60.0  # an idle process ends after this time, to free its memory
 
@@ -31,13 +32,22 @@ class ProcessPool:
     """Runs tasks in at most ``processes`` processes, which start on demand.
 
     Each process has a thread in this process that sends it tasks and waits for the replies. ``waiting``: the maximum
-    number of queued tasks; ``memory_bytes``: limit of the address space of each process.
+    number of queued tasks; ``memory_bytes``: limit of the address space of each process; ``opening``: a module-level
+    function and its arguments, which each process calls before its first task.
     """
 
-    def __init__(self, *, processes: int = 2, waiting: int = 256, memory_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        *,
+        processes: int = 2,
+        waiting: int = 256,
+        memory_bytes: int = 1 << 30,
+        opening: tuple[Callable[..., None], tuple[Any, ...]] | None = None,
+    ) -> None:
         self._processes = processes
         self._most_waiting = waiting
         self._memory_bytes = memory_bytes
+        self._opening = opening
         self._shares: WorkerShares[_Work] = WorkerShares(processes)
         self._threads: dict[threading.Thread, Process | None] = {}
         self._idle = 0
@@ -58,9 +68,9 @@ class ProcessPool:
 
         The future fails with BadRequest if the task takes longer than ``limit_s`` from its start or runs at the
         ``deadline`` (in seconds of ``time.monotonic``), gets no process within ``wait_s``, needs more memory than a
-        process has, or raises BadRequest; with ProcessLost if the process is killed; with Closed if the pool is closed.
-        ``what`` names the task in these errors; ``client``: see WorkerShares. A cancelled future leaves the queue at
-        once.
+        process has, crashes its process, or raises BadRequest; with ProcessLost if the process is killed; with Closed
+        if the pool is closed. ``what`` names the task in these errors; ``client``: see WorkerShares. A cancelled future
+        leaves the queue at once.
 
         Raises QueueFull if the queue is full, Closed if the pool is closed, InternalError if no thread can start.
         """
@@ -166,11 +176,14 @@ class ProcessPool:
                     process.end()
                 process = self._started()
             limit_s = work.seconds_left()
-            result = work.result(process.request(pickle.dumps((limit_s, work.message)), limit_s))
+            result = _result(work.what, process.request(pickle.dumps((limit_s, work.message)), limit_s))
         except BaseException as raised:
             error = raised
             if isinstance(raised, TimeoutError):
                 error = BadRequest(f"{work.what} took longer than {limit_s:g} s; simplify it")
+            if isinstance(raised, ChildProcessError):
+                rule = f"{work.what} crashed its worker process ({raised}), for example by taking too much memory"
+                error = BadRequest(f"{rule}; simplify it")
             if self._closed:
                 error = Closed("this runtime was closed; open the bundle again")
             # Without its traceback, whose frames keep the task.
@@ -190,9 +203,18 @@ class ProcessPool:
         with self._changed:
             if not self._closed:
                 self._threads[threading.current_thread()] = process
-                return process
-        process.end()
-        raise Closed("this runtime was closed; open the bundle again")
+        try:
+            if self._closed:
+                raise Closed("this runtime was closed; open the bundle again")
+            if self._opening is not None:
+                message = pickle.dumps((OPEN_S, pickle.dumps(self._opening)))
+                _result("opening a worker process", process.request(message, OPEN_S))
+        except BaseException as error:
+            process.end()
+            if isinstance(error, TimeoutError | ChildProcessError | BadRequest):
+                raise BackendUnavailable(f"a worker process could not be opened: {named(error)}") from error
+            raise
+        return process
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,19 +237,20 @@ class _Work:
             return self.limit_s
         return max(0.0, min(self.limit_s, self.deadline - time.monotonic()))
 
-    def result(self, reply: bytes) -> Any:
-        answer = json.loads(reply)
-        if "result" in answer:
-            return answer["result"]
-        if "rejected" in answer:
-            raise BadRequest(answer["rejected"])
-        if "memory" in answer:
-            raise BadRequest(f"{self.what} took more memory than a worker process may use; simplify it")
-        raise InternalError(f"{self.what}: {answer['failed']}")
-
     def fail(self, error: BaseException) -> None:
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+def _result(what: str, reply: bytes) -> Any:
+    answer = json.loads(reply)
+    if "result" in answer:
+        return answer["result"]
+    if "rejected" in answer:
+        raise BadRequest(answer["rejected"])
+    if "memory" in answer:
+        raise BadRequest(f"{what} took more memory than a worker process may use; simplify it")
+    raise InternalError(f"{what}: {answer['failed']}")
 
 
 def _closer(close: "WeakMethod[Callable[[], None]]") -> Callable[[], None]:

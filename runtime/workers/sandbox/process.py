@@ -16,12 +16,15 @@ from tandemrt.runtime.workers.sandbox.frames import read, write
 
 START_S = 60.0  # timeout of the start, for slow machines
 _PROGRAM = (
-    "import sys; memory, *sys.path = sys.argv[1:]; "
-    "from tandemrt.runtime.workers.sandbox.child import serve; serve(int(memory))"
+    "import sys; memory, parent, *sys.path = sys.argv[1:]; "
+    "from tandemrt.runtime.workers.sandbox.child import serve; serve(int(memory), int(parent))"
 )
 
 # By default libraries start one thread per core, and each thread uses address space.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+
+# Signals of a process to itself, from native code: the task is to blame.
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 _alive: "WeakSet[Process]" = WeakSet()
 
@@ -33,7 +36,7 @@ class Process:
     """
 
     def __init__(self, memory_bytes: int) -> None:
-        command = [interpreter(), "-c", _PROGRAM, str(memory_bytes), *sys.path]
+        command = [interpreter(), "-c", _PROGRAM, str(memory_bytes), str(os.getpid()), *sys.path]
         with ExitStack() as undo:
             try:
                 self._pipe, child_end = socket.socketpair()
@@ -64,7 +67,8 @@ class Process:
     def request(self, message: bytes, limit_s: float) -> bytes:
         """Return the reply to ``message``.
 
-        Raises TimeoutError after ``limit_s``, ProcessLost if the process ends. In both cases the process has ended.
+        Raises TimeoutError after ``limit_s``, ChildProcessError if the task crashes the process, ProcessLost if it ends
+        otherwise. In each case the process has ended.
         """
         end = time.monotonic() + limit_s
         try:
@@ -77,6 +81,8 @@ class Process:
             reply = None
         if reply is None:
             self.end()
+            if -self._popen.returncode in _CRASHES:
+                raise ChildProcessError(self._exit_cause())
             raise ProcessLost(f"the worker process of this request ended ({self._exit_cause()}); send it again")
         return reply
 
