@@ -152,7 +152,7 @@ def _call(call: Any) -> Any:
         return call
     if isinstance(call.get("function"), dict):
         return {**call, "function": _call(call["function"])}
-    return {**call, "arguments": _arguments(call["arguments"])} if "arguments" in call else call
+    return {**call, "arguments": _arguments(call.get("arguments"))} if "name" in call else call
 
 
 class _Arguments(dict[Any, Any]):
@@ -173,10 +173,26 @@ class _Arguments(dict[Any, Any]):
 
 
 def _arguments(given: Any) -> Any:
-    if isinstance(given, dict):
-        return _Arguments(given, json.dumps(given, ensure_ascii=False))
+    """Return arguments as an object. No arguments are ``{}``; those that are no object stay text."""
+    text = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
+    if not text.strip():
+        text = "{}"
     try:
-        value = json.loads(given)
-    except (TypeError, ValueError, RecursionError):  # invalid JSON stays text
-        return given
-    return _Arguments(value, given) if isinstance(value, dict) else given
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return _Arguments(value, text) if isinstance(value, dict) else text
+
+
+def call_without_object(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the first tool call whose arguments are no object, which some templates cannot render."""
+    calls = [call for message in messages for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+    functions = [(call, call.get("function", call)) for call in calls]
+    return next(
+        (
+            call
+            for call, function in functions
+            if isinstance(function, Mapping) and isinstance(_arguments(function.get("arguments")), str)
+        ),
+        None,
+    )

@@ -35,7 +35,24 @@ class BadRequest(TandemError, ValueError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and output are longer than the engine's length; shorten one of them."""
+    """Prompt and output are longer than the engine's length; shorten one of them.
+
+    Attributes:
+        length: the engine's length in tokens.
+        prompt_tokens: number of tokens of the prompt, estimated where it was too long to tokenize.
+        max_tokens: the output that was asked for; 0: the prompt alone is too long.
+    """
+
+    length = prompt_tokens = max_tokens = 0
+
+    @classmethod
+    def of(
+        cls, field: str, problem: str, *, length: int, prompt_tokens: int, max_tokens: int = 0
+    ) -> "ContextLengthExceeded":
+        """Return the error of ``field``. Its message begins like OpenAI's, by which clients know to shorten a chat."""
+        error = cls(f"{field}: This model's maximum context length is {length} tokens. However, {problem}")
+        error.length, error.prompt_tokens, error.max_tokens = length, prompt_tokens, max_tokens
+        return error
 
 
 class BackendUnavailable(TandemError):

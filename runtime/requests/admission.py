@@ -109,9 +109,13 @@ class Admission:
             defaults["max_tokens"] = min(room, defaults["max_tokens"])
         params = params.over(defaults) if defaults else params
         if params.max_tokens is not None and params.max_tokens > room:
-            raise ContextLengthExceeded(
-                f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
-                f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
+            raise ContextLengthExceeded.of(
+                "max_tokens",
+                f"the prompt has {len(ids)} tokens, and an output of {quoted(params.max_tokens)} was asked for; ask "
+                f"for at most {room} or build the bundle with a larger limits.length",
+                length=limits.length,
+                prompt_tokens=len(ids),
+                max_tokens=params.max_tokens,
             )
         require_fit(params, self._bundle.manifest, self._num_draft_tokens)
         if params.rule == "synthetic" and not self._options.synthetic_rule:

@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tandemrt.engines.options.options import BYTES_PER_TOKEN
 from tandemrt.engines.text.chat import ChatOptions
-from tandemrt.engines.text.chat_template import ChatTemplate, rendered
+from tandemrt.engines.text.chat_template import ChatTemplate, call_without_object, rendered
 from tandemrt.engines.text.control_tokens import MARKS, texts
 from tandemrt.engines.text.tokenizer import Tokenizer, reopened
 from tandemrt.engines.validation.errors import BadRequest, ContextLengthExceeded, clipped, quoted
@@ -125,9 +126,11 @@ class PromptReader:
     def _encode_chat(self, chat: Chat, in_worker: InWorker) -> list[int]:
         tools, variables = chat.tools, chat.chat_template_kwargs
         if exceeds((chat.messages, tools, variables), CHAT_FACTOR * self._max_bytes):
-            raise ContextLengthExceeded(
-                f"prompt: messages and tools must hold at most {CHAT_FACTOR * self._max_bytes} characters, "
-                f"{CHAT_FACTOR} times max_prompt_bytes, received {quoted(chat.messages)}; shorten them"
+            most = CHAT_FACTOR * self._max_bytes
+            raise self._too_long(
+                most // BYTES_PER_TOKEN,
+                f"messages and tools hold more than {most} characters ({CHAT_FACTOR} times max_prompt_bytes) with "
+                f"{quoted(chat.messages)}; shorten them",
             )
         messages = list(chat.messages)
         if not all(isinstance(message, Mapping) for message in messages):
@@ -176,9 +179,10 @@ class PromptReader:
             _require_utf8(text)
         size = len(text) if len(text) > self._max_bytes else len(text.encode())
         if size > self._max_bytes:
-            raise ContextLengthExceeded(
-                f"prompt: at most {self._max_bytes} bytes of text may become tokens (max_prompt_bytes), received at "
-                f"least {size} that begin {quoted(text)}; shorten it"
+            raise self._too_long(
+                size // BYTES_PER_TOKEN,
+                f"at most {self._max_bytes} bytes of text may become tokens (max_prompt_bytes), and at least {size} "
+                f"that begin {quoted(text)} were received; shorten it",
             )
         tokenizer = self._tokenizer
         if tokenizer.folder is None or (size <= QUICK_BYTES and tokenizer.quick):
@@ -190,16 +194,28 @@ class PromptReader:
     def _in_worker(self, client: Client, deadline: float | None, what: str, *work: Any) -> Any:
         return self._processes.run(client, f"prompt: {what}", self._timeout_s, deadline, *work)
 
-    def _too_long(self, received: int) -> ContextLengthExceeded:
-        return ContextLengthExceeded(
-            f"prompt: at most {self._limit} tokens leave room for an output, received {received}; "
-            "shorten it or build the bundle with a larger limits.length"
+    def _too_long(self, tokens: int, problem: str = "") -> ContextLengthExceeded:
+        """Return the error for a prompt of so many tokens. Without ``problem`` their number is the problem."""
+        problem = problem or (
+            f"at most {self._limit} tokens leave room for an output, and {tokens} were received; shorten the prompt or "
+            "build the bundle with a larger limits.length"
+        )
+        return ContextLengthExceeded.of(
+            "prompt", problem, length=self._limit + 1, prompt_tokens=max(tokens, self._limit + 1)
         )
 
 
 def _template_error(problem: Exception | str, messages: list[Any]) -> BadRequest:
     if isinstance(problem, BadRequest):
         return problem
+    call = call_without_object(messages)
+    if call is not None:
+        function = call.get("function", call)
+        return BadRequest(
+            f"prompt: the arguments of a call must be a JSON object for this model's chat template, received "
+            f"{quoted(function['arguments'])} in the call {quoted(call.get('id'))} of {quoted(function.get('name'))} "
+            f"({clipped(problem)}); complete them, or send {{}}"
+        )
     return BadRequest(
         f"prompt: the chat template refused the messages: {clipped(problem)}; received {quoted(messages)}"
     )

@@ -11,7 +11,7 @@ from tools.attack.requests import requests
 REFUSED = {  # requests that are refused by size alone, and words of the message
     "prompt of 1 MB": "max_prompt_bytes",
     "prompt of 800,000 ids": "at most 511 tokens",
-    "chat of 20,000 messages": "messages and tools must hold at most 32768 characters",
+    "chat of 20,000 messages": "messages and tools hold more than 32768 characters",
     "50,000 stop strings": "at most 256 strings",
     "500,000 banned ids": "banned_token_ids: must have at most",
     "128 outputs with 20 logprobs": "outputs times max_tokens times logprobs + 1",
@@ -39,7 +39,7 @@ def test_attackers_are_refused_while_a_victim_streams(served: Served) -> None:
 def test_an_attack_is_measured(served: Served) -> None:
     frontend = PythonFrontend(served.llm, os.getpid())
     found = measure_attack(frontend, "one", lambda: frontend.send({"prompt": "x" * 10_000}), clients=2, limit_s=60.0)
-    assert found.answer.startswith("refused: prompt: at most 8192 bytes")
+    assert "at most 8192 bytes of text may become tokens" in found.answer
     assert 0 < found.gaps.p50 <= found.gaps.p99 <= found.gaps.longest
     assert found.answered_s is not None
 

@@ -1,5 +1,6 @@
 """/v1/messages to Anthropic's own client: the answers of a chat as blocks, complete and streamed."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_inputs_of_tools_obey_the_schema_and_their_results_go_back(claude: anthr
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "must come with type tool"),
         ({"tools": [{"name": "a", "type": "bash_20250124", "input_schema": {}}]}, "tools.0.type", "custom"),
         ({"logprobs": 2}, "logprobs", "is not supported"),
-        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages", "at most"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages", "prompt is too long: "),
     ],
 )
 def test_a_wrong_field_is_named_in_anthropics_form(
@@ -213,6 +214,29 @@ def test_a_wrong_field_is_named_in_anthropics_form(
     assert (status, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error")
     assert body["error"]["param"] == param
     assert message in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [{"role": "user", "content": "a b " * 600}]}, r"prompt is too long: \d{4} tokens > 511 maximum"),
+        ({"messages": [{"role": "user", "content": "a" * 10**6}]}, r"prompt is too long: 2048 tokens > 511 maximum"),
+        (
+            {"max_tokens": 512},
+            r"input length and `max_tokens` exceed context limit: \d+ \+ 512 > 512, decrease input length or "
+            r"`max_tokens` and try again",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_beyond_the_context_has_anthropics_message(
+    served: Served, fields: dict[str, Any], message: str, stream: bool
+) -> None:
+    """Claude Code reads the numbers of these messages to shorten a chat or the output that it asks for."""
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": stream, **fields}
+    status, answer, _ = served.ask("/v1/messages", body)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert re.fullmatch(message, answer["error"]["message"])
 
 
 def test_errors_have_the_classes_of_anthropics_client(claude: anthropic.Anthropic) -> None:

@@ -45,7 +45,7 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"metadata": {"a": 1}}, "metadata.a", "must be a valid string"),
         ({"store": "yes"}, "store", "must be a valid boolean"),
         ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
-        ({"max_tokens": 10**6}, "max_tokens", "must fit the engine's length 512"),
+        ({"max_tokens": 10**6}, "max_tokens", "This model's maximum context length is 512 tokens. However, the"),
         ({"max_completion_tokens": 7}, "max_completion_tokens", "is an alias of max_tokens, received 7 and 2"),
         ({"n": 0}, "n", "must be at least 1"),
         ({"n": 129}, "n", "must be at most 128"),
@@ -131,6 +131,8 @@ def test_fields_with_no_effect_are_accepted(served: Served, fields: dict[str, An
         ("completions", {"prompt": "a b " * 600}, "prompt"),
         ("completions", {"prompt": [70] * 512}, "prompt"),
         ("completions", {"prompt": "a", "max_tokens": 512}, "max_tokens"),
+        ("responses", {"input": "a b " * 600}, "input"),
+        ("responses", {"input": "a", "max_output_tokens": 512}, "max_output_tokens"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,6 +141,7 @@ def test_a_text_beyond_the_context_has_openais_code(
 ) -> None:
     status, error = refused(served, f"/v1/{path}", {**fields, "stream": stream})
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert error["message"].startswith(f"{param}: This model's maximum context length is 512 tokens. However, ")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tandemrt.runtime.requests.prompt import PromptReader
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.makers import DELIMITERS, VOCAB, tiny_tokenizer
 from tests.plain.test_tokenizer_parity import llama_like
+from tests.plain.tool_call_templates import TEMPLATES
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -91,10 +92,35 @@ def test_a_template_may_read_the_arguments_of_a_call_as_object_or_text(
     assert prompt(backend, chat, reads) == expected
 
 
-@pytest.mark.parametrize("arguments", ["{broken", "[1]", "", "7"])
+@pytest.mark.parametrize("arguments", ["{broken", "[1]", "null", "7"])
 def test_arguments_that_are_not_a_json_object_stay_text(backend: Backend, arguments: str) -> None:
     chat = [*user("x"), {"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}]
     assert prompt(backend, chat, "[{{ messages[1].tool_calls[0].arguments }}]") == f"[{arguments}]"
+
+
+def answered(arguments: Any, *, named: bool = True) -> list[dict[str, Any]]:
+    """Return a chat with a call of these arguments; ``named`` false: without arguments."""
+    function = {"name": "get_weather", **({"arguments": arguments} if named else {})}
+    call = {"id": "call_7", "type": "function", "function": function}
+    return [*user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize("template", ["hermes", "qwen coder", "glm"])
+@pytest.mark.parametrize("arguments", ["", " ", "\n", None])
+def test_empty_arguments_are_an_empty_object(backend: Backend, template: str, arguments: Any) -> None:
+    expected = prompt(backend, answered({}), TEMPLATES[template])
+    assert prompt(backend, answered(arguments), TEMPLATES[template]) == expected
+    assert prompt(backend, answered(None, named=False), TEMPLATES[template]) == expected
+
+
+@pytest.mark.parametrize("arguments", ['{"path": "a', '"Beijing"', '["x"]', "null", ["x"], 7])
+def test_arguments_that_are_no_object_are_text_or_rejected_with_their_call(backend: Backend, arguments: Any) -> None:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    reads = "{{ messages[1].tool_calls[0].function.arguments }}"
+    assert prompt(backend, answered(arguments), reads) == text
+    message = r"^prompt: the arguments of a call .* in the call 'call_7' of 'get_weather' .*send {}"
+    with pytest.raises(BadRequest, match=message):
+        prompt(backend, answered(arguments), TEMPLATES["qwen coder"])
 
 
 # Variables of a template

@@ -72,9 +72,25 @@ def test_a_list_has_several_calls_only_if_parallel(parallel: bool) -> None:
     assert calls["stop_after_first"] is not parallel
 
 
-def test_a_function_without_parameters_takes_any_object() -> None:
-    [call] = list_of_calls(ToolCallSpec(functions(None)))[1]["tags"]
-    assert call["content"]["json_schema"] == {"type": "object", "additionalProperties": True}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "allowed"),
+    [
+        (None, NOTHING | {"additionalProperties": False}),
+        ({}, NOTHING | {"additionalProperties": False}),
+        (NOTHING, NOTHING | {"additionalProperties": False}),
+        (NOTHING | {"required": [], "title": "None"}, None),
+        ({"type": "object"}, {"type": "object"}),
+        (NOTHING | {"additionalProperties": True}, NOTHING | {"additionalProperties": True}),
+        (NOTHING | {"patternProperties": {"a": {}}}, NOTHING | {"patternProperties": {"a": {}}}),
+        (NOTHING | {"anyOf": [{"required": ["a"]}]}, NOTHING | {"anyOf": [{"required": ["a"]}]}),
+    ],
+)
+def test_a_function_without_parameters_takes_only_an_empty_object(parameters: Any, allowed: Any) -> None:
+    [call] = list_of_calls(ToolCallSpec(functions(parameters)))[1]["tags"]
+    assert call["content"]["json_schema"] == (allowed or {**parameters, "additionalProperties": False})
 
 
 @pytest.mark.parametrize("kind", ["string", ["object"], None])

@@ -1,6 +1,6 @@
 """Split the outputs of a request into reasoning, text and tool calls: what every protocol writes in its own form."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,18 +16,34 @@ _FINISH_REASONS = {"timeout": "length", "constraint": "content_filter"}
 class AnswerParser:
     """Incremental parser of one output.
 
+    Models write white space around calls. So in an answer that may contain calls, white space alone is no text.
+
     Args:
         tool_calls: how the text writes tool calls; None: it contains none.
     """
 
     def __init__(self, tool_calls: ToolCallSpec | None) -> None:
         self._parser = None if tool_calls is None else ToolCallParser(tool_calls)
+        self._blank = ""  # white space that no other text has followed yet
+        self._has_text = False  # since the last call
 
     def parts(self, text: str, *, last: bool) -> list[str | ToolCallDelta]:
         """Return what ``text`` adds to the answer. ``last`` also releases text that might have become a call."""
         if self._parser is None:
             return [text] if text else []
-        return self._parser.feed(text, last=last)
+        return list(self._without_blanks(self._parser.feed(text, last=last)))
+
+    def _without_blanks(self, parts: Iterable[str | ToolCallDelta]) -> Iterator[str | ToolCallDelta]:
+        for part in parts:
+            if not isinstance(part, str):
+                self._blank, self._has_text = "", False
+                yield part
+                continue
+            self._blank += part
+            self._has_text = self._has_text or not self._blank.isspace()
+            if self._has_text:
+                yield self._blank
+                self._blank = ""
 
     @property
     def calls(self) -> Sequence[ToolCallDelta]:

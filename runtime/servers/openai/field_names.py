@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest
@@ -34,7 +35,11 @@ def chat_field_names(body: Mapping[str, Any]) -> dict[str, str]:
 def with_client_names(error: BadRequest, names: Mapping[str, str]) -> BadRequest:
     """Return ``error`` with its fields renamed by ``names``."""
     text = renamed(str(error), names)
-    return error if text == str(error) else type(error)(text)
+    if text == str(error):
+        return error
+    error = copy(error)
+    error.args = (text,)
+    return error
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:

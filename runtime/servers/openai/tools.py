@@ -22,7 +22,8 @@ from tandemrt.runtime.servers.openai.tool_call_parser import TaggedCallParser
 from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
 
 MAX_TOOLS = 128
-_ANY_OBJECT = {"type": "object", "additionalProperties": True}  # arguments of a function without parameters
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_ABOUT_NAMES = {"$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties"}
 
 
 @dataclass(frozen=True)
@@ -190,12 +191,15 @@ def _structural_tag(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(function: Function) -> dict[str, Any]:
-    parameters = function.parameters or _ANY_OBJECT
+    """Return the JSON schema of the arguments: of ``{}`` alone if there are no parameters or no properties."""
+    parameters = function.parameters or _NO_ARGUMENTS
     if parameters.get("type") != "object":
         raise BadRequest(
             f"tools: the parameters of {quoted(function.name)} must be a schema of type object, received "
             f"{quoted(parameters.get('type'))}"
         )
+    if parameters.get("properties") == {} and not parameters.get("required") and not _ABOUT_NAMES & set(parameters):
+        return {**parameters, "additionalProperties": False}
     return parameters
 
 
