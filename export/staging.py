@@ -9,11 +9,12 @@ import shutil
 import signal
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from tandemrt.engines.bundle.lock import locked
 from tandemrt.engines.bundle.manifest import FILE_NAME, VERSION, Manifest
 from tandemrt.engines.validation.errors import BadBundle, clipped
 
@@ -52,6 +53,34 @@ def check_destination(out: Path, name: str, *, force: bool) -> None:
 
 
 @contextmanager
+def sole_builder(place: Path, begin: Callable[[str], None] | None) -> Iterator[None]:
+    """Wait until no other process is in such a block for ``place``, a folder of the cache, then run the block.
+
+    ``begin`` receives a title if it must wait; the other process has probably built ``place`` then. Raises BadBundle
+    for a cache that cannot be written.
+    """
+    file = place.with_name(f".{place.name}.lock")  # it stays: removing it would race with a process that opens it
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():  # another user's file can be locked, but not touched
+            file.touch()
+    except OSError as error:
+        raise unwritable_cache(error) from error
+    with ExitStack() as stack:
+        if stack.enter_context(locked(file)) is False:
+            if begin is not None:
+                begin(f"Wait for another process that builds {place.name}")
+            stack.enter_context(locked(file, wait=True))
+        yield
+
+
+def unwritable_cache(error: OSError) -> BadBundle:
+    """Return the error for a cache folder that cannot be written."""
+    why = f"{clipped(error.filename)}: {error.strerror}"
+    return BadBundle(f"the cache folder must be writable; {why}. Set TANDEMRT_CACHE to another")
+
+
+@contextmanager
 def staged(out: Path) -> Iterator[Path]:
     """Yield a new folder next to ``out``; it replaces ``out`` at the end, or is removed if anything fails.
 
@@ -71,10 +100,10 @@ def _staged(out: Path) -> Iterator[Path]:
     try:
         if new_parents:
             out.parent.mkdir(parents=True, exist_ok=True)
-        with _hold(out.parent, wait=True):  # no other builder may remove a folder that is not locked yet
+        with locked(out.parent, wait=True):  # no other builder may remove a folder that is not locked yet
             _clear(out)
             building.mkdir()
-            held.enter_context(_hold(building))
+            held.enter_context(locked(building))
     except OSError as error:
         _remove_empty(new_parents)
         rule = f"out must be in a folder that can be written; {clipped(out.parent)}: {error.strerror}"
@@ -174,7 +203,7 @@ def _clear(out: Path) -> None:
     """Remove or restore what killed builds at ``out`` left. Raises BadBundle if one still runs."""
     name = glob.escape(out.name)
     for leftover in out.parent.glob(f".{name}.building-*"):
-        with _hold(leftover) as free:
+        with locked(leftover) as free:
             if free is False:
                 raise BadBundle(
                     f"out must have one builder at a time; another process builds {out}. Wait for it, or choose "
@@ -187,30 +216,6 @@ def _clear(out: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
         else:  # killed between the two renames
             old.rename(out)
-
-
-@contextmanager
-def _hold(folder: Path, *, wait: bool = False) -> Iterator[bool | None]:
-    """Lock a folder against other processes: True if it is locked now, False if another process has it.
-
-    None: the file system has no locks. The kernel releases the lock when this process ends.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield None
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        held: bool | None = True
-    except BlockingIOError:
-        held = False
-    except OSError:
-        held = None
-    try:
-        yield held
-    finally:
-        os.close(descriptor)
 
 
 def _remove_empty(folders: list[Path]) -> None:

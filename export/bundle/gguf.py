@@ -9,10 +9,10 @@ from typing import Any
 
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.user_cache import cache_folder
-from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.split import only_model, parts_of
 from tandemrt.export.quantize.writer import Progress
+from tandemrt.export.staging import sole_builder, staged, unwritable_cache
 
 _FORMAT = 1  # of the written folders; another number writes them again
 
@@ -38,19 +38,22 @@ def gguf_file(checkpoint: Path) -> Path | None:
 
 
 def unpacked_gguf(file: Path, begin: Callable[[str], None] | None, progress: Progress | None) -> Path:
-    """Return the checkpoint folder of a GGUF file; write it unless an earlier build did. Raises BadCheckpoint."""
+    """Return the checkpoint folder of a GGUF file. It is written unless an earlier build or another process does that.
+
+    Raises BadCheckpoint, or BadBundle for a cache that cannot be written.
+    """
     parts = [(str(part.resolve()), part.stat()) for part in parts_of(file)]
     named = json.dumps([_FORMAT, *([path, stat.st_size, stat.st_mtime_ns] for path, stat in parts)])
     folder = cache_folder() / "gguf" / f"{file.stem}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
-    if begin is not None:
-        begin(f"Unpack {file.name}")
-    try:
-        write_gguf_checkpoint(file, folder, progress)
-    except OSError as error:
-        raise BadCheckpoint(
-            f"{file}: it is unpacked into {folder}, which must be writable: {error.strerror}. Set TANDEMRT_CACHE to "
-            "another folder"
-        ) from error
+    with sole_builder(folder, begin):
+        if not folder.is_dir():
+            if begin is not None:
+                begin(f"Unpack {file.name}")
+            try:
+                with staged(folder) as unpacked:
+                    write_gguf_checkpoint(file, unpacked, progress)
+            except OSError as error:
+                raise unwritable_cache(error) from error
     return folder

@@ -12,12 +12,13 @@ from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.model_name import is_recipe, require_model
 from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.engines.user_cache import cache_folder, write_file
-from tandemrt.engines.validation.errors import BadBundle, BadRequest, clipped, quoted
+from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.default_recipe import Machine, default_recipe, recipe_name
 from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions
 from tandemrt.export.read.hub import fetch
+from tandemrt.export.staging import sole_builder, unwritable_cache
 
 Begin = Callable[[str], None]  # receives the title of a step
 
@@ -47,13 +48,15 @@ def find_or_build(
             raise BadRequest(f"{', '.join(options.given())}: a recipe defines these; change {quoted(model)} instead")
         recipe = Recipe.load(locate(model))
         folder = _cache_place(recipe.name, recipe.digest, *map(_identity, recipe.checkpoints().values()))
-        return folder if _is_usable(folder) else _built(recipe, folder, begin, compiling)
+        return _cached(folder, lambda: recipe, begin, compiling)
     source = CheckpointSource.find(model, options, begin=begin, compiling=compiling)
-    if _is_usable(source.folder):
-        return source.folder
-    file = source.write_recipe()
-    on_recipe(file)
-    return _built(Recipe.load(file), source.folder, begin, compiling)
+
+    def written_recipe() -> Recipe:
+        file = source.write_recipe()
+        on_recipe(file)
+        return Recipe.load(file)
+
+    return _cached(source.folder, written_recipe, begin, compiling)
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,7 @@ class CheckpointSource:
         try:
             write_file(file, text.encode())
         except OSError as error:
-            why = f"{clipped(error.filename)}: {error.strerror}"
-            raise BadBundle(f"the cache folder must be writable; {why}. Set TANDEMRT_CACHE to another") from error
+            raise unwritable_cache(error) from error
         return file
 
 
@@ -116,8 +118,14 @@ def _checkpoint_folder(model: str, begin: Begin, compiling: CompileOptions) -> P
     return fetch(model, "bundle", begin=begin, progress=compiling.progress)
 
 
-def _built(recipe: Recipe, folder: Path, begin: Begin, compiling: CompileOptions) -> Path:
-    return build(recipe, folder, force=True, progress=begin, compiling=compiling).folder
+def _cached(folder: Path, recipe: Callable[[], Recipe], begin: Begin, compiling: CompileOptions) -> Path:
+    """Return the bundle at ``folder``; build it unless an earlier run did, or another process does meanwhile."""
+    if _is_usable(folder):
+        return folder
+    with sole_builder(folder, begin):
+        if not _is_usable(folder):
+            build(recipe(), folder, force=True, progress=begin, compiling=compiling)
+    return folder
 
 
 def _cache_place(name: str, *parts: str) -> Path:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.lock import locked
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.parameters.sampling import SamplingParams
@@ -341,15 +343,14 @@ def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, EngineLoo
 
 
 def _open_loop(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
-    """Open the engines; while the loop exists, they run with the weights as they are now."""
-    weights = MappedWeights(bundle)
-    try:
+    """Open the engines; while the loop exists, they run with the weights as they are now, and the bundle is in use."""
+    with ExitStack() as stack:
+        stack.enter_context(locked(bundle.folder, shared=True, wait=True))  # `models rm` removes no locked bundle
+        weights = MappedWeights(bundle)
+        stack.callback(weights.close)
         loop = assemble(bundle, options)
         weights.watch()
-    except BaseException:
-        weights.close()
-        raise
-    weakref.finalize(loop, weights.close).atexit = False
+        weakref.finalize(loop, stack.pop_all().close).atexit = False
     return loop
 
 

@@ -92,8 +92,8 @@ def test_a_file_that_was_truncated_after_its_check_is_refused(copy: Path) -> Non
 def test_an_llm_that_is_closed_or_collected_holds_no_file(copy: Path, closed: bool) -> None:
     llm = LLM(copy, device="cpu", threads=1)
     names = sorted(path.name for path in open_files(copy))
-    # For the leases of target and draft; a mapping of tiles has a descriptor too.
-    assert names == ["model.safetensors"] * 2 + ["tiles.safetensors"] * 4
+    # The folder's lock; the leases of target and draft; a mapping of tiles has a descriptor too.
+    assert names == ["bundle"] + ["model.safetensors"] * 2 + ["tiles.safetensors"] * 4
     if closed:
         llm.close()
     del llm

@@ -1,6 +1,9 @@
 """A checkpoint without a recipe: its default recipe, and the bundle that is built once and found again."""
 
+import subprocess
+import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,22 @@ from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRequest
 from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, Machine, default_recipe, recipe_name
+from tests.engine.gguf_files import write_gguf
 from tests.makers import tiny_checkpoint, write_recipe
 
 GB = 10**9
+# Builds a model and prints the title of every step, then the folder. Its own steps wait for a file.
+BUILDER = """
+import sys, time
+from pathlib import Path
+from tandemrt.engines.options.build_options import NO_CHOICES
+from tandemrt.export.bundle.on_demand import find_or_build
+def begin(title):
+    print(title, flush=True)
+    while not title.startswith("Wait") and not Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+print(find_or_build(sys.argv[1], NO_CHOICES, begin=begin, on_recipe=lambda file: None))
+"""
 PARAMS = SamplingParams(max_tokens=8, seed=1)
 
 
@@ -69,6 +85,62 @@ def test_a_changed_checkpoint_or_another_choice_is_built_anew(tmp_path: Path, ca
     tiny_checkpoint(folder, layers=1, seed=1)
     LLM(folder, dtype="float32", threads=1).close()
     assert len(built(cache)) == 4
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Iterator[Callable[[Path], "subprocess.Popen[str]"]]:
+    """Start a process that builds a model. It goes on after its first step when ``tmp_path / "go"`` exists."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(model: Path) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", BUILDER, str(model), str(tmp_path / "go")]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "recipe", "GGUF file"])
+def test_a_second_process_waits_for_the_build_of_the_first_and_uses_it(
+    checkpoint: Path, cache: Path, tmp_path: Path, builder, kind: str
+) -> None:
+    model = checkpoint
+    if kind == "recipe":
+        model = write_recipe(tmp_path / "mine.toml", target=checkpoint)
+    elif kind == "GGUF file":
+        write_gguf(checkpoint, model := tmp_path / "mine.gguf", "qwen3")
+    first = builder(model)
+    assert first.stdout.readline().startswith("Unpack" if kind == "GGUF file" else "Read the checkpoints")
+    second = builder(model)
+    assert second.stdout.readline().startswith("Wait for another process that builds ")
+    (tmp_path / "go").touch()
+    (*steps, folder), (*other_steps, same) = (process.communicate()[0].splitlines() for process in (first, second))
+    assert (first.returncode, second.returncode) == (0, 0)
+    # Either process may be the first to build the bundle of a GGUF file that the first process has unpacked.
+    assert sorted(title for title in steps + other_steps if title.startswith(("Unpack", "Take"))) == [
+        "Take the digest of every file"
+    ]
+    assert folder == same
+    assert built(cache) == [Path(folder).name]
+
+
+def test_a_process_builds_when_the_one_that_it_waits_for_is_killed(
+    checkpoint: Path, cache: Path, tmp_path: Path, builder
+) -> None:
+    first = builder(checkpoint)
+    first.stdout.readline()
+    second = builder(checkpoint)
+    assert second.stdout.readline().startswith("Wait for another process")
+    first.kill()
+    (tmp_path / "go").touch()
+    assert "Read the checkpoints" in second.communicate()[0]
+    assert second.returncode == 0
+    assert len(built(cache)) == 1
 
 
 def test_a_recipe_is_built_into_the_cache(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
@@ -132,14 +204,20 @@ def test_reasoning_is_taken_from_the_chat_template(checkpoint: Path, tmp_path: P
 
 
 def test_other_folders_and_names_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(BadBundle, match=r"OWNER/NAME on the Hugging Face hub; got 'nowhere'"):
+    with pytest.raises(
+        BadBundle, match=r"OWNER/NAME on the Hugging Face hub; got 'nowhere'\. Included recipes: demo, "
+    ):
         LLM("nowhere")
+    for missing in (tmp_path / "nowhere", "./nowhere", "nowhere.gguf", "nowhere.toml", "a/b/c"):
+        with pytest.raises(BadBundle, match=r"nowhere.*' does not exist\. Correct the path|a/b/c' does not exist"):
+            LLM(missing)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadBundle, match=r"OWNER/NAME"):
+    (tmp_path / "empty" / "notes.txt").touch()
+    with pytest.raises(BadBundle, match=r"a checkpoint's folder has config\.json; '.*empty' has neither"):
         LLM(tmp_path / "empty")
     (tmp_path / "damaged/tokenizer").mkdir(parents=True)
     (tmp_path / "damaged/verify.onnx").write_bytes(b"x")
-    with pytest.raises(BadBundle, match=r"bundle must be a folder with bundle\.json"):
+    with pytest.raises(BadBundle, match=r"folder has bundle\.json, .* has neither"):
         LLM(tmp_path / "damaged")
     (tmp_path / "pickled").mkdir()
     (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"x")

@@ -1,8 +1,6 @@
 """Write a GGUF file as a checkpoint folder: config.json, model.safetensors and the tokenizer."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,23 +23,18 @@ _UNCHANGED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types t
 
 
 def write_gguf_checkpoint(file: Path, folder: Path, progress: Progress | None = None) -> None:
-    """Write ``file`` to ``folder``, which must not exist. It appears when it is complete.
+    """Write ``file`` as a checkpoint into ``folder``, which is created unless it exists.
 
     Weights in Q4_0 and Q8_0 stay in 4 and 8 bits with equal values, in the format of compressed-tensors. Weights in
     other quantized types, and quantized embeddings and heads, become the float32 values that the type defines. Raises
     BadCheckpoint for files that are damaged or of another family, and BackendUnavailable without the package gguf or
     transformers.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        config, entries = read_gguf(file)
-        write_safetensors(scratch / "model.safetensors", entries, progress=progress)
-        (scratch / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        _write_tokenizer(parts_of(file)[0], scratch)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    config, entries = read_gguf(file)
+    write_safetensors(folder / "model.safetensors", entries, progress=progress)
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    _write_tokenizer(parts_of(file)[0], folder)
 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
