@@ -47,6 +47,8 @@ class Bundle:
             folder = folder.resolve()
             if folder.is_dir():
                 return cls(folder, Manifest.read(folder))
+            if not folder.exists():
+                raise BadBundle(f"bundle: {quoted(str(path))} does not exist. Correct the path, or build it: {_BUILD}")
         raise BadBundle(f"bundle must be a folder with {FILE_NAME}; got {quoted(str(path))}. Build one with: {_BUILD}")
 
     def problems(self, *, verify: bool = False) -> list[str]:

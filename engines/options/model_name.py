@@ -26,20 +26,25 @@ def require_model(model: str) -> None:
 
     A checkpoint is a folder, or a GGUF file.
     """
-    with suppress(OSError, RuntimeError, ValueError):
-        folder = Path(model)
-        is_checkpoint = folder.is_dir() and any(any(folder.glob(pattern)) for pattern in CHECKPOINT_FILES)
-        if (
-            is_recipe(model)
-            or is_checkpoint
-            or (folder.is_file() and _is_gguf(folder))
-            or (not folder.exists() and HUB_NAME.fullmatch(model))
-        ):
+    names = [file.stem for file in sorted(INCLUDED.glob("*.toml"), key=lambda file: file.stem)]
+    with suppress(OSError, RuntimeError, ValueError):  # too long, a cycle of links, a zero byte
+        path = Path(model)
+        if is_recipe(model) or (path.is_file() and _is_gguf(path)):
             return
-    hint = nearest(model, [file.stem for file in INCLUDED.glob("*.toml")])
+        if path.is_dir():
+            if any(any(path.glob(pattern)) for pattern in CHECKPOINT_FILES):
+                return
+            raise BadBundle(
+                f"model: a bundle's folder has {FILE_NAME}, a checkpoint's folder has config.json; {quoted(model)} has "
+                "neither. Name another folder"
+            )
+        if HUB_NAME.fullmatch(model):
+            return
+    if "/" in model or Path(model).suffix in (".gguf", ".toml"):
+        raise BadBundle(f"model: {quoted(model)} does not exist. Correct the path{nearest(model, names)}")
     raise BadBundle(
-        f"bundle must be a folder with {FILE_NAME}, a recipe, a checkpoint's folder, a GGUF file, or OWNER/NAME on the "
-        f"Hugging Face hub; got {quoted(model)}{hint}"
+        f"model: must be a path, the name of an included recipe, or OWNER/NAME on the Hugging Face hub; got "
+        f"{quoted(model)}{nearest(model, names)}. Included recipes: {', '.join(names)}"
     )
 
 

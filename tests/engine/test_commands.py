@@ -173,10 +173,10 @@ def test_inspect_speaks_json(run) -> None:
     [
         (
             ("export", "build", "dmo"),
-            "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's folder, a GGUF file, or "
-            "OWNER/NAME on the Hugging Face hub; got 'dmo'",
+            "BadBundle: model: must be a path, the name of an included recipe, or OWNER/NAME on the Hugging Face hub; "
+            "got 'dmo' (did you mean 'demo'?). Included recipes: demo, demo-cuda, ",
         ),
-        (("export", "inspect", "nowhere"), "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'."),
+        (("export", "inspect", "nowhere"), "BadBundle: bundle: 'nowhere' does not exist. Correct the path"),
         (("export", "build", "tiny.toml", "--out", "target"), "BadBundle: out must be free or hold a bundle;"),
     ],
 )

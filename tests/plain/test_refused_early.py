@@ -26,11 +26,14 @@ finally:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nowhere", "hello"], "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's"),
-        (["run", "dem", "hello"], "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's"),
+        (["run", "./nowhere", "hello"], "BadBundle: model: './nowhere' does not exist. Correct the path"),
+        (["run", "dem", "hello"], "BadBundle: model: must be a path, the name of an included recipe, or OWNER/NAME on"),
         (["run", "sample", "hello", "--dtype", "int4"], "BadRequest: dtype: 'sample' is built already"),
-        (["bench", "nowhere"], "BadBundle: bundle must be a folder with bundle.json, a recipe, a checkpoint's"),
-        (["check", "nowhere"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
+        (
+            ["bench", "."],
+            "BadBundle: model: a bundle's folder has bundle.json, a checkpoint's folder has config.json; '.'",
+        ),
+        (["check", "nowhere"], "BadBundle: bundle: 'nowhere' does not exist. Correct the path, or build it: tandemrt"),
         (["run", "sample", "hello", "--threads", "0"], "BadRequest: threads: must be at least 1, received 0"),
         (
             ["run", "sample", "hello", "--num-draft-tokens", "1:4,9:x"],
