@@ -3,17 +3,28 @@
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
+from tandemrt.engines.options.config_file import read_config
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, draft_tokens_from_text
 
 Command = Callable[..., None]
 
-OPTIONS, SPECULATION, MEMORY, LIMITS, ADVANCED = "Options", "Speculation", "Memory", "Limits", "Advanced"
-SERVER, BUILDING = "Server", "Building a checkpoint"  # of options of the commands
-# Panels of --help for the options of RuntimeOptions; every other one is ADVANCED.
+# Panels of --help, common ones first; SERVER and BUILDING have options of the commands.
+ORDER = (
+    (OPTIONS := "Options"),
+    (SERVER := "Server"),
+    (BUILDING := "Building a checkpoint"),
+    (SPECULATION := "Speculation"),
+    (MEMORY := "Memory"),
+    (LIMITS := "Limits"),
+    (ADVANCED := "Advanced"),
+)
+# Panels of the options of RuntimeOptions; every other one is ADVANCED.
 PANELS = {
     **dict.fromkeys(("device", "threads"), OPTIONS),
     **dict.fromkeys(("num_draft_tokens", "adaptive_draft_tokens", "draft_masks"), SPECULATION),
@@ -28,8 +39,23 @@ PANELS = {
 }
 
 
+class CommandWithSections(TyperCommand):
+    """A command whose ``--help`` has a section for each panel, in lines that fit into 80 columns."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            panel = "Arguments" if parameter.param_type_name == "argument" else parameter.rich_help_panel or OPTIONS
+            if (row := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(panel, []).append(row)
+        for panel in ("Arguments", *ORDER):
+            if panel in sections:
+                with formatter.section(panel):
+                    formatter.write_dl(sections[panel])
+
+
 def takes_options(*, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Add an option for each field of RuntimeOptions except ``leave_out`` to a command.
+    """Add ``--config`` to a command, and an option for each field of RuntimeOptions except ``leave_out``.
 
     The command receives the given values as ``options``. An invalid value raises BadRequest before the command runs.
     """
@@ -37,13 +63,14 @@ def takes_options(*, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Com
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def run(**values: Any) -> None:
+        def run(config: Path | None = None, **values: Any) -> None:
+            del config  # its callback has read it
             given = {name: value for name in names if (value := values.pop(name)) is not None}
             if "num_draft_tokens" in given:
                 given["num_draft_tokens"] = draft_tokens_from_text(given["num_draft_tokens"])
             command(**values, options=RuntimeOptions(**given))
 
-        derived = [_parameter(name) for name in sorted(names, key=_panel_place)]
+        derived = [_CONFIG, *(_parameter(name) for name in names)]
         own = [parameter for name, parameter in signature(command).parameters.items() if name != "options"]
         run.__signature__ = signature(command).replace(parameters=[*own, *derived])  # type: ignore[attr-defined]
         hints = {name: hint for name, hint in get_type_hints(command, include_extras=True).items() if name != "options"}
@@ -62,11 +89,6 @@ def help_of(name: str) -> str:
     )
 
 
-def _panel_place(name: str) -> int:
-    """Return the place of an option's panel; --help prints panels in the order of their first options."""
-    return (OPTIONS, SPECULATION, MEMORY, LIMITS, ADVANCED).index(PANELS.get(name, ADVANCED))
-
-
 def _parameter(name: str) -> Parameter:
     kinds = get_args(get_type_hints(OpeningOptions)[name]) or (get_type_hints(OpeningOptions)[name],)
     kind: Any = next(kind for kind in (bool, float, int, str) if kind in kinds)
@@ -75,3 +97,18 @@ def _parameter(name: str) -> Parameter:
     if name == "num_draft_tokens":
         kind, option = str, typer.Option(help=help_of(name), metavar="NUMBER|TABLE", rich_help_panel=panel)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+
+
+_CONFIG = Parameter(
+    "config",
+    Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with these options, such as num_draft_tokens = 2; the command line wins.",
+            callback=read_config,
+            is_eager=True,
+        ),
+    ],
+)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tandemrt.engines.options.command_options import takes_options
+from tandemrt.engines.options.command_options import CommandWithSections, takes_options
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
@@ -179,7 +179,7 @@ def quantize(
     print_published(report)
 
 
-@export.command()
+@export.command(cls=CommandWithSections)
 @takes_options(leave_out=("device",))  # --device may name several GPUs here
 def triton(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],

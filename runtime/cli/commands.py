@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
-from tandemrt.engines.options.command_options import takes_options
+from tandemrt.engines.options.command_options import CommandWithSections, takes_options
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.engines.text.tokenizer import read_tokenizer
@@ -53,12 +53,8 @@ console = Console()
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command()(run)
-    app.command()(chat)
-    app.command()(bench)
-    app.command()(calibrate)
-    app.command()(check)
-    app.command()(serve)
+    for command in (run, chat, serve, bench, calibrate, check):
+        app.command(cls=CommandWithSections)(command)
     app.command()(doctor)
 
 

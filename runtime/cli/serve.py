@@ -31,18 +31,10 @@ def serve(
             metavar="MODEL...",
         ),
     ],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0: all interfaces.", rich_help_panel=SERVER)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
-    ] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     api_key: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Key that clients must send. Default: that of {KEY_VARIABLE}, else no key.",
-            rich_help_panel=SERVER,
-        ),
+        str | None, typer.Option(help=f"Key that clients must send. Default: that of {KEY_VARIABLE}, else no key.")
     ] = None,
     metrics_without_key: Annotated[
         bool, typer.Option(help="Serve /metrics to clients without the key.", rich_help_panel=SERVER)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tandemrt import __version__
+from tandemrt.engines.options.vllm_names import own_name
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.export.cli import commands as export
 from tandemrt.runtime.cli import commands as runtime
@@ -15,9 +16,9 @@ from tandemrt.runtime.cli import commands as runtime
 app = typer.Typer(
     help="Compile a draft and a target language model into engines and run them in tandem.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # rich's tables leave 20 of 80 columns for the text
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": own_name},
 )
 export.register(app)
 runtime.register(app)

@@ -9,7 +9,16 @@ from typer.testing import CliRunner
 
 from tandemrt import __version__
 from tandemrt.cli import app
-from tandemrt.engines.options.command_options import ADVANCED, BUILDING, LIMITS, MEMORY, PANELS, SERVER, SPECULATION
+from tandemrt.engines.options.command_options import (
+    ADVANCED,
+    BUILDING,
+    LIMITS,
+    MEMORY,
+    ORDER,
+    PANELS,
+    SERVER,
+    SPECULATION,
+)
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.cli.arguments import read_prompts
@@ -36,9 +45,21 @@ def test_the_options_of_a_command_are_grouped(command: str) -> None:
 
 def test_the_options_of_a_server_are_grouped() -> None:
     found = panels("serve")
-    named = ["host", "port", "api_key", "metrics_without_key", "dashboard_texts", "grace", "log_level"]
-    assert found[SERVER] == [*named, "otlp_traces_endpoint"]
+    assert {"metrics_without_key", "grace", "log_level"} <= set(found[SERVER])
     assert {"max_body", "max_connections", "queue_limit"} <= set(found[LIMITS])
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "bench", "calibrate", "check"])
+def test_the_help_has_common_options_first_and_fits_into_80_columns(command: str, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, [command, "--help"]).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    sections = [line.rstrip(":") for line in lines if line[:1].isalpha() and line.endswith(":")]
+    assert sections == [panel for panel in ("Arguments", *ORDER) if panel in sections]
+    assert {"Arguments", "Options"} <= set(sections)
+    options: Any = typer.main.get_command(app)
+    names = [name for parameter in options.commands[command].params for name in parameter.opts if name[:2] == "--"]
+    assert [name for name in names if not any(line.lstrip().startswith(name) for line in lines)] == []
 
 
 def test_panels_hold_options_that_exist() -> None:
