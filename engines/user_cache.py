@@ -8,6 +8,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+BUNDLES, CHECKPOINTS = "bundles", "gguf"  # folders of the cache, for models that were built and GGUF files
+
 
 def cache_folder() -> Path:
     """Return ``TANDEMRT_CACHE`` if it is set, else ``tandemrt`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from tandemrt.engines.bundle.lock import locked
+from tandemrt.engines.bundle.lock import builder_lock, locked
 from tandemrt.engines.bundle.manifest import FILE_NAME, VERSION, Manifest
 from tandemrt.engines.validation.errors import BadBundle, clipped
 
@@ -59,7 +59,7 @@ def sole_builder(place: Path, begin: Callable[[str], None] | None) -> Iterator[N
     ``begin`` receives a title if it must wait; the other process has probably built ``place`` then. Raises BadBundle
     for a cache that cannot be written.
     """
-    file = place.with_name(f".{place.name}.lock")  # it stays: removing it would race with a process that opens it
+    file = builder_lock(place)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():  # another user's file can be locked, but not touched

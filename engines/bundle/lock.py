@@ -32,3 +32,8 @@ def locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[
         if holds:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicit, because a forked child has the descriptor as well
         os.close(descriptor)
+
+
+def builder_lock(place: Path) -> Path:
+    """Return the file that a process locks while it builds ``place``. The file stays, so that no lock is lost."""
+    return place.with_name(f".{place.name}.lock")

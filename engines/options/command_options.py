@@ -45,7 +45,8 @@ class CommandWithSections(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            panel = "Arguments" if parameter.param_type_name == "argument" else parameter.rich_help_panel or OPTIONS
+            panel = getattr(parameter, "rich_help_panel", None) or OPTIONS
+            panel = "Arguments" if parameter.param_type_name == "argument" else panel
             if (row := parameter.get_help_record(ctx)) is not None:
                 sections.setdefault(panel, []).append(row)
         for panel in ("Arguments", *ORDER):

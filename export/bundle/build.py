@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from tandemrt.engines.bundle.bundle import TOKENIZER
 from tandemrt.engines.bundle.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.bundle.draft import DraftEntry, NgramEntry, NoEntry
+from tandemrt.engines.bundle.lock import locked
 from tandemrt.engines.bundle.manifest import (
     FILE_NAME,
     TARGET_IDS,
@@ -114,7 +115,9 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         splits = [f"target: {note}" for note in vocabulary.notes(models[0].source.config)]
         stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
         delimiters = vocabulary.delimiters(recipe.reasoning, stop_ids) if recipe.reasoning else None
-    with staged(out) as folder:
+    with staged(out) as folder, ExitStack() as reading:
+        for checkpoint in recipe.checkpoints().values():
+            reading.enter_context(locked(checkpoint, shared=True))  # `models rm` removes no locked folder
         check_destination(out, recipe.name, force=force)  # another build may have finished since the first check
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)

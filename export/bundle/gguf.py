@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.user_cache import cache_folder
+from tandemrt.engines.user_cache import CHECKPOINTS, cache_folder
 from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.split import only_model, parts_of
 from tandemrt.export.quantize.writer import Progress
@@ -44,7 +44,7 @@ def unpacked_gguf(file: Path, begin: Callable[[str], None] | None, progress: Pro
     """
     parts = [(str(part.resolve()), part.stat()) for part in parts_of(file)]
     named = json.dumps([_FORMAT, *([path, stat.st_size, stat.st_mtime_ns] for path, stat in parts)])
-    folder = cache_folder() / "gguf" / f"{file.stem}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
+    folder = cache_folder() / CHECKPOINTS / f"{file.stem}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     with sole_builder(folder, begin):

@@ -11,7 +11,7 @@ from tandemrt.engines.bundle.manifest import VERSION
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.model_name import is_recipe, require_model
 from tandemrt.engines.recipe.recipe import Recipe, locate
-from tandemrt.engines.user_cache import cache_folder, write_file
+from tandemrt.engines.user_cache import BUNDLES, cache_folder, write_file
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.default_recipe import Machine, default_recipe, recipe_name
@@ -130,7 +130,7 @@ def _cached(folder: Path, recipe: Callable[[], Recipe], begin: Begin, compiling:
 
 def _cache_place(name: str, *parts: str) -> Path:
     digest = hashlib.sha256(json.dumps([VERSION, *parts]).encode()).hexdigest()
-    return cache_folder() / "bundles" / f"{name}-{digest[:12]}"
+    return cache_folder() / BUNDLES / f"{name}-{digest[:12]}"
 
 
 def _identity(checkpoint: Path) -> str:

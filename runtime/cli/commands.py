@@ -1,4 +1,4 @@
-"""The commands that use a bundle: run, chat, bench, calibrate, check, serve, doctor."""
+"""The commands that use a bundle: run, chat, bench, calibrate, check, serve, models, doctor."""
 
 import json
 from pathlib import Path
@@ -32,6 +32,7 @@ from tandemrt.runtime.cli.arguments import (
 from tandemrt.runtime.cli.calibrate import calibrate
 from tandemrt.runtime.cli.chat import chat
 from tandemrt.runtime.cli.check import check
+from tandemrt.runtime.cli.models import models
 from tandemrt.runtime.cli.run import run
 from tandemrt.runtime.cli.serve import serve
 from tandemrt.runtime.llm.on_demand import bundle_folder
@@ -55,6 +56,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     for command in (run, chat, serve, bench, calibrate, check):
         app.command(cls=CommandWithSections)(command)
+    app.add_typer(models, name="models")
     app.command()(doctor)
 
 

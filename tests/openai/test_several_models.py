@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandemrt import LLM
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.runtime.metrics.names import counters, histograms
 from tandemrt.runtime.servers.openai import server
 from tandemrt.runtime.servers.openai.config import ServerConfig
@@ -28,6 +29,17 @@ def both(demo_bundle: Path, tiny_bundle: Path) -> Iterator[Served]:
     models = {"demo": demo_bundle, "tiny": tiny_bundle}
     with serving(models, ServerConfig(port=0, max_body=MAX_BODY), RuntimeOptions(threads=1)) as running:
         yield running
+
+
+def test_the_log_says_which_model_is_about_to_open(
+    demo_bundle: Path, tiny_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tandemrt")
+    folders = {"tiny": tiny_bundle, "demo": demo_bundle.with_name("missing")}
+    with pytest.raises(BadBundle, match="missing"), server.open_models(folders, RuntimeOptions(threads=1)):
+        pass
+    lines = [line for line in caplog.messages if line.startswith("opening")]
+    assert lines == [f"opening {name}: {folder}" for name, folder in folders.items()]
 
 
 def test_only_a_server_of_one_bundle_warms_up_later(

@@ -69,10 +69,10 @@ def open_models(folders: Mapping[str, Path], options: RuntimeOptions, trace: Pat
     """
     later = len(folders) == 1  # no bundle may open while another one captures graphs
     with ExitStack() as stack:
-        llms = {
-            name: stack.enter_context(LLM(folder, trace=trace, warm_up_later=later, **options.given()))
-            for name, folder in folders.items()
-        }
+        llms: dict[str, LLM] = {}
+        for name, folder in folders.items():
+            log.info("opening %s: %s", name, folder)
+            llms[name] = stack.enter_context(LLM(folder, trace=trace, warm_up_later=later, **options.given()))
         for llm in llms.values():
             warm_up(llm)
             if llm.recorder is not None:
