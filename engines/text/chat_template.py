@@ -61,10 +61,9 @@ class ChatTemplate:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names that the template reads and does not set."""
-        from jinja2 import meta
+        from tandemrt.engines.text.template_sandbox import undeclared_names  # imports jinja2, which only chats need
 
-        environment = _compiled(self.source).environment
-        return frozenset(meta.find_undeclared_variables(environment.parse(self.source))) - set(environment.globals)
+        return undeclared_names(self.source)
 
     @cached_property
     def _metered(self) -> "MeteredTemplate | None":

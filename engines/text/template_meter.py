@@ -22,6 +22,7 @@ from jinja2.visitor import NodeTransformer
 
 from tandemrt.engines.text import template_budget as budgets
 from tandemrt.engines.text.template_budget import BUDGET, SHORT, STEP, is_word, size, spend
+from tandemrt.engines.text.template_sandbox import Sandbox
 from tandemrt.engines.validation.errors import NotQuick
 
 _NODE = 8  # cost of each node of a body, in every pass
@@ -54,7 +55,7 @@ class MeteredTemplate:
         return self._template.render(values)
 
 
-class _Metered(ImmutableSandboxedEnvironment):
+class _Metered(Sandbox):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def call(__self, __context: Context, __callee: Any, *args: Any, **named: Any) -> Any:  # noqa: N805

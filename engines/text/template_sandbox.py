@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -47,9 +48,38 @@ class _Dict:
         return dict.fromkeys(*args)
 
 
+class _NoConstants(CodeGenerator):
+    """Computes no expression while it compiles: a constant one may take gigabytes, also where it is never rendered."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.optimizer = None
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_EvalContextModifier(self, node: nodes.EvalContextModifier, frame: Frame) -> None:  # noqa: N802
+        for keyword in node.options:
+            self.writeline(f"context.eval_ctx.{keyword.key} = ")
+            self.visit(keyword.value, frame)
+            frame.eval_ctx.volatile = True
+
+
+class _Names(_NoConstants, meta.TrackingCodeGenerator):
+    """Finds the names that a template reads."""
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates compile in time and memory proportional to their text."""
+
+    code_generator_class = _NoConstants
+
+
 def environment() -> jinja2.Environment:
     """Return a sandbox with the filters and names that templates on the hub use."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _tojson
     made.globals |= {
         "raise_exception": _raise,
@@ -58,6 +88,14 @@ def environment() -> jinja2.Environment:
         "namespace": _Namespace,
     }
     return made
+
+
+def undeclared_names(source: str) -> frozenset[str]:
+    """Return the names that a template reads and does not set, without those of the sandbox."""
+    sandbox = environment()
+    names = _Names(sandbox)
+    names.visit(sandbox.parse(source))
+    return frozenset(names.undeclared_identifiers) - set(sandbox.globals)
 
 
 def _tojson(

@@ -109,3 +109,28 @@ def test_a_long_chat_renders_in_process() -> None:
 
 def test_a_template_that_compiles_slowly_runs_in_a_worker_process() -> None:
     assert ChatTemplate("{{ 1 }}" * 20_000, {}).render_quickly({}) is None
+
+
+HUGE = "('a' * 10**5) | center(3 * 10**8)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{% if false %}}{{{{ {huge} }}}}{{% endif %}}",
+        "{{% if false %}}{{% set x = {huge} %}}{{% endif %}}",
+        "{{% if false %}}{{% for x in {huge} %}}{{{{ x }}}}{{% endfor %}}{{% endif %}}",
+        "{{% if false %}}{{% autoescape {huge} %}}a{{% endautoescape %}}{{% endif %}}",
+        "{{% macro m(x={huge}) %}}{{% endmacro %}}",
+        "{{% if false %}}{{{{ (({huge}) | length) ~ x }}}}{{% endif %}}",
+    ],
+)
+def test_reading_a_template_computes_none_of_its_expressions(source: str) -> None:
+    """A constant that is computed when the template compiles takes 300 MB here, and any amount elsewhere."""
+    resource = pytest.importorskip("resource")
+    template = ChatTemplate(source.format(huge=HUGE) + "{{ messages[0].content }}{{ mine }}", {})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert template.variables >= {"messages", "mine"}
+    assert template.render_quickly(template.values(CHAT)) in (None, "hello")
+    assert template.render(template.values(CHAT)) == "hello"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
