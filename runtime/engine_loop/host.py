@@ -320,3 +320,10 @@ class Committer:
     def _count_end(self, request: Request) -> None:
         reason = request.finish_reason or ""
         self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + 1
+        if request.output is None or request.ended is None:
+            return
+        self._metrics.output_tokens.observe(len(request.output.token_ids))
+        self._metrics.request_seconds.observe(request.ended - request.submitted)
+        if request.joined is not None and request.first_token_time is not None:
+            self._metrics.prefill_seconds.observe(request.first_token_time - request.joined)
+            self._metrics.decode_seconds.observe(request.ended - request.first_token_time)

@@ -194,6 +194,7 @@ class EngineLoop:
                 if not running.preemptions:
                     running.request.joined = time.monotonic()
                     self.metrics.queue_seconds.observe(running.request.joined - running.request.submitted)
+                    self.metrics.prompt_tokens.observe(len(running.request.prompt))
             if failed is not None:
                 waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)

@@ -28,7 +28,8 @@ _SHORT_SECONDS = (
     0.25,
     1.0,
 )
-_TOKENS = tuple(range(17))  # a draft window has at most 16 tokens
+_DRAFTS = tuple(range(17))  # a draft window has at most 16 tokens
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
 @dataclass
@@ -60,10 +61,15 @@ class Metrics:
     device_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(DEVICE_PHASES, 0.0))
     queue_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from submission to a slot
     time_to_first_token_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from submission
+    prefill_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from a slot to the first token
+    decode_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from the first token to the end
+    request_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # from submission to the end
+    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))  # of each request that got a slot
+    output_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))  # of each request that ended
     inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))  # one value per token
     # To fill the mask rows of one request, per round.
     fill_seconds: Histogram = field(default_factory=lambda: Histogram(_SHORT_SECONDS))
-    accepted_per_step: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
+    accepted_per_step: Histogram = field(default_factory=lambda: Histogram(_DRAFTS))
 
     def __post_init__(self) -> None:
         self.listener: Callable[[str, float, float], None] | None = None

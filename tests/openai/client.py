@@ -60,7 +60,9 @@ class Served:
         _, text, _ = self.ask("/metrics", **more)
         return {
             sample.name
-            + "".join(f" {value}" for label, value in sample.labels.items() if label != "model"): sample.value
+            + "".join(
+                f" {value}" for label, value in sample.labels.items() if label not in ("model", "model_name")
+            ): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }

@@ -45,6 +45,13 @@ def test_sources_change_no_token_and_are_sent_only_when_asked_for(served: Served
     assert sources(plain) == []
 
 
+def test_reasoning_that_is_left_out_has_no_sources(served: Served) -> None:
+    body = asking(EXAMPLES[0], seed=3, include_reasoning=False)
+    choices = streamed(served, "/v1/chat/completions", body, include_token_sources=True)
+    written = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert "".join(token["text"] for token in sources(choices)) == written != ""
+
+
 def test_every_choice_of_every_prompt_has_its_own_sources(served: Served) -> None:
     body = endless(prompt=["Please send", "Two boxes"], n=2, max_tokens=12, return_token_ids=True)
     choices = streamed(served, "/v1/completions", body, include_token_sources=True)

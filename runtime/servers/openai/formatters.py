@@ -69,7 +69,7 @@ class CompletionFormatter:
 
     def _chunks(self, delta: OutputDelta, prompt_tokens: int) -> list[dict[str, Any]]:
         if not self._include_reasoning:
-            delta = replace(delta, reasoning="")
+            delta = replace(delta, reasoning="", sources=[each for each in delta.sources if each["role"] == "answer"])
         self._tokens += len(delta.token_ids)
         if delta.output is not None:
             self._outputs[delta.index] = delta.output

@@ -1,0 +1,57 @@
+"""The metrics that vLLM's Grafana dashboard reads: all are there, and they are those of the runtime."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.openai.client import EXAMPLES, Served, asking
+
+BOARD = [
+    line
+    for line in (Path(__file__).parent / "data" / "vllm_dashboard.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
+
+
+@pytest.fixture(scope="module")
+def samples(served: Served) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Labels and value of every series at /metrics by name, after a few requests."""
+    for example in EXAMPLES[:2]:
+        assert served.ask("/v1/chat/completions", asking(example, seed=1))[0] == 200
+    assert served.ask("/v1/completions", {"prompt": "Please", "max_tokens": 3, "n": 2, "ignore_eos": True})[0] == 200
+    by_name: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(served.ask("/metrics")[1]):
+        for sample in family.samples:
+            by_name.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return by_name
+
+
+@pytest.mark.parametrize("name", BOARD)
+def test_every_series_of_the_board_has_a_value(
+    name: str, samples: dict[str, list[tuple[dict[str, str], float]]]
+) -> None:
+    assert {labels["model_name"] for labels, _ in samples[name]} == {"demo"}
+    if name.startswith("vllm:num_requests") or name == "vllm:kv_cache_usage_perc":
+        assert [value for _, value in samples[name]] == [0]  # no request runs
+    else:
+        assert sum(value for _, value in samples[name]) > 0
+
+
+def test_requests_count_once_by_reason_and_length(
+    served: Served, samples: dict[str, list[tuple[dict[str, str], float]]]
+) -> None:
+    def total(name: str) -> float:
+        return sum(value for _, value in samples[name])
+
+    by_reason = {labels["finished_reason"]: value for labels, value in samples["vllm:request_success_total"]}
+    assert by_reason == {labels["reason"]: value for labels, value in samples["tandemrt_finished_total"]}
+    finished = sum(by_reason.values())
+    for name in ("e2e_request_latency_seconds", "request_generation_tokens", "request_max_num_generation_tokens"):
+        assert total(f"vllm:{name}_count") == finished
+    assert total("vllm:request_generation_tokens_sum") == total("vllm:generation_tokens_total")
+    assert total("vllm:request_prompt_tokens_sum") == total("vllm:prompt_tokens_total")
+    times = [total(f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
+    assert sum(times) == pytest.approx(total("vllm:e2e_request_latency_seconds_sum"), rel=1e-6)
+    first = total("vllm:time_to_first_token_seconds_sum")
+    assert times[0] + times[1] == pytest.approx(first, rel=1e-6)
