@@ -1,5 +1,6 @@
 """A model family: the properties that its name implies, and readers of its config fields."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -217,7 +218,9 @@ class Family:
     ``unused_fields``: fields that never change the graph. ``activations``: the accepted values of ``activation_field``.
     ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a gate. ``longest``: the longest text that
     the graph reads as the model does. ``layer_norm``, ``sinks``, ``gated_attention``, ``mlp_layers``,
-    ``recurrent_norms``: see ModelSpec. ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
+    ``recurrent_norms``: see ModelSpec. ``tensor_names``: see export/read/families/tensor_names.py.
+    ``one_part_per_block``: a layer is stored as one or two blocks with a norm and a mixer each; the second is its MLP.
+    ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
     """
 
     name: str
@@ -251,4 +254,6 @@ class Family:
     longest: Callable[[Fields], int] = dual_chunk
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()
+    tensor_names: tuple[tuple[re.Pattern[str], str], ...] = ()
+    one_part_per_block: bool = False
     field_names: Mapping[str, str] = field(default_factory=dict)

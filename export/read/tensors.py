@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.families.registry import BY_NAME
 from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.mtp import mtp_prefixes, of_index
 from tandemrt.export.read.recurrent_layers import KimiDelta
@@ -35,62 +36,6 @@ _IN_ADDITION = (
     (re.compile(r"(\.layers\.\d+)\.experts\."), r"\1.mlp.experts."),
     (re.compile(r"(\.layers\.\d+)\.router\.(?:proj\.)?"), r"\1.mlp.gate."),
 )
-# Names that one family has for parts of all families.
-_LFM = (
-    (re.compile(r"^model\.embedding_norm\."), "model.norm."),
-    (re.compile(r"\.conv\.conv\."), ".conv.conv1d."),
-    (re.compile(r"\.self_attn\.out_proj\."), ".self_attn.o_proj."),
-    (re.compile(r"\.self_attn\.gate_proj\."), ".self_attn.g_proj."),
-    (re.compile(r"\.feed_forward\."), ".mlp."),
-    (re.compile(r"\.mlp\.w1\."), ".mlp.gate_proj."),
-    (re.compile(r"\.mlp\.w3\."), ".mlp.up_proj."),
-    (re.compile(r"\.mlp\.w2\."), ".mlp.down_proj."),
-)
-_BAMBA = (
-    (re.compile(r"^model\.final_layernorm\."), "model.norm."),
-    (re.compile(r"\.feed_forward\."), ".mlp."),
-)
-_OLMO = (
-    (re.compile(r"\.attention_layer_norm\."), ".input_layernorm."),
-    (re.compile(r"\.feedforward_layer_norm\."), ".post_attention_layernorm."),
-    (re.compile(r"\.linear_attn\.o_proj\."), ".linear_attn.out_proj."),
-    (re.compile(r"\.linear_attn\.o_norm\."), ".linear_attn.norm."),
-    (re.compile(r"\.linear_attn\.g_proj\."), ".linear_attn.in_proj_z."),
-    (re.compile(r"\.linear_attn\.([ab])_proj\."), r".linear_attn.in_proj_\1."),
-)
-_NEMOTRON = (
-    (re.compile(r"^backbone\."), "model."),
-    (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
-    (re.compile(r"^model\.norm_f\."), "model.norm."),
-)
-_BAILING = (
-    (re.compile(r"^model\.word_embeddings\."), "model.embed_tokens."),
-    (re.compile(r"\.attention\.query_key_value\."), ".self_attn.qkv_proj."),
-    (re.compile(r"\.attention\.dense\."), ".self_attn.o_proj."),
-    (re.compile(r"\.attention\."), ".self_attn."),
-)
-_STARCODER = (
-    (re.compile(r"\.mlp\.c_fc\."), ".mlp.up_proj."),
-    (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
-)
-_STEP = (
-    (re.compile(r"\.moe\.router_bias$"), ".mlp.gate.e_score_correction_bias"),
-    (re.compile(r"\.moe\.gate\."), ".mlp.gate."),
-    (re.compile(r"\.moe\.(gate_proj|up_proj|down_proj)\.weight$"), r".mlp.experts.\1"),
-    (re.compile(r"(\.layers\.\d+)\.share_expert\."), r"\1.mlp.shared_experts."),
-)
-_OF_FAMILY = {
-    "bailing_moe_v2": _BAILING,
-    "step3p5": _STEP,
-    "starcoder2": _STARCODER,
-    "lfm2": _LFM,
-    "lfm2_moe": _LFM,
-    "lfm3": _LFM,
-    "bamba": _BAMBA,
-    "falcon_h1": _BAMBA,
-    "olmo_hybrid": _OLMO,
-    "nemotron_h": _NEMOTRON,
-}
 _ATTENTION = re.compile(r"^model\.layers\.(\d+)\.self_attn\.")
 _KIMI = {"forget_gate.": "", "o_proj.": "out_proj.", "o_norm.": "norm.", "": ""}
 _BLOCK = re.compile(r"^model\.layers\.(\d+)\.(norm|mixer)\.")
@@ -149,12 +94,13 @@ def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
 
 def _common(name: str, spec: ModelSpec) -> str:
     """Rename a tensor of a family, of experts, of shared experts or of a router to the common name."""
-    own = _OF_FAMILY.get(spec.family, ()) if spec.experts else (*_OF_FAMILY.get(spec.family, ()), *_DENSE_GRANITE)
+    family = BY_NAME[spec.family]
+    own = family.tensor_names if spec.experts else (*family.tensor_names, *_DENSE_GRANITE)
     if spec.experts is not None and spec.experts.norms is not None:
         own = (*own, *_IN_ADDITION)
     for pattern, common in (*own, *_COMMON):
         name = pattern.sub(common, name)
-    if spec.family == "nemotron_h" and (block := _BLOCK.match(name)) is not None:
+    if family.one_part_per_block and (block := _BLOCK.match(name)) is not None:
         name = f"{_of_block(int(block[1]), block[2], spec)}.{name[block.end() :]}"
     attention = _ATTENTION.match(name) if isinstance(spec.recurrent, KimiDelta) else None
     if attention is not None and spec.recurrent_of(int(attention[1])) is not None:
@@ -165,7 +111,7 @@ def _common(name: str, spec: ModelSpec) -> str:
 
 
 def _of_block(block: int, part: str, spec: ModelSpec) -> str:
-    """Return the module of a ``part``, norm or mixer, of a block of Nemotron-H: a mixer, or an MLP after it."""
+    """Return the module of a ``part``, norm or mixer, of a block that is a mixer, or the MLP after it."""
     begin = 0
     for layer in range(spec.layers):
         name, mlp = f"model.layers.{layer}", spec.has_mlp(layer)

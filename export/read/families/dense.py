@@ -5,6 +5,7 @@ from typing import Any
 
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
+from tandemrt.export.read.families import tensor_names
 from tandemrt.export.read.families.common import HUNYUAN_UNUSED, HUNYUAN_VALUES, NORMS_AFTER, TRAINING
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.layer import Activation, NormNames, QKNorm
@@ -145,6 +146,7 @@ ROWS = (
     Family(
         "starcoder2",
         ("Starcoder2ForCausalLM",),
+        tensor_names=tensor_names.STARCODER,
         defaults={"tie_word_embeddings": True, "use_bias": True},
         layer_norm=True,
         norm_eps_field="norm_epsilon",

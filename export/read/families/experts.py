@@ -3,6 +3,7 @@
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.chunks import attention_chunk
+from tandemrt.export.read.families import tensor_names
 from tandemrt.export.read.families.common import DEEPSEEK, HUNYUAN_UNUSED, HUNYUAN_VALUES, NORMS_AFTER, ROUTER
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.layer import QKNorm
@@ -112,6 +113,7 @@ ROWS = (
     Family(
         "step3p5",
         ("Step3p5ForCausalLM",),
+        tensor_names=tensor_names.STEP,
         defaults={"head_dim": 128, "num_key_value_heads": 8, "first_k_dense_replace": 3},
         field_names={
             "max_seq_len": "max_position_embeddings",
@@ -257,6 +259,7 @@ ROWS = (
     Family(
         "bailing_moe_v2",
         ("BailingMoeV2ForCausalLM",),
+        tensor_names=tensor_names.BAILING,
         aliases=("bailing_moe",),
         defaults={
             "head_dim": 128,

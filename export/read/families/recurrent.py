@@ -4,6 +4,7 @@ from typing import Any
 
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
+from tandemrt.export.read.families import tensor_names
 from tandemrt.export.read.families.common import DEEPSEEK, NORMS_AFTER, ROUTER
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.latent import latent
@@ -48,6 +49,7 @@ _LFM_UNUSED = (
     *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
 )
 _LFM: dict[str, Any] = {
+    "tensor_names": tensor_names.LFM,
     "norms": NormNames("operator_norm", None, "ffn_norm", None),
     "norm_eps_field": "norm_eps",
     "qk_norm": QKNorm("q_layernorm", "k_layernorm"),
@@ -109,6 +111,7 @@ ROWS = (
     Family(
         "lfm3",
         ("Lfm3ForCausalLM",),
+        tensor_names=tensor_names.LFM,
         defaults={"head_dim": 128, "num_key_value_heads": 4, "sliding_window": 256, "tie_word_embeddings": True}
         | {"norm_eps": 1e-5},
         norms=NormNames("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
@@ -138,6 +141,7 @@ ROWS = (
     Family(
         "bamba",
         ("BambaForCausalLM",),
+        tensor_names=tensor_names.BAMBA,
         norms=NormNames(before_mlp="pre_ff_layernorm"),
         biases=of.named_biases,
         rope=RopeRules(partial=0.5, rotated_field="attn_rotary_emb"),
@@ -148,6 +152,7 @@ ROWS = (
     Family(
         "falcon_h1",
         ("FalconH1ForCausalLM",),
+        tensor_names=tensor_names.BAMBA,
         norms=NormNames(before_mlp="pre_ff_layernorm"),
         biases=of.named_biases,
         scales=of.falcon_scales,
@@ -159,6 +164,8 @@ ROWS = (
     Family(
         "nemotron_h",
         ("NemotronHForCausalLM",),
+        tensor_names=tensor_names.NEMOTRON,
+        one_part_per_block=True,
         defaults={"head_dim": 128, "num_key_value_heads": 8, "intermediate_size": 21_504},
         field_names={"attention_head_dim": "head_dim", "rms_norm_eps": "layer_norm_epsilon"},
         norm_eps_field="layer_norm_epsilon",
@@ -183,6 +190,7 @@ ROWS = (
     Family(
         "olmo_hybrid",
         ("OlmoHybridForCausalLM",),
+        tensor_names=tensor_names.OLMO,
         norms=NORMS_AFTER,
         recurrent_norms=NormNames(),
         qk_norm=QKNorm(over_all_heads=True),

@@ -12,3 +12,4 @@ FAMILIES = {
     for row in module.ROWS
     for architecture in row.architectures
 }
+BY_NAME = {row.name: row for row in FAMILIES.values()}

@@ -1,0 +1,47 @@
+"""Names of tensors that only one kind of family has: a pattern, and the common name (export/read/tensors.py)."""
+
+import re
+
+LFM = (
+    (re.compile(r"^model\.embedding_norm\."), "model.norm."),
+    (re.compile(r"\.conv\.conv\."), ".conv.conv1d."),
+    (re.compile(r"\.self_attn\.out_proj\."), ".self_attn.o_proj."),
+    (re.compile(r"\.self_attn\.gate_proj\."), ".self_attn.g_proj."),
+    (re.compile(r"\.feed_forward\."), ".mlp."),
+    (re.compile(r"\.mlp\.w1\."), ".mlp.gate_proj."),
+    (re.compile(r"\.mlp\.w3\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.w2\."), ".mlp.down_proj."),
+)
+BAMBA = (
+    (re.compile(r"^model\.final_layernorm\."), "model.norm."),
+    (re.compile(r"\.feed_forward\."), ".mlp."),
+)
+OLMO = (
+    (re.compile(r"\.attention_layer_norm\."), ".input_layernorm."),
+    (re.compile(r"\.feedforward_layer_norm\."), ".post_attention_layernorm."),
+    (re.compile(r"\.linear_attn\.o_proj\."), ".linear_attn.out_proj."),
+    (re.compile(r"\.linear_attn\.o_norm\."), ".linear_attn.norm."),
+    (re.compile(r"\.linear_attn\.g_proj\."), ".linear_attn.in_proj_z."),
+    (re.compile(r"\.linear_attn\.([ab])_proj\."), r".linear_attn.in_proj_\1."),
+)
+NEMOTRON = (
+    (re.compile(r"^backbone\."), "model."),
+    (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
+    (re.compile(r"^model\.norm_f\."), "model.norm."),
+)
+BAILING = (
+    (re.compile(r"^model\.word_embeddings\."), "model.embed_tokens."),
+    (re.compile(r"\.attention\.query_key_value\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.attention\.dense\."), ".self_attn.o_proj."),
+    (re.compile(r"\.attention\."), ".self_attn."),
+)
+STARCODER = (
+    (re.compile(r"\.mlp\.c_fc\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
+)
+STEP = (
+    (re.compile(r"\.moe\.router_bias$"), ".mlp.gate.e_score_correction_bias"),
+    (re.compile(r"\.moe\.gate\."), ".mlp.gate."),
+    (re.compile(r"\.moe\.(gate_proj|up_proj|down_proj)\.weight$"), r".mlp.experts.\1"),
+    (re.compile(r"(\.layers\.\d+)\.share_expert\."), r"\1.mlp.shared_experts."),
+)
