@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tandemrt.engines.contract.gpus import FLOAT8_FROM, OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.operators import reference_call
@@ -163,10 +164,12 @@ def launcher(operator: str, context: Context) -> Launcher:
     needed = ".".join(map(str, schema.compute_capability))
     capability = torch.cuda.get_device_capability(context.device)
     if capability < schema.compute_capability:
+        way = "with backend.cache = 'linear', whose engines need no kernels of ours"
+        if schema.compute_capability == FLOAT8_FROM and capability >= OLDEST_WITH_KERNELS:
+            way = "without float8: from unquantized weights, and with a KV cache in the compute dtype"
         raise BackendUnavailable(
             f"device: operator {operator} needs compute capability {needed} or later, "
-            f"{torch.cuda.get_device_name(context.device)} has {'.'.join(map(str, capability))}; build the bundle "
-            "without float8: from unquantized weights, and with a KV cache in the compute dtype"
+            f"{torch.cuda.get_device_name(context.device)} has {'.'.join(map(str, capability))}; build the bundle {way}"
         )
     if schema.kernels is not None:
         # Raise now, not in the first step. A newer device also runs older code, in which these kernels are empty.

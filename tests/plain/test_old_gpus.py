@@ -1,0 +1,28 @@
+"""An operator whose kernels a GPU cannot run is rejected with the way that this GPU has."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins import implementations
+from tandemrt.plugins.operators.launch import Context
+
+
+@pytest.mark.parametrize(
+    ("operator", "capability", "way"),
+    [
+        ("window_attention", (7, 5), r"8\.0 or later, .* has 7\.5; build the bundle with backend\.cache = 'linear'"),
+        ("scaled_matmul", (7, 5), r"8\.9 or later, .* has 7\.5; build the bundle with backend\.cache = 'linear'"),
+        ("scaled_matmul", (8, 6), r"8\.9 or later, .* has 8\.6; build the bundle without float8"),
+    ],
+)
+def test_a_gpu_that_is_too_old_for_an_operator_is_rejected(
+    operator: str, capability: tuple[int, int], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimpleNamespace(get_device_capability=lambda _: capability, get_device_name=lambda _: "a GPU")
+    monkeypatch.setattr(implementations, "torch", SimpleNamespace(cuda=cuda))
+    device: object = SimpleNamespace(type="cuda")
+    with pytest.raises(BackendUnavailable, match=way):
+        implementations.launcher(operator, Context(device, Path("kernels")))  # type: ignore[arg-type]
