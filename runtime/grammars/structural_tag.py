@@ -26,6 +26,15 @@ from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 
 NUMBER = "0123456789.eE+-"  # characters that may continue a number
+_FIRST_CHARACTERS = {  # of a JSON value, by its type
+    "object": "{",
+    "array": "[",
+    "string": '"',
+    "boolean": "tf",
+    "null": "n",
+    "number": "-0123456789",
+    "integer": "-0123456789",
+}
 _SELF_DELIMITING = ("object", "array", "string", "boolean", "null")
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
@@ -122,7 +131,7 @@ class TriggeredTags(Part):
 class TagsWithSeparator(Part):
     type: Literal["tags_with_separator"]
     tags: Annotated[tuple[Tag, ...], Field(min_length=1)]
-    separator: Text
+    separator: Annotated[str, Field(strict=True)]
     at_least_one: StrictBool = False
     stop_after_first: StrictBool = False
 
@@ -217,7 +226,7 @@ def _check(part: Part, ends: Sequence[str]) -> None:
             _check(elements[-1], ends)
         case Or(elements=elements):
             if any(_begins(element) is None for element in elements):
-                raise _error("each element of an or must begin with a fixed text: a const_string or a tag")
+                raise _error("each element of an or must begin with a fixed text: a const_string, a tag or JSON")
             _check_apart([begin for element in elements for begin in _begins(element) or ()])
             for element in elements:
                 _check(element, ends)
@@ -280,6 +289,10 @@ def _begins(part: Part) -> list[str] | None:
     match part:
         case ConstString(value=value):
             return [value]
+        case JsonSchema(style="json", json_schema=schema):
+            return list(_first_characters(schema))
+        case TagsWithSeparator(tags=tags, at_least_one=True):
+            return [begin for tag in tags for begin in _begins(tag) or (tag.begin,)]
         case Tag(begin=begin, content=content):
             following = _begins(content) or ([""] if begin else None)
             return None if following is None else [begin + each for each in following]
@@ -291,6 +304,13 @@ def _begins(part: Part) -> list[str] | None:
         case Or(elements=elements):
             return [begin for element in elements for begin in _begins(element) or ()]
     return None
+
+
+def _first_characters(schema: Any) -> str:
+    """Return the characters that a value of ``schema`` may begin with, or all that a JSON value may."""
+    types = schema.get("type", [*_FIRST_CHARACTERS]) if isinstance(schema, dict) else [*_FIRST_CHARACTERS]
+    names = [types] if isinstance(types, str) else types
+    return "".join(dict.fromkeys("".join(_FIRST_CHARACTERS.get(name, "") for name in names)))
 
 
 def _ends_with(part: Part) -> Literal["text", "number", "open", "tags"]:

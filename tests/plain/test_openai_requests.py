@@ -1,5 +1,6 @@
 """Bodies of OpenAI requests become prompts and parameters: every field has its effect, and no other."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -47,16 +48,16 @@ ENDPOINTS = [chat, completion]
         ({"model": "m"}, "model", "m"),
         ({}, "stream", False),
         ({"stream": True}, "stream", True),
-        ({}, "usage", StreamOptions()),
-        ({"stream": True, "stream_options": {}}, "usage", StreamOptions()),
+        ({}, "stream_options", StreamOptions()),
+        ({"stream": True, "stream_options": {}}, "stream_options", StreamOptions()),
         (
             {"stream": True, "stream_options": {"include_usage": True}},
-            "usage",
+            "stream_options",
             StreamOptions(include_usage=True, continuous_usage_stats=False),
         ),
         (
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-            "usage",
+            "stream_options",
             StreamOptions(include_usage=False, continuous_usage_stats=True),
         ),
         ({}, "return_token_ids", False),
@@ -173,20 +174,38 @@ def test_a_response_format_is_a_constraint(wanted: Any, constraint: StructuredOu
     assert chat(response_format=wanted).params.structured_outputs == constraint
 
 
-CONSTRAINTS: dict[str, Any] = {
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"regex": "a"},
-    "tool_choice": "required",
-}
+def test_two_constraints_on_a_text_are_rejected() -> None:
+    with pytest.raises(BadRequest, match=r"^structured_outputs: only one .* received regex and a format"):
+        chat(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
+    assert chat(response_format={"type": "text"}, structured_outputs={"regex": "a"}).params.structured_outputs
 
 
-@pytest.mark.parametrize("left_out", CONSTRAINTS)
-def test_any_two_constraints_are_rejected_by_name(left_out: str) -> None:
-    given = {name: value for name, value in CONSTRAINTS.items() if name != left_out}
-    tools = TOOLS if "tool_choice" in given else None
-    first, second = given
-    with pytest.raises(BadRequest, match=rf"^{second}: only one .* received {first} and {second}; send one"):
-        chat(tools=tools, **given)
+SCHEMAS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+]
+
+
+@pytest.mark.parametrize("fields", SCHEMAS)
+def test_a_schema_with_tools_is_that_of_an_answer_without_calls(fields: dict[str, Any]) -> None:
+    request = chat(tools=TOOLS, **fields)
+    assert request.tool_calls is not None
+    assert request.tool_calls.answer_schema == SCHEMA
+    for choice in ("required", NAMED):
+        assert chat(tools=TOOLS, tool_choice=choice, **fields).params == chat(tools=TOOLS, tool_choice=choice).params
+    without = chat(tools=TOOLS, tool_choice="none", **fields)
+    assert without.params == chat(**fields).params
+
+
+@pytest.mark.parametrize(
+    "structured",
+    [{"regex": "a"}, {"choice": ["a"]}, {"json": SCHEMA, "validate_output": True}, {"json": "{"}],
+)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_other_constraints_with_tools_are_rejected(structured: dict[str, Any], choice: str) -> None:
+    with pytest.raises(BadRequest, match=r"^structured_outputs"):
+        chat(tools=TOOLS, tool_choice=choice, structured_outputs=structured)
 
 
 @pytest.mark.parametrize(

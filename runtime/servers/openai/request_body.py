@@ -138,23 +138,19 @@ def parse_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> Complet
             )
         sampling["max_tokens"] = fields.max_completion_tokens
     tools = parse_tools(fields.tools, fields.tool_choice, templates, parallel=fields.parallel_tool_calls)
-    constraints = {
-        "response_format": _constraint(fields.response_format),
-        "structured_outputs": sampling.pop("structured_outputs", None),
-        "tool_choice": None if tools.calls is None else tools.calls.constraint(),
-    }
-    given = {name: constraint for name, constraint in constraints.items() if constraint is not None}
-    if len(given) > 1:
-        raise BadRequest(
-            f"{[*given][-1]}: only one constraint per answer is possible, received {' and '.join(given)}; send one"
-        )
-    if tools.calls is not None and tools.calls.format is not None:
-        sampling["skip_special_tokens"] = False  # a call may begin with one; the constraint allows no others
     names = chat_field_names(body)
     with client_names(names):
         chat = Chat(parse_messages(fields.messages), **_chat_options(fields) | {"tools": tools.template_tools})
-        params = SamplingParams(**sampling, structured_outputs=next(iter(given.values()), None))
-    request = _request(fields, chat, params, tools.calls)
+        params = SamplingParams(**sampling)
+        constraint, calls = _constraint(fields.response_format, params.structured_outputs), tools.calls
+        changed: dict[str, Any] = {}
+        if calls is not None:
+            calls = _with_answer(calls, constraint)
+            constraint = calls.constraint()
+            if calls.format is not None:  # a call may begin with a special token; the constraint allows no others
+                changed["skip_special_tokens"] = False
+        params = params.model_copy(update={**changed, "structured_outputs": constraint})
+    request = _request(fields, chat, params, calls)
     return replace(request, include_reasoning=fields.include_reasoning, field_names=names)
 
 
@@ -260,14 +256,43 @@ def _chat_options(fields: ChatFields) -> dict[str, Any]:
     return options | {"chat_template_kwargs": variables}
 
 
-def _constraint(wanted: ResponseFormat | None) -> StructuredOutputs | None:
+def _constraint(wanted: ResponseFormat | None, structured: StructuredOutputs | None) -> StructuredOutputs | None:
+    """Return the constraint on the text of an answer, which comes in one of two fields."""
     if wanted is None:
-        return None
+        return structured
     if (wanted.type == "json_schema") != (wanted.json_schema is not None):
         raise BadRequest(f"response_format.json_schema: must come with type json_schema alone, received {wanted.type}")
+    if wanted.type == "text":
+        return structured
+    if structured is not None:
+        raise BadRequest(
+            f"structured_outputs: only one constraint per answer is possible, received {structured.kind} and a format "
+            f"of type {wanted.type}; send one"
+        )
     if wanted.json_schema is not None:
         return StructuredOutputs(json=wanted.json_schema.json_schema)
-    return StructuredOutputs(json_object=True) if wanted.type == "json_object" else None
+    return StructuredOutputs(json_object=True)
+
+
+def _with_answer(calls: ToolCallSpec, constraint: StructuredOutputs | None) -> ToolCallSpec:
+    """Return ``calls`` with the schema in ``constraint`` for an answer without calls. Raises BadRequest for others.
+
+    An answer that must be calls has no such schema.
+    """
+    if constraint is None:
+        return calls
+    schema = {"type": "object", "additionalProperties": True} if constraint.json_object else constraint.json_schema
+    if constraint not in (StructuredOutputs(json_object=True), StructuredOutputs(json=schema)):
+        raise BadRequest(
+            f"structured_outputs: with tools must be json or json_object without options, received "
+            f"{quoted(constraint)}; leave the options out, or send tool_choice none"
+        )
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"structured_outputs.json: the schema is not JSON: {clipped(error)}") from None
+    return calls if calls.format is None else replace(calls, answer_schema=schema)
 
 
 def _reject_constant(name: str) -> None:

@@ -34,6 +34,7 @@ class ToolCallFormat:
         last: text after the last call; "" if nothing ends a call.
         between: text between two calls of a group; None: a group has one call.
         groups: whether one answer may contain several groups.
+        gap: the white space between two groups.
         fields: how every argument is written on its own; None: the arguments are one object.
         style: the notation of that object, or of the values in ``fields`` that are not texts.
         named_ids: whether the template writes the id of a call in place of its name, as ``functions.NAME:INDEX``.
@@ -45,6 +46,7 @@ class ToolCallFormat:
     last: str
     between: str | None = None
     groups: bool = True
+    gap: str = ""
     opening_id: CallId | None = None
     closing: str = ""
     closing_id: CallId | None = None
@@ -79,6 +81,23 @@ class ToolCallFormat:
             "stop_after_first": not (parallel and self.groups),
         }
         return {"type": "structural_tag", "format": content}
+
+    def answer_or_calls(
+        self, schema: Mapping[str, Any] | bool, parameters: Mapping[str, Any], *, parallel: bool
+    ) -> dict[str, Any]:
+        """Return the structural tag for an answer that obeys ``schema``, or for calls without text around them.
+
+        Raises BadRequest for a schema that the format cannot enforce, and for calls that begin like JSON.
+        """
+        calls = {
+            "type": "tags_with_separator",
+            "tags": [tag for form in (self, *self.variants) for tag in form._tags(parameters, parallel)],
+            "separator": self.gap,
+            "at_least_one": True,
+            "stop_after_first": not (parallel and self.groups),
+        }
+        answer = {"type": "json_schema", "json_schema": schema}
+        return {"type": "structural_tag", "format": {"type": "or", "elements": [answer, calls]}}
 
     def _tags(self, parameters: Mapping[str, Any], parallel: bool) -> list[dict[str, Any]]:
         """Return the tags of one or several calls."""

@@ -244,7 +244,8 @@ def _joined(first: str, opening: str, last: str, between: str, found: dict[str, 
     """Return the format of several calls: each on its own, or all in one group."""
     alone = between.removesuffix(first).rstrip()
     if between.endswith(first) and last.startswith(alone):
-        return ToolCallFormat(first, opening, alone, **found)
+        gap = between.removesuffix(first)[len(alone) :]
+        return ToolCallFormat(first, opening, alone, gap=gap, **found)
     numbered = len(_common_suffix(first, between.replace("1", "0"))) > len(_common_suffix(first, between))
     if numbered or between.startswith(last) or last.startswith(between):
         return ToolCallFormat(first, opening, last, groups=False, **found)

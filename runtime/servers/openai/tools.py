@@ -2,7 +2,8 @@
 
 - A named function: the answer is its arguments.
 - ``required``: the answer is a JSON list of ``{"name": ..., "arguments": ...}``.
-- ``auto``: the answer is text with calls in the format that the model was trained on.
+- ``auto``: the answer is text with calls in the format that the model was trained on. With an output schema it is a
+  JSON value that obeys the schema, or calls without text.
 
 All three are enforced token by token, so arguments always obey the function's schema.
 """
@@ -45,19 +46,25 @@ class ToolCallSpec:
         named: name of the only function; the answer is its arguments.
         parallel: whether several calls are allowed.
         format: the model's own format, with text around the calls. None and no ``named``: a JSON list of calls.
+        answer_schema: the JSON schema of an answer without calls; None: such an answer is any text. Only with
+            ``format``.
     """
 
     functions: Sequence[Function]
     named: str | None = None
     parallel: bool = True
     format: ToolCallFormat | None = None
+    answer_schema: dict[str, Any] | bool | None = None
 
     def constraint(self) -> StructuredOutputs:
         """Return the constraint on the answer. Raises BadRequest."""
         if self.named is not None:
             return StructuredOutputs(structural_tag=_structural_tag(_arguments(self.functions[0])))
         if self.format is not None:
-            tag = self.format.structural_tag(self.parameters(), parallel=self.parallel)
+            if self.answer_schema is None:
+                tag = self.format.structural_tag(self.parameters(), parallel=self.parallel)
+            else:
+                tag = self.format.answer_or_calls(self.answer_schema, self.parameters(), parallel=self.parallel)
             return StructuredOutputs(structural_tag=tag)
         # The frame is fixed, because models rarely saw such a list.
         tags = [
@@ -71,6 +78,12 @@ class ToolCallSpec:
         calls = {"type": "tags_with_separator", "tags": tags, "separator": ", ", "at_least_one": True}
         elements = [_text("["), calls | {"stop_after_first": not self.parallel}, _text("]")]
         return StructuredOutputs(structural_tag=_structural_tag({"type": "sequence", "elements": elements}))
+
+    def begins_call(self, character: str) -> bool:
+        """Whether an answer that begins with ``character`` is calls. No value of ``answer_schema`` begins like one."""
+        assert self.format is not None
+        forms = (self.format, *self.format.variants)
+        return any(trigger[0] == character for form in forms for trigger in form.triggers(self.parameters()))
 
     def parameters(self) -> dict[str, dict[str, Any]]:
         """Return the JSON schemas of the arguments by function name. Raises BadRequest."""
@@ -143,6 +156,7 @@ class ToolCallParser:
         tool_format = self.spec.format
         self._tagged = None if tool_format is None else TaggedCallParser(tool_format, self.spec.parameters())
         self._parser = self._tagged or JsonCallParser()
+        self._is_answer: bool | None = None if self.spec.answer_schema is not None else False  # None: not known yet
 
     def feed(self, text: str, *, last: bool) -> list[str | ToolCallDelta]:
         """Return what ``text`` adds to the answer: text between calls, and call deltas.
@@ -169,6 +183,11 @@ class ToolCallParser:
                 yield ToolCallDelta(0, text, _new_id(), self.spec.named)
             elif text:
                 yield ToolCallDelta(0, text)
+            return
+        if self._is_answer is None and text:
+            self._is_answer = not self.spec.begins_call(text[0])
+        if self._is_answer:  # a text in its JSON may be like a call
+            yield from [text] if text else []
             return
         for step in self._parser.feed(text):
             if isinstance(step, str):
