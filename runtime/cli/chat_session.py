@@ -11,15 +11,20 @@ from tandemrt.runtime.requests.request import RequestOutput
 
 @dataclass
 class ChatSession:
-    """The messages of a chat. ``params`` apply to every answer."""
+    """The messages of a chat. ``params`` and a ``system`` prompt, if it is not empty, apply to every answer."""
 
     llm: LLM
     params: SamplingParams
     messages: list[dict[str, Any]] = field(default_factory=list)
+    system: str = ""
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """Return all messages, the system prompt included."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
     def ask(self, text: str) -> StreamedAnswer:
         """Start the answer to ``text``; ``keep`` takes its output. Raises BadRequest."""
-        return StreamedAnswer(self.llm, [*self.messages, {"role": "user", "content": text}], self.params)
+        return StreamedAnswer(self.llm, [*self.conversation(), {"role": "user", "content": text}], self.params)
 
     def keep(self, text: str, output: RequestOutput) -> None:
         """Add a question and its answer to the messages."""

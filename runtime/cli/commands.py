@@ -129,7 +129,7 @@ def bench(
 def doctor(
     what: Annotated[
         str | None,
-        typer.Argument(help="A backend, serve, triton, or a bundle: check only that.", metavar="[WHAT]"),
+        typer.Argument(help="A backend, an extra such as serve, or a bundle: check only that.", metavar="[WHAT]"),
     ] = None,
 ) -> None:
     """Print what this machine can build and run, and what is missing. With WHAT: exit code 1 if it lacks anything."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from packaging.requirements import Requirement
+
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import FILE_NAME
 from tandemrt.engines.recipe.tensorrt import ComputeCapability
@@ -64,14 +66,30 @@ def missing(what: str) -> list[str]:
     if what in by_backend:
         runs = by_backend[what].runs
         return [] if runs.startswith("yes") else [f"{what} {runs}"]
-    if what in _EXTRAS:
-        absent = [package for package in _EXTRAS[what] if _version(package) is None]
+    extras = importlib.metadata.metadata("tandemrt").get_all("Provides-Extra", [])
+    if what in extras:
+        absent = _missing_packages(what)
         return [f"{what} needs {', '.join(absent)}: pip install 'tandemrt[{what}]'"] if absent else []
     if not (Path(what) / FILE_NAME).exists():
-        known = ", ".join([*by_backend, *_EXTRAS])
+        known = ", ".join(dict.fromkeys([*by_backend, *extras]))
         raise BadRequest(f"WHAT: must be one of {known}, or the folder of a bundle, received {quoted(what)}")
     backends = {engine.backend for engine in Bundle.read(what).manifest.engines.values()}
     return [line for backend in sorted(backends) for line in missing(backend)]
+
+
+def _missing_packages(extra: str) -> list[str]:
+    """Return the packages of an extra of pyproject.toml that are not installed, or not in a version that it allows."""
+    absent: list[str] = []
+    for requirement in map(Requirement, importlib.metadata.requires("tandemrt") or []):
+        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if requirement.name == "tandemrt":  # an extra that brings others
+            absent += [package for other in sorted(requirement.extras) for package in _missing_packages(other)]
+        elif (version := _version(requirement.name)) is None:
+            absent.append(requirement.name)
+        elif not requirement.specifier.contains(version, prereleases=True):
+            absent.append(f"{requirement.name}{requirement.specifier} instead of {version}")
+    return list(dict.fromkeys(absent))
 
 
 def _onnxruntime_cpu() -> BackendStatus:
@@ -139,7 +157,6 @@ def _rtx_gpu() -> str:
     return "" if f"{found[0]}.{found[1]}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
 
 
-_EXTRAS = {"serve": ("fastapi", "prometheus-client", "uvicorn"), "triton": ("protobuf", "tritonclient")}
 _NO_GPU = "needs a CUDA GPU and a torch built for CUDA"
 # TensorRT has never run on our machines (docs/tensorrt.md).
 _UNTRIED = "yes, not verified: tandemrt check BUNDLE"

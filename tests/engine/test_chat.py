@@ -1,5 +1,6 @@
 """``tandemrt chat`` in a pseudoterminal: keys and output."""
 
+import json
 import os
 import pty
 import re
@@ -77,7 +78,7 @@ class Terminal:
         os.close(self._master)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def terminal(demo_bundle: Path) -> Iterator[Terminal]:
     opened = Terminal("chat", str(demo_bundle), "--threads", "1")
     try:
@@ -117,3 +118,53 @@ def test_a_chat_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
 
     terminal.type(CTRL_D)
     assert terminal.process.wait(PATIENCE_S) == 0
+
+
+def test_settings_of_a_chat_last_and_new_forgets_every_message(terminal: Terminal, tmp_path: Path) -> None:
+    def saved(name: str) -> list[dict[str, str]]:
+        assert "BadRequest" not in terminal.ask(f"/save {tmp_path / name}")
+        messages: list[dict[str, str]] = json.loads((tmp_path / name).read_text())["messages"]
+        return messages
+
+    assert saved("empty.json") == []
+    terminal.ask("/system Answer in JSON.")
+    terminal.ask("/schema")
+    terminal.ask("/budget 0")
+    terminal.ask("the first question")
+    terminal.ask("the second question")
+    messages = saved("two.json")
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [message["content"] for message in messages if message["role"] == "user"] == [
+        "the first question",
+        "the second question",
+    ]
+    assert "/save: must be followed by a new file, received" in terminal.ask(f"/save {tmp_path / 'two.json'}")
+    assert len(saved("again.json")) == 5
+    terminal.ask("/new")
+    assert [message["role"] for message in saved("new.json")] == ["system"]
+    terminal.ask("/system")
+    terminal.ask("the third question")
+    assert [message["role"] for message in saved("third.json")] == ["user", "assistant"]
+
+    answers = {terminal.ask("/new") + terminal.ask("/temperature 2") + terminal.ask(SENTENCE) for _ in range(3)}
+    assert len(answers) > 1
+    assert "temperature: must be at least 0.0" in terminal.ask("/temperature -1")
+    assert "/temperature hot: must be followed by a number" in terminal.ask("/temperature hot")
+
+
+def test_a_full_context_is_reported_and_exit_leaves(tiny_bundle: Path) -> None:
+    terminal = Terminal("chat", str(tiny_bundle), "--threads", "1")
+    full = "The context of 96 tokens is full: /new starts a new chat."
+    try:
+        terminal.until("> $")
+        terminal.ask("/drafts 0")
+        assert full not in terminal.ask("x" * 200), "a message of its own that is too long is no full context"
+        assert full in terminal.ask("x"), "the random model never stops"
+        later = terminal.ask("x" * 200)
+        assert "ContextLengthExceeded" in later
+        assert full in later
+        terminal.ask("/new")
+        terminal.type("exit\n")
+        assert terminal.process.wait(PATIENCE_S) == 0
+    finally:
+        terminal.close()

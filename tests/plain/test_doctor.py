@@ -1,5 +1,7 @@
 """``tandemrt doctor WHAT``: names what must be installed, and nothing else."""
 
+import importlib.metadata
+
 import pytest
 from typer.testing import CliRunner
 
@@ -21,6 +23,20 @@ def test_only_missing_packages_of_an_extra_are_named(installed: dict[str, str]) 
     assert doctor.missing("serve") == ["serve needs prometheus-client: pip install 'tandemrt[serve]'"]
     installed["prometheus-client"] = "1"
     assert doctor.missing("serve") == []
+    installed["fastapi"] = "0.100"
+    assert doctor.missing("serve") == ["serve needs fastapi>=0.120 instead of 0.100: pip install 'tandemrt[serve]'"]
+
+
+@pytest.mark.parametrize("extra", importlib.metadata.metadata("tandemrt").get_all("Provides-Extra", []))
+def test_every_extra_of_the_package_is_accepted(installed: dict[str, str], extra: str) -> None:
+    assert installed == {}
+    (line,) = doctor.missing(extra)
+    assert line.startswith(f"{extra} needs ")
+
+
+def test_an_extra_needs_the_packages_of_the_extras_that_it_names(installed: dict[str, str]) -> None:
+    installed |= {"gguf": "1", "transformers": "5"}
+    assert doctor.missing("gguf") == ["gguf needs torch: pip install 'tandemrt[gguf]'"]
 
 
 def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
@@ -31,7 +47,7 @@ def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
 
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(
-        BadRequest, match=r"WHAT: must be one of onnxruntime-cpu, .*, triton, or the folder of a bundle"
+        BadRequest, match=r"WHAT: must be one of onnxruntime-cpu, .*, triton, .* or the folder of a bundle"
     ):
         doctor.missing("gpu")
 

