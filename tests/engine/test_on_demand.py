@@ -1,5 +1,6 @@
 """A checkpoint without a recipe: its default recipe, and the bundle that is built once and found again."""
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRequest
 from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, Machine, default_recipe, recipe_name
+from tandemrt.export.bundle.on_demand import CheckpointSource
 from tests.engine.gguf_files import write_gguf
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -76,6 +78,23 @@ def test_the_written_recipe_can_be_edited_and_built(checkpoint: Path, cache: Pat
     recipe = Recipe.load(file)
     assert (recipe.target.dtype, recipe.limits.length, recipe.draft.kind) == ("int4", 300, "ngram")
     assert run("export", "build", str(file), "--out", str(tmp_path / "b"))[0] == 0
+
+
+@pytest.mark.parametrize("name", ["Tiny-Model", "./Tiny-Model/", "../on_demand/Tiny-Model", "tiny.gguf", "./tiny.gguf"])
+def test_a_recipe_names_a_relative_checkpoint_and_draft_so_that_it_finds_them(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    home = tmp_path / "on_demand"
+    shutil.copytree(checkpoint, home / "Tiny-Model")
+    shutil.copytree(checkpoint, home / "small")
+    write_gguf(checkpoint, home / "tiny.gguf", "qwen3")
+    monkeypatch.chdir(home)
+    source = CheckpointSource.find(name, BuildOptions(draft="./small"), begin=print)
+    file = source.write_recipe()
+    monkeypatch.chdir(tmp_path)
+    recipe = Recipe.load(file)
+    assert recipe.target.checkpoint == (home / name).resolve()
+    assert recipe.checkpoints()["draft"] == home / "small"
 
 
 def test_a_changed_checkpoint_or_another_choice_is_built_anew(tmp_path: Path, cache: Path) -> None:
