@@ -76,6 +76,12 @@ def serve(
     body_timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds in which the body must follow.", rich_help_panel=LIMITS)
     ] = 30.0,
+    write_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds in which a client must take each part of a response.", rich_help_panel=LIMITS
+        ),
+    ] = 30.0,
     grace: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +131,7 @@ def serve(
         max_connections_per_address=max_connections_per_address,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
+        write_timeout_s=write_timeout,
         otlp_traces_endpoint=otlp_traces_endpoint,
         grace_s=grace,
     )

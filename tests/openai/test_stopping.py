@@ -105,7 +105,7 @@ def test_a_client_that_reads_nothing_does_not_keep_the_server(demo_bundle: Path)
         with socket.socket() as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             silent.connect((parts.hostname, parts.port))
-            head = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+            head = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
             silent.settimeout(1.0)
             with pytest.raises(TimeoutError):  # the socket is full: the server waits for its reader
                 silent.sendall(head * 1_000_000)

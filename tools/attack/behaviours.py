@@ -47,7 +47,10 @@ def _connect(frontend: HttpFrontend) -> socket.socket:
 
 
 def _request(data: bytes, length: int | None = None) -> bytes:
-    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (length or len(data), data)
+    return b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%s" % (
+        length or len(data),
+        data,
+    )
 
 
 def _hang_up(frontend: HttpFrontend) -> None:

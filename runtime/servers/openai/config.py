@@ -25,6 +25,7 @@ class ServerConfig:
         max_connections_per_address: open connections of one address (IPv6: of one /64 network); None: a quarter of all.
         header_timeout_s: seconds in which a connection must send the head of its request.
         body_timeout_s: seconds in which the body must follow.
+        write_timeout_s: seconds in which a client must take each part of a response, at most 64 KiB.
         otlp_traces_endpoint: URL that receives OpenTelemetry traces; None: that of OpenTelemetry's environment
             variables, if they name one.
         grace_s: seconds that running requests get after a stop signal; None: until they finish.
@@ -41,6 +42,7 @@ class ServerConfig:
     max_connections_per_address: int | None = None
     header_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
     otlp_traces_endpoint: str | None = None
     grace_s: int | None = None
 

@@ -3,6 +3,8 @@
 import asyncio
 import ipaddress
 import resource
+import select
+import sys
 from collections import Counter
 from functools import lru_cache
 from typing import Any
@@ -11,14 +13,19 @@ import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tandemrt.engines.validation.errors import BadRequest, TandemError
+from tandemrt.engines.validation.errors import BadRequest, TandemError, clipped
 from tandemrt.runtime.servers.openai.config import MAX_CONNECTIONS, ServerConfig
 from tandemrt.runtime.servers.openai.errors import HeaderTimeout, Overloaded, error_response, status_of
+from tandemrt.runtime.servers.openai.http_framing import StrictConnection
 
 MAX_REFUSED = 64  # open connections beyond the limits, which get 503, or an answer of /health
 REFUSED_TIMEOUT_S = 5.0  # for the head of a request on one of them
 HEALTH = "/health"
 OTHER_FILES = 256  # files that a server opens in addition to connections
+MAX_HEAD = 16 << 10  # bytes of a request's head
+_RECEIVED = memoryview(bytearray(16 << 10))  # what one call parses; shared, because a call ends before the next begins
+_LEAVING_S = 1.0  # between two looks at a connection that is not read
+_HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last one is of Linux
 
 
 class ConnectionLimits:
@@ -31,6 +38,7 @@ class ConnectionLimits:
 
     def __init__(self, config: ServerConfig) -> None:
         self.header_timeout_s = config.header_timeout_s
+        self.write_timeout_s = config.write_timeout_s
         self._most = config.max_connections
         self._most_per_address = config.address_limit
         self._open: Counter[str] = Counter()  # by network
@@ -65,19 +73,27 @@ class ConnectionLimits:
             del self._open[network]
 
 
-class LimitedProtocol(H11Protocol):
-    """uvicorn's HTTP connection within ``limits``, with a time limit for the head of each request."""
+class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
+    """uvicorn's HTTP connection within ``limits``.
+
+    The head of a request must come in time, and the client must take each part of a response in time. One call of the
+    event loop parses a few kilobytes, so that no client delays others for long.
+    """
 
     def __init__(self, *, limits: ConnectionLimits, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
+        self.conn = StrictConnection(MAX_HEAD)
         self._limits = limits
         self._network = ""
         self._refusal: Overloaded | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._leaving_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # a response waits for its client, and the timer runs meanwhile
         self._network = client_network(self.client[0] if self.client else "")
         self._refusal = self._limits.enter(self, self._network)
         if self._refusal is not None:
@@ -86,20 +102,51 @@ class LimitedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        for timer in (self._write_timer, self._leaving_timer):
+            if timer is not None:
+                timer.cancel()
         self._limits.leave(self, self._network, refused=self._refusal is not None)
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        return _RECEIVED
+
+    def buffer_updated(self, size: int) -> None:
         self._head_begun = True
-        super().data_received(data)
+        self.data_received(bytes(_RECEIVED[:size]))
 
     def handle_events(self) -> None:
         super().handle_events()
         self._watch_head()
+        self._watch_leaving()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP request."""
-        self._close_with(BadRequest(f"HTTP: {msg}"))
+        """Answer bytes that are no HTTP request. uvicorn calls this while it handles the error."""
+        self._close_with(BadRequest(f"HTTP: {msg} {clipped(sys.exception())}"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _watch_leaving(self) -> None:
+        """Begin to look whether the client is still there, if the next request is not read before this one's end."""
+        running = self.cycle is not None and not self.cycle.response_complete
+        if running and self.flow.read_paused and self._leaving_timer is None:
+            self._leaving_timer = self.loop.call_later(_LEAVING_S, self._check_leaving)
+
+    def _check_leaving(self) -> None:
+        self._leaving_timer = None
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), _HUNG_UP)
+        if self.flow.read_paused and poll.poll(0):
+            self.transport.abort()
+        else:
+            self._watch_leaving()
 
     def _watch_head(self) -> None:
         """Run the timer whenever no request is being answered."""

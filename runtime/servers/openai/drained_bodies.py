@@ -1,7 +1,7 @@
 """Take what remains of a request's body after its response.
 
 A response such as 401 or 413 does not wait for the body. If the connection closed at once, a client that is still
-sending would see a reset instead of the response.
+sending would see a reset instead of the response. It closes when the body has come.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ MAX_DRAINED = 64 << 20  # bytes; the connection of a longer body closes before i
 class DrainedBodies:
     """Wraps an application: the end of a response waits until the rest of the request's body has come and is dropped.
 
-    The client has the whole response before that. ``timeout_s`` limits the wait.
+    The client has the whole response before that. ``timeout_s`` limits the wait. Then the connection closes, so that
+    no client goes on after a body that nothing has read.
     """
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:
@@ -25,9 +26,11 @@ class DrainedBodies:
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _sends_body(scope):
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
             await self._app(scope, receive, send)
             return
+        sends_unasked = b"expect" not in headers  # without waiting for the server's consent
         received = ended = False
 
         async def watched() -> MutableMapping[str, Any]:
@@ -38,7 +41,10 @@ class DrainedBodies:
 
         async def held(message: MutableMapping[str, Any]) -> None:
             nonlocal ended
-            ended = message["type"] == "http.response.body" and not message.get("more_body") and not received
+            if message["type"] == "http.response.start" and not received:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            last = message["type"] == "http.response.body" and not message.get("more_body")
+            ended = last and not received and sends_unasked
             await send({**message, "more_body": True} if ended else message)
 
         await self._app(scope, watched, held)
@@ -52,13 +58,6 @@ class DrainedBodies:
                 if task is not None:
                     task.uncancel()
             await send({"type": "http.response.body", "body": b""})
-
-
-def _sends_body(scope: Scope) -> bool:
-    """Whether the client sends a body without waiting for the server's consent."""
-    headers = dict(scope["headers"])
-    announced = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-    return announced and b"expect" not in headers
 
 
 async def _drain(receive: Receive) -> None:

@@ -83,7 +83,8 @@ def open_models(folders: Mapping[str, Path], options: RuntimeOptions, trace: Pat
 class Server(uvicorn.Server):
     """Serves ``models``. ``on_ready`` receives the server's URL once it accepts requests.
 
-    SIGTERM or SIGINT ends ``run``. A second SIGINT ends the grace period.
+    SIGTERM or SIGINT ends ``run``. The grace period is for requests; a second SIGINT ends it. A client that has not
+    taken its last answer FLUSH_S later is disconnected.
     """
 
     def __init__(self, models: Models, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
@@ -133,23 +134,25 @@ class Server(uvicorn.Server):
             listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        await self._wait_idle(self._settings.grace_s, until_forced=True)
+        await self._wait(self._settings.grace_s, lambda: self.force_exit or not self.server_state.tasks)
         if self.server_state.tasks:
             log.warning("the grace period is over: %d requests are cancelled", len(self.server_state.tasks))
         for task in list(self.server_state.tasks):
             task.cancel()
-        await self._wait_idle(FLUSH_S)
+        await self._wait(FLUSH_S, self._idle)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await self._wait_idle(FLUSH_S)
+        await self._wait(FLUSH_S, self._idle)
         await self.lifespan.shutdown()
         if self._spans is not None:
             self._spans.close()  # not in a thread, which could be refused: no request is left to delay
         log.info("shut down after %d requests", self.server_state.total_requests)
 
-    async def _wait_idle(self, seconds: float | None, *, until_forced: bool = False) -> None:
+    def _idle(self) -> bool:
+        return not self.server_state.connections and not self.server_state.tasks
+
+    async def _wait(self, seconds: float | None, holds: Callable[[], bool]) -> None:
+        """Wait until ``holds`` is true, or for some seconds; None: without a limit."""
         end = None if seconds is None else time.monotonic() + seconds
-        while self.server_state.connections or self.server_state.tasks:
-            if (until_forced and self.force_exit) or (end is not None and time.monotonic() >= end):
-                return
+        while not holds() and (end is None or time.monotonic() < end):
             await asyncio.sleep(_POLL_S)
