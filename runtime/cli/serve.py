@@ -53,6 +53,14 @@ def serve(
             min=1, help="Bytes of all request bodies at a time; default: 16 times --max-body.", rich_help_panel=LIMITS
         ),
     ] = None,
+    max_answer: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Bytes that an answer may hold besides its texts: logprobs, token ids, repeated prompts.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 16 << 20,
     max_connections: Annotated[
         int | None,
         typer.Option(
@@ -127,6 +135,7 @@ def serve(
         dashboard_texts=dashboard_texts,
         max_body=max_body,
         max_bodies=max_bodies,
+        max_answer=max_answer,
         max_connections=allow_connections(max_connections),
         max_connections_per_address=max_connections_per_address,
         header_timeout_s=header_timeout,

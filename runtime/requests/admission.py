@@ -29,6 +29,7 @@ from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.prompt_logprobs import PromptLogprobsCollector, scoring_request
 from tandemrt.runtime.requests.request import OutputListener, Request
+from tandemrt.runtime.requests.request_size import RequestSize
 from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
 from tandemrt.runtime.requests.text import TextStream
 from tandemrt.runtime.workers.clients import UNNAMED, Client
@@ -36,10 +37,6 @@ from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
-
-MAX_LISTED = 1 << 18  # banned and allowed token ids, all outputs of a request together
-MAX_LOGPROBS = 1 << 18  # values, all outputs of a request with several: tokens times listed logprobs
-MAX_PROMPT_LOGPROBS = 1 << 16  # values, all outputs together: the engine loop passes them to the listener in one call
 
 
 class Admission:
@@ -131,7 +128,7 @@ class Admission:
                 "raise queue_limit"
             )
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        self._require_size(params, len(ids), max_tokens)
+        RequestSize().add(params, len(ids), max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         collector = None if params.prompt_logprobs is None else PromptLogprobsCollector(listener, pending=scored)
         requests = [
@@ -199,27 +196,6 @@ class Admission:
                     processes=self._processes,
                 )
             return self._grammars
-
-    def _require_size(self, params: SamplingParams, prompt_tokens: int, max_tokens: int) -> None:
-        """Raise BadRequest if all outputs of the request together are too large."""
-        listed = params.n * (len(params.banned_token_ids or ()) + len(params.allowed_token_ids or ()))
-        if params.n > 1 and listed > MAX_LISTED:
-            raise BadRequest(
-                f"n: outputs times banned_token_ids and allowed_token_ids must be at most {MAX_LISTED}, received "
-                f"{listed}; ask for fewer outputs at a time"
-            )
-        values = 0 if params.logprobs is None else params.n * max_tokens * (params.logprobs + 1)
-        if params.n > 1 and values > MAX_LOGPROBS:
-            raise BadRequest(
-                f"n: outputs times max_tokens times logprobs + 1 must be at most {MAX_LOGPROBS}, received {params.n} x "
-                f"{max_tokens} x {(params.logprobs or 0) + 1} = {values}; ask for fewer of them"
-            )
-        values = 0 if params.prompt_logprobs is None else params.n * prompt_tokens * (params.prompt_logprobs + 1)
-        if values > MAX_PROMPT_LOGPROBS:
-            raise BadRequest(
-                f"prompt_logprobs: outputs times prompt tokens times logprobs must be at most {MAX_PROMPT_LOGPROBS}, "
-                f"received {values}; ask for fewer of them, or for a shorter prompt"
-            )
 
     def _queued(self, request: Request, first: Request, constraints: "Future[RequestConstraints]") -> QueuedRequest:
         params = request.params

@@ -114,10 +114,10 @@ class RequestStream(ABC):
         """Empty the buffer: one delta per output that has new items."""
         with self._lock:
             items, self._items = self._items, []
-        indices = dict.fromkeys([item.index for item in items])
-        if len(indices) == 1:
-            return [OutputDelta.merge(items)]
-        return [OutputDelta.merge([item for item in items if item.index == index]) for index in indices]
+        by_index: dict[int, list[StreamOutput]] = {}
+        for item in items:
+            by_index.setdefault(item.index, []).append(item)
+        return [OutputDelta.merge(items) for items in by_index.values()]
 
     def error_of(self, output: RequestOutput) -> TandemError | None:
         """The error that replaces ``output`` in the response, if the output failed."""

@@ -109,7 +109,7 @@ def test_the_pass_counts_in_the_queue_and_is_cancelled_with_its_request(llm: LLM
 
 
 def test_logprobs_of_several_outputs_are_bounded_before_allocation(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandemrt.runtime.requests.admission.MAX_PROMPT_LOGPROBS", 37 * 3 * 2)
+    monkeypatch.setattr("tandemrt.runtime.requests.request_size.MAX_PROMPT_LOGPROBS", 37 * 3 * 2)
     assert llm.generate(PROMPT, asked(n=2)).prompt_logprobs is not None
     with pytest.raises(BadRequest, match="prompt_logprobs: outputs times prompt tokens times logprobs must be at most"):
         llm.generate(PROMPT, asked(n=3))
@@ -118,7 +118,7 @@ def test_logprobs_of_several_outputs_are_bounded_before_allocation(llm: LLM, mon
 
 
 def test_logprobs_of_several_outputs_are_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandemrt.runtime.requests.admission.MAX_LOGPROBS", 2 * 5 * 4)
+    monkeypatch.setattr("tandemrt.runtime.requests.request_size.MAX_LOGPROBS", 2 * 5 * 4)
     fits = SamplingParams(n=2, max_tokens=5, logprobs=3, ignore_eos=True)
     assert len(llm.generate(PROMPT, fits).outputs[1].logprobs or ()) == 5
     with pytest.raises(BadRequest, match=r"n: .* logprobs \+ 1 must be at most 40, received 2 x 5 x 5 = 50; ask for"):

@@ -123,7 +123,10 @@ def test_bodies_beyond_the_budget_are_refused(limited: Served) -> None:
         assert eventually(lambda: held_bytes(limited) == PART)
         status, body, headers = ask(limited, "/v1/completions", "127.0.0.5", b" " * PART)
         assert (status, body["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
-        assert f"hold {BODY} bytes of request bodies per client at a time (--max-bodies)" in body["error"]["message"]
+        assert (
+            f"hold {BODY} bytes of request bodies and unread answers per client at a time (--max-bodies)"
+            in body["error"]["message"]
+        )
         assert ask(limited, "/v1/completions", "127.0.0.6", b" " * PART)[0] == 400
         assert eventually(lambda: held_bytes(limited) == PART)
         with begun_body(limited, "127.0.0.6", PART):

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -38,8 +39,9 @@ from tandemrt.runtime.servers.openai.http_body import BodyBudget, read_body
 from tandemrt.runtime.servers.openai.metrics import metrics_registry
 from tandemrt.runtime.servers.openai.pages import pages
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS, Endpoint, endpoint_of
+from tandemrt.runtime.servers.openai.rendering import WRITER_THREADS, AnswerWriter, render, values_of_text
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_json
-from tandemrt.runtime.servers.openai.streaming import EventStream
+from tandemrt.runtime.servers.openai.streaming import EventStream, WholeAnswer
 from tandemrt.runtime.servers.openai.template_variables import without_unread
 from tandemrt.runtime.servers.openai.tokenization import detokenize, tokenize
 from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
@@ -89,9 +91,11 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.notifier = EventNotifier()
         app.state.threads = FairExecutor(PARSER_THREADS, "tandemrt-reader")
+        app.state.writers = FairExecutor(WRITER_THREADS, "tandemrt-writer")
         app.state.bodies = BodyBudget(config.bodies_limit)
         yield
         app.state.threads.shutdown(wait=False)
+        app.state.writers.shutdown(wait=False)
 
     async def require_key(request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -178,21 +182,27 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
             traces: LiveTraces | None = state.traces
             if traces is not None:
                 parsed = replace(parsed, traced=traces.wanted(name))
-            stream = AsyncAnswer(llm, parsed, state.notifier, state.threads)
+            stream = AsyncAnswer(llm, parsed, state.notifier, state.threads, config.max_answer)
             try:
                 await watch.require_connected()
                 await stream.start()
                 Generated(name, stream.requests).attach(request.scope)
                 if traces is not None:
                     traces.follow(name, stream.requests[0])
-                formatter = endpoint.formatter(parsed, name, llm.tokenizer.decode)
+                repeated = values_of_text(share.size) if parsed.repeated or parsed.echo else 0
+                new_formatter = partial(endpoint.formatter, parsed, name, llm.tokenizer.decode)
+                formatter = await render(state.writers, parsed.client, repeated, new_formatter)
+                writer = AnswerWriter(state.writers, parsed.client, endpoint, formatter, repeated)
                 parsed = parsed.without_prompts()
+                del new_formatter
                 share.keep(share.size - spare)
                 if parsed.stream:
                     # The HTTP status waits for the first delta: an earlier failure is an error response, not a stream.
                     first = await watch.while_connected(stream.next())
-                    return EventStream(stream, first, formatter, endpoint, held.pop_all())
-                return JSONResponse(formatter.complete(await watch.while_connected(stream.outputs())))
+                    return EventStream(stream, first, writer, share, held.pop_all())
+                answer = await writer.answer(await watch.while_connected(stream.outputs()))
+                share.take(len(answer))
+                return WholeAnswer(answer, held.pop_all())
             except BaseException:
                 stream.cancel()
                 raise

@@ -10,6 +10,8 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.request import Request, RequestOutput
+from tandemrt.runtime.requests.request_size import RequestSize
+from tandemrt.runtime.servers.openai.answer_size import AnswerSize
 from tandemrt.runtime.servers.openai.field_names import client_names, with_client_names
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.openai.token_sources import TokenSources
@@ -61,10 +63,19 @@ class AsyncAnswer:
 
     Args:
         threads: run ``LLM.submit``, because reading a prompt takes time.
+        max_answer: bytes of the answer besides its texts (AnswerSize).
     """
 
-    def __init__(self, llm: LLM, parsed: CompletionRequest, notifier: EventNotifier, threads: FairExecutor) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        parsed: CompletionRequest,
+        notifier: EventNotifier,
+        threads: FairExecutor,
+        max_answer: int,
+    ) -> None:
         self._parsed = parsed
+        self._max_answer = max_answer
         self._threads = threads
         self._arrived = asyncio.Event()
         self._tokenizer = llm.tokenizer.backend
@@ -73,9 +84,13 @@ class AsyncAnswer:
 
     async def start(self) -> None:
         """Queue the prompts outside the event loop. Raises BadRequest or QueueFull."""
+        size, answer = RequestSize(), AnswerSize(self._parsed, self._max_answer)
         for stream in self._streams:
             with client_names(self._parsed.field_names):
                 await asyncio.wrap_future(self._threads.submit(self._parsed.client, stream.submit))
+                request = stream.request
+                size.add(request.params, len(request.prompt), request.max_tokens)
+                answer.add(request)
         self._parsed = self._parsed.without_prompts()
 
     def cancel(self) -> None:

@@ -19,8 +19,10 @@ class ServerConfig:
         metrics_without_key: whether /metrics answers without the key.
         dashboard_texts: whether the dashboard shows the text of one running request to all who have the key.
         max_body: largest request body in bytes.
-        max_bodies: bytes of all request bodies until their prompts are queued, and of parts that answers repeat until
-            the answers end; None: 16 times ``max_body``. One client address gets at most half.
+        max_bodies: bytes of all request bodies until their prompts are queued, of parts that answers repeat until the
+            answers end, and of answers until their clients have taken them; None: 16 times ``max_body``. One client
+            address gets at most half.
+        max_answer: bytes of what an answer may hold besides its texts: logprobs, token ids, repeated prompts.
         max_connections: open connections that may send requests.
         max_connections_per_address: open connections of one address (IPv6: of one /64 network); None: a quarter of all.
         header_timeout_s: seconds in which a connection must send the head of its request.
@@ -38,6 +40,7 @@ class ServerConfig:
     dashboard_texts: bool = False
     max_body: int = 4 << 20
     max_bodies: int | None = None
+    max_answer: int = 16 << 20
     max_connections: int = MAX_CONNECTIONS
     max_connections_per_address: int | None = None
     header_timeout_s: float = 30.0

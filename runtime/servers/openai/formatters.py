@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tandemrt.runtime.requests.prompt import Prompt
@@ -36,15 +37,17 @@ class CompletionFormatter:
         request_id = request.request_id or secrets.token_hex(12)
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}
         self._warnings = {"warnings": [*request.warnings]} if request.warnings else {}
+        echoes = [_echo(prompt, decode) if request.echo else "" for prompt in request.prompts]
+        token_text = cache(lambda token: decode([token]))  # logprobs name the same tokens again and again
         self._choices = [
             self.choice(
                 at * request.params.n + index,
-                lambda token: decode([token]),
+                token_text,
                 tool_calls=request.tool_calls,
                 return_token_ids=request.return_token_ids,
-                echo=_echo(prompt, decode) if request.echo else "",
+                echo=echo,
             )
-            for at, prompt in enumerate(request.prompts)
+            for at, echo in enumerate(echoes)
             for index in range(request.params.n)
         ]
         self._tokens = 0  # of all outputs so far

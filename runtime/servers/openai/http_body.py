@@ -1,4 +1,4 @@
-"""Read the body of an HTTP request within limits of size, time and memory."""
+"""Read the body of an HTTP request within limits of size, time and memory, which answers count against too."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ MIN_BODY_RATE = 16 << 10  # bytes per second, after a third of the time limit
 
 
 class BodyBudget:
-    """Bytes of all request bodies that a server holds at a time. Used in the event loop only.
+    """Bytes of all request bodies and unread answers that a server holds at a time. Used in the event loop only.
 
     Args:
         limit: in bytes. One client address gets at most half, so that it cannot lock out the others.
@@ -30,7 +30,7 @@ class BodyBudget:
 
     @contextmanager
     def share(self, address: str) -> Iterator["BodyShare"]:
-        """Hold the body of one request; its bytes are free again when the block ends."""
+        """Hold the body and the answer of one request; their bytes are free again when the block ends."""
         share = BodyShare(self, address)
         try:
             yield share
@@ -42,8 +42,9 @@ class BodyBudget:
         for held, most in ((self._held[address], self._limit // 2), (self.held, self._limit)):
             if held + size > most:
                 raise Overloaded(
-                    f"the server may hold {most} bytes of request bodies{' per client' if most < self._limit else ''} "
-                    f"at a time (--max-bodies), and {held} arrived before this one; send it again later"
+                    f"the server may hold {most} bytes of request bodies and unread answers"
+                    f"{' per client' if most < self._limit else ''} at a time (--max-bodies), and holds "
+                    f"{held}; read answers faster, or send it again later"
                 )
         self._held[address] += size
 
@@ -55,7 +56,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes that one request holds of a BodyBudget."""
+    """The bytes that one request and its answer hold of a BodyBudget."""
 
     def __init__(self, budget: BodyBudget, address: str) -> None:
         self.size = 0

@@ -16,7 +16,7 @@ from tandemrt.runtime.servers.openai.responses_answer import ResponsesFormatter,
 from tandemrt.runtime.servers.openai.responses_request import parse_responses
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
-_COMPACT = json.JSONEncoder(separators=(",", ":"))
+encode_event = json.JSONEncoder(separators=(",", ":")).encode  # ASCII: some clients end a line at U+2028
 
 
 class Formatter(Protocol):
@@ -53,9 +53,9 @@ class Endpoint:
     event_names: bool = False
     end: str = ""
 
-    def events(self, chunks: Sequence[Mapping[str, Any]]) -> str:
-        """Return ``chunks`` as server-sent events."""
-        return "".join([f"{self._name(chunk)}data: {_COMPACT.encode(chunk)}\n\n" for chunk in chunks])
+    def events(self, chunks: Sequence[Mapping[str, Any]], encode: Callable[[Any], str] = encode_event) -> str:
+        """Return ``chunks`` as server-sent events. ``encode`` writes JSON in one line."""
+        return "".join([f"{self._name(chunk)}data: {encode(chunk)}\n\n" for chunk in chunks])
 
     def failure(self, error: BaseException) -> str:
         """Return the last events of a stream that ``error`` ends."""

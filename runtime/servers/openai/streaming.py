@@ -1,22 +1,49 @@
-"""Stream a response as server-sent events."""
+"""Send answers in parts, each of which waits until the client has taken the one before it."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
-from fastapi.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer
-from tandemrt.runtime.servers.openai.protocols import Endpoint, Formatter
+from tandemrt.runtime.servers.openai.http_body import BodyShare
+from tandemrt.runtime.servers.openai.rendering import AnswerWriter
 from tandemrt.runtime.servers.request_stream import OutputDelta
+
+PART = 64 << 10  # bytes; a client has --write-timeout for each
+
+
+class WholeAnswer(Response):
+    """Sends the JSON text of an answer.
+
+    Args:
+        held: closed when the client has taken all of it.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, held: ExitStack) -> None:
+        super().__init__(body)
+        self._held = held
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        with self._held:
+            await _deliver({"type": "http.response.start", "status": 200, "headers": self.raw_headers}, send)
+            for part in _parts(bytes(self.body)):
+                await _deliver({"type": "http.response.body", "body": part, "more_body": True}, send)
+            await _deliver({"type": "http.response.body", "body": b""}, send)
 
 
 class EventStream(StreamingResponse):
-    """Sends the chunks of one request. The request is cancelled when the response ends, for any reason.
+    """Sends the events of one request. The request is cancelled when the response ends, for any reason.
 
     Args:
         first: deltas that were already taken from ``stream``.
+        share: counts events until the client has taken them.
         held: closed when the response ends.
     """
 
@@ -24,14 +51,14 @@ class EventStream(StreamingResponse):
         self,
         stream: AsyncAnswer,
         first: Sequence[OutputDelta],
-        formatter: Formatter,
-        endpoint: Endpoint,
+        writer: AnswerWriter,
+        share: BodyShare,
         held: ExitStack,
     ) -> None:
         self._stream = stream
         self._held = held
-        events = _events(stream, first, formatter, endpoint)
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        parts = _event_parts(stream, first, writer, share)
+        super().__init__(parts, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -41,15 +68,36 @@ class EventStream(StreamingResponse):
             self._held.close()
 
 
-async def _events(
-    stream: AsyncAnswer, first: Sequence[OutputDelta], formatter: Formatter, endpoint: Endpoint
-) -> AsyncIterator[str]:
-    prompt_tokens = stream.prompt_tokens
+async def _event_parts(
+    stream: AsyncAnswer, first: Sequence[OutputDelta], writer: AnswerWriter, share: BodyShare
+) -> AsyncIterator[bytes]:
+    deltas, before = first, share.size
     try:
-        yield endpoint.events(formatter.chunks(first, prompt_tokens))
-        while not formatter.finished:
-            yield endpoint.events(formatter.chunks(await stream.next(), prompt_tokens))
+        while True:
+            events = await writer.events(deltas, stream.prompt_tokens)
+            share.take(len(events))
+            for part in _parts(events):
+                yield part
+            share.keep(before)
+            if writer.formatter.finished:
+                break
+            deltas = await stream.next()
     except TandemError as error:
-        yield endpoint.failure(error)
+        yield writer.endpoint.failure(error).encode()
     else:
-        yield endpoint.end
+        yield writer.endpoint.end.encode()
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + PART] for at in range(0, len(data), PART))
+
+
+async def _deliver(message: MutableMapping[str, Any], send: Send) -> None:
+    """Send ``message``, also after the server has cancelled the task: it waits for clients to take last answers."""
+    try:
+        await send(message)
+    except asyncio.CancelledError:  # before anything was sent
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        await send(message)
