@@ -80,22 +80,22 @@ class Tokenizer:
             raise BadRequest(
                 f"prompt: messages need a chat template named default, the tokenizer has {quoted(sorted(self._chat))}"
             )
-        for problem in self.unread_variables(variables or {}, tools).values():
-            raise BadRequest(f"{problem}; leave it out")
+        for name in self.unread_variables(variables or {}, tools):
+            raise BadRequest(f"{self.unread_problem(name, tools)}; leave it out")
         return self._template(tools)
 
-    def unread_variables(self, variables: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
-        """Return the names of variables that the template of a chat with ``tools`` does not read, with a message."""
+    def unread_variables(self, variables: Mapping[str, Any], tools: Sequence[Any]) -> list[str]:
+        """Return the names of variables that the template of a chat with ``tools`` does not read."""
         if not variables or "default" not in self._chat:
-            return {}
+            return []
         read = self._template(tools).variables
-        known = sorted(read - {*OWN, *self.special_tokens})
-        return {
-            name: f"chat_template_kwargs: the chat template reads {', '.join(known) or 'no variables'}, received "
-            f"{quoted(name)}{nearest(name, known)}"
-            for name in variables
-            if name not in read
-        }
+        return [name for name in variables if name not in read]
+
+    def unread_problem(self, name: str, tools: Sequence[Any]) -> str:
+        """Return the message about a variable that the template of a chat with ``tools`` does not read."""
+        known = sorted(self._template(tools).variables - {*OWN, *self.special_tokens})
+        read = ", ".join(known) or "no variables"
+        return f"chat_template_kwargs: the chat template reads {read}, received {quoted(name)}{nearest(name, known)}"
 
     @cached_property
     def quick(self) -> bool:

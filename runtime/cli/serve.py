@@ -90,6 +90,28 @@ def serve(
             min=0.1, help="Seconds in which a client must take each part of a response.", rich_help_panel=LIMITS
         ),
     ] = 30.0,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Names, separated by commas, that clients may call the server by besides its addresses and localhost; "
+            "*: any. Default: none on a loopback address, else any.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    trusted_proxies: Annotated[
+        str | None,
+        typer.Option(
+            help="Addresses or networks, separated by commas, of proxies whose X-Forwarded-For names the client.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    salt_cache_by: Annotated[
+        Literal["address", "key"] | None,
+        typer.Option(
+            help="Share cached prefixes only between requests of one address, or of one key. Default: between all.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
     grace: Annotated[
         int | None,
         typer.Option(
@@ -142,6 +164,9 @@ def serve(
         body_timeout_s=body_timeout,
         write_timeout_s=write_timeout,
         otlp_traces_endpoint=otlp_traces_endpoint,
+        allowed_hosts=None if allowed_hosts is None else _listed(allowed_hosts),
+        trusted_proxies=_listed(trusted_proxies or ""),
+        salt_cache_by=salt_cache_by,
         grace_s=grace,
     )
     if otlp_traces_endpoint is not None:
@@ -166,6 +191,10 @@ def serve(
         log_to_stderr(log_level)
         with suppress(KeyboardInterrupt), open_models(folders, options, trace) as opened:
             Server(opened, config, on_ready).run(sockets)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _import_for_gpu(models: Sequence[str], options: RuntimeOptions) -> None:

@@ -60,7 +60,9 @@ def serving(bundle: Path) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
 
 def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None)
+        connection.request(
+            "POST" if body else "GET", path, json.dumps(body) if body else None, {"Content-Type": "application/json"}
+        )
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
 

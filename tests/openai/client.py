@@ -37,7 +37,8 @@ class Served:
         """Send a request and leave its answer to come; a body that is no bytes is sent as JSON."""
         connection = self.connect()
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method or ("GET" if body is None else "POST"), path, data, headers or {})
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method or ("GET" if body is None else "POST"), path, data, {**kind, **(headers or {})})
         return connection
 
     def ask(self, path: str, body: Any = None, **more: Any) -> tuple[int, Any, dict[str, str]]:
@@ -66,6 +67,13 @@ class Served:
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
+
+
+def post_head(length: int | None, path: str = "/v1/completions") -> bytes:
+    """The head of a request with JSON of ``length`` bytes; None: in chunks."""
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    kind = "Content-Type: application/json"
+    return f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{kind}\r\n{framing}\r\n\r\n".encode()
 
 
 def events(answer: http.client.HTTPResponse) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from tandemrt.runtime.servers.openai.connections import MAX_REFUSED, client_netw
 from tandemrt.runtime.servers.openai.errors import Overloaded
 from tandemrt.runtime.servers.openai.http_body import BodyBudget
 from tandemrt.runtime.workers.clients import Client
-from tests.openai.client import Served
+from tests.openai.client import Served, post_head
 from tests.openai.conftest import serving
 from tests.openai.test_stopping import held_engine, recorded_log
 from tests.waiting import PATIENCE_S, eventually
@@ -68,7 +68,7 @@ def ask(served: Served, path: str, source: str, body: bytes | None = None) -> tu
     """Status, JSON and headers of an answer to a client at ``source``."""
     connection = http.client.HTTPConnection("127.0.0.1", port_of(served), PATIENCE_S, (source, 0))
     try:
-        connection.request("GET" if body is None else "POST", path, body)
+        connection.request("GET" if body is None else "POST", path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read()), {name.lower(): value for name, value in answer.headers.items()}
     finally:
@@ -78,8 +78,8 @@ def ask(served: Served, path: str, source: str, body: bytes | None = None) -> tu
 def begun_body(served: Served, source: str, size: int, announced: int = BODY) -> socket.socket:
     """Send ``size`` bytes of a longer body."""
     connection = connected(served, source)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {announced}\r\n\r\n"
-    connection.sendall(head.encode() + b" " * size)
+    head = post_head(announced)
+    connection.sendall(head + b" " * size)
     return connection
 
 
@@ -143,13 +143,13 @@ UNREAD = [{"role": "user", "content": "x", "name": "é" * 10_000}]  # the demo's
 def waiting_request(served: Served, path: str, body: dict[str, Any]) -> Iterator[None]:
     """Let a request wait for a held engine while the block runs; then it must succeed, and no body be held."""
     sent = json.dumps(body, ensure_ascii=False).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(sent)}\r\n\r\n"
+    head = post_head(len(sent), path)
     prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
     with ExitStack() as stack:
         connection = stack.enter_context(connected(served, "127.0.0.8"))
         with held_engine(served):
             before = served.llm.waiting + served.llm.running
-            connection.sendall(head.encode() + sent)
+            connection.sendall(head + sent)
             assert eventually(lambda: served.llm.waiting + served.llm.running == before + prompts)
             yield
         answer = http.client.HTTPResponse(connection)
@@ -195,10 +195,7 @@ def test_what_an_answer_repeats_counts_until_its_end(
 def test_an_abandoned_stream_holds_no_body(limited: Served) -> None:
     sent = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 400, "stream": True}).encode()
     with connected(limited, "127.0.0.8") as connection:
-        connection.sendall(
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(sent)}\r\n\r\n".encode()
-            + sent
-        )
+        connection.sendall(post_head(len(sent), "/v1/chat/completions") + sent)
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
     assert eventually(lambda: held_bytes(limited) == 0)
 
@@ -260,7 +257,7 @@ def test_a_late_head_is_answered_with_408(impatient: Served) -> None:
 def test_the_time_of_a_head_starts_anew_with_each_request(impatient: Served) -> None:
     """The first answer takes longer than a head may."""
     body = b'{"prompt": "x", "max_tokens": 1}'
-    first = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    first = post_head(len(body)) + body
     with connected(impatient) as connection:
         with held_engine(impatient):
             connection.sendall(first * 3)
@@ -287,7 +284,7 @@ def test_bytes_that_are_no_http_get_a_json_error(impatient: Served) -> None:
 
 
 def test_broken_and_abandoned_bodies_leave_no_traceback(limited: Served) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = post_head(None)
     with recorded_log() as records:
         with connected(limited, "127.0.0.9") as broken:
             broken.sendall(head + b"5\r\nhello\r\nno number\r\n")

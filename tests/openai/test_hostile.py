@@ -5,7 +5,7 @@ import socket
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
-from tests.openai.client import EXAMPLES, Served, asking, events
+from tests.openai.client import EXAMPLES, Served, asking, events, post_head
 from tests.waiting import eventually
 
 
@@ -24,7 +24,7 @@ def test_a_stream_is_complete_while_hostile_clients_are_served(served: Served) -
         for _ in range(20):  # slow writers: a head without an end, a body without an end
             for beginning in (
                 b"POST /v1/comp",
-                b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\n{",
+                post_head(99) + b"{",
             ):
                 connection = stack.enter_context(raw(served))
                 connection.sendall(beginning)
@@ -42,7 +42,7 @@ def test_a_stream_is_complete_while_hostile_clients_are_served(served: Served) -
 
 def test_dropped_streams_free_their_resources(served: Served) -> None:
     body = json.dumps({"prompt": "x", "ignore_eos": True, "stream": True, "max_tokens": 200}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = post_head(len(body))
     before = served.metrics()
     for _ in range(40):
         with raw(served) as connection:

@@ -17,7 +17,7 @@ from tandemrt.runtime.requests import request_size
 from tandemrt.runtime.servers.openai import rendering, streaming
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.rendering import json_pieces
-from tests.openai.client import Served, events
+from tests.openai.client import Served, events, post_head
 from tests.openai.conftest import serving
 from tests.openai.test_connections import held_bytes, port_of
 from tests.waiting import PATIENCE_S, eventually
@@ -147,12 +147,11 @@ def test_one_piece_of_json_is_short() -> None:
 def test_an_unread_answer_counts_until_its_client_has_taken_it(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "PART", 1000)
     body = json.dumps({**CHOSEN, "prompt": "x", "logprobs": 20, "max_tokens": 500}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         slow.settimeout(PATIENCE_S)
         slow.connect(("127.0.0.1", port_of(small)))
-        slow.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        slow.sendall(post_head(len(body)) + body)
         assert slow.recv(12) == b"HTTP/1.1 200"
         assert held_bytes(small) > 100_000
         while held_bytes(small):

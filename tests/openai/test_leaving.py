@@ -70,7 +70,8 @@ def test_a_stopping_server_finishes_running_requests(demo_bundle: Path) -> None:
             assert re.fullmatch(r"serving mine at (http://127.0.0.1:\d+/)v1; chat: \1\n", line)
             address = urlsplit(line.split()[-1])
             connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=PATIENCE_S)
-            connection.request("POST", "/v1/completions", b'{"prompt": "x", "stream": true, "ignore_eos": true}')
+            body = b'{"prompt": "x", "stream": true, "ignore_eos": true}'
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             chunks = events(answer)
             assert next(chunks)["model"] == "mine"

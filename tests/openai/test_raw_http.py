@@ -16,7 +16,7 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.requests.slots import Round
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.http_framing import MIN_CHUNK, SMALL_CHUNKS
-from tests.openai.client import Served, endless
+from tests.openai.client import Served, endless, post_head
 from tests.openai.conftest import serving
 from tests.openai.test_connections import connected, port_of
 from tests.openai.test_leaving import cancelled
@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 WRITE_S = 2.0
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+CHUNKED = post_head(None)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_after_late_bytes_is_cancelled(
     body = json.dumps(endless(stream=stream, num_draft_tokens=0)).encode()
     with held_round(served, monkeypatch) as reached:
         with connected(served) as connection:
-            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            connection.sendall(post_head(len(body)) + body)
             assert reached.wait(PATIENCE_S)
             connection.sendall(late)
             connection.shutdown(socket.SHUT_RDWR)  # close alone would not suffice: a forked process may hold a copy

@@ -154,7 +154,9 @@ def test_a_text_beyond_the_context_has_openais_code(
         (b'{"prompt": "\xff"}', "must be UTF-8, received b'\\xff' at byte 12"),
         (b'{"a":' * 100_000, "must be JSON"),
         (b'{"seed": ' + b"9" * 10_000 + b"}", "must be JSON"),
-        (b'{"\\ud800": 1}', "is no field of this endpoint"),
+        (b'{"\\ud800": 1}', "must be text that UTF-8 can encode"),
+        (b'{"prompt": "x", "temperature": 1e400}', "1e400 is beyond the range of numbers"),
+        (b'{"prompt": "x", "logit_bias": {"7": -1e999}}', "-1e999 is beyond the range of numbers"),
     ],
 )
 def test_a_malformed_body_is_refused(served: Served, body: bytes, message: str) -> None:
@@ -177,6 +179,7 @@ def test_unknown_models_and_paths_are_not_found(served: Served) -> None:
 def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served) -> None:
     connection = served.connect()
     connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(100 << 20))
     connection.endheaders()  # and not a byte of it
     answer = connection.getresponse()
@@ -189,7 +192,9 @@ def test_a_client_that_sends_a_large_body_first_reads_the_response(served: Serve
     """urllib reads nothing before it has sent all."""
     url = served.url.removesuffix("/v1") + path
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(urllib.request.Request(url, b" " * (20 << 20)), timeout=PATIENCE_S)
+        urllib.request.urlopen(
+            urllib.request.Request(url, b" " * (20 << 20), {"Content-Type": "application/json"}), timeout=PATIENCE_S
+        )
     with caught.value as answer:
         assert (answer.status, json.loads(answer.read())["error"]["type"]) == (status, "invalid_request_error")
 
@@ -197,7 +202,12 @@ def test_a_client_that_sends_a_large_body_first_reads_the_response(served: Serve
 def test_a_connection_goes_on_after_a_body_that_was_rejected(served: Served) -> None:
     with closing(served.connect()) as connection:
         for path, status in (("/v1/completions", 413), ("/version", 200)):
-            connection.request("GET" if status == 200 else "POST", path, b" " * (5 << 20) if status == 413 else None)
+            connection.request(
+                "GET" if status == 200 else "POST",
+                path,
+                b" " * (5 << 20) if status == 413 else None,
+                {"Content-Type": "application/json"},
+            )
             answer = connection.getresponse()
             assert (answer.status, bool(answer.read())) == (status, True)
 
@@ -205,6 +215,7 @@ def test_a_connection_goes_on_after_a_body_that_was_rejected(served: Served) -> 
 def test_a_body_of_unknown_length_is_cut_off_at_the_limit(served: Served) -> None:
     connection = served.connect()
     connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
     connection.putheader("Transfer-Encoding", "chunked")
     connection.endheaders()
     try:

@@ -136,7 +136,7 @@ def test_a_body_may_have_exactly_the_limit(both: Served, length: int, announced:
     sent = text + b" " * (length - len(text))
     with closing(both.connect()) as connection:
         parts = sent if announced else iter((sent[:400], sent[400:-1], sent[-1:]))
-        connection.request("POST", PATHS[0], parts, encode_chunked=not announced)
+        connection.request("POST", PATHS[0], parts, {"Content-Type": "application/json"}, encode_chunked=not announced)
         answer = connection.getresponse()
         assert (answer.status, json.loads(answer.read())["usage"]["completion_tokens"]) == (200, 2)
 
@@ -144,6 +144,7 @@ def test_a_body_may_have_exactly_the_limit(both: Served, length: int, announced:
 def test_an_announced_body_of_one_byte_more_is_refused(both: Served) -> None:
     with closing(both.connect()) as connection:
         connection.putrequest("POST", PATHS[0])
+        connection.putheader("Content-Type", "application/json")
         connection.putheader("Content-Length", str(MAX_BODY + 1))
         connection.endheaders()  # without the body: the server may hang up before it has come
         answer = connection.getresponse()
@@ -155,6 +156,7 @@ def test_an_announced_body_of_one_byte_more_is_refused(both: Served) -> None:
 def test_a_chunked_body_of_one_byte_more_is_refused(both: Served) -> None:
     with closing(both.connect()) as connection:
         connection.putrequest("POST", PATHS[0])
+        connection.putheader("Content-Type", "application/json")
         connection.putheader("Transfer-Encoding", "chunked")
         connection.endheaders()
         connection.send(b"%x\r\n" % (MAX_BODY + 1) + b" " * (MAX_BODY + 1) + b"\r\n")  # and no end

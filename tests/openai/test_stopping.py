@@ -72,6 +72,7 @@ def test_requests_past_the_grace_period_are_answered(demo_bundle: Path, grace_s:
         assert eventually(lambda: served.llm.waiting + served.llm.running >= 6)
         unfinished = served.connect()
         unfinished.putrequest("POST", "/v1/completions")
+        unfinished.putheader("Content-Type", "application/json")
         unfinished.putheader("Content-Length", "99")
         unfinished.endheaders(b"{")
         assert eventually(lambda: len(served.server.server_state.tasks) == 7)
@@ -128,7 +129,7 @@ def test_an_interrupted_server_leaves_without_a_traceback(demo_bundle: Path, tmp
             sent = []
             for _ in range(8):
                 connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=PATIENCE_S)
-                connection.request("POST", "/v1/completions", body)
+                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
                 sent.append(connection)
             assert eventually(lambda: _waiting(address.port) > 100)
             process.send_signal(signal.SIGINT)

@@ -10,6 +10,7 @@ from tools.clients.http import encode, get
 SECONDS = 3.0
 ATTACKER = "127.0.0.2"  # limits per address are not the victim's
 SILENT = 500  # connections of each attacker: four have more than one address may
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 _ENDLESS = {"prompt": "x", "stream": True, "ignore_eos": True, "user": "attacker"}
 
 
@@ -47,10 +48,7 @@ def _connect(frontend: HttpFrontend) -> socket.socket:
 
 
 def _request(data: bytes, length: int | None = None) -> bytes:
-    return b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%s" % (
-        length or len(data),
-        data,
-    )
+    return _HEAD + b"Content-Length: %d\r\n\r\n%s" % (length or len(data), data)
 
 
 def _hang_up(frontend: HttpFrontend) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 TIMEOUT_S = 600.0
 MIN_QUEUE_LIMIT = 256  # requests that a started server may queue, at least
+JSON = {"Content-Type": "application/json"}
 Body = bytes | Mapping[str, Any]
 
 
 def post(port: int, path: str, body: Body) -> bytes:
     """Send ``body`` (a mapping is sent as JSON) and return the response's body."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
-        connection.request("POST", path, encode(body))
+        connection.request("POST", path, encode(body), JSON)
         with connection.getresponse() as response:
             return response.read()
 
@@ -29,7 +30,7 @@ def get(port: int, path: str, source: str) -> int:
 def post_lines(port: int, path: str, body: Body) -> Generator[bytes]:
     """Send ``body`` and yield the response's lines as they arrive. Closing the generator closes the connection."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
-        connection.request("POST", path, encode(body))
+        connection.request("POST", path, encode(body), JSON)
         with connection.getresponse() as response:
             yield from response
 

@@ -1,6 +1,8 @@
 """Format the output of a request as a message of /v1/messages, complete or as the events of a stream."""
 
+import math
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -104,8 +106,17 @@ def _begun(block: Block) -> dict[str, Any]:
 def _block(block: Block) -> dict[str, Any]:
     if block.kind == "call":
         # The length may have cut the arguments: their complete members remain.
-        return {**_begun(block), "input": from_json(block.text or "{}", allow_partial=True)}
+        return {**_begun(block), "input": _finite(from_json(block.text or "{}", allow_partial=True))}
     return {**_begun(block), _DELTAS[block.kind][1]: block.text}
+
+
+def _finite(value: Any) -> Any:
+    """Return a JSON value with the largest number in place of those beyond it, such as 1e400."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return math.copysign(sys.float_info.max, value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _figures(output: RequestOutput) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from tandemrt.runtime.servers.openai.errors import error_body, status_of
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     499: "invalid_request_error",
     503: "overloaded_error",

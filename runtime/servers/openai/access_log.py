@@ -5,9 +5,10 @@ import time
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tandemrt.engines.validation.errors import quoted
+from tandemrt.engines.validation.errors import clipped, quoted
 from tandemrt.runtime.requests.request import Speculation
 from tandemrt.runtime.servers.openai.generated import Generated, generated_of
+from tandemrt.runtime.servers.openai.hosts import is_address
 from tandemrt.runtime.servers.openai.response_status import ResponseStatus
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,10 @@ class AccessLog:
         finally:
             milliseconds = 1000 * (time.monotonic() - start)
             client = scope["client"][0] if scope["client"] else "-"
-            path, figures = quoted(scope["path"]), _figures(generated_of(scope))
-            log.log(
-                level, "%s %s %s %d %.0f ms%s", client, scope["method"], path, response.status, milliseconds, figures
-            )
+            if client != "-" and not is_address(client):  # what a trusted proxy passed on
+                client = quoted(client)
+            method, path, figures = clipped(scope["method"]), quoted(scope["path"]), _figures(generated_of(scope))
+            log.log(level, "%s %s %s %d %.0f ms%s", client, method, path, response.status, milliseconds, figures)
 
 
 def log_to_stderr(level: str) -> None:

@@ -21,6 +21,7 @@ from tandemrt.runtime.grammars.schema.spelling import spelling_warnings
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.request import count_tokens
 from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
+from tandemrt.runtime.servers.openai.cache_salts import salted
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import client_network
 from tandemrt.runtime.servers.openai.dashboard import LiveTraces, dashboard
@@ -105,7 +106,7 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
             return
         raise InvalidApiKey("Authorization: must be Bearer and the server's key; set api_key in the client")
 
-    app = FastAPI(title="TandemRT", lifespan=lifespan, openapi_url=None)
+    app = FastAPI(title="TandemRT", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 
     async def generate(request: Request) -> Response:
@@ -179,6 +180,7 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
         with closing(_ClientWatch(request)) as watch:
             await watch.require_connected()  # do not parse for a client that has disconnected
             parsed, name, llm, spare = await _parse_request(request, body, models, endpoint)
+            parsed = replace(parsed, params=salted(parsed.params, config.salt_cache_by, request, _network(request)))
             traces: LiveTraces | None = state.traces
             if traces is not None:
                 parsed = replace(parsed, traced=traces.wanted(name))
@@ -306,5 +308,5 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 async def _http_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {clipped(request.url.path)}: {error.detail}"
+    message = f"{clipped(request.method)} {clipped(request.url.path)}: {error.detail}"
     return json_response(error_object(message, "invalid_request_error", None), error.status_code, error.headers)

@@ -1,12 +1,15 @@
 """Address and limits of a server."""
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
-from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.runtime.servers.openai.cache_salts import SaltBy
 
 MAX_CONNECTIONS = 4096
-_UNSENDABLE = re.compile(r"^ |[\x00-\x1f\x7f]| $")  # what the value of a header cannot hold
+# What the value of a header cannot hold. A byte of the environment that is not UTF-8 becomes a lone surrogate.
+_UNSENDABLE = re.compile(r"^ |[\x00-\x1f\x7f\ud800-\udfff]| $")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class ServerConfig:
         write_timeout_s: seconds in which a client must take each part of a response, at most 64 KiB.
         otlp_traces_endpoint: URL that receives OpenTelemetry traces; None: that of OpenTelemetry's environment
             variables, if they name one.
+        allowed_hosts: names that clients may call the server by, besides its addresses and localhost; None: ``host`` if
+            that is an address of this machine alone, else any.
+        trusted_proxies: addresses or networks of proxies whose X-Forwarded-For names the client.
+        salt_cache_by: whose requests share cached prefixes: those of an address (IPv6: of one /64 network), or those
+            with the same key; None: all.
         grace_s: seconds that running requests get after a stop signal; None: until they finish.
     """
 
@@ -47,15 +55,24 @@ class ServerConfig:
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     otlp_traces_endpoint: str | None = None
+    allowed_hosts: tuple[str, ...] | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    salt_cache_by: SaltBy | None = None
     grace_s: int | None = None
 
     def __post_init__(self) -> None:
         if self.api_key is not None and (_UNSENDABLE.search(self.api_key) or not self.api_key):
             received = f"{len(self.api_key)} characters" if self.api_key else "an empty text"  # never the key
             raise BadRequest(
-                "api_key: must be a text without control characters, line breaks and spaces at its ends, received "
+                "api_key: must be UTF-8 without control characters, line breaks and spaces at its ends, received "
                 f"{received}; set --api-key or TANDEMRT_API_KEY to a key, or leave both out to serve without one"
             )
+        for proxy in self.trusted_proxies:
+            if not _is_network(proxy):
+                raise BadRequest(
+                    f"trusted_proxies: must be addresses or networks such as 10.0.0.0/8, received {quoted(proxy)}; "
+                    "correct it"
+                )
         if self.bodies_limit < 2 * self.max_body:
             raise BadRequest(
                 f"max_bodies: must be at least twice max_body ({self.max_body}), because one client address gets half, "
@@ -73,7 +90,23 @@ class ServerConfig:
         return 16 * self.max_body if self.max_bodies is None else self.max_bodies
 
     @property
+    def host_names(self) -> tuple[str, ...] | None:
+        """``allowed_hosts``, or its default. None: any."""
+        if self.allowed_hosts is not None:
+            return None if "*" in self.allowed_hosts else (*self.allowed_hosts, self.host)
+        local = self.host == "localhost" or (_is_network(self.host) and ipaddress.ip_network(self.host).is_loopback)
+        return (self.host,) if local else None
+
+    @property
     def address_limit(self) -> int:
         """``max_connections_per_address``, or its default."""
         given = self.max_connections_per_address
         return max(1, self.max_connections // 4) if given is None else given
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True

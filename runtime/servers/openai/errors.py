@@ -34,6 +34,14 @@ class InvalidApiKey(TandemError):
     """The server has an API key and the request does not have it."""
 
 
+class UnknownHost(TandemError):
+    """A request is for a host name that is not this server's."""
+
+
+class UnsupportedMediaType(TandemError):
+    """The body of a request is not announced as JSON."""
+
+
 class BodyTooLarge(TandemError):
     """The body of a request exceeds the server's limit."""
 
@@ -69,6 +77,8 @@ _STATUSES: Mapping[type[BaseException], ErrorStatus] = {
     UnknownModel: ErrorStatus(404, "invalid_request_error", "model_not_found"),
     UnsupportedEndpoint: ErrorStatus(404, "invalid_request_error", "unsupported_endpoint"),
     InvalidApiKey: ErrorStatus(401, "invalid_request_error", "invalid_api_key"),
+    UnknownHost: ErrorStatus(403, "invalid_request_error", "unknown_host"),
+    UnsupportedMediaType: ErrorStatus(415, "invalid_request_error", "unsupported_media_type"),
     BodyTooLarge: ErrorStatus(413, "invalid_request_error", "request_too_large"),
     BodyTimeout: ErrorStatus(408, "invalid_request_error", "request_timeout"),
     HeaderTimeout: ErrorStatus(408, "invalid_request_error", "request_timeout"),

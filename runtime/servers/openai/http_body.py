@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from tandemrt.runtime.servers.openai.errors import BodyTimeout, BodyTooLarge, ClientDisconnected, Overloaded
+from tandemrt.engines.validation.errors import quoted
+from tandemrt.runtime.servers.openai.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ClientDisconnected,
+    Overloaded,
+    UnsupportedMediaType,
+)
 
 MIN_BODY_RATE = 16 << 10  # bytes per second, after a third of the time limit
 
@@ -77,12 +84,18 @@ class BodyShare:
 
 
 async def read_body(request: Request, share: BodyShare, limit: int, timeout_s: float) -> bytes:
-    """Return the body, at most ``limit`` bytes.
+    """Return the body, JSON of at most ``limit`` bytes.
 
+    Its type must be announced: scripts of any web page may send other types, and bodies without one, to a server.
     The body must come within ``timeout_s`` seconds, and at MIN_BODY_RATE or faster after a third of them. Raises
-    BodyTooLarge, before the body has arrived if its announced length is too large, BodyTimeout, Overloaded if ``share``
-    is used up, or ClientDisconnected.
+    UnsupportedMediaType, BodyTooLarge, before the body has arrived if its announced length is too large, BodyTimeout,
+    Overloaded if ``share`` is used up, or ClientDisconnected.
     """
+    media_type = request.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType(
+            f"Content-Type: must be application/json, received {quoted(media_type)}; add the header"
+        )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit, announced)

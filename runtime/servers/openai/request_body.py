@@ -4,7 +4,6 @@ A field is either one of OpenAI's (protocol.py) or a sampling parameter of the s
 ``SamplingParams`` is a new field here, without a second list.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest
 from tandemrt.engines.validation.sizes import text_bytes
 from tandemrt.runtime.requests.prompt import Chat, Prompt
+from tandemrt.runtime.servers.json_text import lone_surrogate, parse_json_text
 from tandemrt.runtime.servers.openai.field_names import VARIABLES, chat_field_names, client_names
 from tandemrt.runtime.servers.openai.messages import parse_messages
 from tandemrt.runtime.servers.openai.protocol import (
@@ -113,7 +113,8 @@ class CompletionRequest(ServerRequest):
 def parse_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object in ``body``. Raises BadRequest."""
     try:
-        value = json.loads(body.decode(), parse_constant=_reject_constant)
+        text = body.decode()
+        value = parse_json_text(text)
     except UnicodeDecodeError as error:
         raise BadRequest(
             f"the body must be UTF-8, received {body[error.start : error.start + 1]!r} at byte {error.start}"
@@ -124,6 +125,12 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body must be JSON of a sensible depth, received {len(body)} bytes") from None
     if not isinstance(value, dict):
         raise BadRequest(f"the body must be a JSON object, received {quoted(value)}")
+    for name, member in value.items():
+        if lone_surrogate(text, {name: member}):
+            raise BadRequest(
+                f"{clipped(name)}: must be text that UTF-8 can encode, received {quoted(member)}; join or drop lone "
+                "surrogates"
+            )
     return value
 
 
@@ -289,11 +296,7 @@ def _with_answer(calls: ToolCallSpec, constraint: StructuredOutputs | None) -> T
         )
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
+            schema = parse_json_text(schema)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"structured_outputs.json: the schema is not JSON: {clipped(error)}") from None
     return calls if calls.format is None else replace(calls, answer_schema=schema)
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")

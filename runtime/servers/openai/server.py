@@ -30,6 +30,7 @@ from tandemrt.runtime.servers.openai.cancelled_answers import CancelledAnswers
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import ConnectionLimits, LimitedProtocol
 from tandemrt.runtime.servers.openai.drained_bodies import DrainedBodies
+from tandemrt.runtime.servers.openai.hosts import KnownHosts
 from tandemrt.runtime.servers.openai.tracing import exports_traces
 
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, models: Models, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
-        app: ASGIApp = AccessLog(CancelledAnswers(create_app(models, config)))
+        app: ASGIApp = CancelledAnswers(create_app(models, config))
+        if config.host_names is not None:
+            app = KnownHosts(app, config.host_names)
+        app = AccessLog(app)
         app = DrainedBodies(app, config.body_timeout_s)
         self._spans: RequestSpans | None = None
         if exports_traces(config.otlp_traces_endpoint):
@@ -102,6 +106,8 @@ class Server(uvicorn.Server):
                 port=config.port,
                 http=partial(LimitedProtocol, limits=ConnectionLimits(config)),  # type: ignore[arg-type]  # is called
                 ws="none",
+                proxy_headers=bool(config.trusted_proxies),
+                forwarded_allow_ips=[*config.trusted_proxies],
                 access_log=False,
                 log_level="warning",
             )

@@ -1,6 +1,5 @@
 """Parse a request's tensors and parameters, or reject the request with the name of the wrong input."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutpu
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import nearest
 from tandemrt.runtime.requests.prompt import Chat, Prompt
+from tandemrt.runtime.servers.json_text import lone_surrogate, parse_json_text
 from tandemrt.runtime.servers.request import ServerRequest
 from tandemrt.runtime.workers.clients import MAX_USER_LENGTH, UNNAMED, Client
 
@@ -222,11 +222,16 @@ def _from_json(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value) if value else None
+        parsed = parse_json_text(value) if value else None
     except ValueError as error:
         raise BadRequest(f"{name}: must be JSON, received {quoted(value)}: {clipped(error)}") from error
     except RecursionError:
         raise BadRequest(f"{name}: must be JSON of a sensible depth, received {len(value)} characters") from None
+    if lone_surrogate(value, parsed):
+        raise BadRequest(
+            f"{name}: must be text that UTF-8 can encode, received {quoted(value)}; join or drop lone surrogates"
+        )
+    return parsed
 
 
 def _without_empty(value: Any) -> Any:
