@@ -72,7 +72,7 @@ def test_a_server_that_listened_first_is_named_too(ngram_bundle: Path) -> None:
 
 @pytest.mark.parametrize("key", ["", " key", "key ", "key\n"])
 def test_a_key_that_no_client_can_send_is_rejected(refused, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    rule = "BadRequest: api_key: must be a text without control characters, "
+    rule = "BadRequest: api_key: must be UTF-8 without control characters, "
     assert refused("--api-key", key).startswith(rule)
     monkeypatch.setenv("TANDEMRT_API_KEY", key)
     error = refused()

@@ -146,6 +146,8 @@ def test_one_piece_of_json_is_short() -> None:
 
 def test_an_unread_answer_counts_until_its_client_has_taken_it(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "PART", 1000)
+    listener = small.server.servers[0].sockets[0]
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of new connections
     body = json.dumps({**CHOSEN, "prompt": "x", "logprobs": 20, "max_tokens": 500}).encode()
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)

@@ -48,7 +48,7 @@ def outcome(parts: Sequence[tuple[float, int]]) -> tuple[str, float]:
 
     async def read() -> str:
         with budget.share("client") as share:
-            request = Request({"type": "http", "headers": []}, receive)
+            request = Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
             try:
                 body = await read_body(request, share, 1 << 30, LIMIT_S)
             except BodyTimeout as error:
