@@ -2,7 +2,7 @@
 
 ::
 
-    pip install 'tandemrt[cpu,serve]' 'ray[serve]'
+    pip install '.[cpu,serve]' 'ray[serve]'
     serve run tools.ray_serve:app bundle=engines/built/demo replicas=2
 
 serves OpenAI clients at http://127.0.0.1:8000/v1.

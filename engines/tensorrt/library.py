@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
+from tandemrt.engines.validation.extras import pip_install
 
 
 class Library(NamedTuple):
@@ -86,7 +87,7 @@ def load_builder(backend: str) -> ModuleType:
     except (ImportError, OSError) as error:
         raise BackendUnavailable(
             f"backend {backend} needs the module {library.builder}, which cannot be imported ({error}); "
-            f"pip install 'tandemrt[{library.extras[0]}]'"
+            f"{pip_install(library.extras[0])}"
         ) from error
     require_version(backend, module.__version__, library.builds)
     return module
@@ -104,7 +105,7 @@ def require_version(backend: str, version: str, majors: tuple[int, ...], module:
 
 def install(backend: str) -> str:
     """Return the commands that install a backend, or only what runs its engines."""
-    return " or ".join(f"pip install 'tandemrt[{extra}]'" for extra in LIBRARIES[backend].extras)
+    return pip_install(*LIBRARIES[backend].extras)
 
 
 def _library(backend: str) -> Library:

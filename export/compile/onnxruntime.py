@@ -11,6 +11,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.onnxruntime.custom_operators import ON_CPUS, load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -46,7 +47,7 @@ def require_session(path: Path, *, optimize: bool = True) -> bool:
         import onnxruntime
     except ImportError as error:
         rule = "backend onnxruntime-cpu needs onnxruntime to check what it built"
-        raise BackendUnavailable(f"{rule}; install it with: pip install 'tandemrt[cpu]'") from error
+        raise BackendUnavailable(f"{rule}: {pip_install('cpu')}") from error
     optimized = path.with_suffix(".optimized")
     options = session_options()
     # The next level depends on the processor.

@@ -15,6 +15,7 @@ from tokenizers import normalizers, pre_tokenizers
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.user_cache import cache_folder
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.export.read.original_tokenizers import Encode, OriginalFormat, find_original
 from tandemrt.export.read.tokenizer_class import TEXTS
 
@@ -85,7 +86,7 @@ def _require_libraries(file: Path, form: OriginalFormat) -> None:
     if missing := [name for name in ("transformers", form.library) if importlib.util.find_spec(name) is None]:
         raise BadCheckpoint(
             f"checkpoint must hold tokenizer.json; {file} can be converted, but {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not installed: pip install 'tandemrt[tokenizers]'"
+            f"{'is' if len(missing) == 1 else 'are'} not installed: {pip_install('tokenizers')}"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tandemrt.engines.parameters import server_tensors
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRepository, clipped, quoted
+from tandemrt.engines.validation.extras import pip_install
 
 FILE_NAME = "config.pbtxt"
 
@@ -85,7 +86,7 @@ def _messages() -> Any:
         from tritonclient.grpc import model_config_pb2
     except ImportError as error:
         raise BackendUnavailable(
-            f"tritonclient: writing a model repository needs it ({error}); pip install 'tandemrt[triton]'"
+            f"tritonclient: writing a model repository needs it ({error}); {pip_install('triton')}"
         ) from error
     return model_config_pb2
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.engines.validation.extras import pip_install
 
 WORKSPACE = 32 << 20  # bytes
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28}  # cudaDataType_t
@@ -156,7 +157,7 @@ def _library() -> ctypes.CDLL:
         return ctypes.CDLL(name)  # torch has loaded it already
     except OSError as error:
         raise BackendUnavailable(
-            f"matmuls need {name}, which torch for CUDA brings; loading it failed: {error}; install tandemrt[cuda]"
+            f"matmuls need {name}, which torch for CUDA brings; loading it failed: {error}; {pip_install('cuda')}"
         ) from error
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.operators.launch import Context
 
 OLDEST = 90_500  # the first version with paged caches
@@ -28,7 +29,7 @@ def unavailable() -> str | None:
     try:
         import cudnn
     except ImportError as error:
-        return f"nvidia-cudnn-frontend is not installed ({error}); pip install 'tandemrt[cuda]'"
+        return f"nvidia-cudnn-frontend is not installed ({error}); {pip_install('cuda')}"
     version = int(cudnn.backend_version())
     if version < OLDEST:
         return f"cuDNN {version} is older than {OLDEST}; install a newer torch"

@@ -9,6 +9,7 @@ import torch
 
 from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.operators.launch import Context
 
 try:
@@ -16,7 +17,7 @@ try:
     from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
 except ImportError as error:
     raise BackendUnavailable(
-        f"cuda-core is not installed ({error}); it is needed to launch CUDA kernels: pip install 'tandemrt[kernels]'"
+        f"cuda-core is not installed ({error}); it is needed to launch CUDA kernels: {pip_install('kernels')}"
     ) from error
 
 Grid = tuple[int, int, int]

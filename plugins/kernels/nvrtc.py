@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.kernels.compile_cache import key_of, load, store
 
 _OPTIONS = ("--std=c++17", "--extra-device-vectorization")
@@ -56,7 +57,7 @@ def _nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise BackendUnavailable(
-            f"NVRTC is not installed ({error}); it is needed to compile CUDA kernels: pip install 'tandemrt[kernels]'"
+            f"NVRTC is not installed ({error}); it is needed to compile CUDA kernels: {pip_install('kernels')}"
         ) from error
     return nvrtc
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from tandemrt.engines.contract.dtypes import ONNX
 from tandemrt.engines.contract.operators import SCHEMAS, Schema, T
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.onnxruntime.custom_operators import ON_CPUS, OPERATORS, load
 from tandemrt.plugins.onnxruntime.sessions import dtype_name, place, session_options
@@ -63,7 +64,7 @@ def _open(
         import onnxruntime
     except ImportError as error:
         raise BackendUnavailable(
-            f"operator {schema.name}: needs onnxruntime to run on a CPU; install it: pip install 'tandemrt[cpu]'"
+            f"operator {schema.name}: needs onnxruntime to run on a CPU: {pip_install('cpu')}"
         ) from error
     model = ir.to_proto(_model(schema, function, tensors, attributes)).SerializeToString()
     options = session_options(threads=threads)

@@ -89,7 +89,7 @@ def figures(output: RequestOutput, seconds: float) -> str:
     """Return the line that ends an answer: tokens, time, tokens/s, tokens per round, and how the answer ended."""
     tokens = len(output.token_ids)
     facts = [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
-    if output.speculation.num_spec_steps:
+    if output.speculation.num_spec_tokens:
         facts.append(f"{output.speculation.mean_acceptance_length:.2f} tokens per round")
     facts += [f"finish: {output.finish_reason}", f"seed: {output.seed}"]
     if output.forced_ends:

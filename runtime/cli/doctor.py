@@ -14,6 +14,7 @@ from tandemrt.engines.bundle.manifest import FILE_NAME
 from tandemrt.engines.recipe.tensorrt import ComputeCapability
 from tandemrt.engines.tensorrt.library import LIBRARIES, install, load
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
+from tandemrt.engines.validation.extras import pip_install
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def missing(what: str) -> list[str]:
     extras = importlib.metadata.metadata("tandemrt").get_all("Provides-Extra", [])
     if what in extras:
         absent = _missing_packages(what)
-        return [f"{what} needs {', '.join(absent)}: pip install 'tandemrt[{what}]'"] if absent else []
+        return [f"{what} needs {', '.join(absent)}: {pip_install(what)}"] if absent else []
     if not (Path(what) / FILE_NAME).exists():
         known = ", ".join(dict.fromkeys([*by_backend, *extras]))
         raise BadRequest(f"WHAT: must be one of {known}, or the folder of a bundle, received {quoted(what)}")
@@ -94,15 +95,15 @@ def _missing_packages(extra: str) -> list[str]:
 
 def _onnxruntime_cpu() -> BackendStatus:
     version = _version("onnxruntime") or _version("onnxruntime-gpu")
-    works = "yes" if version else "needs: pip install 'tandemrt[cpu]'"
-    builds = works if not version or _version("torch") else "needs torch: pip install 'tandemrt[build]'"
+    works = "yes" if version else f"needs: {pip_install('cpu')}"
+    builds = works if not version or _version("torch") else f"needs torch: {pip_install('build')}"
     return BackendStatus("onnxruntime-cpu", version or "-", builds, works)
 
 
 def _onnxruntime_cuda() -> BackendStatus:
     version = _version("onnxruntime-gpu")
     if not version:
-        runs = "needs: pip uninstall onnxruntime, pip install 'tandemrt[cuda]'"
+        runs = f"needs: pip uninstall onnxruntime, then {pip_install('cuda')}"
     elif not _has_gpu():
         runs = _NO_GPU
     else:

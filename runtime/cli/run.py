@@ -95,6 +95,8 @@ def run(
     with LLM(bundle, trace=trace, **options.given()) as llm:
         if compare:  # neither run pays for the prompt or the grammar then
             llm.generate(chat_or_text, params.model_copy(update={"max_tokens": 1}))
+            if llm.recorder is not None:
+                llm.recorder.clear()  # a trace begins with the answer
         answer = StreamedAnswer(llm, chat_or_text, params)
         if not as_json:
             print_answer(console, answer)

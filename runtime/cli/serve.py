@@ -16,6 +16,7 @@ from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.command_options import LIMITS, SERVER, takes_options
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, TandemError
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli.arguments import Draft, Dtype, MaxModelLen, Trace
 
 KEY_VARIABLE = "TANDEMRT_API_KEY"
@@ -148,7 +149,7 @@ def serve(
         from tandemrt.runtime.servers.openai.server import Server, bundles_by_name, open_models
         from tandemrt.runtime.servers.openai.tracing import exports_traces
     except ModuleNotFoundError as error:
-        raise BackendUnavailable(f"serve: needs {error.name}; pip install 'tandemrt[serve]'") from error
+        raise BackendUnavailable(f"serve: needs {error.name}; {pip_install('serve')}") from error
     config = ServerConfig(
         host=host,
         port=port,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.engines.validation.extras import pip_install
 
 _RAW = 0  # the vocabulary type whose tokens are plain bytes
 _loading = threading.Lock()
@@ -99,7 +100,7 @@ def _library() -> Any:
             return _core
         spec = importlib.util.find_spec("xgrammar")
         if spec is None or spec.submodule_search_locations is None:
-            raise BackendUnavailable("xgrammar is not installed; EBNF needs it: pip install 'tandemrt[xgrammar]'")
+            raise BackendUnavailable(f"xgrammar is not installed; EBNF needs it: {pip_install('xgrammar')}")
         # A temporary empty package "xgrammar" makes its submodules importable without its __init__. A later
         # `import xgrammar` loads the real package. torch is hidden, because the bindings import it if they can.
         package = ModuleType("xgrammar")

@@ -6,6 +6,7 @@ from pathlib import Path
 from tandemrt.engines.bundle.manifest import FILE_NAME
 from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
+from tandemrt.engines.validation.extras import pip_install
 
 
 def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES) -> Path:
@@ -29,6 +30,6 @@ def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES) -> Path
     except ModuleNotFoundError as error:
         raise BadBundle(
             f"bundle must be a folder with {FILE_NAME}; got {quoted(str(model))}, and the exporter, which would build "
-            f"it, needs {error.name}: pip install 'tandemrt[build]'"
+            f"it, needs {error.name}: {pip_install('build')}"
         ) from error
     return bundle_of(str(model), options)

@@ -296,8 +296,8 @@ class Speculation:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per step: 1 + accepted / steps."""
-        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+        """Tokens per step: 1 + accepted / steps. A step without drafts emits one token."""
+        return 1 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
 
     @property
     def draft_acceptance_rate(self) -> float:

@@ -10,6 +10,7 @@ from rich.text import Text
 from tandemrt import __version__
 from tandemrt.engines.options.vllm_names import own_name
 from tandemrt.engines.validation.errors import TandemError
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.export.cli import commands as export
 from tandemrt.runtime.cli import commands as runtime
 
@@ -51,7 +52,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        _fail(f"BackendUnavailable: this needs {error.name}: pip install 'tandemrt[{EXTRAS[error.name]}]'")
+        _fail(f"BackendUnavailable: this needs {error.name}: {pip_install(EXTRAS[error.name])}")
 
 
 def _fail(message: str) -> NoReturn:

@@ -14,6 +14,7 @@ from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from tandemrt.engines.recipe.models import MtpDraft, PEagleDraft
 from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.export.bundle.build import build
+from tests.engine.test_trace import read
 from tests.makers import tiny_checkpoint, write_recipe
 from tools.demo import held_out, train_draft
 from tools.demo.models import CHECKPOINTS
@@ -110,6 +111,14 @@ def test_the_demo_runs_and_its_promises_hold(demo_bundle: Path) -> None:
     assert printed.count("valid against its schema") == 4
     assert printed.count("same text with speculation off") == 4
     assert "the budget ended the reasoning" in printed
+
+
+def test_the_trace_of_a_comparison_begins_with_the_answer(demo_bundle: Path, tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    options = ("--max-tokens", "40", "--compare", "--trace", str(page), "--threads", "1")
+    run(str(BIN / "tandemrt"), "run", str(demo_bundle), EXAMPLES[0].sentence, *options)
+    lengths = [len(request["tokens"]) for request in read(page)]
+    assert lengths == [40, 40], "the answer and its comparison, without the run of one token before them"
 
 
 def test_run_compares_and_prints_json(demo_bundle: Path, tmp_path: Path) -> None:

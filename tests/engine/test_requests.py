@@ -99,7 +99,7 @@ def test_an_output_ends_at_max_tokens_inside_a_forced_end_as_well(ask, max_token
 def test_a_window_of_0_drafts_nothing(ask, opened: LLM) -> None:
     before = opened.metrics.copy()
     record = ask("x", num_draft_tokens=0, max_tokens=10, ignore_eos=True).speculation
-    assert (record.num_draft_tokens, record.num_spec_steps) == (0, 0)
+    assert (record.num_draft_tokens, record.num_spec_steps, record.mean_acceptance_length) == (0, 0, 1.0)
     assert opened.metrics.since(before).drafted == 0
 
 

@@ -86,5 +86,5 @@ def test_tensorrt_that_is_not_installed_is_named_with_what_installs_it(run, fold
     code, _, err = run("export", "build", "tiny.toml", "--out", "none", "--backend", "tensorrt", "--dtype", "float16")
     assert code == 2
     assert "needs the module tensorrt, which cannot be imported" in err
-    assert "pip install 'tandemrt[tensorrt]'" in err
+    assert "pip install '.[tensorrt]' in a checkout, else pip install 'tandemrt[tensorrt]'" in err
     assert not (folder / "none").exists()

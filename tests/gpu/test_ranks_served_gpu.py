@@ -21,7 +21,7 @@ from tests.gpu.rounds import paged
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, eventually, receive_interrupts
 
-_NEEDS = {"exc_type": ImportError, "reason": "needs the packages of the extra serve: pip install 'tandemrt[serve]'"}
+_NEEDS = {"exc_type": ImportError, "reason": "needs the packages of the extra serve: pip install '.[serve]'"}
 pytest.importorskip("uvicorn", **_NEEDS)
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 OPTIONS: list[str] = []

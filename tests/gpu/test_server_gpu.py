@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S, eventually
 from tools.demo.corpus import held_out
 
 openai = pytest.importorskip("openai")
-_NEEDS = {"exc_type": ImportError, "reason": "needs the packages of the extra serve: pip install 'tandemrt[serve]'"}
+_NEEDS = {"exc_type": ImportError, "reason": "needs the packages of the extra serve: pip install '.[serve]'"}
 client, config, conftest = (
     pytest.importorskip(name, **_NEEDS)
     for name in ("tests.openai.client", "tandemrt.runtime.servers.openai.config", "tests.openai.conftest")

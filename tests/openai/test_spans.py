@@ -131,6 +131,6 @@ def test_a_missing_package_is_an_error_only_for_the_option(
     monkeypatch.setattr(tracing, "find_spec", lambda _: None)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://x")
     assert not exports_traces(None)
-    assert "pip install 'tandemrt[otel]'" in caplog.text
+    assert "pip install '.[otel]' in a checkout, else pip install 'tandemrt[otel]'" in caplog.text
     with pytest.raises(BackendUnavailable, match=r"--otlp-traces-endpoint: needs OpenTelemetry"):
         exports_traces("http://x")

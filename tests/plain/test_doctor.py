@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from tandemrt.cli import app
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli import doctor
 
 
@@ -20,11 +21,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_only_missing_packages_of_an_extra_are_named(installed: dict[str, str]) -> None:
     installed |= {"fastapi": "1", "uvicorn": "1"}
-    assert doctor.missing("serve") == ["serve needs prometheus-client: pip install 'tandemrt[serve]'"]
+    assert doctor.missing("serve") == [f"serve needs prometheus-client: {pip_install('serve')}"]
     installed["prometheus-client"] = "1"
     assert doctor.missing("serve") == []
     installed["fastapi"] = "0.100"
-    assert doctor.missing("serve") == ["serve needs fastapi>=0.120 instead of 0.100: pip install 'tandemrt[serve]'"]
+    assert doctor.missing("serve") == [f"serve needs fastapi>=0.120 instead of 0.100: {pip_install('serve')}"]
 
 
 @pytest.mark.parametrize("extra", importlib.metadata.metadata("tandemrt").get_all("Provides-Extra", []))
@@ -36,11 +37,11 @@ def test_every_extra_of_the_package_is_accepted(installed: dict[str, str], extra
 
 def test_an_extra_needs_the_packages_of_the_extras_that_it_names(installed: dict[str, str]) -> None:
     installed |= {"gguf": "1", "transformers": "5"}
-    assert doctor.missing("gguf") == ["gguf needs torch: pip install 'tandemrt[gguf]'"]
+    assert doctor.missing("gguf") == [f"gguf needs torch: {pip_install('gguf')}"]
 
 
 def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
-    assert doctor.missing("onnxruntime-cpu") == ["onnxruntime-cpu needs: pip install 'tandemrt[cpu]'"]
+    assert doctor.missing("onnxruntime-cpu") == [f"onnxruntime-cpu needs: {pip_install('cpu')}"]
     installed["onnxruntime"] = "1"
     assert doctor.missing("onnxruntime-cpu") == []
 
@@ -59,7 +60,7 @@ def test_the_table_is_narrow_and_advice_follows_uncut(
     monkeypatch.setenv("COLUMNS", "60")
     printed = CliRunner().invoke(app, ["doctor"]).output.splitlines()
     advice = next(line for line in printed if line.startswith("onnxruntime-cuda, to run: "))
-    assert advice.endswith("pip uninstall onnxruntime, pip install 'tandemrt[cuda]'")
+    assert advice.endswith(f"pip uninstall onnxruntime, then {pip_install('cuda')}")
     row = next(line for line in printed if line.strip().startswith("onnxruntime-cuda "))
     assert row.split()[0::2] == ["onnxruntime-cuda", "-", "yes", "no"]
 

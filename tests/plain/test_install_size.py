@@ -11,7 +11,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def sizes(*extras: str) -> dict[str, int]:
-    """Return the bytes of every package that ``pip install tandemrt[extras]`` would install here, by name."""
+    """Return the bytes of every package that ``pip install '.[extras]'`` would install here, by name."""
     todo = [Requirement(each) for each in [*PROJECT["dependencies"], *(e for extra in extras for e in EXTRAS[extra])]]
     found: dict[str, int] = {}
     while todo:

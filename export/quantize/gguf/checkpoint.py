@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily
 from tandemrt.export.quantize.gguf.packed import PACKED, can_pack, pack, quantization_config
 from tandemrt.export.quantize.gguf.split import parts_of
@@ -75,7 +76,7 @@ def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError as error:
-        raise BackendUnavailable("a GGUF file needs the package gguf: pip install 'tandemrt[gguf]'") from error
+        raise BackendUnavailable(f"a GGUF file needs the package gguf: {pip_install('gguf')}") from error
     metadata: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     for part in parts_of(file):
@@ -170,7 +171,7 @@ def _write_tokenizer(file: Path, folder: Path) -> None:
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
-        raise BackendUnavailable("the tokenizer of a GGUF file needs transformers: pip install transformers") from error
+        raise BackendUnavailable(f"the tokenizer of a GGUF file needs transformers: {pip_install('gguf')}") from error
     try:
         AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(folder)
     except Exception as error:

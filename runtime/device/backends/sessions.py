@@ -6,6 +6,7 @@ from pathlib import Path
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.dtypes import from_onnxruntime
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, clipped
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.onnxruntime.custom_operators import load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.tensors import torch
@@ -14,8 +15,8 @@ try:
     import onnxruntime as onnxruntime  # exported
 except ImportError as error:
     raise BackendUnavailable(
-        "onnxruntime is not installed; it is needed to run this bundle: "
-        "pip install 'tandemrt[cpu]' (or 'tandemrt[cuda]' for an NVIDIA GPU)"
+        f"onnxruntime is not installed; it is needed to run this bundle: {pip_install('cpu')} "
+        "(the extra cuda for an NVIDIA GPU)"
     ) from error
 
 Provider = tuple[str, dict[str, str]]
@@ -82,7 +83,7 @@ def cuda_provider(device: torch.device, stream: int) -> Provider:
     if device.type != "cuda" or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise BackendUnavailable(
             f"device: onnxruntime {onnxruntime.__version__} offers {onnxruntime.get_available_providers()}, "
-            f"received {str(device)!r}; use device='cpu' or install 'tandemrt[cuda]' in place of 'tandemrt[cpu]'"
+            f"received {str(device)!r}; use device='cpu', or pip uninstall onnxruntime, then {pip_install('cuda')}"
         )
     onnxruntime.preload_dlls()  # CUDA and cuDNN from their Python packages, where those are installed
     options = {"device_id": str(device.index or 0), "user_compute_stream": str(stream), "use_tf32": "0"}

@@ -5,13 +5,14 @@ import os
 from importlib.util import find_spec
 
 from tandemrt.engines.validation.errors import BackendUnavailable, quoted
+from tandemrt.engines.validation.extras import pip_install
 
 log = logging.getLogger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _HTTP = "http/protobuf"
-_MISSING = "needs OpenTelemetry, which is not installed; pip install 'tandemrt[otel]'"
+_MISSING = f"needs OpenTelemetry, which is not installed; {pip_install('otel')}"
 
 
 def exports_traces(endpoint: str | None) -> bool:
