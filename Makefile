@@ -140,11 +140,12 @@ $(VENV)/.torch: constraints.txt | $(VENV)/.venv
 	@$(PIP) --no-deps $(TORCH)
 	@touch $@
 
-# What the demo needs but torch, which another process installs meanwhile. The build requirements of the project are
-# installed here, so pip needs no second environment for them.
+# What the demo, a chat and a server need but torch, which another process installs meanwhile. The build requirements of
+# the project are installed here, so pip needs no second environment for them.
 TORCH_NEEDS = filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 DEMO_NEEDS = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
-	print(*p["dependencies"], *p["optional-dependencies"]["cpu"], *t["build-system"]["requires"])
+	extras = p["optional-dependencies"]; \
+	print(*p["dependencies"], *extras["cpu"], *extras["serve"], *t["build-system"]["requires"])
 $(VENV)/.needs: pyproject.toml constraints.txt | $(VENV)/.venv
 	@$(PIP) $(TORCH_NEEDS) $$($(BIN)/python -c '$(DEMO_NEEDS)')
 	@touch $@
