@@ -38,9 +38,8 @@ def test_every_series_of_the_board_has_a_value(
         assert sum(value for _, value in samples[name]) > 0
 
 
-def test_requests_count_once_by_reason_and_length(
-    served: Served, samples: dict[str, list[tuple[dict[str, str], float]]]
-) -> None:
+@pytest.mark.usefixtures("served")
+def test_requests_count_once_by_reason_and_length(samples: dict[str, list[tuple[dict[str, str], float]]]) -> None:
     def total(name: str) -> float:
         return sum(value for _, value in samples[name])
 
