@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text.formats import PATTERNS
+from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.finite import few_texts
 from tandemrt.runtime.grammars.regex.shortest import shortest_text
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.sources import read
 from tests.plain.constraints import STOP, VOCABULARY, byte_tokens, compiled, compiled_by
 from tests.plain.drawing import accepts, grammar_of, write
 from tests.waiting import PATIENCE_S
@@ -44,7 +46,8 @@ from tests.waiting import PATIENCE_S
             "a complement, lookahead or lookbehind of many cases",
         ),
         (r"\p{L}(?=a)", "a Unicode class together with"),
-        ("(?i:a)", r"the group \(\?i"),
+        ("(?x:a)", r"the group \(\?x"),
+        (r"(?i)\p{Lu}", r"the escape \\p where case is ignored"),
         ("a{1,3}+", r"the repetition \{1,3\}\+"),
         ("a++", r"the repetition \+\+"),
         ("*a", r"the repetition \* without an expression before it"),
@@ -63,6 +66,40 @@ from tests.waiting import PATIENCE_S
 def test_unsupported_syntax_of_a_pattern_is_named(pattern, reason):
     with pytest.raises(UnsupportedPattern, match=reason):
         patterns.search_expression(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("(?i)^ab[^c]é$", ["ABxÉ", "aBdé"], ["abCé", "abcé"]),
+        ("^(?i:a)b(c(?i)d)d$", ["AbcDd", "abcdd"], ["aBcdd", "abcdD"]),
+        ("(?i)^[a-ck]$", ["B", "k"], ["d", "\u212a"]),
+        ("(?i)^[^k]$", ["j"], ["K", "\u212a"]),
+        ("^.(?s:.).$", ["a\nb"], ["\nab", "ab\n"]),
+        ("(?is)^(?-i:a).b$", ["a\nB"], ["A\nB"]),
+        (r"^\cJ[\cA-\cC]\cj$", ["\n\x01\n"], ["J\x01\n"]),
+        (r"^\p{Uppercase_Letter}\p{gc=Nd}\P{L}$", ["É٣!"], ["é3!", "E3a"]),
+        (r"^(?:a{,3})$", ["a{,3}"], ["aa", ""]),
+        (r"^\u{1F600}$", ["😀"], ["u{1F600}"]),
+        (r"^[^\d]+$", ["٣"], ["3"]),
+        ("^a$", ["a"], ["a\n"]),
+    ],
+)
+def test_a_grammar_and_the_check_of_a_finished_text_match_the_same_strings(pattern, good, bad):
+    schema = {"type": "object", "patternProperties": {pattern: {"pattern": pattern}}, "additionalProperties": False}
+    grammar = grammar_of(schema["patternProperties"][pattern] | {"type": "string"})
+    names = grammar_of(schema)
+    _, check = read(StructuredOutputs(json=schema, validate_output=True))
+    for text in (*good, *bad):
+        assert accepts(grammar, json.dumps(text, ensure_ascii=False)) == (text in good)
+        named = json.dumps({text: text}, ensure_ascii=False)
+        assert accepts(names, named) == (text in good) == (check(named) is None)
+
+
+@pytest.mark.parametrize("pattern", [r"\p{Greek}", r"(?<n>a)\k<n>", r"[\w-.]"])
+def test_a_pattern_of_ecma_262_is_a_schema_also_where_it_is_not_supported(pattern):
+    with pytest.raises(BadRequest, match=r"#/pattern: .* is not supported"):
+        grammar_of({"type": "string", "pattern": pattern})
 
 
 @pytest.mark.parametrize(

@@ -519,7 +519,7 @@ def test_the_default_dialect_is_the_newest_in_which_the_schema_is_valid():
         ({"allOf": [{"multipleOf": 103}, {"multipleOf": 97.1}]}, "#/allOf/0/multipleOf: .* got 103, 97.1; use a"),
         ({"type": "string", "pattern": "^a(?=b)c$"}, "#/pattern: a pattern that no text matches is not supported"),
         ({"type": "string", "pattern": r"^(a)\1$"}, r"#/pattern: the escape \\1 is not supported"),
-        ({"enum": ["1"], "pattern": r"^\p{Nd}$"}, "#: its values cannot be checked"),
+        ({"enum": ["1"], "pattern": r"^\p{Greek}$"}, "#: its values cannot be checked"),
         (
             {"properties": {"a" * n: {} for n in range(1, 140)}, "additionalProperties": INTEGER},
             "#/properties: more than 64 names that begin with each other",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.text import formats
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.grammars import sources
 from tandemrt.runtime.grammars.grammar_cache import GrammarCache
@@ -20,6 +21,7 @@ from tandemrt.runtime.grammars.library import MAX_WAITING, GrammarLibrary
 from tandemrt.runtime.grammars.source_cache import SourceCache
 from tandemrt.runtime.workers.clients import Client
 from tests.plain.constraints import STOP, VOCABULARY, byte_tokens, compiled_by
+from tests.plain.drawing import grammar_of, write
 from tests.waiting import PATIENCE_S, eventually
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -464,6 +466,33 @@ def test_validate_output_reads_groups_named_as_in_javascript(library):
     assert "does not match" in compiled.check('"x"')
     assert accepts(compiled, '"2026-11"')
     assert not accepts(compiled, '"x"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"multipleOf": 0.01}, ["1.15", "0.07", "19.99"], ["1.155"]),
+        ({"exclusiveMaximum": 1}, ["0.99999999999999999999"], ["1.00000000000000000000"]),
+        ({"maximum": 1}, ["1.0"], ["1.00000000000000000001"]),
+        ({"format": "time"}, ['"12:00:00Z"', '"23:59:59.5+01:00"'], []),
+        ({"format": "regex"}, [r'"^\\p{Lu}{2}$"', r'"(?i)a"'], ['"a("']),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}, ["2"], ["1"]),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1}, ["1"], ["0.5"]),
+    ],
+)
+def test_validate_output_reads_numbers_and_formats_as_the_grammar_does(schema, good, bad):
+    _, check = sources.read(StructuredOutputs(json=schema, validate_output=True))
+    assert [text for text in good if check(text) is not None] == []
+    assert [text for text in bad if check(text) is None] == []
+
+
+@pytest.mark.parametrize("name", formats.PATTERNS)
+def test_validate_output_takes_every_text_of_a_format(name):
+    schema = {"type": "string", "format": name}
+    _, check = sources.read(StructuredOutputs(json=schema, validate_output=True))
+    chance = random.Random(name)
+    texts = [write(grammar_of(schema), chance) for _ in range(20)]
+    assert [text for text in texts if text is not None and check(text.decode()) is not None] == []
 
 
 def test_validate_output_loosens_a_schema_that_the_engine_rejects(library):

@@ -1,7 +1,8 @@
-"""A parser of ECMA-262 regular expressions."""
+"""A parser of ECMA-262 regular expressions, and of the flags ``(?i)`` and ``(?s)`` that other languages write."""
 
 import re
 
+from tandemrt.runtime.grammars.regex.letter_case import without_case
 from tandemrt.runtime.grammars.regex.syntax import (
     BOUNDS,
     LAST,
@@ -10,6 +11,7 @@ from tandemrt.runtime.grammars.regex.syntax import (
     Group,
     Item,
     Look,
+    MalformedPattern,
     Range,
     UnsupportedPattern,
     inverted,
@@ -24,12 +26,26 @@ _SPACE += [(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF
 _LINE_ENDS = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
-_PROPERTY = re.compile(r"\{(L|Lu|Ll|Lt|Lm|Lo|M|Mn|Mc|Me|N|Nd|Nl|No|P|Pc|Pd|Ps|Pe|Pi|Pf|Po|S|Sm|Sc|Sk|So|Z|Zs|Zl|Zp)\}")
+_CATEGORIES = {
+    "L": "Letter", "Lu": "Uppercase_Letter", "Ll": "Lowercase_Letter", "Lt": "Titlecase_Letter",
+    "Lm": "Modifier_Letter", "Lo": "Other_Letter", "M": "Mark", "Mn": "Nonspacing_Mark", "Mc": "Spacing_Mark",
+    "Me": "Enclosing_Mark", "N": "Number", "Nd": "Decimal_Number", "Nl": "Letter_Number", "No": "Other_Number",
+    "P": "Punctuation", "Pc": "Connector_Punctuation", "Pd": "Dash_Punctuation", "Ps": "Open_Punctuation",
+    "Pe": "Close_Punctuation", "Pi": "Initial_Punctuation", "Pf": "Final_Punctuation", "Po": "Other_Punctuation",
+    "S": "Symbol", "Sm": "Math_Symbol", "Sc": "Currency_Symbol", "Sk": "Modifier_Symbol", "So": "Other_Symbol",
+    "Z": "Separator", "Zs": "Space_Separator", "Zl": "Line_Separator", "Zp": "Paragraph_Separator",
+}  # fmt: skip
+_SHORT = {name: short for short, long in _CATEGORIES.items() for name in (short, long)}
+_PROPERTY = re.compile(r"\{(?:(?:General_Category|gc)=)?(\w+)\}")
+_CONTROL = re.compile("[A-Za-z]")
+_TOO_MANY = re.compile(r"\{(\d{10,}(,\d*)?|\d+,\d{10,})\}")
+_FLAGS = re.compile(r"\?([is]+)\)")  # for the rest of the group
+_FLAGS_OF_GROUP = re.compile(r"\?([is]*)(?:-([is]+))?:")
 _CODE = re.compile(
     r"x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
     r"|u([0-9a-fA-F]{4})"
 )
-_GROUP = re.compile(r"\?(:|P?<(?!\d)[\w$]+>)")
+_GROUP = re.compile(r"\?P?<(?!\d)[\w$]+>")
 _LOOK = re.compile(r"\?(<?)([=!])")
 
 
@@ -43,18 +59,22 @@ class _Reader:
         self._text = pattern
         self._at = 0
         self._depth = 0
+        self._ignore_case = self._dot_all = False
 
     def read(self) -> Group:
         group = self._branches()
         if self._at < len(self._text):
-            raise UnsupportedPattern("an unmatched closing parenthesis")
+            raise MalformedPattern("an unmatched closing parenthesis")
         return group
 
     def _branches(self) -> Group:
         branches: list[tuple[Item, ...]] = []
         items: list[Item] = []
         while self._at < len(self._text) and self._text[self._at] != ")":
-            if self._takes("|"):
+            if found := _FLAGS.match(self._text, self._at + 1) if self._text[self._at] == "(" else None:
+                self._at = found.end()
+                self._set_flags(found[1], True)
+            elif self._takes("|"):
                 branches.append(tuple(items))
                 items = []
             else:
@@ -69,15 +89,15 @@ class _Reader:
         elif character == "(":
             atom = self._look() or self._group()
         elif character == "[":
-            atom = self._class()
+            atom = self._cased(self._class())
         elif character == ".":
-            atom = Characters(tuple(_LINE_ENDS), negated=True)
+            atom = Characters(() if self._dot_all else tuple(_LINE_ENDS), negated=True)
         elif character == "\\":
-            atom = self._word_boundary() or self._escape()
+            atom = self._word_boundary() or self._cased(self._escape())
         elif character in "*+?" or (character == "{" and BOUNDS.match(self._text, self._at - 1)):
-            raise UnsupportedPattern(f"the repetition {character} without an expression before it")
+            raise MalformedPattern(f"the repetition {character} without an expression before it")
         else:
-            atom = _only(ord(character))
+            atom = self._cased(_only(ord(character)))
         repeats = self._repeats()
         if repeats and isinstance(atom, Anchor):
             raise UnsupportedPattern(f"a repetition of the anchor {character}")
@@ -87,11 +107,13 @@ class _Reader:
 
     def _repeats(self) -> str:
         found = BOUNDS.match(self._text, self._at)
+        if _TOO_MANY.match(self._text, self._at):
+            raise UnsupportedPattern("a repetition with a number of more than 9 digits")
         if found:
             repeats = found[0]
             self._at = found.end()
             if found[3] and int(found[3]) < int(found[1]):
-                raise UnsupportedPattern(f"the repetition {repeats}")
+                raise MalformedPattern(f"the repetition {repeats}")
         elif self._text[self._at : self._at + 1] in ("*", "+", "?"):
             repeats = self._next()
         else:
@@ -99,7 +121,7 @@ class _Reader:
         self._takes("?")  # lazy; the set of matched texts is the same
         following = self._text[self._at : self._at + 1]
         if following in ("*", "+", "?") or BOUNDS.match(self._text, self._at):
-            raise UnsupportedPattern(f"the repetition {repeats}{following}") if following else UnsupportedPattern("")
+            raise MalformedPattern(f"the repetition {repeats}{following}")
         return repeats
 
     def _look(self) -> Look | None:
@@ -122,10 +144,24 @@ class _Reader:
                 return Group(((before, no_after), (no_before, after)))
         return None
 
+    def _set_flags(self, letters: str, value: bool) -> None:
+        self._ignore_case = value if "i" in letters else self._ignore_case
+        self._dot_all = value if "s" in letters else self._dot_all
+
+    def _cased(self, characters: Characters) -> Characters:
+        return without_case(characters) if self._ignore_case else characters
+
     def _group(self) -> Group:
-        found = _GROUP.match(self._text, self._at)
-        if found:
+        if found := _GROUP.match(self._text, self._at):
             self._at = found.end()
+        elif found := _FLAGS_OF_GROUP.match(self._text, self._at):
+            self._at = found.end()
+            outside = self._ignore_case, self._dot_all
+            self._set_flags(found[1], True)
+            self._set_flags(found[2] or "", False)
+            group = self._inside()
+            self._ignore_case, self._dot_all = outside
+            return group
         elif self._text.startswith("?", self._at):
             raise UnsupportedPattern(f"the group ({self._text[self._at : self._at + 2]}")
         return self._inside()
@@ -135,9 +171,11 @@ class _Reader:
         self._depth += 1
         if self._depth > MAX_GROUP_DEPTH:
             raise UnsupportedPattern(f"more than {MAX_GROUP_DEPTH} nested groups")
+        outside = self._ignore_case, self._dot_all
         group = self._branches()
+        self._ignore_case, self._dot_all = outside
         if not self._takes(")"):
-            raise UnsupportedPattern("a missing closing parenthesis")
+            raise MalformedPattern("a missing closing parenthesis")
         self._depth -= 1
         return group
 
@@ -183,9 +221,14 @@ class _Reader:
             return Characters(tuple(inverted(ranges) if character.isupper() else ranges))
         if character in _CONTROLS and not (character == "0" and self._text[self._at : self._at + 1].isdigit()):
             return _only(_CONTROLS[character])
-        if character in "pP" and (found := _PROPERTY.match(self._text, self._at)):
+        if character in "pP" and (found := _PROPERTY.match(self._text, self._at)) and found[1] in _SHORT:
+            if self._ignore_case:
+                raise UnsupportedPattern(f"the escape \\{character} where case is ignored")
             self._at = found.end()
-            return Characters((), (f"\\{character}{found[0]}",))
+            return Characters((), (f"\\{character}{{{_SHORT[found[1]]}}}",))
+        if character == "c" and (found := _CONTROL.match(self._text, self._at)):
+            self._at = found.end()
+            return _only(ord(found[0]) % 32)
         if character.isascii() and (character.isalnum()):
             raise UnsupportedPattern(f"the escape \\{character}")
         return _only(ord(character))
@@ -198,7 +241,7 @@ class _Reader:
 
     def _next(self, missing: str = "") -> str:
         if self._at >= len(self._text):
-            raise UnsupportedPattern(missing)
+            raise MalformedPattern(missing)
         self._at += 1
         return self._text[self._at - 1]
 

@@ -15,6 +15,10 @@ class UnsupportedPattern(Exception):
     """A construct of a regular expression that is not supported; the message names it."""
 
 
+class MalformedPattern(UnsupportedPattern):
+    """A text that is no regular expression of ECMA-262."""
+
+
 @dataclass(frozen=True)
 class Characters:
     ranges: tuple[Range, ...]

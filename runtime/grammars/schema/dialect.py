@@ -1,21 +1,18 @@
 """JSON Schema drafts: choose the draft of a schema, normalize its keywords to 2020-12, and detect misspelled ones."""
 
 import difflib
-import re
-from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jsonschema
 
 from tandemrt.engines.validation.errors import BadRequest, clipped
-from tandemrt.runtime.grammars.regex.parser import read
-from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.regex.python_form import is_pattern
 from tandemrt.runtime.grammars.schema.fast_validation import is_plain
 
 Schema = dict[str, Any] | bool
 
-_DIALECTS: dict[str, type[jsonschema.protocols.Validator]] = {
+DIALECTS: dict[str, type[jsonschema.protocols.Validator]] = {
     "draft-04": jsonschema.Draft4Validator,
     "draft-06": jsonschema.Draft6Validator,
     "draft-07": jsonschema.Draft7Validator,
@@ -58,8 +55,6 @@ _NAMES = sorted(SUPPORTED | UNSUPPORTED.keys() | _OLDER)
 _MIN_SIMILARITY = 0.85  # of difflib; allows one wrong letter in a name of seven
 
 
-_NAMED_GROUP = re.compile(r"\(\?<(?=[A-Za-z_])")  # as ECMA-262 writes it
-
 _OLDER_FORMS = (["items"], ["exclusiveMinimum"], ["exclusiveMaximum"])
 
 
@@ -72,7 +67,7 @@ def dialect_of(schema: Schema) -> str:
     if not isinstance(schema, dict | bool):
         raise BadRequest(f"structured_outputs.json: a schema is an object or a boolean, got {type(schema).__name__}")
     named = schema.get("$schema") if isinstance(schema, dict) else None
-    known = [name for name in _DIALECTS if isinstance(named, str) and f"/{name}/" in named]
+    known = [name for name in DIALECTS if isinstance(named, str) and f"/{name}/" in named]
     if isinstance(named, str) and "/draft-03/" in named:
         raise BadRequest(
             "structured_outputs.json: $schema: draft-03 is not supported; write the schema in draft-07 or later"
@@ -99,42 +94,6 @@ def _reject(error: jsonschema.ValidationError | None, place: str) -> None:
         at = "/".join(map(str, (place, *error.absolute_path)))
         hint = "; a list of items is prefixItems since 2020-12" if list(error.absolute_path)[-1:] == ["items"] else ""
         raise BadRequest(f"structured_outputs.json: not a JSON schema at {at}: {clipped(error.message)}{hint}")
-
-
-@cache
-def validator_of(dialect: str, *, newer: bool = False) -> type[jsonschema.protocols.Validator]:
-    """Return the validator of a dialect, which reads groups named as in ECMA-262.
-
-    ``newer``: draft-04 with the keywords of newer drafts that it lacks.
-    """
-    found = _draft4_with_newer_keywords() if newer and dialect == "draft-04" else _DIALECTS[dialect]
-    extend: Any = jsonschema.validators.extend
-    extended: type[jsonschema.protocols.Validator] = extend(found, {"pattern": _search})
-    return extended
-
-
-def _search(validator: Any, pattern: str, value: Any, schema: Any) -> Any:
-    return jsonschema.Draft202012Validator.VALIDATORS["pattern"](validator, _in_python(pattern), value, schema)
-
-
-def _in_python(pattern: str) -> str:
-    return _NAMED_GROUP.sub("(?P<", pattern)
-
-
-@cache
-def _draft4_with_newer_keywords() -> type[jsonschema.protocols.Validator]:
-    newest = jsonschema.Draft202012Validator.VALIDATORS
-    names = ("const", "propertyNames", "dependentRequired", "dependentSchemas", "if")
-    more = {name: newest[name] for name in names}
-    for name in ("exclusiveMinimum", "exclusiveMaximum"):  # a boolean belongs to minimum or maximum
-        more[name] = partial(_number_alone, newest[name])
-    extend: Any = jsonschema.validators.extend
-    extended: type[jsonschema.protocols.Validator] = extend(jsonschema.Draft4Validator, more)
-    return extended
-
-
-def _number_alone(check: Any, validator: Any, bound: Any, value: Any, schema: Any) -> Any:
-    return () if isinstance(bound, bool) else check(validator, bound, value, schema)
 
 
 def keywords(schema: dict[str, Any], dialect: str) -> dict[str, Any]:
@@ -174,7 +133,7 @@ def _error(schema: Any, dialect: str) -> jsonschema.ValidationError | None:
     if is_plain(schema, dialect):
         return None
     try:
-        errors = _meta_validator(_DIALECTS[dialect]).iter_errors(schema)
+        errors = _meta_validator(DIALECTS[dialect]).iter_errors(schema)
         error: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(errors)
         return error
     except (RecursionError, OverflowError) as failure:  # raised by Python's `re` while it compiles a pattern
@@ -186,18 +145,9 @@ def _error(schema: Any, dialect: str) -> jsonschema.ValidationError | None:
 @cache
 def _meta_validator(cls: type[jsonschema.protocols.Validator]) -> jsonschema.protocols.Validator:
     formats = jsonschema.FormatChecker(())
-    formats.checkers = {**cls.FORMAT_CHECKER.checkers, "regex": (_is_pattern, re.error)}
+    formats.checkers = {**cls.FORMAT_CHECKER.checkers, "regex": (_is_pattern, ())}
     return cls(cls.META_SCHEMA, format_checker=formats)
 
 
 def _is_pattern(text: object) -> bool:
-    """Return True if ``text`` is a pattern of Python, or a supported one of ECMA-262. Raises re.error if not."""
-    if isinstance(text, str):
-        try:
-            re.compile(_in_python(text))
-        except re.error:
-            with suppress(UnsupportedPattern):
-                read(text)
-                return True
-            raise
-    return True
+    return not isinstance(text, str) or is_pattern(text)

@@ -18,8 +18,8 @@ from tandemrt.runtime.grammars.schema.dialect import (
     check_valid,
     dialect_of,
     keywords,
-    validator_of,
 )
+from tandemrt.runtime.grammars.schema.validators import validator_of
 
 MAX_PATTERN_TEXT = 16  # longer literal texts are not matched against patterns
 _PATTERNS = frozenset({"pattern", "patternProperties"})

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from tandemrt.runtime.grammars.regex.parser import read
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _LISTS_OF_ITEMS = ("draft-04", "draft-06", "draft-07", "2019-09")
 
@@ -93,8 +96,8 @@ def _enum(value: Any, _: bool) -> bool:
 
 def _pattern(value: Any, _: bool) -> bool:
     try:
-        re.compile(value)
-    except (re.error, TypeError, RecursionError, OverflowError):
+        read(value)
+    except (UnsupportedPattern, TypeError):
         return False
     return True
 
