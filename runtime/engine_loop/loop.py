@@ -83,6 +83,7 @@ class EngineLoop:
         )
         self._steps = RoundSteps(target, drafter, self._verify_inputs, self._committer, streams, metrics, timeline)
         target.on_failure(scheduler.fail)
+        target.end_waits(scheduler.overdue)
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
         self._served = False  # whether a request was in a slot during the last step
 

@@ -87,6 +87,16 @@ class TargetRunner:
         if self._checked is not None:
             self._checked.on_failure(call)
 
+    def end_waits(self, overdue: Callable[[], bool]) -> None:
+        """See CheckedEngine."""
+        if self._checked is not None:
+            self._checked.end_waits(overdue)
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the target from its end, if that is known. May be read from any thread."""
+        return None if self._checked is None else self._checked.problem
+
     def check(self) -> None:
         """Raise if results that the host has waited for may be wrong."""
         if self._checked is not None:

@@ -263,6 +263,14 @@ class LLM:
         return self._scheduler.closed
 
     @property
+    def problem(self) -> str | None:
+        """What keeps requests from their end, if that is known: a rank that does not answer."""
+        try:
+            return self._loop_thread.loop.target.problem
+        except Closed:
+            return None
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return self._scheduler.waiting

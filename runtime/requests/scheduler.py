@@ -24,8 +24,8 @@ class AdmittedRequests(NamedTuple):
 class Scheduler:
     """The request queue. As a SlotListener it also tracks the requests in slots.
 
-    ``submit``, ``wake``, ``fail`` and ``close`` may be called from any thread, everything else from the engine loop's
-    only.
+    ``submit``, ``wake``, ``overdue``, ``fail`` and ``close`` may be called from any thread, everything else from the
+    engine loop's only.
 
     Attributes:
         validations: requests that left their slots and wait for their text to be validated.
@@ -156,6 +156,12 @@ class Scheduler:
         for dropped in (*displaced, *found):
             dropped.queued.constraints.cancel()  # a grammar that no request needs is not compiled
         return displaced + found
+
+    def overdue(self) -> bool:
+        """Return whether a request that has begun must end: it is cancelled or out of time."""
+        now = time.monotonic()
+        with self._changed:
+            return any(request.interrupted(now) for request in self._in_slots.values())
 
     def close(self) -> None:
         """Accept no more requests, and cancel those in slots, in the queue and being validated."""

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, spawn
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from tandemrt.runtime.workers.threads import start
 
 log = logging.getLogger(__name__)
 
+OVERDUE_S = 30.0  # how long rank 0 waits for another rank once a request is cancelled or overdue
 ANSWER_S = 300.0  # how long rank 0 waits for another rank in one step; the first step of a size may compile kernels
 _CLOSE_S = 5.0  # how long a rank may take to end by itself
 _OPENED = ""  # the report of a rank that is ready; other reports are errors
@@ -83,8 +85,9 @@ class RankProcesses:
     ``part_bytes``: size of the memory for parts. ``command_bytes``: size of a command. ``ahead``: how many commands
     rank 0 may write before the first of them is done. ``on_failure`` are called when a rank fails, with the error,
     before the others end. ``idle``: whether rank 0's device has finished all that it does with the other ranks; if it
-    has not for ANSWER_S after the last command, the ranks fail. Raises RankFailed if a process cannot start,
-    InternalError if a thread cannot.
+    has not for ANSWER_S after the last command, the ranks fail. ``overdue``: whether a request must end, which it
+    cannot while a step waits for a rank: then the ranks fail after OVERDUE_S, and at once if one of them is stopped.
+    Raises RankFailed if a process cannot start, InternalError if a thread cannot.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class RankProcesses:
     ) -> None:
         self.on_failure: list[Callable[[RankFailed], None]] = []
         self.idle: Callable[[], bool] = lambda: True
+        self.overdue: Callable[[], bool] = lambda: False
+        self._stopped: list[int] = []
         self._count = 0  # of commands
         self._ahead = ahead
         context = multiprocessing.get_context("spawn")
@@ -157,7 +162,7 @@ class RankProcesses:
 
     def require(self, other: int = 0, waited: float = 0.0) -> None:
         """Raise RankFailed if a rank has failed. ``waited``: seconds for which rank 0 has waited for rank ``other``."""
-        if waited > ANSWER_S:
+        if waited > self._patience_s:
             self.fail(f"rank {other} has not answered for {waited:.0f} s")
         if self._closing.is_set():
             with self._ending:  # another thread may still end the ranks
@@ -189,6 +194,17 @@ class RankProcesses:
             for semaphore in self._commanded[1:]:
                 semaphore.release()
             self._end(_CLOSE_S)
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the ranks from answering, as far as it is known."""
+        if self._failure is not None:
+            return self._failure
+        return f"rank {self._stopped[0]} is stopped (SIGSTOP)" if self._stopped else None
+
+    @property
+    def _patience_s(self) -> float:
+        return min(OVERDUE_S, ANSWER_S) if self.overdue() else ANSWER_S
 
     @property
     def _error(self) -> RankFailed:
@@ -232,9 +248,13 @@ class RankProcesses:
         ranks = dict(enumerate(zip(self._processes, self._reports, strict=True), 1))
         count, since = 0, time.monotonic()
         while not self._closing.is_set():
+            self._stopped = [rank for rank, (process, _) in ranks.items() if _is_stopped(process.pid)]
+            if self._stopped and self.overdue():
+                self.fail(f"{self.problem}, and a request had to end")
+                return
             if count != self._count or self.idle():
                 count, since = self._count, time.monotonic()
-            elif (waited := time.monotonic() - since) > ANSWER_S:
+            elif (waited := time.monotonic() - since) > self._patience_s:
                 self.fail(self._unanswered(waited))
                 return
             waiting = {each: rank for rank, pair in ranks.items() for each in (pair[0].sentinel, pair[1])}
@@ -261,6 +281,15 @@ def _end_of(process: Any) -> str:
     if code is None:
         return "closed its connection"
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process; False outside of Linux."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in "Tt"
 
 
 def _run(link: Link, serve: Callable[..., None], arguments: tuple[Any, ...]) -> None:

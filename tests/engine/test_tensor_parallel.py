@@ -207,6 +207,25 @@ def test_a_rank_that_dies_closes_an_llm_without_requests(bundle: Path) -> None:
             llm.generate(PROMPTS[0])
 
 
+@pytest.mark.parametrize("how", ["timeout", "cancel", "close"])
+def test_a_request_ends_in_time_though_a_rank_is_stopped(bundle: Path, how: str) -> None:
+    with LLM(bundle, device="cpu", threads=1) as llm:
+        process = llm.loop.target.engines["target"]._processes._processes[0]  # type: ignore[attr-defined]
+        items: list[Any] = []
+        timeout_s = 3.0 if how == "timeout" else None
+        params = SamplingParams(max_tokens=80, ignore_eos=True, timeout_s=timeout_s)
+        request = llm.submit(PROMPTS[0], params, items.append)
+        assert eventually(lambda: bool(items))
+        os.kill(process.pid, signal.SIGSTOP)
+        assert eventually(lambda: llm.problem == "rank 1 is stopped (SIGSTOP)")
+        if how == "cancel":
+            llm.cancel(request)
+        elif how == "close":
+            llm.close()
+        assert eventually(lambda: items[-1].output is not None)
+        assert "rank 1 is stopped (SIGSTOP)" in str(items[-1].output.error)
+
+
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a model with delta nets, latent attention and experts, and of an EAGLE-3 head."""

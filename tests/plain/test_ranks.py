@@ -92,6 +92,36 @@ def test_a_device_that_waits_for_a_rank_for_too_long_ends_all_ranks(
     assert alive(processes) == [False, False]
 
 
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_a_stopped_rank_is_named_and_fails_once_a_request_must_end(processes: RankProcesses, stopped: int) -> None:
+    shared = shared_of(processes)
+    run(processes, shared, 1)
+    assert processes.problem is None
+    pid = processes._processes[stopped - 1].pid
+    os.kill(pid, signal.SIGSTOP)
+    assert eventually(lambda: processes.problem == f"rank {stopped} is stopped (SIGSTOP)")
+    os.kill(pid, signal.SIGCONT)
+    assert eventually(lambda: processes.problem is None)
+    assert run(processes, shared, 2) == [2, 3, 4]
+    os.kill(pid, signal.SIGSTOP)
+    assert eventually(lambda: processes.problem is not None)
+    processes.overdue = lambda: True
+    with pytest.raises(RankFailed, match=rf"rank {stopped} is stopped \(SIGSTOP\), and a request had to end"):
+        run(processes, shared, 3)
+    assert alive(processes) == [False, False]
+
+
+def test_a_rank_that_does_not_answer_fails_sooner_once_a_request_must_end(
+    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "OVERDUE_S", 0.3)
+    shared = shared_of(processes)
+    run(processes, shared, 1)
+    processes.overdue = lambda: True
+    with pytest.raises(RankFailed, match="rank 1 has not answered for"):
+        run(processes, shared, 15)
+
+
 def test_a_rank_that_is_killed_while_nothing_runs_is_noticed(processes: RankProcesses) -> None:
     os.kill(processes._processes[1].pid, signal.SIGKILL)
     assert eventually(processes._closing.is_set)

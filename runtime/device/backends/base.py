@@ -57,6 +57,13 @@ class CheckedEngine(Engine, Protocol):
     def on_failure(self, call: Callable[[BaseException], None]) -> None:
         """Let ``call`` be called once no later run is possible, in any thread, with what runs raise from then on."""
 
+    def end_waits(self, overdue: Callable[[], bool]) -> None:
+        """Let runs wait for a shorter time while ``overdue``, called in any thread, returns that a request must end."""
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps a run from its end, if that is known. May be read from any thread."""
+
 
 @runtime_checkable
 class SplitEngine(Engine, Protocol):

@@ -134,6 +134,15 @@ class RankedEngine:
         """See CheckedEngine."""
         self._processes.on_failure.append(call)
 
+    def end_waits(self, overdue: Callable[[], bool]) -> None:
+        """See CheckedEngine."""
+        self._processes.overdue = overdue
+
+    @property
+    def problem(self) -> str | None:
+        """See CheckedEngine."""
+        return self._processes.problem
+
     def check(self) -> None:
         """Raise RankFailed if a rank has failed, so that the results of earlier calls may be wrong."""
         self._processes.require()

@@ -150,8 +150,10 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
     @app.get("/health")
     async def health() -> Response:
         closed = [name for name, llm in models.llms.items() if llm.closed]
-        status = {"status": "closed" if closed else "ok", "closed": closed}
-        return JSONResponse(status, status_code=503 if closed else 200)
+        problems = {name: llm.problem for name, llm in models.llms.items() if llm.problem is not None}
+        status: dict[str, Any] = {"status": "closed" if closed else "stuck" if problems else "ok", "closed": closed}
+        status |= {"problems": problems} if problems else {}
+        return JSONResponse(status, status_code=503 if closed or problems else 200)
 
     registry = metrics_registry(models.llms)
 
