@@ -1,5 +1,6 @@
 """``--config FILE``, and the names that ``vllm serve`` has for options."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from tandemrt.engines.options.command_options import CommandWithSections, takes_
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.options.vllm_names import ADVICE, ALIASES, own_name
 from tandemrt.engines.validation.errors import BadRequest
+
+COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
 def received(*arguments: str) -> dict[str, Any]:
@@ -117,6 +120,11 @@ def test_names_of_vllm_are_aliases_or_say_what_to_write(file: Path) -> None:
         with pytest.raises(BadRequest, match=f"^--{name}: is an option of vLLM; ") as caught:
             received("demo", f"--{name}", "8")
         assert str(caught.value).endswith(advice)
+
+
+def test_the_documents_list_the_names_of_vllm() -> None:
+    rows = dict(re.findall(r"^\| `--([\w-]+)` \| (.*) \|$", COMMANDS.read_text(), re.MULTILINE))
+    assert rows == {name: f"`--{own}`" for name, own in ALIASES.items()} | ADVICE
 
 
 def test_aliases_and_advice_name_options_that_exist() -> None:
