@@ -44,7 +44,7 @@ HELP = """\
 /schema FILE     answers obey the JSON schema in FILE; without FILE: free text
 /temperature T   sampling temperature; 0, or without T: greedy
 /budget N        at most N reasoning tokens; without N: no limit
-/drafts N        N draft tokens per round, 0: none; without N: the bundle's number
+/drafts N        N draft tokens per round; without N: the bundle's number
 /save FILE       write the chat to a new file, as a line of JSON
 /new             start a new chat
 /help            print this help

@@ -79,6 +79,13 @@ def test_a_group_of_commands_without_a_command_prints_its_help() -> None:
     assert alone.strip() == asked.strip() != ""
 
 
+def test_a_shell_can_complete_commands_and_options() -> None:
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+    for words, expected in (("tandemrt mod", ["models"]), ("tandemrt serve --conf", ["--config"])):
+        asked = {"_TANDEMRT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert CliRunner().invoke(app, env=asked, prog_name="tandemrt").output.split() == expected
+
+
 def test_version_prints_the_version() -> None:
     found = CliRunner().invoke(app, ["--version"])
     assert (found.exit_code, found.output) == (0, f"tandemrt {__version__}\n")
