@@ -31,7 +31,7 @@ def no_constant_nodes(model: ir.Model) -> str | None:
 
 def only_basic_operators(model: ir.Model) -> str | None:
     """No operator is left that opset 17 does not have."""
-    return next((f"{node.name} is left" for node in model.graph if node.op_type in EXPANSIONS), None)
+    return next((f"{node.name} is left" for node in model.graph if _expansion(node)), None)
 
 
 @graph_pass(ensures=(nodes_in_order, no_constant_nodes))
@@ -62,11 +62,12 @@ def expand_operators(model: ir.Model) -> int:
     b = GraphBuilder("basic", OPSET)
     count = 0
     for node in list(model.graph):
-        if node.op_type not in EXPANSIONS:
+        expand = _expansion(node)
+        if expand is None:
             continue
         first = len(b.nodes)
         with b.scope(str(node.name)):
-            result = EXPANSIONS[node.op_type](b, node)
+            result = expand(b, node)
         [replaced] = node.outputs
         result.name, result.shape = replaced.name, replaced.shape
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], b.nodes[first:], [replaced], [result])
@@ -104,7 +105,7 @@ def _cache_update(b: GraphBuilder, node: ir.Node) -> ir.Value:
     cache, update, index = (_input(node, at) for at in range(3))
 
     def rows() -> ir.Value:
-        count = b.op("Squeeze", b.op("Shape", update, start=2, end=3), b.constant([0]))
+        count = b.op("Squeeze", _sizes(b, update, 2, 3), b.constant([0]))
         steps = b.op("Range", b.constant(0), count, b.constant(1))
         return b.op("Unsqueeze", b.op("Add", b.op("Unsqueeze", index, b.constant([1])), steps), b.constant([1, 3]))
 
@@ -187,6 +188,17 @@ def _gelu(b: GraphBuilder, node: ir.Node) -> ir.Value:
     return b.op("Cast", half, to=int(_dtype(x)))
 
 
+def _shape(b: GraphBuilder, node: ir.Node) -> ir.Value:
+    """The parser of TensorRT 8.6 ignores the attributes of Shape."""
+    x = _input(node, 0)
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims_of(x)))
+    return _sizes(b, x, start, end)
+
+
+def _sizes(b: GraphBuilder, x: ir.Value, start: int, end: int) -> ir.Value:
+    return b.op("Slice", b.op("Shape", x), b.constant([start]), b.constant([end]), b.constant([0]))
+
+
 EXPANSIONS: Mapping[str, Expansion] = {
     "Attention": _attention,
     "TensorScatter": _cache_update,
@@ -194,7 +206,13 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "RMSNormalization": _rms_norm,
     "LayerNormalization": _layer_norm,
     "Gelu": _gelu,
+    "Shape": _shape,
 }
+
+
+def _expansion(node: ir.Node) -> Expansion | None:
+    """Return how to write ``node`` in basic operators; None: it is one."""
+    return EXPANSIONS.get(node.op_type) if node.op_type != "Shape" or node.attributes else None
 
 
 def _input(node: ir.Node, at: int) -> ir.Value:

@@ -114,7 +114,7 @@ def test_all_contexts_share_one_allocation(state):
     real, engine = opened(state)
     for shape in ((1, 6), (4, 3)):
         engine.bind(tensors(*shape)).run()
-    assert {context.memory[0] for context in real.contexts} == {engine._memory.data_ptr()}
+    assert {context.memory[0] for context in real.contexts} == {engine._scratch.block.data_ptr()}
     assert [context.memory[1] for context in real.contexts] == [MEMORY, MEMORY]
     assert [context.how for context in real.contexts] == ["user managed", "user managed"]
 

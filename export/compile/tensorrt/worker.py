@@ -90,6 +90,12 @@ def set_options(trt: Any, config: Any, options: Any) -> None:
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for the inspector's report of each layer
     config.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
+    if hasattr(config, "max_aux_streams"):
+        config.max_aux_streams = 0  # the runtime orders all calls by one stream
+    # Contexts of several shapes use one profile. Later releases always allow that.
+    sharing = getattr(trt, "PreviewFeature", None) and trt.PreviewFeature.__members__.get("PROFILE_SHARING_0806")
+    if sharing:
+        config.set_preview_feature(sharing, True)
     if hasattr(config, "set_tactic_sources") and hasattr(trt, "TacticSource"):
         own = [int(value) for name, value in trt.TacticSource.__members__.items() if name not in _OTHER_LIBRARIES]
         config.set_tactic_sources(sum(1 << value for value in own))

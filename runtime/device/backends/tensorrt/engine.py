@@ -17,8 +17,9 @@ from tandemrt.plugins.operators.launch import Tensors
 from tandemrt.plugins.tensors.protocol import Tensor
 from tandemrt.runtime.device.backends.base import check_tensors
 from tandemrt.runtime.device.backends.tensorrt.open import open_file, profiles_of, require_bindings
-from tandemrt.runtime.device.backends.tensorrt.plan import Shape, choose_profile, require_memory, require_profiles
+from tandemrt.runtime.device.backends.tensorrt.plan import Shape, choose_profile, require_profiles
 from tandemrt.runtime.device.backends.tensorrt.rtx import Jit
+from tandemrt.runtime.device.backends.tensorrt.scratch import ScratchMemory
 
 Shapes = tuple[tuple[str, Shape], ...]
 
@@ -45,11 +46,9 @@ class TensorRtEngine:
         self._name = name
         self._narrow = narrow
         self._profiles = profiles_of(engine, contract)
-        size = engine.device_memory_size_v2
-        require_memory({f"scratch memory of engine {name}": size}, torch.cuda.mem_get_info(device)[0])
-        self._memory = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
+        self._scratch = ScratchMemory(engine, name, device)
         self._nothing = torch.empty(256, dtype=torch.uint8, device=device)  # bound instead of empty tensors
-        self._jit = Jit(trt, engine, key)
+        self._jit = Jit(trt, engine, key, self._scratch)
         self._contexts: dict[Shapes, _Context] = {}
 
     @classmethod
@@ -98,12 +97,15 @@ class TensorRtEngine:
         context = self._jit.create_context(own_graphs=own_graphs)
         if context is None:
             raise BackendUnavailable(f"engine {self._name!r}: no execution context: {log.summary()}")
-        done = context.set_optimization_profile_async(profile, stream)
-        if not (done and all(context.set_input_shape(name, shape) for name, shape in shapes)):
+        try:
+            accepted = context.set_optimization_profile_async(profile, stream)
+        except RuntimeError:  # what TensorRT 10 raises in place of returning False
+            accepted = False
+        if not (accepted and all(context.set_input_shape(name, shape) for name, shape in shapes)):
             raise InternalError(
                 f"engine {self._name!r}: profile {profile} does not accept {dict(shapes)}: {log.summary()}"
             )
-        context.set_device_memory(self._memory.data_ptr(), self._memory.numel())
+        self._scratch.provide(context)
         return context
 
 

@@ -68,8 +68,8 @@ def deserialize(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
     )
 
 
-def contract_of(engine: Any) -> Contract:
-    """The bindings of an open engine; dynamic sizes are -1."""
+def contract_of(engine: Any, *, reports_aliases: bool = True) -> Contract:
+    """The bindings of an open engine; dynamic sizes are -1. An engine may be too old to be asked for aliases."""
     kinds: dict[str, list[Binding]] = {"INPUT": [], "OUTPUT": []}
     aliases = []
     for i in range(engine.num_io_tensors):
@@ -77,7 +77,7 @@ def contract_of(engine: Any) -> Contract:
         dtype = engine.get_tensor_dtype(name).name
         kind = engine.get_tensor_mode(name).name
         kinds[kind].append(Binding(name, from_tensorrt(dtype), tuple(engine.get_tensor_shape(name))))
-        if kind == "OUTPUT" and (source := engine.get_aliased_input_tensor(name)):
+        if reports_aliases and kind == "OUTPUT" and (source := engine.get_aliased_input_tensor(name)):
             aliases.append((name, source))
     return Contract(tuple(kinds["INPUT"]), tuple(kinds["OUTPUT"]), tuple(aliases))
 
@@ -89,7 +89,7 @@ def require_bindings(
 
     Returns the int64 inputs that the engine reads as int32. ``reports_aliases``: see manifest.Engine.
     """
-    found = contract_of(engine)
+    found = contract_of(engine, reports_aliases=reports_aliases)
     lines = contract.differences(widened(found, contract))
     copied = [alias for alias in contract.aliases if reports_aliases and alias not in found.aliases]
     lines += [f"{output} does not update {source} in place" for output, source in copied]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.user_cache import cache_folder, write_cache
+from tandemrt.runtime.device.backends.tensorrt.scratch import ScratchMemory
 
 
 class Jit:
@@ -14,10 +15,11 @@ class Jit:
     the user's cache folder, one per engine and release; ``key`` names the engine. TensorRT engines contain all kernels.
     """
 
-    def __init__(self, trt: Any, engine: Any, key: str) -> None:
+    def __init__(self, trt: Any, engine: Any, key: str, scratch: ScratchMemory) -> None:
         self.active = hasattr(trt, "IRuntimeCache")
         self._trt = trt
         self._engine = engine
+        self._scratch = scratch
         if self.active:
             config = engine.create_runtime_config()
             self._kernels = config.create_runtime_cache()
@@ -31,9 +33,9 @@ class Jit:
 
         ``own_graphs`` lets TensorRT-RTX capture and replay the runs itself: for contexts that torch cannot capture.
         """
-        user_managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if not self.active:
-            return self._engine.create_execution_context(user_managed)
+            return self._scratch.create_context(self._trt, self._engine)
+        user_managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         config = self._engine.create_runtime_config()
         config.set_runtime_cache(self._kernels)
         config.set_execution_context_allocation_strategy(user_managed)
