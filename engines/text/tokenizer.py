@@ -4,7 +4,7 @@ A prompt must always give the same tokens, so tokenizers with randomness are rej
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from tandemrt.engines.text.chat import OWN
 from tandemrt.engines.text.chat_template import ChatTemplate, randomness_in_template
 from tandemrt.engines.text.control_tokens import ControlText, control_tokens
 from tandemrt.engines.text.expansion import is_quick, require_bounded
-from tandemrt.engines.text.vocabulary import Vocabulary, vocabulary_from_tokenizer
+from tandemrt.engines.text.vocabulary import Vocabulary, token_decoder, vocabulary_from_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, TandemError, clipped, quoted
 from tandemrt.engines.validation.records import nearest
 
@@ -54,6 +54,18 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ``ids``."""
         return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token in the middle of a text. A control token has none."""
+        return b"" if token in self._control else self._token_decoder(self.backend.id_to_token(token) or "")
+
+    @cached_property
+    def _token_decoder(self) -> Callable[[str], bytes]:
+        return token_decoder(self.backend)
+
+    @cached_property
+    def _control(self) -> frozenset[int]:
+        return frozenset(control_tokens(self.backend, self.writers))
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token, or None if there is no such token."""

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, groupby, takewhile
 from typing import Any
 
@@ -150,7 +150,7 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
     Raises:
         BadBundle: the tokenizer is wider than the logits, or a token is neither byte-level nor byte-fallback.
     """
-    bytes_of = _byte_decoder(backend.decoder.__getstate__().decode() if backend.decoder else "null")
+    bytes_of = _bytes_function(backend)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     added = backend.get_added_tokens_decoder()
     control = control_tokens(backend, writers)
@@ -174,6 +174,15 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
 
     names = {token.content: index for index, token in control.items()}
     return Vocabulary(tuple(tokens), special, valid_tokens, encode, names)
+
+
+def token_decoder(backend: Any) -> Callable[[str], bytes]:
+    """Return the function from a token of a tokenizer of the library ``tokenizers`` to its bytes."""
+    return partial(_added_bytes, _bytes_function(backend))
+
+
+def _bytes_function(backend: Any) -> Callable[[str], bytes]:
+    return _byte_decoder(backend.decoder.__getstate__().decode() if backend.decoder else "null")
 
 
 def _bytes_of_all(bytes_of: Callable[[str], bytes], texts: Sequence[str]) -> list[bytes]:

@@ -94,7 +94,7 @@ class ModelSpec:
         gate_up = gate_up_of(config)
         config, architecture, family = _identified(config)
         fields = Fields({**family.defaults, **_with_common_names(config, family)}, "config.json")
-        fields.skip("quantization_config")  # export/read/quantization/ reads it
+        fields.skip("quantization_config", "quantization")  # export/read/quantization/ reads them
         _skip_unused(fields, family, architecture)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         if (latent := family.latent(fields)) is None:

@@ -308,8 +308,8 @@ def _begins(part: Part) -> list[str] | None:
 
 def _first_characters(schema: Any) -> str:
     """Return the characters that a value of ``schema`` may begin with, or all that a JSON value may."""
-    types = schema.get("type", [*_FIRST_CHARACTERS]) if isinstance(schema, dict) else [*_FIRST_CHARACTERS]
-    names = [types] if isinstance(types, str) else types
+    types = schema.get("type") if isinstance(schema, dict) else None
+    names = [types] if isinstance(types, str) else types if isinstance(types, list | tuple) else [*_FIRST_CHARACTERS]
     return "".join(dict.fromkeys("".join(_FIRST_CHARACTERS.get(name, "") for name in names)))
 
 

@@ -10,7 +10,7 @@ from tandemrt.runtime.servers.openai.formatters import ChatFormatter
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.openai.responses_answer import ResponsesFormatter
 from tandemrt.runtime.servers.openai.tools import ToolCallSpec
-from tests.plain.test_openai_choices import CALL, GET, HERMES, delta_of, output_of
+from tests.plain.test_openai_choices import CALL, GET, HERMES, TOKENIZER, delta_of, output_of
 
 CASES = [
     (f"\n\n{CALL}\n{CALL}", ["call", "call"]),
@@ -25,7 +25,7 @@ CASES = [
 def formatter(kind: Any) -> Any:
     spec = ToolCallSpec([GET], format=HERMES)
     request = CompletionRequest(prompt="", params=SamplingParams(), stream=False, model=None, tool_calls=spec)
-    return kind(request, "model", str)
+    return kind(request, "model", TOKENIZER)
 
 
 def message_parts(answer: Any) -> list[str]:

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tandemrt import SamplingParams
+from tandemrt.engines.text.tokenizer import Tokenizer
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.formatters import ChatFormatter, CompletionFormatter, usage_of
 from tandemrt.runtime.servers.openai.protocol import Function, StreamOptions
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
+from tandemrt.runtime.servers.openai.token_texts import TokenText
 from tandemrt.runtime.servers.openai.tools import ToolCallSpec
 from tandemrt.runtime.servers.request_stream import OutputDelta
 from tests.plain.tool_call_templates import HERMES, LLAMA, begin_of
@@ -22,6 +24,7 @@ GET = Function(name="get")
 CALL = begin_of(HERMES, "get") + "{}" + HERMES.last
 TOKEN_TEXTS = {1: "a", 2: "bé", 3: "", 4: "日本"}
 KINDS = [CompletionChoice, ChatChoice]
+TOKENIZER = cast("Tokenizer", None)  # only logprobs and echo read it
 
 
 def output_of(text: str = "", finish_reason: str = "stop", **values: Any) -> RequestOutput:
@@ -48,8 +51,13 @@ def delta_of(
     return OutputDelta(index, text, reasoning, list(tokens), logprobs, output)
 
 
+def token_text(token: int, *, first: bool = False) -> TokenText:
+    text = TOKEN_TEXTS[token]
+    return TokenText(text.lstrip(" ") if first else text, text.encode())
+
+
 def choice_of(kind: type[CompletionChoice], index: int = 0, **options: Any) -> Any:
-    return kind(index, TOKEN_TEXTS.__getitem__, **options)
+    return kind(index, token_text, **options)
 
 
 @pytest.mark.parametrize("called", [True, False])
@@ -267,7 +275,7 @@ METRICS = {
 
 def request_of(n: int, **options: bool) -> CompletionRequest:
     return CompletionRequest(
-        model=None, prompt="x", params=SamplingParams(n=n), stream=True, usage=StreamOptions(**options)
+        model=None, prompt="x", params=SamplingParams(n=n), stream=True, stream_options=StreamOptions(**options)
     )
 
 
@@ -297,7 +305,7 @@ def test_a_stream_has_exactly_the_requested_usage(
     formatter: type[CompletionFormatter], objects: tuple[str, str], prefix: str, include: bool, continuous: bool
 ) -> None:
     """The outputs end in another order than that of their indices."""
-    made = formatter(request_of(3, include_usage=include, continuous_usage_stats=continuous), "m", str)
+    made = formatter(request_of(3, include_usage=include, continuous_usage_stats=continuous), "m", TOKENIZER)
     parts = [
         [delta_of("bc", tokens=[2, 3], index=1), delta_of("a", tokens=[1])],
         [delta_of("d", OUTPUTS[2], tokens=[1, 1], index=2)],
@@ -328,10 +336,10 @@ def test_a_stream_has_exactly_the_requested_usage(
 
 
 def test_a_response_has_one_choice_per_output_in_order() -> None:
-    complete = CompletionFormatter(request_of(3), "m", str).complete(OUTPUTS)
+    complete = CompletionFormatter(request_of(3), "m", TOKENIZER).complete(OUTPUTS)
     assert [(each["index"], each["text"]) for each in complete["choices"]] == [(0, "a"), (1, "bc"), (2, "d")]
     assert [each["finish_reason"] for each in complete["choices"]] == ["stop", "length", "stop"]
     assert (complete["object"], complete["usage"]) == ("text_completion", USAGE)
-    chat = ChatFormatter(request_of(3), "m", str).complete(OUTPUTS)
+    chat = ChatFormatter(request_of(3), "m", TOKENIZER).complete(OUTPUTS)
     assert [(each["index"], each["message"]["content"]) for each in chat["choices"]] == [(0, "a"), (1, "bc"), (2, "d")]
     assert chat["object"] == "chat.completion"

@@ -44,6 +44,9 @@ def read_quantization(config: Mapping[str, Any], folder: Path) -> Quantization |
     if given is None and (folder / _SEPARATE_FILE).is_file():
         where = _SEPARATE_FILE
         given = _read_separate_file(folder / _SEPARATE_FILE)
+    mlx = config.get("quantization")  # MLX writes this field, and older versions no other
+    if isinstance(mlx, dict) and given in (None, mlx):
+        where, given = "config.json: quantization", {"quant_method": "mlx", **mlx}
     if given is None:
         return None
     method = _method(given) if isinstance(given, dict) else None

@@ -3,11 +3,12 @@
 import math
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic_core import from_json
 
+from tandemrt.engines.text.tokenizer import Tokenizer
 from tandemrt.runtime.requests.request import RequestOutput
 from tandemrt.runtime.servers.openai.answer import AnswerBlocks, Block, BlockDelta, whole
 from tandemrt.runtime.servers.openai.formatters import metrics_of, usage_of
@@ -34,7 +35,7 @@ class MessageFormatter:
         model: name of the served model.
     """
 
-    def __init__(self, request: CompletionRequest, model: str, _decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, request: CompletionRequest, model: str, _tokenizer: Tokenizer) -> None:
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",

@@ -194,7 +194,7 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
                 if traces is not None:
                     traces.follow(name, stream.requests[0])
                 repeated = values_of_text(share.size) if parsed.repeated or parsed.echo else 0
-                new_formatter = partial(endpoint.formatter, parsed, name, llm.tokenizer.decode)
+                new_formatter = partial(endpoint.formatter, parsed, name, llm.tokenizer)
                 formatter = await render(state.writers, parsed.client, repeated, new_formatter)
                 writer = AnswerWriter(state.writers, parsed.client, endpoint, formatter, repeated)
                 parsed = parsed.without_prompts()

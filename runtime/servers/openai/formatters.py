@@ -7,15 +7,18 @@ failed validation, is "content_filter", so that clients do not parse it.
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+from tandemrt.engines.text.tokenizer import Tokenizer
+from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.prompt import Prompt
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
+from tandemrt.runtime.servers.openai.token_texts import token_text
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
 
@@ -24,27 +27,29 @@ class CompletionFormatter:
 
     Args:
         model: name of the served model.
-        decode: returns the text of token ids.
+        tokenizer: that of the model.
     """
 
     object = chunk_object = "text_completion"
     id_prefix = "cmpl"
     choice = CompletionChoice
 
-    def __init__(self, request: CompletionRequest, model: str, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, request: CompletionRequest, model: str, tokenizer: Tokenizer) -> None:
         self._usage = request.stream_options
         self._include_reasoning = request.include_reasoning
+        self._prompt_only = request.prompt_only
         request_id = request.request_id or secrets.token_hex(12)
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": model}
         self._warnings = {"warnings": [*request.warnings]} if request.warnings else {}
-        echoes = [_echo(prompt, decode) if request.echo else "" for prompt in request.prompts]
-        token_text = cache(lambda token: decode([token]))  # logprobs name the same tokens again and again
+        echoes = [_echo(prompt, tokenizer) if request.echo else "" for prompt in request.prompts]
+        texts = cache(partial(token_text, tokenizer))  # logprobs name the same tokens again and again
         self._choices = [
             self.choice(
                 at * request.params.n + index,
-                token_text,
+                texts,
                 tool_calls=request.tool_calls,
                 return_token_ids=request.return_token_ids,
+                echo_logprobs=request.echo and request.params.logprobs is not None,
                 echo=echo,
             )
             for at, echo in enumerate(echoes)
@@ -55,8 +60,7 @@ class CompletionFormatter:
 
     def complete(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the response without streaming."""
-        if not self._include_reasoning:
-            outputs = [replace(output, reasoning="") for output in outputs]
+        outputs = [self._shown(output) for output in outputs]
         choices = [choice.complete(output) for choice, output in zip(self._choices, outputs, strict=True)]
         figures = {"usage": usage_of(outputs), "metrics": metrics_of(outputs)}
         return {**self._head, "object": self.object, "choices": choices, **figures, **self._warnings}
@@ -65,13 +69,24 @@ class CompletionFormatter:
         """Return the stream chunks for ``deltas``. The usage, if requested, follows the last chunk of all outputs."""
         return [chunk for delta in deltas for chunk in self._chunks(delta, prompt_tokens)]
 
+    def _shown(self, output: RequestOutput) -> RequestOutput:
+        """Return the part of an output that the response contains."""
+        if self._prompt_only:
+            logprobs: list[TokenLogprobs] | None = None if output.logprobs is None else []
+            output = replace(output, text="", reasoning="", token_ids=[], logprobs=logprobs, reasoning_tokens=0)
+            return replace(output, finish_reason="length", stop_reason=None)
+        return output if self._include_reasoning else replace(output, reasoning="")
+
     @property
     def finished(self) -> bool:
         """Whether all outputs have finished."""
         return len(self._outputs) == len(self._choices)
 
     def _chunks(self, delta: OutputDelta, prompt_tokens: int) -> list[dict[str, Any]]:
-        if not self._include_reasoning:
+        if self._prompt_only:
+            output = None if delta.output is None else self._shown(delta.output)
+            delta = OutputDelta(delta.index, "", "", (), (), output)
+        elif not self._include_reasoning:
             delta = replace(delta, reasoning="", sources=[each for each in delta.sources if each["role"] == "answer"])
         self._tokens += len(delta.token_ids)
         if delta.output is not None:
@@ -102,9 +117,9 @@ class ChatFormatter(CompletionFormatter):
     choice = ChatChoice
 
 
-def _echo(prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
+def _echo(prompt: Prompt, tokenizer: Tokenizer) -> str:
     """Return what comes before the text of each choice of ``prompt``."""
-    return prompt if isinstance(prompt, str) else decode(prompt)  # type: ignore[arg-type]  # completions have no chat
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)  # type: ignore[arg-type]  # completions have no chat
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

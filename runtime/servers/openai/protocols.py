@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tandemrt.engines.text.tokenizer import Tokenizer
 from tandemrt.runtime.requests.request import RequestOutput
 from tandemrt.runtime.servers.anthropic.answer import MessageFormatter
 from tandemrt.runtime.servers.anthropic.errors import anthropic_error
@@ -39,7 +40,7 @@ class Endpoint:
 
     Attributes:
         parse: returns the request in a body, with the model's chat templates by name. Raises BadRequest.
-        formatter: of a request, the name of its model and the function that decodes token ids.
+        formatter: of a request, the name of its model and the tokenizer.
         error: returns the response body for an error.
         stream_error: returns the event for an error in a stream.
         event_names: whether the events of a stream have names: their ``type``.
@@ -47,7 +48,7 @@ class Endpoint:
     """
 
     parse: Callable[[Mapping[str, Any], Mapping[str, str]], CompletionRequest]
-    formatter: Callable[[CompletionRequest, str, Callable[[Sequence[int]], str]], Formatter]
+    formatter: Callable[[CompletionRequest, str, Tokenizer], Formatter]
     error: Callable[[BaseException], dict[str, Any]] = error_body
     stream_error: Callable[[BaseException], dict[str, Any]] = error_body
     event_names: bool = False

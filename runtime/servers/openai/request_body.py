@@ -65,6 +65,7 @@ class CompletionRequest(ServerRequest):
         tool_calls: functions and format of tool calls in the answer; None: it contains none.
         return_token_ids: whether choices contain the token ids of prompt and output.
         echo: whether texts begin with the prompt.
+        prompt_only: whether the response contains nothing of the output, a token that was not asked for.
         request_id: the id of the response; None: a new one.
         include_reasoning: whether the response contains the reasoning.
         field_names: the client's names of fields, by the names in errors of the runtime.
@@ -78,6 +79,7 @@ class CompletionRequest(ServerRequest):
     tool_calls: ToolCallSpec | None = None
     return_token_ids: bool = False
     echo: bool = False
+    prompt_only: bool = False
     request_id: str | None = None
     include_reasoning: bool = True
     field_names: Mapping[str, str] = field(default_factory=dict)
@@ -167,6 +169,10 @@ def parse_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> 
     prompt, more = fields.prompt, list[Prompt]()
     if isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt):
         prompt, *more = prompt
+    most = sampling.get("max_tokens")
+    prompt_only = fields.echo and type(most) is int and most == 0
+    if prompt_only:
+        sampling["max_tokens"] = 1
     params = SamplingParams(**sampling)
     if (1 + len(more)) * params.n > MOST_OUTPUTS:
         raise BadRequest(
@@ -174,8 +180,9 @@ def parse_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> 
             f"{params.n}; send several requests"
         )
     if fields.echo and params.logprobs is not None:
-        raise BadRequest("echo: must not come with logprobs; send prompt_logprobs for those of the prompt")
-    return replace(_request(fields, prompt, params), more_prompts=more, echo=fields.echo)
+        params = params.model_copy(update={"prompt_logprobs": params.logprobs})
+    request = _request(fields, prompt, params)
+    return replace(request, more_prompts=more, echo=fields.echo, prompt_only=prompt_only)
 
 
 def parse_as_chat(body: Mapping[str, Any], names: Mapping[str, str], templates: Mapping[str, str]) -> CompletionRequest:

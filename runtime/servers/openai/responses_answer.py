@@ -2,9 +2,10 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tandemrt.engines.text.tokenizer import Tokenizer
 from tandemrt.runtime.requests.request import RequestOutput
 from tandemrt.runtime.servers.openai.answer import AnswerBlocks, Block, BlockDelta, whole
 from tandemrt.runtime.servers.openai.errors import error_body
@@ -23,7 +24,7 @@ class ResponsesFormatter:
         model: name of the served model.
     """
 
-    def __init__(self, request: CompletionRequest, model: str, _decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, request: CompletionRequest, model: str, _tokenizer: Tokenizer) -> None:
         self._head = {
             "id": request.request_id or _id("resp"),
             "object": "response",
