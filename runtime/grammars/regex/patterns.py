@@ -29,6 +29,7 @@ ANYTHING = "(?s:.)*"
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)  # an escape, a class, or any other character
 _CODE = re.compile(r"\\x\{([0-9A-F]+)\}")  # of a character, as syntax.py writes it
 _WRITTEN_CODE = re.compile(r"\\x(?=\{)")
+_WITH_PROPERTY = re.compile(r"\[(\[[^\[\]]*\])--\\x00\]")
 _CLASS = re.compile(r"\[[^\[\]]+\]")
 
 
@@ -90,7 +91,7 @@ def _without_conditions(pattern: str) -> str:
 
 def as_pattern(written: str) -> str:
     """Return an expression that this module wrote as a pattern of ECMA-262."""
-    return _WRITTEN_CODE.sub(r"\\u", written.replace("(?s:.)", "[^]"))
+    return _WRITTEN_CODE.sub(r"\\u", _WITH_PROPERTY.sub(r"\1", written).replace("(?s:.)", "[^]"))
 
 
 def other_than(words: list[str]) -> str:

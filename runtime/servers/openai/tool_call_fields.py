@@ -1,19 +1,23 @@
 """Arguments of a tool call that are written one by one, as ``<parameter=NAME>VALUE</parameter>``.
 
-A string is written without quotes, any other value as JSON or in another notation. A schema is rejected if the grammar
-cannot enforce it on a string without quotes.
+A string is written without quotes, any other value as JSON or in another notation. Where both are possible, a text that
+is JSON of an allowed type is that value. The grammar enforces what it can of a text without quotes; the rest of its
+schema is left to the model.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from tandemrt.engines.text.formats import PATTERNS, UNSUPPORTED
+from tandemrt.engines.text.formats import PATTERNS
 from tandemrt.engines.validation.errors import BadRequest, quoted
-from tandemrt.runtime.grammars.notation import Style
+from tandemrt.runtime.grammars.notation import NOTATIONS, Style
+from tandemrt.runtime.grammars.regex import patterns
+from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 
-Kind = Literal["text", "text or null", "json"]
+Kind = Literal["text", "text or json", "json"]
 
 _NOTES = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
 _DEFINITIONS = ("$defs", "definitions")
@@ -43,17 +47,58 @@ def field_parts(tags: FieldTags, function: str, parameters: Mapping[str, Any], s
     Raises BadRequest for parameters that cannot be enforced in this form.
     """
     parts = []
-    for name, schema, kind in fields(function, parameters):
+    for name, schema, kind, _ in fields(function, parameters):
         value = {"type": "json_schema", "json_schema": schema, "style": style}
-        content = value if kind == "json" else _text(function, name, schema)
+        content = value if kind == "json" else _text(schema, style)
         tag = {"type": "tag", "begin": tags.begin(name, kind), "content": content, "end": tags.after}
         required = name in parameters.get("required", ())
         parts.append(tag if required else {"type": "optional", "content": tag})
     return parts
 
 
-def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, Any, Kind]]:
-    """Yield name, schema and kind of every argument. Raises BadRequest for parameters that cannot be enforced."""
+class Field(NamedTuple):
+    """An argument. ``types``: of the values that its schema allows, "json" for any but texts."""
+
+    name: str
+    schema: Any
+    kind: Kind
+    types: frozenset[str]
+
+    def value(self, text: str, style: Style) -> str:
+        """Return, as JSON, the value of a text without quotes: its own, if it has one of ``types``, else a string."""
+        listed = _values(self.schema) if "enum" in self.schema or "const" in self.schema else ()
+        types = frozenset() if text in listed else self.types
+        return _as_json(text, types, style)
+
+
+def _as_json(text: str, types: Collection[str], style: Style) -> str:
+    words = {} if style == "json" else NOTATIONS[style].words
+    written = next((json.dumps(value) for value, spellings in words.items() if text in spellings), text)
+    try:
+        value = json.loads(written, parse_constant=_reject_constant)
+    except (ValueError, RecursionError):
+        value = text
+    if isinstance(value, str) or not {"json", *_TYPES[type(value)]}.intersection(types):
+        return json.dumps(text, ensure_ascii=False)
+    return written.strip()
+
+
+_TYPES: dict[type, tuple[str, ...]] = {
+    int: ("integer", "number"),
+    float: ("number",),
+    bool: ("boolean",),
+    type(None): ("null",),
+    list: ("array",),
+    dict: ("object",),
+}
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[Field]:
+    """Yield the arguments. Raises BadRequest for parameters that cannot be enforced."""
     if other := next((key for key in parameters if key not in _OBJECT), None):
         raise _unsupported(function, f"the keyword {quoted(other)} together with properties")
     properties, extra = parameters.get("properties", {}), parameters.get("additionalProperties", True)
@@ -67,31 +112,17 @@ def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[tuple[str, 
         if not name or any(letter in "<>\"'=\n\x00" for letter in name):
             raise _unsupported(function, f"the property name {quoted(name)}")
         schema = _resolved(function, given, parameters)
-        kind = _kind(function, name, schema, parameters)
-        yield name, (schema | definitions if kind == "json" else schema), kind
-
-
-def _kind(function: str, name: str, schema: dict[str, Any], root: Mapping[str, Any]) -> Kind:
-    if "enum" in schema or "const" in schema:
-        types = {"string" if isinstance(each, str) else "json" for each in schema.get("enum", [schema.get("const")])}
-    else:
-        types = _types(function, schema, root)
-    if types == {"string"} and not {"anyOf", "oneOf"} & set(schema):
-        return "text"
-    if "string" not in types:
-        return "json"
-    keywords = set(schema) - {*_NOTES}
-    [*texts] = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
-    plain = len(texts) == 1 and _without_notes(_resolved(function, texts[0], root)) == {"type": "string"}
-    if types == {"string", "null"} and (keywords == {"type"} or (keywords == {"anyOf"} and plain)):
-        return "text or null"
-    raise _unsupported(function, f"the property {quoted(name)}, which may be a text or another value")
+        types = frozenset(_types(function, schema, parameters))
+        kind: Kind = "json" if "string" not in types else "text" if types == {"string"} else "text or json"
+        yield Field(name, schema | definitions if kind == "json" else schema, kind, types)
 
 
 def _types(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> set[str]:
     """Return the types that a schema allows, or all if it names none."""
     if depth > 16:
         raise _unsupported(function, "a reference to itself")
+    if "enum" in schema or "const" in schema:
+        return {kind for value in _values(schema) for kind in _TYPES.get(type(value), ("string",))}
     found = schema.get("type")
     if isinstance(found, str):
         return {found}
@@ -104,42 +135,40 @@ def _types(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth
     return {"string", "json"}
 
 
-def _text(function: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the format of a text without quotes that obeys ``schema``."""
-    limits = {key: value for key, value in _without_notes(schema).items() if key not in ("type", "anyOf")}
-    form = limits.get("format")
-    if isinstance(form, str) and form not in PATTERNS and form not in UNSUPPORTED:
-        del limits["format"]  # an unknown format constrains nothing
-    match limits:
-        case {"enum": [_, *_] as words, **others} if not others:
-            return _regex("|".join(map(_literal, words)))
-        case {"const": str(word), **others} if not others:
-            return _regex(_literal(word))
-        case {"pattern": str(pattern), **others} if not others and _is_whole(pattern):
-            return _regex(pattern)
-        case {"format": str(form), **others} if not others and form in PATTERNS:
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    return schema["enum"] if "enum" in schema else [schema["const"]]
+
+
+def _text(schema: dict[str, Any], style: Style) -> dict[str, Any]:
+    """Return the format of a text without quotes. It obeys what an expression says of ``schema``, else it is any."""
+    if "enum" in schema or "const" in schema:
+        words = None if style == "json" else NOTATIONS[style]
+        texts = (
+            each if isinstance(each, str) else words.spelled(each) if words else json.dumps(each)
+            for each in _values(schema)
+        )
+        return _regex("|".join(map(_literal, texts)))
+    if schema.get("type") == "string":
+        pattern, form = schema.get("pattern"), schema.get("format")
+        with suppress(UnsupportedPattern):
+            if isinstance(pattern, str):
+                return _regex(patterns.as_pattern(patterns.search_expression(pattern)))
+        if isinstance(form, str) and form in PATTERNS:
             return _regex(PATTERNS[form])
-        case {"minLength": int() | float(), **others} | {"maxLength": int() | float(), **others} if not (
-            set(others) - {"minLength", "maxLength"}
-        ):
-            least, most = limits.get("minLength", 0), limits.get("maxLength", "")
-            if max(least, most or 0) <= _LONGEST_TEXT:
-                return _regex(f"[\\s\\S]{{{int(least)},{most and int(most)}}}")
-        case _ if not limits:
-            return {"type": "any_text"}
-    raise _unsupported(function, f"the text {quoted(name)} with {quoted(limits)}")
+        least, most = (_counted(schema, key) for key in ("minLength", "maxLength"))
+        if least is not None or most is not None:
+            return _regex(f"[\\s\\S]{{{least or 0},{'' if most is None else most}}}")
+    return {"type": "any_text"}
 
 
-def _is_whole(pattern: str) -> bool:
-    return pattern.startswith("^") and pattern.endswith("$") and not pattern.endswith("\\$") and "|" not in pattern
+def _counted(schema: Mapping[str, Any], keyword: str) -> int | None:
+    """Return the length under ``keyword``, or None if there is none that the grammar counts."""
+    length = schema.get(keyword)
+    return int(length) if isinstance(length, int | float) and length <= _LONGEST_TEXT else None
 
 
 def _literal(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\^$.*+?()[]{}|/" else letter for letter in text)
-
-
-def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in _NOTES}
 
 
 def _regex(pattern: str) -> dict[str, Any]:

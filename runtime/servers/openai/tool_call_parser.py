@@ -7,7 +7,7 @@ from typing import Any
 from tandemrt.runtime.grammars.notation import NOTATIONS, Style
 from tandemrt.runtime.servers.openai.json_calls import JsonNesting
 from tandemrt.runtime.servers.openai.notation_reader import NotationReader
-from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags, Kind, fields
+from tandemrt.runtime.servers.openai.tool_call_fields import Field, FieldTags, fields
 from tandemrt.runtime.servers.openai.tool_call_format import CallId, ToolCallFormat
 
 Step = str | tuple[int, str | None, str]
@@ -136,16 +136,16 @@ class TaggedCallParser:
 
     def _fields(self, function: str, tags: FieldTags) -> Iterator[str | None]:
         """Read arguments that are written one by one, and yield them as the text of a JSON object."""
-        kinds = {tags.begin(name, kind): (name, kind) for name, _, kind in fields(function, self._parameters[function])}
+        begins = {tags.begin(field.name, field.kind): field for field in fields(function, self._parameters[function])}
         ends = [self._format.last, *([self._format.between] if self._format.between else [])]
         separator = "{"
         while True:
-            begin = next((each for each in kinds if self._held.startswith(each)), None)
+            begin = next((each for each in begins if self._held.startswith(each)), None)
             if begin is not None:
-                name, kind = kinds[begin]
+                field = begins[begin]
                 self._take(begin)
-                yield f"{separator}{json.dumps(name, ensure_ascii=False)}: "
-                yield from self._value(kind, tags.after)
+                yield f"{separator}{json.dumps(field.name, ensure_ascii=False)}: "
+                yield from self._value(field, tags.after)
                 separator = ", "
             elif any(map(self._held.startswith, ends)):
                 yield "}" if separator == ", " else "{}"
@@ -153,8 +153,8 @@ class TaggedCallParser:
             else:
                 yield None
 
-    def _value(self, kind: Kind, end: str) -> Iterator[str | None]:
-        if kind == "json":
+    def _value(self, field: Field, end: str) -> Iterator[str | None]:
+        if field.kind == "json":
             if self._format.style == "json":
                 yield from self._json_value(end)
                 return
@@ -163,11 +163,11 @@ class TaggedCallParser:
                 yield None
             self._take(end)
             return
-        if kind == "text or null":
+        if field.kind == "text or json":
             while end not in self._held:
                 yield None
             text = self._take(self._held[: self._held.index(end)])
-            yield "null" if text == "null" else json.dumps(text, ensure_ascii=False)
+            yield field.value(text, self._format.style)
         else:
             yield '"'
             while end not in self._held:
