@@ -52,6 +52,9 @@ NOT_RUN = {
 }
 """Commands of the pages that no test runs as they stand, with the reason."""
 
+# Python imports the tree of the tests, whichever tree is installed.
+ENVIRONMENT = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -64,19 +67,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: str, folder: Path, typed: str = "") -> str:
     """Run a command of a page in ``folder``, and return what it prints."""
-    name, *arguments = shlex.split(command)
-    program = [sys.executable] if name == "python" else [str(Path(sys.executable).parent / name)]
     done = subprocess.run(
-        [*program, *arguments],
+        program(command),
         cwd=folder,
         input=typed,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        env=os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
+        env=ENVIRONMENT,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def program(command: str) -> list[str]:
+    """Return a command of this environment."""
+    name, *arguments = shlex.split(command)
+    return [sys.executable if name == "python" else str(Path(sys.executable).parent / name), *arguments]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +91,9 @@ def server(folder: Path) -> Iterator[tuple[str, Path]]:
     """The address of ``tandemrt serve``, on a free port, and its log."""
     log = folder / "server.log"
     with log.open("w") as output:
-        command = [str(Path(sys.executable).parent / "tandemrt"), *shlex.split(SERVE)[1:], "--port", "0"]
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=output, text=True)
+        process = subprocess.Popen(
+            program(f"{SERVE} --port 0"), cwd=folder, stdout=subprocess.PIPE, stderr=output, text=True, env=ENVIRONMENT
+        )
         try:
             assert process.stdout is not None
             printed = next(line for line in process.stdout if "http://127.0.0.1:" in line)
