@@ -10,7 +10,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-class Part(Generic[T]):
+class SharedWork(Generic[T]):
     """Work that runs once, in the thread that claims it first."""
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -43,7 +43,7 @@ def map_in_threads(function: Callable[[A], T], items: Iterable[A], threads: int)
     If the operating system refuses a thread, the calling thread helps. Raises the first error, in the order of
     ``items``, when all work that had begun has ended.
     """
-    parts = [Part(partial(function, item)) for item in items]
+    parts = [SharedWork(partial(function, item)) for item in items]
     refused = False
     with ThreadPoolExecutor(threads) as pool:
         for part in parts:

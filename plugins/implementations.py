@@ -17,7 +17,7 @@ from tandemrt.engines.contract.gpus import FLOAT8_FROM, OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.operators import reference_call
-from tandemrt.plugins.operators.launch import Context, Function, Launcher
+from tandemrt.plugins.operators.launch import Context, FunctionBuilder, Launcher
 from tandemrt.plugins.tensors import torch
 
 if TYPE_CHECKING:
@@ -138,9 +138,9 @@ def reference(operator: str) -> Callable[..., Any]:
     return found
 
 
-def function(operator: str) -> Function:
+def function(operator: str) -> FunctionBuilder:
     """Return the builder of the ONNX function."""
-    found: Function = _load(IMPLEMENTATIONS[operator].function)
+    found: FunctionBuilder = _load(IMPLEMENTATIONS[operator].function)
     return found
 
 

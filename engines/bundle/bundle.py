@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle.digest import file_digests, holds_weights
 from tandemrt.engines.bundle.draft import DraftEntry
-from tandemrt.engines.bundle.manifest import FILE_NAME, Engine, EngineName, Limits, Manifest, ReasoningDelimiters
+from tandemrt.engines.bundle.manifest import FILE_NAME, EngineEntry, EngineName, Limits, Manifest, ReasoningDelimiters
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.validation.errors import BadBundle, InternalError, quoted
 
@@ -82,7 +82,7 @@ class Bundle:
         """Return the name of the device ``chosen``; None stands for the kind that the bundle was built for."""
         return chosen or ("cpu" if self.engine("target").backend == "onnxruntime-cpu" else "cuda")
 
-    def engine(self, name: EngineName) -> Engine:
+    def engine(self, name: EngineName) -> EngineEntry:
         """Return an engine's entry. Raises BadBundle if the bundle does not have the engine."""
         engine = self.manifest.engines.get(name)
         if engine is None:

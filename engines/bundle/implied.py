@@ -6,7 +6,7 @@ from tandemrt.engines.bundle.draft import FeatureEntry, MtpEntry
 from tandemrt.engines.bundle.manifest import EngineName, Manifest
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
-from tandemrt.engines.contract.contract import Contract, Recurrent
+from tandemrt.engines.contract.contract import Contract, RecurrentState
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.contract.dtypes import COMPUTE, FLOAT8
 from tandemrt.engines.validation.errors import BadBundle, clipped
@@ -85,19 +85,19 @@ def _heads(keys: Binding) -> tuple[int, int]:
     return kv_heads if isinstance(kv_heads, int) else 1, head_dim if isinstance(head_dim, int) else 1
 
 
-def _recurrent(given: Contract) -> tuple[dict[int, Recurrent], int]:
+def _recurrent(given: Contract) -> tuple[dict[int, RecurrentState], int]:
     """Return the recurrent layers of a decoder, and of how many tokens they keep the inputs."""
     shapes = {
         binding.name: [size if isinstance(size, int) else 1 for size in binding.shape] for binding in given.inputs
     }
-    found: dict[int, Recurrent] = {}
+    found: dict[int, RecurrentState] = {}
     history = 0
     for name, shape in shapes.items():
         kind, _, layer = name.partition(".")
         if kind == "past_recent" and layer.isdecimal() and len(shape) == 3:
             state = shapes.get(f"past_state.{layer}", [1])
             history = shape[1]
-            found[int(layer)] = Recurrent(tuple(state[1:]), shape[2])
+            found[int(layer)] = RecurrentState(tuple(state[1:]), shape[2])
     return found, history
 
 

@@ -114,7 +114,7 @@ class SharedWeight(Record):
     shape: tuple[Count, ...]
 
 
-class Engine(Record):
+class EngineEntry(Record):
     """One compiled engine: one file, or a decoder in steps.
 
     Attributes:
@@ -153,7 +153,7 @@ class Engine(Record):
         return (self.file,)
 
     @model_validator(mode="after")
-    def _one_file_or_steps(self) -> "Engine":
+    def _one_file_or_steps(self) -> "EngineEntry":
         if (self.file is None) == (self.decoder is None):
             found = "neither" if self.file is None else "both"
             raise reject(f"an engine must have exactly one of file and decoder; got {found}")
@@ -201,8 +201,8 @@ class Manifest(Record):
     reasoning: ReasoningDelimiters | None
     draft: DraftEntry
     specs: dict[str, dict[str, Any]]
-    engines: dict[EngineName, Engine]
-    ranks: tuple[Engine, ...] = ()
+    engines: dict[EngineName, EngineEntry]
+    ranks: tuple[EngineEntry, ...] = ()
     kernels: Annotated[dict[RelativePath, KernelTarget], Field(default_factory=dict)]
     files: dict[RelativePath, File]
     provenance: Provenance
@@ -342,7 +342,7 @@ def _check_version(path: Path, data: Any) -> None:
         raise BadBundle(f"{path}: {rule}. Build the bundle again with this version of tandemrt")
 
 
-def _exchanged(target: Engine) -> list[tuple[str, str, tuple[int | str, ...]]]:
+def _exchanged(target: EngineEntry) -> list[tuple[str, str, tuple[int | str, ...]]]:
     """Return the operators that all ranks run together, each with the dtype and the shape of a rank's part."""
     if target.decoder is None:
         return []

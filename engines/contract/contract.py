@@ -76,7 +76,7 @@ class Contract:
 
 
 @dataclass(frozen=True)
-class Recurrent:
+class RecurrentState:
     """What a recurrent layer keeps per slot in place of keys and values.
 
     ``state``: shape of its float32 state; () for a layer that is only a convolution. ``width``: size of one token's
@@ -99,7 +99,7 @@ def decoder(
     kv_dtype: str | None = None,
     features: int = 0,
     heads: Mapping[int, tuple[int, int]] = MappingProxyType({}),
-    recurrent: Mapping[int, Recurrent] = MappingProxyType({}),
+    recurrent: Mapping[int, RecurrentState] = MappingProxyType({}),
     history: int = 0,
     latent: bool = False,
 ) -> Contract:

@@ -19,7 +19,7 @@ from tandemrt.engines.bundle.manifest import (
     FILE_NAME,
     TARGET_IDS,
     VERSION,
-    Engine,
+    EngineEntry,
     EngineName,
     File,
     Limits,
@@ -59,7 +59,7 @@ _NO_COMPILER = (
 
 
 @dataclass(frozen=True)
-class Step:
+class BuildStep:
     """One step of a build and how long it took."""
 
     title: str
@@ -72,7 +72,7 @@ class BuildReport:
 
     folder: Path
     manifest: Manifest
-    steps: tuple[Step, ...]
+    steps: tuple[BuildStep, ...]
     notes: tuple[str, ...] = ()
     rewrites: Mapping[EngineName, Mapping[str, int]] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         if recipe.ranks > 1:
             with clock.step(f"Split the target over {recipe.ranks} ranks"):
                 models = (_split(models[0], recipe.ranks, folder, compiling.progress), *models[1:])
-        engines: dict[EngineName, Engine] = {}
+        engines: dict[EngineName, EngineEntry] = {}
         rewrites: dict[EngineName, Mapping[str, int]] = {}
         for graph in graphs(recipe, models):
             cut = is_cut(graph, recipe)
@@ -141,7 +141,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
                 compiled = compile_graph(graph, recipe, folder, compiling)
             engines[graph.name], rewrites[graph.name] = compiled.engine, compiled.rewrites
             notes += compiled.notes
-        ranks: list[Engine] = []
+        ranks: list[EngineEntry] = []
         for rank, graph in enumerate(further_ranks(recipe, models), 1):
             with clock.step(f"Build, cut and check the target of rank {rank}"):
                 ranks.append(compile_graph(graph, recipe, folder, compiling).engine)
@@ -175,7 +175,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
 @dataclass
 class _Clock:
     begin: Callable[[str], None] | None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[BuildStep] = field(default_factory=list)
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -183,7 +183,7 @@ class _Clock:
             self.begin(title)
         start = time.perf_counter()
         yield
-        self.steps.append(Step(title, time.perf_counter() - start))
+        self.steps.append(BuildStep(title, time.perf_counter() - start))
 
 
 def _place_sources(models: Models, folder: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle.bundle import KERNELS
-from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, capabilities_for, parsed
 from tandemrt.engines.contract.operators import SCHEMAS, WEIGHTLESS_ENGINES
@@ -44,7 +44,7 @@ class KernelFile:
     head_dims: tuple[int, ...] | None
 
 
-def kernels_for(recipe: Recipe, models: Models, target: Engine) -> Iterator[KernelFile]:
+def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are built for the GPUs of ``target``.
 
     With a paged cache these are all kernels, except those of quantized weights, experts, cache dtypes, batch

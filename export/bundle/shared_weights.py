@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from tandemrt.engines.bundle.manifest import Engine, EngineName, SharedWeight
+from tandemrt.engines.bundle.manifest import EngineEntry, EngineName, SharedWeight
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Model, Models
@@ -13,7 +13,7 @@ from tandemrt.export.read.tensors import with_graph_names
 _TABLE = "model.embed_tokens.weight"  # a tied lm_head is the same tensor
 
 
-def with_shared_weights(engines: Mapping[EngineName, Engine], models: Models) -> dict[EngineName, Engine]:
+def with_shared_weights(engines: Mapping[EngineName, EngineEntry], models: Models) -> dict[EngineName, EngineEntry]:
     """Return ``engines``, with the weights that subgraphs of cut decoders share with each other or with the target."""
     found: dict[EngineName, dict[str, SharedWeight]] = {}
     for name, own, model, tensor in _shared(models):

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Delimiter, Engine, EngineName, Limits, Manifest
+from tandemrt.engines.bundle.manifest import Delimiter, EngineEntry, EngineName, Limits, Manifest
 from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.contract.decoder import Operator, Subgraph
 from tandemrt.engines.parameters.generation_config import recommended
@@ -122,7 +122,7 @@ def _defaults(bundle: Bundle) -> dict[str, Any]:
         return {}
 
 
-def _contracts(engine: Engine) -> dict[str, Contract]:
+def _contracts(engine: EngineEntry) -> dict[str, Contract]:
     """The bindings that each file of an engine must have."""
     if engine.decoder is None:
         return dict.fromkeys(engine.files, engine.contract)

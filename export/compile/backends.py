@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.contract import widened
 from tandemrt.engines.contract.decoder import Decoder, Subgraph
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
@@ -74,15 +74,15 @@ def is_cut(graph: Graph, recipe: Recipe) -> bool:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledEngine:
     """The engine of a graph, how many rewrites each pass made in the graph, and notes, one line each."""
 
-    engine: Engine
+    engine: EngineEntry
     rewrites: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
 
-def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Compiled:
+def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> CompiledEngine:
     """Build a graph, run its passes, save it in the bundle in ``folder``, and compile it.
 
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
@@ -90,10 +90,10 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     lowered = _lowered(graph, recipe)
     model, rewrites = lowered.model, lowered.rewrites
     if is_cut(graph, recipe):
-        return Compiled(_in_steps(lowered, graph, recipe, folder), rewrites, lowered.notes)
+        return CompiledEngine(_in_steps(lowered, graph, recipe, folder), rewrites, lowered.notes)
     save_model(model, folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
-    return Compiled(_engine(graph, recipe, folder, options), rewrites)
+    return CompiledEngine(_engine(graph, recipe, folder, options), rewrites)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _why_on_request(model: ir.Model, dtype: str) -> str | None:
     return next((why for operator, why in _ON_REQUEST.items() if operator in present), None)
 
 
-def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -> Engine:
+def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -> EngineEntry:
     """Compile a saved graph that is not cut."""
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
         if graph.name in DECODERS:
@@ -156,7 +156,7 @@ def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions)
     return _entry(graph, graph.file, recipe.backend.name, "cuda")
 
 
-def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> Engine:
+def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> EngineEntry:
     """Save the subgraphs of a graph; a graph without operators of the project is a single one."""
     model = lowered.model
     if not any(node.domain == DOMAIN for node in model.graph):
@@ -170,7 +170,7 @@ def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> 
         save_model(subgraph, folder / file)
     for each in decoder.subgraphs:
         onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
-    return Engine(
+    return EngineEntry(
         decoder=decoder,
         backend=recipe.backend.name,
         built_for="cuda",
@@ -180,13 +180,13 @@ def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> 
     )
 
 
-def _one_subgraph(model: ir.Model, graph: Graph, backend: str, folder: Path) -> Engine:
+def _one_subgraph(model: ir.Model, graph: Graph, backend: str, folder: Path) -> EngineEntry:
     """Save a graph as a decoder of a single step."""
     save_model(model, folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     inputs, outputs = (tuple(b.name for b in side) for side in (graph.contract.inputs, graph.contract.outputs))
     decoder = Decoder(constants=None, steps=(Subgraph(file=graph.file, inputs=inputs, outputs=outputs),), values=())
-    return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
+    return EngineEntry(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
 
 
 def _tensorrt(
@@ -195,7 +195,7 @@ def _tensorrt(
     folder: Path,
     profiles: Mapping[str, Profile],
     options: CompileOptions,
-) -> Engine:
+) -> EngineEntry:
     source, bindings = folder / graph.file, graph.contract
     engine = source.with_suffix(".engine")
     how: dict[str, Any] = {"profiles": profiles, "timing_cache": options.timing_cache}
@@ -212,8 +212,8 @@ def _tensorrt(
     return entry.model_copy(update={"reports_aliases": reported})
 
 
-def _entry(graph: Graph, file: str, backend: str, built_for: str, *, optimized: bool = False) -> Engine:
-    return Engine(
+def _entry(graph: Graph, file: str, backend: str, built_for: str, *, optimized: bool = False) -> EngineEntry:
+    return EngineEntry(
         file=file,
         backend=backend,
         built_for=built_for,

@@ -17,7 +17,7 @@ from tandemrt.export.read.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Cache:
+class LayerCache:
     """Keys and values of one layer, with the shapes of the contract.
 
     ``value`` is ``key`` if a cached vector is both.
@@ -92,8 +92,8 @@ class Attention(Protocol):
     """Grouped-query attention that first writes the new tokens into the cache. All layers of a graph share one."""
 
     def __call__(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         """Return [..., heads * head_dim] for ``x`` [..., hidden], and the updated cache."""
         ...
 
@@ -154,8 +154,8 @@ class LinearCacheAttention:
         return cls(spec, graph_inputs["write_index"], positions, *_shared(b, spec, capacity, dtype), masks=masks)
 
     def __call__(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         q_norm, k_norm = attention.norms or (None, None)
         query = self._prepared(b, attention.query(b, x, w), w, attention, self.spec.heads, q_norm)
         key = self._prepared(b, attention.key(b, x, w), w, attention, self.spec.kv_heads, k_norm)
@@ -163,7 +163,7 @@ class LinearCacheAttention:
         if self.query_scale is not None:
             grown = b.op("Gather", self.query_scale, self.positions)
             query = b.op("Mul", query, b.op("Unsqueeze", grown, b.constant([1])))
-        present = Cache(
+        present = LayerCache(
             b.op("TensorScatter", past.key, key, self.index, axis=2, mode="linear"),
             b.op("TensorScatter", past.value, value, self.index, axis=2, mode="linear"),
         )
@@ -194,7 +194,7 @@ class LinearCacheAttention:
             return x
         return b.op("RotaryEmbedding", x, *self.tables[rope], self.positions, **rotation(rope, self.spec.head_dim))
 
-    def _mix(self, b: GraphBuilder, query: ir.Value, present: Cache, window: int | None, dtype: str) -> ir.Value:
+    def _mix(self, b: GraphBuilder, query: ir.Value, present: LayerCache, window: int | None, dtype: str) -> ir.Value:
         """Attention of ``query``; it and the result are [batch, heads, query, head_dim]."""
         scale, cap = self.spec.scales.attention, self.spec.scales.attention_softcap
         capped: dict[str, Any] = {"softcap": cap} if cap else {}

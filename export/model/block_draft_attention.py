@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import Attention, AttentionWeights, Cache, rotation
+from tandemrt.export.model.attention import Attention, AttentionWeights, LayerCache, rotation
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.rotary import Tables, rotary_tables
@@ -25,8 +25,8 @@ def attention_by_layer(causal: Attention, bidirectional: Attention, which: Seque
     """Return attention that is ``causal`` in the layers that ``which`` marks and ``bidirectional`` in the others."""
 
     def attend(
-        b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         return (causal if which[attention.layer] else bidirectional)(b, x, w, attention, past)
 
     return attend
@@ -75,7 +75,9 @@ class LinearCacheBlockAttention:
         positions = b.op("Add", b.op("Unsqueeze", index, b.constant([1])), steps)
         return cls(spec, block, index, NormAndRotary(spec, tables_by_rule(b, spec, capacity, dtype), positions))
 
-    def context(self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache) -> Cache:
+    def context(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> LayerCache:
         norm = None if attention.norms is None else attention.norms[1]
         pair = merge_linears(attention.key, attention.value)(b, x, w)
         keys = self.spec.kv_heads * self.spec.head_dim
@@ -85,8 +87,8 @@ class LinearCacheBlockAttention:
         )
 
     def bidirectional(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         spec, norms = self.spec, attention.norms or (None, None)
         keys, group = spec.kv_heads * spec.head_dim, spec.heads // spec.kv_heads
         qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
@@ -115,9 +117,9 @@ class LinearCacheBlockAttention:
         mixed = b.op("Transpose", mixed, perm=[0, 2, 1, 3])
         return b.op("Reshape", mixed, b.constant([0, self.block, spec.heads * spec.head_dim])), present
 
-    def _written(self, b: GraphBuilder, past: Cache, key: ir.Value, value: ir.Value) -> Cache:
+    def _written(self, b: GraphBuilder, past: LayerCache, key: ir.Value, value: ir.Value) -> LayerCache:
         value = self._split(b, value)
-        return Cache(
+        return LayerCache(
             b.op("TensorScatter", past.key, key, self.index, axis=2, mode="linear"),
             b.op("TensorScatter", past.value, value, self.index, axis=2, mode="linear"),
         )

@@ -12,7 +12,7 @@ from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import Cache
+from tandemrt.export.model.attention import LayerCache
 from tandemrt.export.model.block_draft_attention import LinearCacheBlockAttention, attention_by_layer
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import attention_weights, decoder_layer
@@ -48,7 +48,7 @@ def build_context(
     graph_outputs: dict[str, ir.Value] = {}
     for at in range(layer.layers):
         with b.scope(f"layers.{at}"):
-            past = Cache(graph_inputs[f"past_key.{at}"], graph_inputs[f"past_value.{at}"])
+            past = LayerCache(graph_inputs[f"past_key.{at}"], graph_inputs[f"past_value.{at}"])
             present = attend.context(b, state, w, attention_weights(layer, at, f"layers.{at}.self_attn"), past)
             graph_outputs |= {f"present_key.{at}": present.key, f"present_value.{at}": present.value}
     for binding in names.outputs:

@@ -13,7 +13,14 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, Cache, gated_heads, gated_output, query_and_gate, rotation
+from tandemrt.export.model.attention import (
+    AttentionWeights,
+    LayerCache,
+    gated_heads,
+    gated_output,
+    query_and_gate,
+    rotation,
+)
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import normed as norm_by
@@ -33,7 +40,7 @@ _WIDE = 128  # values of a head; see GroupedAttention
 _WIDEST = 1024  # values of a head that decode_attention supports
 
 # Appends attention of rotated queries over a cache that has all new tokens.
-_EachPart = Callable[[GraphBuilder, ir.Value, Weights, AttentionWeights, Cache], ir.Value]
+_EachPart = Callable[[GraphBuilder, ir.Value, Weights, AttentionWeights, LayerCache], ir.Value]
 
 
 @dataclass(frozen=True)
@@ -120,8 +127,8 @@ class GroupedAttention:
         )
 
     def __call__(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         gate, latent, variants = None, self.spec.latent, self.spec.variants
         scales_query = (attention.rope is None) == (self.spec.scales.query_beta != 0)
         if attention.reads_earlier:
@@ -168,10 +175,10 @@ class GroupedAttention:
             mixed = latent_outputs(b, vectors, w, self.spec, latent, attention.name)
         if variants.value_dim:
             mixed = self._cut_values(b, mixed, attention.heads, x)
-        return gated_heads(b, gated_output(b, mixed, gate), x, w, attention), Cache(key, value)
+        return gated_heads(b, gated_output(b, mixed, gate), x, w, attention), LayerCache(key, value)
 
     def _over_cache(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, cached: Cache
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, cached: LayerCache
     ) -> ir.Value:
         """Append attention of a layer without keys over the cache of another one, which has the new tokens already."""
         heads, norms = attention.heads, attention.norms
@@ -259,7 +266,7 @@ class GroupedAttention:
         return b.branch(self.is_prompt, lambda: in_parts(self._each_tile), window_or_at_once)
 
     def _at_once(
-        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Append one operator that rotates, writes the cache and attends; one token per row, or several of one."""
         cache = (w.dtype, dims_of(past.key))
@@ -279,7 +286,7 @@ class GroupedAttention:
         return plain and halves and w.dtype == "float32" and attention.heads.dim <= _WIDEST and library() is not None
 
     def _by_kernel(
-        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
     ) -> tuple[ir.Value, ...]:
         """Append the operator of the project: it rotates, writes the cache and attends."""
         b.add_function(decode_attention())
@@ -302,7 +309,7 @@ class GroupedAttention:
         qkv: ir.Value,
         w: Weights,
         attention: AttentionWeights,
-        past: Cache,
+        past: LayerCache,
         each_part: _EachPart,
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Write all tokens into the cache, then attend by ``each_part``: a draft window of every row, or a prompt."""
@@ -312,10 +319,10 @@ class GroupedAttention:
             b.op("TensorScatter", cached, self._headed(b, flat, attention.heads), self.index, axis=2, mode="linear")
             for cached, flat in ((past.key, key), (past.value, value))
         )
-        return each_part(b, query, w, replace(attention, rope=None), Cache(key, value)), key, value
+        return each_part(b, query, w, replace(attention, rope=None), LayerCache(key, value)), key, value
 
     def _each_token(
-        self, b: GraphBuilder, query: ir.Value, w: Weights, attention: AttentionWeights, present: Cache
+        self, b: GraphBuilder, query: ir.Value, w: Weights, attention: AttentionWeights, present: LayerCache
     ) -> ir.Value:
         """Append attention of rotated queries over a cache with all new tokens, for one token per row at a time."""
 
@@ -329,7 +336,7 @@ class GroupedAttention:
         return mixed
 
     def _each_tile(
-        self, b: GraphBuilder, query: ir.Value, w: Weights, attention: AttentionWeights, present: Cache
+        self, b: GraphBuilder, query: ir.Value, w: Weights, attention: AttentionWeights, present: LayerCache
     ) -> ir.Value:
         """Append attention of a prompt's rotated queries over a cache with all new tokens, for one tile at a time.
 
@@ -344,7 +351,7 @@ class GroupedAttention:
         width = attention.heads.query * attention.heads.dim
         tiles = b.op("Reshape", padded, b.constant([-1, 1, _TILE, width]))
         tiles.shape = ir.Shape(["tiles", 1, _TILE, width])
-        cache = Cache(self._whole_tiles(b, present.key), self._whole_tiles(b, present.value))
+        cache = LayerCache(self._whole_tiles(b, present.key), self._whole_tiles(b, present.value))
 
         def step(at: ir.Value) -> ir.Value:
             end = b.op("Add", begin, b.op("Mul", b.op("Add", b.op("Unsqueeze", at, zero), one), tile))
@@ -372,7 +379,7 @@ class GroupedAttention:
         query: ir.Value,
         w: Weights,
         attention: AttentionWeights,
-        present: Cache,
+        present: LayerCache,
         seqlens_k: ir.Value,
         total_sequence_length: ir.Value,
     ) -> ir.Value:

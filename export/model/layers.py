@@ -12,7 +12,7 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import GatedActivation, activate, clamped_swiglu
-from tandemrt.export.model.attention import Attention, AttentionWeights, Cache
+from tandemrt.export.model.attention import Attention, AttentionWeights, LayerCache
 from tandemrt.export.model.layer_inputs import with_own_input
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import LoweringStrategies
@@ -158,7 +158,7 @@ def _attention(
     names = [each for each in (f"key.{source}", f"value.{source}") if f"past_{each}" in graph_inputs]
     kind = "past" if source == layer else "present"
     held = [graph_inputs[f"{kind}_{each}"] for each in names]
-    cached = Cache(held[0], held[-1])
+    cached = LayerCache(held[0], held[-1])
     normed = scaled_by(b, normed, spec.scales.attention_input, w.dtype)
     mixed, cache = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
     return mixed, dict(zip((f"present_{each}" for each in names), (cache.key, cache.value), strict=False))

@@ -14,7 +14,7 @@ from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, Cache, gated_output
+from tandemrt.export.model.attention import AttentionWeights, LayerCache, gated_output
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight, stored_norm
 from tandemrt.export.model.rotary import Tables, head_order, whole_head_tables
@@ -47,8 +47,8 @@ class PagedAttention:
         return cls(spec, {name: graph_inputs[name] for name in names}, tables)
 
     def __call__(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         """Append the attention; only its operator lies between ``qkv.<layer>`` and ``mixed.<layer>``, the result."""
         qkv, gate = self._projected(b, x, w, attention)
         norms: list[ir.Value] = []
@@ -75,7 +75,7 @@ class PagedAttention:
             **scales,
         )
         mixed.name = f"mixed.{attention.layer}"
-        return gated_output(b, mixed, gate), Cache(key, value)
+        return gated_output(b, mixed, gate), LayerCache(key, value)
 
     def _projected(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights

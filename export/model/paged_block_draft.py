@@ -9,7 +9,7 @@ from tandemrt.engines.contract.contract import BLOCK_SIZE, table_width
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, Cache
+from tandemrt.export.model.attention import AttentionWeights, LayerCache
 from tandemrt.export.model.block_draft_attention import GraphInputs, NormAndRotary, tables_by_rule
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight
@@ -49,7 +49,9 @@ class PagedBlockAttention:
         at.shape = ir.Shape(["tokens", 1])
         return cls(spec, block, place, tables, NormAndRotary(spec, tables_by_rule(b, spec, positions, dtype), at))
 
-    def context(self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache) -> Cache:
+    def context(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> LayerCache:
         keys = self.spec.kv_heads * self.spec.head_dim
         pair = merge_linears(attention.key, attention.value)(b, x, w)
         key, value = b.ops("Split", pair, b.constant([keys, keys]), outputs=2, axis=1)
@@ -61,8 +63,8 @@ class PagedBlockAttention:
         return present
 
     def bidirectional(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         assert self.rotary is not None
         spec, block, norms = self.spec, self.block, attention.norms or (None, None)
         keys, group = spec.kv_heads * spec.head_dim, spec.heads // spec.kv_heads
@@ -96,12 +98,12 @@ class PagedBlockAttention:
         self,
         b: GraphBuilder,
         parts: list[ir.Value],
-        past: Cache,
+        past: LayerCache,
         place: GraphInputs,
         tables: Tables,
         norms: list[ir.Value],
         dtype: str,
-    ) -> tuple[ir.Value, Cache]:
+    ) -> tuple[ir.Value, LayerCache]:
         """Append the operator for ``parts``: queries, keys and values. Their widths give the number of heads."""
         rows, width = dims_of(parts[0])
         qkv = b.op("Concat", *parts, axis=1)
@@ -117,7 +119,7 @@ class PagedBlockAttention:
             scale=self.spec.scales.attention,
             epsilon=self.spec.norm_eps,
         )
-        return mixed, Cache(key, value)
+        return mixed, LayerCache(key, value)
 
     def _split(self, b: GraphBuilder, flat: ir.Value) -> ir.Value:
         """Return [tokens, count * head_dim] as [tokens, count, 1, head_dim]: each token is a sequence of its own."""

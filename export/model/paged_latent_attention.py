@@ -9,7 +9,7 @@ from tandemrt.engines.contract.contract import BLOCK_SIZE, table_width
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, Cache
+from tandemrt.export.model.attention import AttentionWeights, LayerCache
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.rotary import Tables, head_order, whole_head_tables
 from tandemrt.export.read.latent import Latent
@@ -48,8 +48,8 @@ class PagedLatentAttention:
         return cls(spec, latent, {name: graph_inputs[name] for name in names}, tables)
 
     def __call__(
-        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: Cache
-    ) -> tuple[ir.Value, Cache]:
+        self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
+    ) -> tuple[ir.Value, LayerCache]:
         """Append the attention; only its operator lies between ``query.<layer>`` and ``mixed.<layer>``."""
         spec, latent, tokens = self.spec, self.latent, dims_of(x)[0]
         query, key = latent_projections(b, x, w, spec, latent, attention.name)
@@ -70,4 +70,4 @@ class PagedLatentAttention:
         )
         mixed.name = f"mixed.{attention.layer}"
         vectors = b.op("Reshape", mixed, b.constant([0, spec.heads, latent.rank]))
-        return latent_outputs(b, vectors, w, spec, latent, attention.name), Cache(cache, cache)
+        return latent_outputs(b, vectors, w, spec, latent, attention.name), LayerCache(cache, cache)

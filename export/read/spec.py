@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandemrt.engines.contract import contract
-from tandemrt.engines.contract.contract import CacheKind, Contract, Recurrent
+from tandemrt.engines.contract.contract import CacheKind, Contract, RecurrentState
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.family import Family
@@ -237,7 +237,7 @@ class ModelSpec:
         """
         net = self.recurrent
         recurrent = {
-            layer: Recurrent(net.state, net.width)
+            layer: RecurrentState(net.state, net.width)
             for layer in range(self.layers)
             if net is not None and net.layers[layer]
         }

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, BodyValue
 
 
 def adjust_logits(dtype: str) -> ir.Function:
@@ -22,7 +22,7 @@ def adjust_logits(dtype: str) -> ir.Function:
     listed = length.expand_dims(1)
     used_column = body.arange(tokens.size(1)) < listed.cast(INT64)
 
-    def per_entry(values: Tensor) -> Tensor:  # [batch, 1, entries]
+    def per_entry(values: BodyValue) -> BodyValue:  # [batch, 1, entries]
         return body.where(used_column, values, values.first(np.array([1], np.int64), 1)).expand_dims(1)
 
     inside = body.op("Max", body.op("Min", tokens.cast(INT64), logits.size(-1) - np.int64(1)), np.int64(0))

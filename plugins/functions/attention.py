@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, BodyValue
 
 _ZERO, _ONE, _ALL = (np.array([each], np.int64) for each in (0, 1, -1))
 
@@ -54,7 +54,7 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
         )
     q, k = (_rotated(body, x, cosine, sine, positions) for x in (q, k))
 
-    def written(cache: Tensor, values: Tensor) -> Tensor:
+    def written(cache: BodyValue, values: BodyValue) -> BodyValue:
         return body.op("ScatterND", cache, indices, body.op("Compress", values, real, axis=0))
 
     scales = [body.number(name) for name in ("key_scale", "value_scale")] if float8 else None
@@ -78,7 +78,7 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     rectangle = _reshaped(body, q.first(windows, axis=0), batch, query, heads, head_dim)
     mixed = attend(rectangle, block_table, write_index, write_index + query)
 
-    def with_prompts() -> tuple[Tensor]:
+    def with_prompts() -> tuple[BodyValue]:
         found = attend(body.op("Gather", q, runs.places + windows, axis=0), runs.table, runs.index, runs.ends)
         nothing = body.full(body.concat(_ONE, heads * head_dim, axis=0), np.float32(0))
         found = body.op("Gather", body.concat(found, nothing, axis=0), runs.place_of_token, axis=0)
@@ -112,15 +112,15 @@ class _Runs:
     prompt tokens, padding included.
     """
 
-    rows: Tensor
-    positions: Tensor
-    real: Tensor
-    place_of_token: Tensor
-    places: Tensor
-    index: Tensor
-    ends: Tensor
-    table: Tensor
-    any: Tensor
+    rows: BodyValue
+    positions: BodyValue
+    real: BodyValue
+    place_of_token: BodyValue
+    places: BodyValue
+    index: BodyValue
+    ends: BodyValue
+    table: BodyValue
+    any: BodyValue
 
     @classmethod
     def of(cls, body: Body) -> "_Runs":
@@ -155,11 +155,11 @@ class _Attention:
     """
 
     body: Body
-    key_cache: Tensor
-    value_cache: Tensor
-    scales: Sequence[Tensor] | None
+    key_cache: BodyValue
+    value_cache: BodyValue
+    scales: Sequence[BodyValue] | None
 
-    def __call__(self, q: Tensor, table: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    def __call__(self, q: BodyValue, table: BodyValue, start: BodyValue, end: BodyValue) -> BodyValue:
         """Return float32 [rows * query, heads * head_dim] for ``q`` [rows, query, heads, head_dim].
 
         ``table`` is [rows, max_blocks]. Token j of a row has position ``start`` [rows] + j. Positions from ``end``
@@ -207,17 +207,17 @@ class _Attention:
         return _reshaped(body, body.op("Transpose", split, perm=[0, 2, 1, 3]), rows * real_query, heads * head_dim)
 
 
-def _rotated(body: Body, x: Tensor, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
+def _rotated(body: Body, x: BodyValue, cosine: BodyValue, sine: BodyValue, positions: BodyValue) -> BodyValue:
     """Return ``x`` [tokens, heads, head_dim], rotated for ``positions`` [tokens]."""
     # Pass each token as a sequence of its own: the operator limits a sequence to the length of the tables.
     return body.op("RotaryEmbedding", x.expand_dims(2), cosine, sine, positions.expand_dims(1)).squeeze(2)
 
 
-def _reshaped(body: Body, x: Tensor, *sizes: Tensor | np.ndarray) -> Tensor:
+def _reshaped(body: Body, x: BodyValue, *sizes: BodyValue | np.ndarray) -> BodyValue:
     """Return ``x`` in a shape of ``sizes``, each int64 [1]; any of them may be 0."""
     return body.op("Reshape", x, body.concat(*sizes, axis=0), allowzero=1)
 
 
-def _in_float8(body: Body, x: Tensor) -> Tensor:
+def _in_float8(body: Body, x: BodyValue) -> BodyValue:
     """Return float32 ``x`` as float8_e4m3fn; saturates values out of range."""
     return body.op("Cast", x, to=int(ir.DataType.FLOAT8E4M3FN), saturate=1)

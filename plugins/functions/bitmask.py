@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import BOOL, FLOAT32, UINT32, Body, Tensor
+from tandemrt.plugins.functions.body import BOOL, FLOAT32, UINT32, Body, BodyValue
 
 
 def token_bitmask() -> ir.Function:
@@ -13,7 +13,7 @@ def token_bitmask() -> ir.Function:
     body = Body.of("token_bitmask")
     logits, bitmask = body.inputs
 
-    def masked() -> list[Tensor]:
+    def masked() -> list[BodyValue]:
         bits = (bitmask.cast(UINT32).expand_dims(-1) >> np.arange(32, dtype=np.uint32)).bits_and(np.uint32(1))
         rows = body.op("Shape", bitmask, end=-1)
         allowed = body.op("Reshape", bits.cast(BOOL), body.concat(rows, np.array([-1], np.int64), axis=0))

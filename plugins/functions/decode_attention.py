@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import Body, Tensor
+from tandemrt.plugins.functions.body import Body, BodyValue
 
 
 def decode_attention() -> ir.Function:
@@ -16,7 +16,7 @@ def decode_attention() -> ir.Function:
     zeros, query = np.zeros(1, np.int64), qkv.size(1)
     positions = index.expand_dims(1) + body.arange(query)
 
-    def headed(x: Tensor) -> Tensor:  # [batch, heads, query, head_dim]
+    def headed(x: BodyValue) -> BodyValue:  # [batch, heads, query, head_dim]
         split = body.op("Reshape", x, body.concat(zeros, zeros, np.array([-1], np.int64), head_dim, axis=0))
         return body.op("Transpose", split, perm=[0, 2, 1, 3])
 
@@ -49,7 +49,7 @@ def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # 
     return (decode_attention(),)
 
 
-def _rotated(body: Body, x: Tensor, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
+def _rotated(body: Body, x: BodyValue, cosine: BodyValue, sine: BodyValue, positions: BodyValue) -> BodyValue:
     """Return ``x`` [batch, heads, query, head_dim], rotated for ``positions`` [batch, query]."""
     half = cosine.size(1)
     cos, sin = (body.op("Gather", table, positions, axis=0).expand_dims(1) for table in (cosine, sine))

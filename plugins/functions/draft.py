@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, BodyValue
 from tandemrt.plugins.functions.filters import filter_logits, finite_logits, probabilities
 from tandemrt.plugins.functions.noise import position_noise, token_noise
 from tandemrt.plugins.operators.constants import Purpose, Rule
@@ -21,10 +21,10 @@ def sample_draft(draft_probs: bool, target_ids: bool = False) -> ir.Function:
     samplable = raw.max_last(keepdims=False).squeeze(1) > np.float32(-np.inf)
     greedy = body.where(samplable, raw.argmax_last().squeeze(1), np.int64(-1))
 
-    def one_hot(column: Tensor) -> Tensor:
+    def one_hot(column: BodyValue) -> BodyValue:
         return column.expand_dims(-1).equals(body.arange(vocab)).cast(FLOAT32)
 
-    def drawn() -> list[Tensor]:
+    def drawn() -> list[BodyValue]:
         scores = body.call("filter_logits", raw, temperature, top_k, top_p, min_p)
         scores = scores.squeeze(1)
         rejecting = rule.equals(np.int64(Rule.REJECTION))

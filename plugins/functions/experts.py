@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, Body, BodyValue
 
 _REST = np.array([-1], np.int64)
 
@@ -21,7 +21,7 @@ def experts(*, prompt_rows: bool = False) -> ir.Function:
     return body.function(mixed=mixture(body, x, router_logits, gate_up.cast(FLOAT32), down.cast(FLOAT32)))
 
 
-def mixture(body: Body, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def mixture(body: Body, x: BodyValue, router_logits: BodyValue, gate_up: BodyValue, down: BodyValue) -> BodyValue:
     """Return the mixture of ``x`` for weights in float32, rounded to the dtype of ``x``."""
     count, hidden = router_logits.size(-1), x.size(-1)
     logits = body.op("Reshape", router_logits.cast(FLOAT32), body.concat(_REST, count, axis=0))
@@ -38,7 +38,7 @@ def mixture(body: Body, x: Tensor, router_logits: Tensor, gate_up: Tensor, down:
     return body.op("CastLike", body.op("Reshape", mixed, body.op("Shape", x), allowzero=1), x)
 
 
-def _routed(body: Body, logits: Tensor) -> tuple[Tensor, Tensor]:
+def _routed(body: Body, logits: BodyValue) -> tuple[BodyValue, BodyValue]:
     """Return two tensors [experts, tokens, 1]: 1 if a token selects an expert, and its routing weight."""
     per_token, normalized = body.integer("per_token"), body.integer("normalized")
     ordered = body.where(body.op("IsNaN", logits), np.float32(-np.inf), logits)

@@ -3,18 +3,18 @@
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, Body, BodyValue
 
 _NEG_INF = np.float32(-np.inf)
 
 
-def finite_logits(body: Body, logits: Tensor) -> Tensor:
+def finite_logits(body: Body, logits: BodyValue) -> BodyValue:
     """Return float32 logits with −inf for values that are not finite."""
     values = logits.cast(FLOAT32)
     return body.where(body.op("Abs", values) < np.float32(np.inf), values, _NEG_INF)
 
 
-def probabilities(scores: Tensor) -> Tensor:
+def probabilities(scores: BodyValue) -> BodyValue:
     """Return the probabilities of scores, float32, computed in float64."""
     weights = scores.exp()
     return (weights / weights.sum_last()).cast(FLOAT32)
@@ -37,7 +37,7 @@ def filter_logits() -> ir.Function:
     p_on = sampled & (top_p > np.float32(0)) & (top_p < np.float32(1))
     min_on = sampled & (min_p > np.float32(0))
 
-    def sorted_filters() -> list[Tensor]:
+    def sorted_filters() -> list[BodyValue]:
         limit = body.where(k_on, top_k, vocab)
         widest = body.op("ReduceMax", body.where(k_on | p_on, limit, np.int64(1)), keepdims=0).expand_dims(0)
         descending, _ = body.ops("TopK", scores, widest, outputs=2, axis=-1)
@@ -48,7 +48,7 @@ def filter_logits() -> ir.Function:
         [threshold] = body.branch(p_on.any(), lambda: [nucleus(descending, threshold)], lambda: [threshold])
         return [body.where(scores >= threshold, scores, _NEG_INF)]
 
-    def nucleus(descending: Tensor, threshold: Tensor) -> Tensor:
+    def nucleus(descending: BodyValue, threshold: BodyValue) -> BodyValue:
         total = body.where(scores >= threshold, scores, _NEG_INF).exp().sum_last()
         weights = body.where(descending >= threshold, descending, _NEG_INF).exp()
         before = body.op("CumSum", weights, np.int64(-1), exclusive=1)
@@ -59,12 +59,12 @@ def filter_logits() -> ir.Function:
     [scores] = body.branch((k_on | p_on).any(), sorted_filters, lambda: [scores])
     kept = scores
 
-    def relative() -> list[Tensor]:
+    def relative() -> list[BodyValue]:
         return [body.where(kept.exp() >= _per_row(min_p).cast(FLOAT64), kept, _NEG_INF)]
 
     [scores] = body.branch(min_on.any(), relative, lambda: [kept])
     return body.function(scores=scores)
 
 
-def _per_row(values: Tensor) -> Tensor:
+def _per_row(values: BodyValue) -> BodyValue:
     return values.expand_dims(1, 2)

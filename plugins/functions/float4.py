@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import Body, Tensor
+from tandemrt.plugins.functions.body import Body, BodyValue
 from tandemrt.plugins.functions.float8 import NUMBERS
 from tandemrt.plugins.functions.int4 import from_tiles, in_groups, matmul_of_values, scaled_groups
 from tandemrt.plugins.operators.float4 import VALUES
@@ -18,7 +18,7 @@ def float4_matmul(*, prompt_rows: bool = False) -> ir.Function:
     return body.function(out=body.op("CastLike", out, x))
 
 
-def float4_values(body: Body, weight: Tensor, scales: Tensor, group: str = "group_size") -> Tensor:
+def float4_values(body: Body, weight: BodyValue, scales: BodyValue, group: str = "group_size") -> BodyValue:
     """Return the values of a weight without its factors, float32 [width, padded]; ``group``: as for int4_values."""
     codes = in_groups(body, from_tiles(body, weight), group).cast(ir.DataType.INT32)
     numbers = body.op("Gather", NUMBERS, scales.cast(ir.DataType.INT32))

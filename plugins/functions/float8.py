@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.engines.contract.dtypes import ONNX
-from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, Body, BodyValue
 from tandemrt.plugins.operators.float8 import FLOAT8, FLOAT8_MAX, MIN_SCALE
 
 _FLOAT8 = ir.DataType.FLOAT8E4M3FN
@@ -38,7 +38,7 @@ def scaled_matmul(dtype: str) -> ir.Function:
     return body.function(out=out.cast(ir.DataType(ONNX[dtype])))
 
 
-def rounded(body: Body, wide: Tensor, static_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rounded(body: Body, wide: BodyValue, static_scale: BodyValue | None = None) -> tuple[BodyValue, BodyValue]:
     """Return float32 ``wide`` in float8, and the scales of its tokens."""
     largest = body.op("Abs", wide).max_last()
     if static_scale is not None:
@@ -63,6 +63,6 @@ def matmul_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ..
     return (float8_matmul(dtype),)
 
 
-def _matmul(body: Body, quantized: Tensor, weight: Tensor) -> Tensor:
+def _matmul(body: Body, quantized: BodyValue, weight: BodyValue) -> BodyValue:
     numbers = body.op("Gather", NUMBERS, weight.cast(ir.DataType.INT32))
     return body.matmul(quantized.cast(FLOAT32), body.op("Transpose", numbers, perm=[1, 0]))

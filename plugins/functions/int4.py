@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, Body, BodyValue
 
 _HALF, _LEFT = np.uint8(15), np.uint8(4)
 
@@ -28,42 +28,44 @@ def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # 
     return (int4_matmul(zeros="zeros" in present, prompt_rows="prompt_rows" in present),)
 
 
-def from_tiles(body: Body, weight: Tensor) -> Tensor:
+def from_tiles(body: Body, weight: BodyValue) -> BodyValue:
     """Return the 4-bit integers of ``weight`` in the order of the inputs, [width, ...]; see in_tiles."""
     words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
     return body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
 
 
-def int4_values(body: Body, weight: Tensor, scales: Tensor, zeros: Tensor | None, group: str = "group_size") -> Tensor:
+def int4_values(
+    body: Body, weight: BodyValue, scales: BodyValue, zeros: BodyValue | None, group: str = "group_size"
+) -> BodyValue:
     """Return the values of a weight, float32 [width, padded]; ``group``: the attribute with its group size."""
     integers = in_groups(body, from_tiles(body, weight), group).cast(FLOAT32)
     middles = np.float32(8) if zeros is None else _middles(body, zeros, integers.size(1))
     return scaled_groups(body, integers - middles, scales.cast(FLOAT32))
 
 
-def in_groups(body: Body, values: Tensor, group: str) -> Tensor:
+def in_groups(body: Body, values: BodyValue, group: str) -> BodyValue:
     """Return ``values`` [width, ...] as [width, groups, group size], by the operator's attribute ``group``."""
     shape = body.concat(np.array([0, -1], np.int64), body.integer(group), axis=0)
     return body.op("Reshape", values, shape)
 
 
-def scaled_groups(body: Body, numbers: Tensor, scales: Tensor) -> Tensor:
+def scaled_groups(body: Body, numbers: BodyValue, scales: BodyValue) -> BodyValue:
     """Return ``numbers`` [width, groups, group size] times ``scales`` [width, groups and some padding], flat."""
     scaled = numbers * scales.first(numbers.size(1), 1).expand_dims(-1)
     return body.op("Reshape", scaled, np.array([0, -1], np.int64))
 
 
-def matmul_of_values(body: Body, x: Tensor, values: Tensor) -> Tensor:
+def matmul_of_values(body: Body, x: BodyValue, values: BodyValue) -> BodyValue:
     """Return x @ w.T in float32 for ``values`` [width, padded] of a weight."""
     return body.matmul(x.cast(FLOAT32), body.op("Transpose", values.first(x.size(-1), 1), perm=[1, 0]))
 
 
-def _middles(body: Body, zeros: Tensor, groups: Tensor) -> Tensor:
+def _middles(body: Body, zeros: BodyValue, groups: BodyValue) -> BodyValue:
     flat = body.op("Reshape", halves(body, zeros), np.array([0, -1], np.int64))
     return flat.first(groups, 1).cast(FLOAT32).expand_dims(-1)
 
 
-def halves(body: Body, packed: Tensor) -> Tensor:
+def halves(body: Body, packed: BodyValue) -> BodyValue:
     """Return the 4-bit integers, the low half of a byte first: uint8 [..., bytes] to [..., bytes, 2]."""
     low, high = packed.bits_and(_HALF), packed >> _LEFT
     return body.concat(low.expand_dims(-1), high.expand_dims(-1), axis=-1)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, Body, BodyValue
 from tandemrt.plugins.functions.int4 import halves
 from tandemrt.plugins.operators.int4_interleaved import OUTPUTS, STEP, TINY
 
@@ -39,7 +39,7 @@ def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # 
     return (int4_int8_matmul(zeros="zeros" in present),)
 
 
-def _rounded(body: Body, x: Tensor, rows: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+def _rounded(body: Body, x: BodyValue, rows: BodyValue, steps: BodyValue) -> tuple[BodyValue, BodyValue]:
     """Return integers [steps, rows, 32] and their scales [steps, rows, 1], both in float32."""
     step = np.array([STEP], np.int64)
     flat = body.op("Reshape", x, body.concat(rows, x.size(-1), axis=0), allowzero=1)
@@ -55,7 +55,7 @@ def _rounded(body: Body, x: Tensor, rows: Tensor, steps: Tensor) -> tuple[Tensor
     return values, body.where(used, largest / np.float32(127), nothing)
 
 
-def _by_step(body: Body, values: Tensor, steps: Tensor) -> Tensor:
+def _by_step(body: Body, values: BodyValue, steps: BodyValue) -> BodyValue:
     """Return values [tiles, groups * 8] as [steps, 1, tiles * 8]."""
     of_group = body.op("Div", body.integer("group_size"), np.array([STEP], np.int64))
     by_group = body.op("Reshape", values, np.array([0, -1, OUTPUTS], np.int64))

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, Body, BodyValue
 from tandemrt.plugins.functions.int4 import in_groups, matmul_of_values, scaled_groups
 from tandemrt.plugins.operators.int8_layout import ORDER, STORED
 
@@ -18,13 +18,13 @@ def int8_matmul(*, prompt_rows: bool = False) -> ir.Function:
     return body.function(out=body.op("CastLike", out, x))
 
 
-def int8_values(body: Body, weight: Tensor, scales: Tensor, group: str = "group_size") -> Tensor:
+def int8_values(body: Body, weight: BodyValue, scales: BodyValue, group: str = "group_size") -> BodyValue:
     """Return the values of a weight, float32 [width, padded]; ``group``: the attribute with its group size."""
     integers = in_groups(body, bytes_from_tiles(body, weight), group).cast(FLOAT32)
     return scaled_groups(body, integers - np.float32(128), scales.cast(FLOAT32))
 
 
-def bytes_from_tiles(body: Body, weight: Tensor) -> Tensor:
+def bytes_from_tiles(body: Body, weight: BodyValue) -> BodyValue:
     """Return the bytes of ``weight`` in the order of the inputs, [width, ...]; see bytes_from_tiles of the layout."""
     half, run, thread, inputs = ORDER
     ordered = body.op("Reshape", weight, np.array([0, -1, half, thread, run, inputs], np.int64))

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import Body, Tensor
+from tandemrt.plugins.functions.body import Body, BodyValue
 from tandemrt.plugins.functions.experts import mixture
 from tandemrt.plugins.functions.float4 import float4_values
 from tandemrt.plugins.functions.float8 import NUMBERS
@@ -29,7 +29,7 @@ def low_bit_experts(numbers: str, *, zeros: bool = False, overload: str = "") ->
     return body.function(overload, mixed=mixture(body, x, router_logits, both, last))
 
 
-def _values(numbers: str, body: Body, stored: list[Tensor], group: str) -> Tensor:
+def _values(numbers: str, body: Body, stored: list[BodyValue], group: str) -> BodyValue:
     """Return the values of a weight, float32 [width, padded]."""
     weight, scales, *more = stored
     if numbers == "int4":

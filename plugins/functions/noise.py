@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, UINT64, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, UINT64, Body, BodyValue
 from tandemrt.plugins.operators.constants import Purpose
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -47,7 +47,7 @@ def accept_coin() -> ir.Function:
     return body.function(coin=_uniform(words[0]))
 
 
-def _philox(block: Tensor, seed: Tensor, position: Tensor, purpose: Tensor) -> tuple[Tensor, ...]:
+def _philox(block: BodyValue, seed: BodyValue, position: BodyValue, purpose: BodyValue) -> tuple[BodyValue, ...]:
     key, place = seed.cast(UINT64), position.cast(UINT64)
     k0, k1 = key.bits_and(_LOW), key >> _HALF
     c0, c1, c2, c3 = block, place.bits_and(_LOW), place >> _HALF, purpose.cast(UINT64)
@@ -59,9 +59,9 @@ def _philox(block: Tensor, seed: Tensor, position: Tensor, purpose: Tensor) -> t
     return c0, c1, c2, c3
 
 
-def _gumbel(bits: Tensor) -> Tensor:
+def _gumbel(bits: BodyValue) -> BodyValue:
     return (-(-_uniform(bits).log()).log()).cast(FLOAT32)
 
 
-def _uniform(bits: Tensor) -> Tensor:
+def _uniform(bits: BodyValue) -> BodyValue:
     return ((bits >> np.uint64(8)).cast(FLOAT64) + np.float64(0.5)) * np.float64(2.0**-24)

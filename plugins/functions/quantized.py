@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, Body, BodyValue
 from tandemrt.plugins.functions.float8 import rounded
 
 
@@ -40,6 +40,6 @@ def norm_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]
     return (quantized_norm(static="static_scale" in present),)
 
 
-def _scaled(body: Body, x: Tensor, scales: Tensor, weight_scales: Tensor) -> Tensor:
+def _scaled(body: Body, x: BodyValue, scales: BodyValue, weight_scales: BodyValue) -> BodyValue:
     """Return float32 values, rounded to the dtype of ``x`` on the way."""
     return body.op("CastLike", x.cast(FLOAT32) * scales * weight_scales, x).cast(FLOAT32)

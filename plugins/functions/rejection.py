@@ -5,7 +5,7 @@ All tensors have window + 1 rows, the last without a draft, because onnxruntime 
 
 import numpy as np
 
-from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, BodyValue
 from tandemrt.plugins.functions.draft_window import NO_TOKEN, DraftWindow
 from tandemrt.plugins.functions.filters import probabilities
 from tandemrt.plugins.operators.constants import Purpose
@@ -14,7 +14,7 @@ from tandemrt.plugins.operators.constants import Purpose
 class Proposal:
     """Distributions of the drafts: ``probs`` [batch, K, vocab] for rows with any mass, else one-hot."""
 
-    def __init__(self, window: DraftWindow, probs: Tensor | None) -> None:
+    def __init__(self, window: DraftWindow, probs: BodyValue | None) -> None:
         self.window = window
         self.body = body = window.body
         self.tokens = window.extended(body.where(window.in_vocab, window.draft, NO_TOKEN), NO_TOKEN)
@@ -25,14 +25,14 @@ class Proposal:
             self.probs = body.concat(body.where(probs > np.float32(0), probs, np.float32(0)), last, axis=1)
             self.drawn = (self.tokens >= np.int64(0)) & (self.probs.max_last(keepdims=False) > np.float32(0))
 
-    def of_token(self) -> Tensor:
+    def of_token(self) -> BodyValue:
         """Return q of each drafted token, float64 [batch, rows]."""
         if self.probs is None:
             return self.body.full(self.body.op("Shape", self.tokens), np.float64(1))
         q = self.probs.at_last(self.index).squeeze(-1)
         return self.body.where(self.drawn, q, np.float32(1)).cast(FLOAT64)
 
-    def of_row(self, row: Tensor) -> Tensor:
+    def of_row(self, row: BodyValue) -> BodyValue:
         """Return q of every token at one row per request, float32 [batch, vocab]."""
         one_hot = self.tokens.at_rows(row).expand_dims(-1).equals(self.body.arange(self.window.vocab)).cast(FLOAT32)
         if self.probs is None:
@@ -43,13 +43,13 @@ class Proposal:
 
 def reject(
     window: DraftWindow,
-    scores: Tensor,
-    choice: Tensor,
-    probs: Tensor | None,
-    rejecting: Tensor,
-    seed: Tensor,
-    first: Tensor,
-) -> list[Tensor]:
+    scores: BodyValue,
+    choice: BodyValue,
+    probs: BodyValue | None,
+    rejecting: BodyValue,
+    seed: BodyValue,
+    first: BodyValue,
+) -> list[BodyValue]:
     """Return the accepted length and the token after it, [batch] each.
 
     ``scores`` [batch, rows, vocab] are filtered. ``choice`` [batch, rows] is the token that requests without the

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import Body, Tensor
+from tandemrt.plugins.functions.body import Body, BodyValue
 from tandemrt.plugins.functions.draft_window import DraftWindow
 from tandemrt.plugins.functions.filters import filter_logits, finite_logits
 from tandemrt.plugins.functions.noise import accept_coin, position_noise
@@ -29,7 +29,7 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     sampled = temperature > np.float32(0)
     rejecting = sampled & rule.equals(np.int64(Rule.REJECTION))
 
-    def sample() -> list[Tensor]:
+    def sample() -> list[BodyValue]:
         scores = body.call("filter_logits", raw, temperature, top_k, top_p, min_p)
         [choice] = body.branch((sampled & ~rejecting).any(), lambda: draw(scores), lambda: [greedy])
         return body.branch(
@@ -38,7 +38,7 @@ def verify_draft(draft_probs: bool) -> ir.Function:
             lambda: window.compare(choice),
         )
 
-    def draw(scores: Tensor) -> list[Tensor]:
+    def draw(scores: BodyValue) -> list[BodyValue]:
         positions = position.expand_dims(-1) + body.arange(window.rows)
         purpose = np.array([[Purpose.SAMPLE]], np.int64)
         noise = body.call("position_noise", seed.expand_dims(-1), positions, purpose, window.vocab)

@@ -10,7 +10,7 @@ from tandemrt.plugins.kernels.attention_plan import KEYS, Sizes
 from tandemrt.plugins.kernels.attention_prompts import PromptTensors, prompt_calls
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.attention_windows import WindowTensors, window_launches
-from tandemrt.plugins.kernels.attention_workspace import Workspace
+from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.kernels.module import Launch, Tensors, run_in_order
 from tandemrt.plugins.kernels.tensors import check, check_packed
 from tandemrt.plugins.operators.constants import HEAD_DIMS
@@ -100,7 +100,7 @@ class AttentionLauncher:
         self._device = qkv.device
         self._prompts: tuple[Call, ...] = ()
         self._windows: tuple[Launch, ...] = ()
-        workspace = context.get_or_create("window_attention", lambda: Workspace(context.device))
+        workspace = context.get_or_create("window_attention", lambda: AttentionWorkspace(context.device))
         sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon, key_scale, value_scale)
         layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm)
         if windows < tokens:

@@ -8,7 +8,7 @@ import torch
 from tandemrt.plugins.kernels import cudnn_attention
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.attention_workspace import ConvertedBlocks, Workspace
+from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace, ConvertedBlocks
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.operators.launch import Call, Context
 
@@ -44,7 +44,9 @@ class PromptTensors:
         return self.layer.inputs(first, self.rows, self.starts, self.index, self.table)
 
 
-def prompt_calls(prompts: PromptTensors, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, ...]:
+def prompt_calls(
+    prompts: PromptTensors, sizes: Sizes, context: Context, workspace: AttentionWorkspace
+) -> tuple[Call, ...]:
     """Bind the calls of the prompt runs, in order: prepare queries, write keys and values, then attend.
 
     cuDNN attends if it supports the call (cudnn_attention.py), else our kernel. cuDNN cannot read a float8 cache: a
@@ -167,7 +169,7 @@ class RunAttention:
         queries: torch.Tensor,
         sizes: Sizes,
         module: KernelModule,
-        workspace: Workspace,
+        workspace: AttentionWorkspace,
         splits: int | None,
     ) -> None:
         tokens, head_dim = len(prompts.qkv), queries.shape[-1]

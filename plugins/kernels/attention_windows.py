@@ -7,7 +7,7 @@ import torch
 
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.attention_workspace import Workspace
+from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
 from tandemrt.plugins.operators.launch import Context
 
@@ -33,7 +33,7 @@ def window_launches(
     query: int,
     sizes: Sizes,
     context: Context,
-    workspace: Workspace,
+    workspace: AttentionWorkspace,
     *,
     splits: int | None,
     after_prompts: bool,

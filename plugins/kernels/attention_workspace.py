@@ -40,7 +40,7 @@ class ConvertedBlocks:
     table: torch.Tensor
 
 
-class Workspace:
+class AttentionWorkspace:
     """Scratch memory of one device, shared by all ``window_attention`` calls of a context.
 
     Calls that share it must run one after another. It grows to the largest call; calls bound earlier keep their memory.

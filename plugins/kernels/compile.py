@@ -25,7 +25,7 @@ _HOPPER, _HOPPER_ONLY = 90, b"__CUDA_ARCH_FEAT_SM90_ALL"  # the macro that sm_90
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernels:
     """One kernel file for one compute capability: ``code`` is a cubin or PTX text, ``log`` the compiler's output."""
 
     file: str
@@ -61,7 +61,7 @@ def compile_kernel(
     *,
     dtypes: Collection[str] | None = None,
     head_dims: Collection[int] | None = None,
-) -> tuple[Compiled, ...]:
+) -> tuple[CompiledKernels, ...]:
     """Compile ``NAME.cu`` to a cubin per compute capability, and to PTX for the lowest of them.
 
     ``dtypes`` ("bfloat16", …) and ``head_dims`` select kernels of the file; None selects all. Raises BackendUnavailable
@@ -80,9 +80,9 @@ def compile_kernel(
     if targets[0].endswith("a"):
         targets.append(f"compute_{digits[0]}")  # the PTX of sm_90a does not run on newer GPUs
     results = map_in_threads(partial(compile_program, program), targets, os.cpu_count() or 1)
-    cubins = [Compiled(f"{name}.sm_{c}.cubin", r.cubin, r.log) for c, r in zip(digits, results, strict=False)]
+    cubins = [CompiledKernels(f"{name}.sm_{c}.cubin", r.cubin, r.log) for c, r in zip(digits, results, strict=False)]
     newest = results[len(digits)] if len(results) > len(digits) else results[0]
-    return (*cubins, Compiled(f"{name}.ptx", newest.ptx, newest.log))
+    return (*cubins, CompiledKernels(f"{name}.ptx", newest.ptx, newest.log))
 
 
 def compile_ptx(source: str, compute_capability: str) -> str:

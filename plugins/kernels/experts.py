@@ -35,12 +35,12 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
         return EmptyCall()
     grouped = has_groups(tensors["x"], context)
     if not context.batch_invariant:
-        kind = GroupedMixture if grouped and fill_groups(tensors, attributes["per_token"]) else Mixture
+        kind = GroupedMixture if grouped and fill_groups(tensors, attributes["per_token"]) else ExpertsCall
         return kind(tensors, attributes, context)
     windows, prompts = split_rows(tensors, ("x", "router_logits", "mixed"))
-    calls: list[Call] = [] if windows is None else [Mixture(windows, attributes, context)]
+    calls: list[Call] = [] if windows is None else [ExpertsCall(windows, attributes, context)]
     if prompts is not None:
-        calls.append((GroupedMixture if grouped else Mixture)(prompts, attributes, context))
+        calls.append((GroupedMixture if grouped else ExpertsCall)(prompts, attributes, context))
     return CallInParts(calls)
 
 
@@ -52,7 +52,7 @@ class EmptyCall:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ExpertWeights:
     """The weights of experts of ``width`` values, as the kernels of ``file`` take them: tensors and numbers.
 
     ``kind`` precedes the dtype in the names of these kernels.
@@ -65,18 +65,18 @@ class Weights:
     kind: str = ""
 
 
-class Mixture:
+class ExpertsCall:
     """One bound call; contiguous tensors as in the schema. ``weights``: those in ``tensors`` if None.
 
     Capturable: a run allocates nothing and reads nothing on the host. A row's result does not depend on the other rows.
     """
 
     def __init__(
-        self, tensors: Tensors, attributes: Mapping[str, Any], context: Context, weights: Weights | None = None
+        self, tensors: Tensors, attributes: Mapping[str, Any], context: Context, weights: ExpertWeights | None = None
     ) -> None:
         x, logits, mixed = (tensors[name] for name in ("x", "router_logits", "mixed"))
         if weights is None:
-            weights = Weights((tensors["gate_up"],), (tensors["down"],), tensors["down"].shape[-1])
+            weights = ExpertWeights((tensors["gate_up"],), (tensors["down"],), tensors["down"].shape[-1])
         hidden, width, experts, chosen = x.shape[-1], weights.width, logits.shape[-1], attributes["per_token"]
         rows = logits.numel() // experts
         pairs, module, kind = rows * chosen, KernelModule.of(context, "experts"), suffix(x)

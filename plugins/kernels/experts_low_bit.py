@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.experts import EmptyCall, Mixture, Weights, require_counts
+from tandemrt.plugins.kernels.experts import EmptyCall, ExpertsCall, ExpertWeights, require_counts
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, GroupedWeight, has_groups
 from tandemrt.plugins.kernels.low_bit_format import FLOAT4, FLOAT8, INT4, INT8, Format, dequantization
 from tandemrt.plugins.kernels.module import KernelModule, Tensors, suffix
@@ -45,7 +45,7 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
     file, pairs = f"experts_{form.name}", logits.numel() // experts * attributes["per_token"]
     many = pairs >= _MANY_PAIRS * experts and len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
     if context.batch_invariant or not many or not has_groups(x, context):
-        return Mixture(tensors, attributes, context, Weights(both, last, width, file, kind))
+        return ExpertsCall(tensors, attributes, context, ExpertWeights(both, last, width, file, kind))
     values = _dequantized(context, x, file, kind, (both, hidden), (last, width))
     return GroupedMixture(tensors, attributes, context, values)
 

@@ -29,7 +29,7 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
     """Bind the operator. The number of rows alone selects the implementation."""
     if context.batch_invariant:
         return _any_rows(context, tensors)
-    return FewRows(context, tensors) if _rows(tensors) <= FEW else _many_rows(context, tensors)
+    return Float8FewRows(context, tensors) if _rows(tensors) <= FEW else _many_rows(context, tensors)
 
 
 def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
@@ -38,13 +38,13 @@ def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
         matmul = _any_rows(context, tensors)
         return matmul if matmul.applies_scales else ScaledMatmul(context, tensors, matmul)
     if _rows(tensors) <= FEW:
-        return FewRows(context, tensors)
+        return Float8FewRows(context, tensors)
     return ScaledMatmul(context, tensors, _many_rows(context, tensors))
 
 
 def _many_rows(context: Context, tensors: Tensors) -> Call:
     if _rows(tensors) > MOST_ROWS:
-        return Matmul(tensors)
+        return Float8Matmul(tensors)
     _require_sizes(tensors)
     _require_room(tensors["out"])  # a kernel applies the scales afterwards
     return FastestMatmul(context, *_operands(tensors))
@@ -62,7 +62,7 @@ def _any_rows(context: Context, tensors: Tensors) -> BatchInvariantMatmul:
     return BatchInvariantMatmul(context, *_operands(tensors), scales)
 
 
-class FewRows:
+class Float8FewRows:
     """Bound matmul of at most 16 rows, with its scales if there are any. Capturable."""
 
     def __init__(self, context: Context, tensors: Tensors) -> None:
@@ -94,7 +94,7 @@ class FewRows:
         self._launch.run(current_stream(self._device))
 
 
-class Matmul:
+class Float8Matmul:
     """Bound matmul without scales: bfloat16 or float32, since sums overflow float16. Capturable."""
 
     def __init__(self, tensors: Tensors) -> None:

@@ -32,7 +32,7 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
     group_size = attributes["group_size"]
     if not context.batch_invariant:
         operands = _Operands.of(form, tensors, group_size)
-        return FewRows(operands, context) if operands.rows <= _MAX_ROWS else ManyRows(operands, context)
+        return LowBitFewRows(operands, context) if operands.rows <= _MAX_ROWS else ManyRows(operands, context)
     windows, prompts = split_rows(tensors, ("x", "out"))
     calls: list[Call] = [] if windows is None else rows_in_parts(_Operands.of(form, windows, group_size), context)
     if prompts is not None:
@@ -46,7 +46,7 @@ launch_int4, launch_int8, launch_float4 = (partial(_launch, form) for form in (I
 def rows_in_parts(operands: "_Operands", context: Context) -> list[Call]:
     """Bind the kernel for few rows to any number of rows, one part of them after another."""
     o, parts = operands, [slice(first, first + _MAX_ROWS) for first in range(0, operands.rows, _MAX_ROWS)]
-    return [FewRows(replace(o, x=o.x[part], out=o.out[part]), context) for part in parts]
+    return [LowBitFewRows(replace(o, x=o.x[part], out=o.out[part]), context) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Operands:
         return module.kernel(f"{name}{self.form.variant(self.more)}_{suffix(self.x)}", shared=shared)
 
 
-class FewRows:
+class LowBitFewRows:
     """Bound matmul by a kernel that reads the weight once for up to 64 rows. Capturable."""
 
     def __init__(self, operands: _Operands, context: Context) -> None:

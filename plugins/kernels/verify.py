@@ -51,7 +51,7 @@ def launch_propose(tensors: Tensors, attributes: Mapping[str, Any], context: Con
     return ProposeLaunch(KernelModule.of(context, "verify"), tensors, _workspace(context), stats=filters)
 
 
-class Workspace:
+class VerifyWorkspace:
     """Intermediate results of the kernels, for at most ``batch`` requests of ``rows`` rows.
 
     Launches that share a workspace must run one after another on one stream.
@@ -90,7 +90,7 @@ class VerifyLaunch:
         self,
         module: KernelModule,
         tensors: Mapping[str, torch.Tensor],
-        workspace: Workspace,
+        workspace: VerifyWorkspace,
         *,
         stats: bool,
         advance: Advance | None = None,
@@ -123,7 +123,7 @@ class ProposeLaunch:
     """
 
     def __init__(
-        self, module: KernelModule, tensors: Mapping[str, torch.Tensor], workspace: Workspace, *, stats: bool
+        self, module: KernelModule, tensors: Mapping[str, torch.Tensor], workspace: VerifyWorkspace, *, stats: bool
     ) -> None:
         logits, token, probs = tensors["logits"], tensors["token"], tensors.get("draft_probs")
         batch, vocab, ids = logits.shape[0], logits.shape[-1], tensors.get("target_ids")
@@ -149,7 +149,7 @@ def _choice(
     module: KernelModule,
     inputs: list[torch.Tensor | None],
     draft_probs: torch.Tensor | None,
-    workspace: Workspace,
+    workspace: VerifyWorkspace,
     stats: bool,
     drafting: bool,
     outputs: list[torch.Tensor | None],
@@ -208,9 +208,9 @@ def stats_parts(rows: int, vocab: int, sm_count: int) -> int:
     return most if most >= _MIN_STATS_PARTS else 1
 
 
-def _workspace(context: Context) -> Workspace:
+def _workspace(context: Context) -> VerifyWorkspace:
     batch, rows = context.sizes["batch"], context.sizes["window+1"]
-    return context.get_or_create("verify workspace", lambda: Workspace(batch, rows, context.device))
+    return context.get_or_create("verify workspace", lambda: VerifyWorkspace(batch, rows, context.device))
 
 
 def _sm_count(device: torch.device) -> int:

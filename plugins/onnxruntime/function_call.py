@@ -13,7 +13,7 @@ from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.onnxruntime.custom_operators import ON_CPUS, OPERATORS, load
 from tandemrt.plugins.onnxruntime.sessions import dtype_name, place, session_options
 from tandemrt.plugins.operators.constants import DOMAIN
-from tandemrt.plugins.operators.launch import Context, Function, Tensors
+from tandemrt.plugins.operators.launch import Context, FunctionBuilder, Tensors
 from tandemrt.plugins.tensors import torch
 
 _IR_VERSION = 11
@@ -33,7 +33,7 @@ class FunctionCall:
 
 
 def launch(
-    operator: str, function: Function, tensors: Tensors, attributes: Mapping[str, Any], context: Context
+    operator: str, function: FunctionBuilder, tensors: Tensors, attributes: Mapping[str, Any], context: Context
 ) -> FunctionCall:
     """Bind ``operator``, whose ONNX function ``function`` builds; see Launcher in plugins/operators/launch.py.
 
@@ -58,7 +58,7 @@ def launch(
 
 
 def _open(
-    schema: Schema, function: Function, tensors: Tensors, attributes: Mapping[str, Any], threads: int | None
+    schema: Schema, function: FunctionBuilder, tensors: Tensors, attributes: Mapping[str, Any], threads: int | None
 ) -> Any:
     try:
         import onnxruntime
@@ -73,7 +73,7 @@ def _open(
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Mapping[str, Any]) -> ir.Model:
+def _model(schema: Schema, function: FunctionBuilder, tensors: Tensors, attributes: Mapping[str, Any]) -> ir.Model:
     """Return a graph of one node, with its function and dynamic shapes."""
     held = {output.name: schema.in_place.get(output.name, output.name) for output in schema.outputs}
     values = {

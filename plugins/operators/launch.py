@@ -20,7 +20,7 @@ class Call(Protocol):
         """Enqueue one run on the device's current stream (on a CPU: run it)."""
 
 
-class Function(Protocol):
+class FunctionBuilder(Protocol):
     """Builder of the ONNX function of an operator, and of the functions that it calls."""
 
     def __call__(self, dtype: str, present: Collection[str]) -> "tuple[ir.Function, ...]":

@@ -23,7 +23,7 @@ _ARCHITECTURE = "8.0"  # the first with bfloat16; the driver compiles its PTX fo
 
 
 @dataclass(frozen=True)
-class Launch:
+class PluginLaunch:
     """Grid and threads per block; ``scalars`` are the int32 arguments between input and output addresses."""
 
     grid: tuple[Dim, Dim, Dim]
@@ -38,7 +38,7 @@ class Plugin:
     schema: Schema
     header: str
     output_shapes: Callable[[Shapes], tuple[tuple[Dim, ...], ...]]
-    launch: Callable[[Shapes], Launch]
+    launch: Callable[[Shapes], PluginLaunch]
 
     @property
     def name(self) -> str:
@@ -72,14 +72,14 @@ def _verified(shapes: Shapes) -> tuple[tuple[Dim, ...], ...]:
     return (batch, rows), (batch,)
 
 
-def _verify_launch(shapes: Shapes) -> Launch:
+def _verify_launch(shapes: Shapes) -> PluginLaunch:
     batch, rows, vocab = shapes["logits"]
-    return Launch(grid=(batch, 1, 1), threads=1024, scalars=(rows, vocab))
+    return PluginLaunch(grid=(batch, 1, 1), threads=1024, scalars=(rows, vocab))
 
 
-def _bitmask_launch(shapes: Shapes) -> Launch:
+def _bitmask_launch(shapes: Shapes) -> PluginLaunch:
     batch, rows, vocab = shapes["logits"]
-    return Launch(grid=((vocab + 2047) // 2048, batch * rows, 1), threads=256, scalars=(vocab,))
+    return PluginLaunch(grid=((vocab + 2047) // 2048, batch * rows, 1), threads=256, scalars=(vocab,))
 
 
 TOKEN_BITMASK = Plugin(

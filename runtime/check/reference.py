@@ -16,8 +16,7 @@ import onnx_ir as ir
 import torch
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine as Entry
-from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.bundle.manifest import EngineEntry, EngineName
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step
@@ -183,7 +182,7 @@ def _require_no_error(errors: Sequence[BaseException], *_: object) -> None:
         raise errors[0]
 
 
-def _part_bytes(entry: Entry, call: Mapping[str, int]) -> int:
+def _part_bytes(entry: EngineEntry, call: Mapping[str, int]) -> int:
     """Bytes of the largest part that ranks exchange, in float32."""
     assert entry.decoder is not None
     bindings = entry.decoder.bindings(entry.contract)

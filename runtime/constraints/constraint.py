@@ -18,9 +18,9 @@ from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
 from tandemrt.runtime.constraints.lookahead import Lookahead, Run
 from tandemrt.runtime.constraints.roles import RoleSpan, RoleTracker, UndecidedToken
 from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows, Rows
-from tandemrt.runtime.constraints.rules import Rules
+from tandemrt.runtime.constraints.rules import ConstraintRules
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.constraints.transitions import Phase, State, TokenRejected, Transitions
+from tandemrt.runtime.constraints.transitions import ConstraintState, Phase, TokenRejected, Transitions
 from tandemrt.runtime.grammars.bitmask import FixedRow
 from tandemrt.runtime.grammars.grammar import Grammar
 
@@ -96,7 +96,7 @@ class Constraint:
         bad_words: BadWords | None = None,
     ) -> None:
         self._words = mask_words(vocab_size)
-        self._rules = Rules(
+        self._rules = ConstraintRules(
             vocab_size,
             stop_ids,
             thinking=thinking,
@@ -341,7 +341,7 @@ class Constraint:
         """Whether several tokens may be taken at once: no token is undecided, and there are no bad words."""
         return not self._undecided and self._rules.bad_words is None
 
-    def _write_row(self, state: State, masks: MaskRows, index: int) -> FixedRow:
+    def _write_row(self, state: ConstraintState, masks: MaskRows, index: int) -> FixedRow:
         """Write the row of ``state`` to row ``index`` of ``masks``, and return it."""
         if (shared := self._rows.shared(state)) is not None:
             masks.write_shared(index, shared.words)

@@ -24,7 +24,7 @@ class EndDelimiter:
 
 
 @dataclass
-class Node:
+class MatcherNode:
     """A state of the automaton: ``path`` is the longest suffix of the text that begins a delimiter."""
 
     path: Delimiter
@@ -36,7 +36,7 @@ class Node:
     close_prefix: int = 0  # symbols of the longest unfinished end delimiter at the end of `path`
 
 
-NO_DELIMITERS: Sequence[Node] = (Node(()),)
+NO_DELIMITERS: Sequence[MatcherNode] = (MatcherNode(()),)
 
 
 class DelimiterMatcher:
@@ -46,7 +46,7 @@ class DelimiterMatcher:
     """
 
     def __init__(self, vocabulary: Vocabulary, start: Delimiter, closings: Sequence[EndDelimiter]) -> None:
-        self.nodes: list[Node] = [Node(())]
+        self.nodes: list[MatcherNode] = [MatcherNode(())]
         self._insert(start).opens = True
         for closing in closings:
             node = self._insert(closing.symbols)
@@ -113,16 +113,16 @@ class DelimiterMatcher:
             found.update(self._vocabulary.tokens_with_prefix(rest), self._vocabulary.tokens_that_prefix(rest))
         return found
 
-    def _closing_after(self, node: Node) -> frozenset[int]:
+    def _closing_after(self, node: MatcherNode) -> frozenset[int]:
         rests = {rest for end in self._ends for rest in _rests(node.path, end, 1)}
         return self._holding.union(*map(self._vocabulary.tokens_with_prefix, rests))
 
-    def _insert(self, delimiter: Delimiter) -> Node:
+    def _insert(self, delimiter: Delimiter) -> MatcherNode:
         node = self.nodes[ROOT]
         for length, symbol in enumerate(delimiter, 1):
             if symbol not in node.next:
                 node.next[symbol] = len(self.nodes)
-                self.nodes.append(Node(delimiter[:length]))
+                self.nodes.append(MatcherNode(delimiter[:length]))
             node = self.nodes[node.next[symbol]]
         return node
 

@@ -8,8 +8,8 @@ import numpy as np
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.constraints.delimiters import ROOT
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
-from tandemrt.runtime.constraints.rules import Rules
-from tandemrt.runtime.constraints.transitions import Phase, State
+from tandemrt.runtime.constraints.rules import ConstraintRules
+from tandemrt.runtime.constraints.transitions import ConstraintState, Phase
 
 
 class Run(NamedTuple):
@@ -27,11 +27,11 @@ class Run(NamedTuple):
 class Lookahead:
     """Find runs and fast-forward tokens of one request. ``feed`` is None without a grammar."""
 
-    def __init__(self, rules: Rules, feed: GrammarFeed | None) -> None:
+    def __init__(self, rules: ConstraintRules, feed: GrammarFeed | None) -> None:
         self._rules = rules
         self._feed = feed
 
-    def ordinary_run(self, state: State, tokens: Sequence[int]) -> int:
+    def ordinary_run(self, state: ConstraintState, tokens: Sequence[int]) -> int:
         """Return the length of the run at the start of ``tokens``, for a ``state`` with a shared row (``Rows.shared``).
 
         That row is the mask row of every token of the run. No token of the run begins a delimiter or ends the text.
@@ -48,7 +48,7 @@ class Lookahead:
         return limit
 
     def grammar_run(
-        self, state: State, tokens: Sequence[int], row_at: Callable[[int], np.ndarray] | None = None
+        self, state: ConstraintState, tokens: Sequence[int], row_at: Callable[[int], np.ndarray] | None = None
     ) -> Run:
         """Feed the grammar of an answer the run at the start of ``tokens``.
 
@@ -78,18 +78,18 @@ class Lookahead:
             self._feed.count(count)
         return Run(count)
 
-    def after_run(self, state: State, count: int) -> State:
+    def after_run(self, state: ConstraintState, count: int) -> ConstraintState:
         """Return the state after a run of ``count`` tokens, at least one."""
         if state.phase is Phase.THINKING:
             return state._replace(length=state.length + count, spent=state.spent + count, tail=())
         return state._replace(length=state.length + count)
 
-    def precompute_rows(self, state: State, tokens: Sequence[int]) -> None:
+    def precompute_rows(self, state: ConstraintState, tokens: Sequence[int]) -> None:
         """Let the grammar compute, in one call, the row of ``state`` and the rows after each of ``tokens``."""
         if self._feed is not None and tokens and state.phase is Phase.ANSWER:
             self._feed.grammar.precompute_rows(tokens)
 
-    def fast_forward_tokens(self, state: State) -> list[int]:
+    def fast_forward_tokens(self, state: ConstraintState) -> list[int]:
         """Return tokens of the text that must follow ``state``, or an empty list if there is a choice.
 
         Other tokens may detokenize to the same text, so the result is a draft and does not bound the mask row.
@@ -106,7 +106,7 @@ class Lookahead:
         answers = state.phase is Phase.ANSWER or (state.phase is Phase.OPEN and not rules.may_think)
         return self._feed.grammar.fast_forward_tokens() if self._feed and answers else []
 
-    def may_fast_forward(self, state: State, tokens: int) -> bool:
+    def may_fast_forward(self, state: ConstraintState, tokens: int) -> bool:
         """Return whether ``fast_forward_tokens`` may return any after ``tokens`` more tokens.
 
         The end of a reasoning block within these tokens is not predicted, except by the budget.
@@ -115,7 +115,7 @@ class Lookahead:
             return self._rules.budget is not None and self._rules.budget - state.spent <= tokens
         return state.phase is Phase.FORCING or (self._feed is not None and state.phase is not Phase.DONE)
 
-    def _room(self, state: State, limit: int) -> int:
+    def _room(self, state: ConstraintState, limit: int) -> int:
         """Return how many of ``limit`` tokens may follow before the minimum, the maximum or the budget applies."""
         rules = self._rules
         if rules.max_tokens is not None:

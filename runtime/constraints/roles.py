@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandemrt.runtime.constraints.rules import Rules
-from tandemrt.runtime.constraints.transitions import Role, RoleUpdate, State
+from tandemrt.runtime.constraints.rules import ConstraintRules
+from tandemrt.runtime.constraints.transitions import ConstraintState, Role, RoleUpdate
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class UndecidedToken(NamedTuple):
 class RoleTracker:
     """Assign roles to emitted tokens. ``undecided`` holds the tokens that have no certain role yet."""
 
-    def __init__(self, rules: Rules, undecided: tuple[UndecidedToken, ...]) -> None:
+    def __init__(self, rules: ConstraintRules, undecided: tuple[UndecidedToken, ...]) -> None:
         self._rules = rules
         self.undecided = list(undecided)
         self._decided: list[tuple[Role, list[UndecidedToken]]] = []
@@ -53,7 +53,7 @@ class RoleTracker:
             for role, tokens in self._decided
         ]
 
-    def add(self, token: int, after: State, updates: Iterable[RoleUpdate]) -> None:
+    def add(self, token: int, after: ConstraintState, updates: Iterable[RoleUpdate]) -> None:
         """Add ``token``, which led to the state ``after``, and apply the roles that it decides."""
         if after.stop_token is None:
             self.undecided.append(UndecidedToken(token, False))
@@ -63,7 +63,7 @@ class RoleTracker:
             else:
                 self._decide(role, self._count_before(undecided, splits))
 
-    def flush(self, state: State) -> None:
+    def flush(self, state: ConstraintState) -> None:
         """Give all undecided tokens the default role, because the text ends and no delimiter can be completed."""
         self._decide(state.default_role, len(self.undecided))
 

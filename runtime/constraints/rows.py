@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import numpy as np
 
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
-from tandemrt.runtime.constraints.rules import Rules
-from tandemrt.runtime.constraints.transitions import Phase, State, Transitions
+from tandemrt.runtime.constraints.rules import ConstraintRules
+from tandemrt.runtime.constraints.transitions import ConstraintState, Phase, Transitions
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.bitmask import FixedRow
 from tandemrt.runtime.grammars.grammar import temporarily_accepted
@@ -17,16 +17,16 @@ NO_TOKENS = np.zeros(1, np.int32)  # broadcast to a row that allows no token
 class Rows:
     """Compute the mask rows of one request. ``feed`` is None without a grammar."""
 
-    def __init__(self, rules: Rules, feed: GrammarFeed | None, transitions: Transitions) -> None:
+    def __init__(self, rules: ConstraintRules, feed: GrammarFeed | None, transitions: Transitions) -> None:
         self._rules = rules
         self._feed = feed
         self._transitions = transitions
 
-    def shared(self, state: State) -> FixedRow | None:
+    def shared(self, state: ConstraintState) -> FixedRow | None:
         """Return the row of ``state`` if it is immutable and shared by many states, otherwise None."""
         return self._without_grammar(state) if self._rules.bad_words is None else None
 
-    def write(self, state: State, row: np.ndarray) -> None:
+    def write(self, state: ConstraintState, row: np.ndarray) -> None:
         """Write the tokens that may follow ``state``, which is not finished, into an int32[words] row."""
         words = self._rules.bad_words
         if (fixed := self._without_grammar(state)) is not None:
@@ -39,7 +39,7 @@ class Rows:
         if words is not None and not state.is_forced:
             row &= words.allowed(state.bad_word)
 
-    def _without_grammar(self, state: State) -> FixedRow | None:
+    def _without_grammar(self, state: ConstraintState) -> FixedRow | None:
         """Return the row of a state that depends on no grammar, otherwise None. Bad words are not masked out."""
         if state.phase is Phase.THINKING:
             return self._thinking_row(state)
@@ -47,7 +47,7 @@ class Rows:
             return self._rules.answer_base(state.length)
         return None
 
-    def _thinking_row(self, state: State) -> FixedRow:
+    def _thinking_row(self, state: ConstraintState) -> FixedRow:
         """Return the row of a THINKING state.
 
         It masks out stop tokens, and tokens that end the reasoning and continue with text that the grammar rejects.
@@ -57,13 +57,13 @@ class Rows:
             return rules.base_without_stops
         key = state.node, state.in_prompt
         if key not in rules.thinking_rows:
-            alike = State(Phase.THINKING, node=state.node, in_prompt=state.in_prompt)
+            alike = ConstraintState(Phase.THINKING, node=state.node, in_prompt=state.in_prompt)
             closing = rules.matcher.closing(state.node)
             rejected = [token for token in closing if not self._transitions.can_continue_reasoning(alike, token)]
             rules.thinking_rows[key] = FixedRow(bitmask.without(rules.base_without_stops.words, rejected))
         return rules.thinking_rows[key]
 
-    def _write_grammar_row(self, feed: GrammarFeed, state: State, row: np.ndarray) -> None:
+    def _write_grammar_row(self, feed: GrammarFeed, state: ConstraintState, row: np.ndarray) -> None:
         rules, grammar = self._rules, feed.grammar
         if state.delimiter_only:
             row.fill(0)

@@ -30,7 +30,7 @@ class BaseRows(NamedTuple):
     without_grammar_stops: FixedRow
 
 
-class Rules:
+class ConstraintRules:
     """Immutable settings that the forks of a constraint share.
 
     The caches ``thinking_rows`` and ``ordinary_tokens`` grow with use; they change no result.

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from tandemrt.runtime.constraints import bad_words
 from tandemrt.runtime.constraints.delimiters import ROOT, EndDelimiter, last_tokens_covering
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
-from tandemrt.runtime.constraints.rules import Rules
+from tandemrt.runtime.constraints.rules import ConstraintRules
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.grammar import accepts
 
@@ -28,7 +28,7 @@ class Phase(Enum):
     DONE = "done"
 
 
-class State(NamedTuple):
+class ConstraintState(NamedTuple):
     """An immutable state. Positions are absolute: index 0 is the first emitted token."""
 
     phase: Phase
@@ -72,29 +72,31 @@ class TokenRejected(Exception):
     """The mask row of the state does not allow the token."""
 
 
-Step = tuple[State, tuple[RoleUpdate, ...]]
+Step = tuple[ConstraintState, tuple[RoleUpdate, ...]]
 
 
 class Transitions:
     """Transitions between the states of one request. ``feed`` is None without a grammar."""
 
-    def __init__(self, rules: Rules, feed: GrammarFeed | None) -> None:
+    def __init__(self, rules: ConstraintRules, feed: GrammarFeed | None) -> None:
         self._rules = rules
         self._feed = feed
         self._nodes = rules.nodes
 
-    def start(self, prompt: Sequence[int]) -> State:
+    def start(self, prompt: Sequence[int]) -> ConstraintState:
         """Return the state after the prompt."""
         if self._rules.matcher is None:
-            return State(Phase.ANSWER)
+            return ConstraintState(Phase.ANSWER)
         reading = self._rules.matcher.read(prompt)
         if reading.block_open:
             begun = self._nodes[reading.node].close_prefix
-            state = State(Phase.THINKING, node=reading.node, spent=reading.spent, tail=reading.tail, in_prompt=begun)
+            state = ConstraintState(
+                Phase.THINKING, node=reading.node, spent=reading.spent, tail=reading.tail, in_prompt=begun
+            )
             return self._within_budget(state)
-        return State(Phase.OPEN if reading.block_open is None else Phase.ANSWER, node=reading.node)
+        return ConstraintState(Phase.OPEN if reading.block_open is None else Phase.ANSWER, node=reading.node)
 
-    def step(self, state: State, token: int) -> Step:
+    def step(self, state: ConstraintState, token: int) -> Step:
         """Return the state after ``token`` and the roles that become certain.
 
         Raises TokenRejected if the row of ``state`` masks out ``token``. The grammar may have been fed part of it then.
@@ -113,11 +115,11 @@ class Transitions:
         last = updates[-1]._replace(undecided=0)
         return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), (*updates[:-1], last)
 
-    def pending_symbols(self, state: State) -> int:
+    def pending_symbols(self, state: ConstraintState) -> int:
         """Return the number of symbols in the pending tokens. All of them may belong to a start delimiter."""
         return sum(len(self._rules.symbols(token)) for token in state.pending)
 
-    def opening(self, state: State, token: int) -> tuple[int, int | None] | None:
+    def opening(self, state: ConstraintState, token: int) -> tuple[int, int | None] | None:
         """Return how ``token`` continues a start delimiter that covers all output so far; None if it does not.
 
         The result is a pair. The first element is the matcher's node after ``token``. The second is the number of
@@ -133,21 +135,21 @@ class Transitions:
                 return node, end
         return (node, None) if self._nodes[node].open_prefix >= covered + end else None
 
-    def can_continue_reasoning(self, state: State, token: int) -> bool:
+    def can_continue_reasoning(self, state: ConstraintState, token: int) -> bool:
         """Return whether the grammar accepts the part of ``token`` after an end delimiter in a THINKING ``state``.
 
         The state of the grammar does not change. True if the token completes no end delimiter.
         """
         return self._can(self._read, state, self._rules.symbols(token))
 
-    def can_open(self, state: State, token: int, end: int) -> bool:
+    def can_open(self, state: ConstraintState, token: int, end: int) -> bool:
         """Return whether the first ``end`` symbols of ``token`` may complete the start delimiter.
 
         The state of the grammar does not change.
         """
         return self._can(self._opened, state, self._rules.symbols(token), end)
 
-    def _take(self, state: State, token: int) -> Step:
+    def _take(self, state: ConstraintState, token: int) -> Step:
         if state.phase is Phase.FORCING:
             return self._take_forced(state, token)
         if state.phase is Phase.THINKING:
@@ -159,7 +161,7 @@ class Transitions:
             return self._take_first(self._feed, state, token)
         return self._take_answer(state, token)
 
-    def _take_forced(self, state: State, token: int) -> Step:
+    def _take_forced(self, state: ConstraintState, token: int) -> Step:
         rules = self._rules
         if token != rules.forced_end[state.forced]:
             raise TokenRejected
@@ -175,7 +177,7 @@ class Transitions:
             return state._replace(phase=Phase.ANSWER, node=ROOT, tail=(), forced=0, forced_ends=ends), updates
         return state._replace(forced=forced, forced_ends=ends), updates
 
-    def _take_first(self, feed: GrammarFeed, state: State, token: int) -> Step:
+    def _take_first(self, feed: GrammarFeed, state: ConstraintState, token: int) -> Step:
         """Take a token in phase OPEN with a grammar: the text has neither begun to reason nor to answer.
 
         Tokens that fit both the start delimiter and the grammar are pending. A token that fits only the delimiter
@@ -198,7 +200,7 @@ class Transitions:
         after = state._replace(phase=Phase.ANSWER, node=ROOT, pending=())
         return self._feed_tokens(feed, after, tokens), (RoleUpdate("answer", 0),)
 
-    def _take_answer(self, state: State, token: int) -> Step:
+    def _take_answer(self, state: ConstraintState, token: int) -> Step:
         if not self._rules.answer_base(state.length).allows(token):
             raise TokenRejected
         if self._feed:
@@ -207,7 +209,7 @@ class Transitions:
             return state._replace(finish="stop", stop_token=token), (RoleUpdate("answer", 0),)
         return self._read(state, self._rules.symbols(token))
 
-    def _read(self, state: State, symbols: Sequence[int]) -> Step:
+    def _read(self, state: ConstraintState, symbols: Sequence[int]) -> Step:
         """Advance by ``symbols``: those of a token, or the rest of a token that a delimiter ended inside."""
         nodes, node, thinking = self._nodes, state.node, state.phase is Phase.THINKING
         if node != ROOT or not self._rules.first_symbols.isdisjoint(symbols):
@@ -227,7 +229,7 @@ class Transitions:
         after = state if node == state.node else state._replace(node=node)
         return after, (RoleUpdate("answer", nodes[node].open_prefix, False),)
 
-    def _closed(self, state: State, symbols: Sequence[int], end: int, closing: EndDelimiter) -> Step:
+    def _closed(self, state: ConstraintState, symbols: Sequence[int], end: int, closing: EndDelimiter) -> Step:
         """Advance by a token whose first ``end`` symbols complete an end delimiter."""
         size, rest = len(closing.symbols), symbols[end:]
         marked, before = 0, size - end  # reasoning tokens inside the delimiter; delimiter symbols before this token
@@ -248,14 +250,14 @@ class Transitions:
         answer = (*(delimiter if closing.implicit else ()), *rest)
         return self._feed_symbols(self._feed, after, answer), (*updates, RoleUpdate("answer", 0))
 
-    def _prompt_symbols(self, state: State, size: int) -> int:
+    def _prompt_symbols(self, state: ConstraintState, size: int) -> int:
         """Return how many of the last ``size`` symbols before a token belong to the prompt.
 
         The symbols are those of an unfinished end delimiter.
         """
         return max(0, size - self._nodes[state.node].close_prefix + state.in_prompt) if state.in_prompt else 0
 
-    def _opened(self, state: State, symbols: Sequence[int], end: int) -> Step:
+    def _opened(self, state: ConstraintState, symbols: Sequence[int], end: int) -> Step:
         """Advance by a token whose first ``end`` symbols complete the start delimiter."""
         rest = symbols[end:]
         size = len(self._rules.think_start)
@@ -267,7 +269,7 @@ class Transitions:
         after, more = self._read(begun._replace(spent=-1), rest)
         return after._replace(spent=0, tail=()), (*updates, *more)
 
-    def _feed_symbols(self, feed: GrammarFeed, state: State, symbols: Sequence[int]) -> State:
+    def _feed_symbols(self, feed: GrammarFeed, state: ConstraintState, symbols: Sequence[int]) -> ConstraintState:
         """Feed part of a token to the grammar, as tokens with the same symbols that are no stop tokens."""
         assert self._rules.thinking is not None
         tokens = self._rules.thinking.vocabulary.tokenize_symbols(symbols, self._rules.grammar_stops)
@@ -275,7 +277,7 @@ class Transitions:
             raise TokenRejected
         return self._feed_tokens(feed, state, tokens) if tokens else state
 
-    def _feed_tokens(self, feed: GrammarFeed, state: State, tokens: Sequence[int]) -> State:
+    def _feed_tokens(self, feed: GrammarFeed, state: ConstraintState, tokens: Sequence[int]) -> ConstraintState:
         for token in tokens:
             if not feed.accept(token):
                 raise TokenRejected
@@ -283,7 +285,7 @@ class Transitions:
             return state._replace(finish="stop", stop_token=tokens[-1])
         return state
 
-    def _within_budget(self, state: State) -> State:
+    def _within_budget(self, state: ConstraintState) -> ConstraintState:
         if self._rules.budget is None or state.spent < self._rules.budget:
             return state
         return state._replace(phase=Phase.FORCING, node=ROOT, in_prompt=0)

@@ -101,7 +101,7 @@ class BlockDrafter(NullHooks):
         )
 
 
-class Block:
+class MaskBlock:
     """The newest token (the anchor) and mask tokens, ``size`` in total, as in training. The window may be shorter.
 
     Each mask token predicts the token at its own position. With ``sample_from_anchor``, every token, including the
@@ -134,7 +134,7 @@ class Block:
 class PlainBlockHead:
     """DFlash: the whole window is sampled from the logits of the block."""
 
-    def __init__(self, block: Block, sampler: WindowSampler) -> None:
+    def __init__(self, block: MaskBlock, sampler: WindowSampler) -> None:
         self._block = block
         self._call = cache(lambda batch, window: block.bind(batch, window, sampler.logits))
 
@@ -150,7 +150,7 @@ class MarkovBlockHead:
     A recurrent head starts each block with a state ("memory") of zeros.
     """
 
-    def __init__(self, draft: DraftResources, block: Block, sampler: StepSampler) -> None:
+    def __init__(self, draft: DraftResources, block: MaskBlock, sampler: StepSampler) -> None:
         self._draft = draft
         self._block = block
         self._sampler = sampler

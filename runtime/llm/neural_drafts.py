@@ -15,7 +15,7 @@ from tandemrt.engines.bundle.draft import (
 from tandemrt.engines.contract.calls import most_query
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.runtime.caches.kv_cache import make_cache
-from tandemrt.runtime.drafters.block import Block, BlockDrafter, MarkovBlockHead, PlainBlockHead
+from tandemrt.runtime.drafters.block import BlockDrafter, MarkovBlockHead, MaskBlock, PlainBlockHead
 from tandemrt.runtime.drafters.layers import LayersDrafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.pair_store import PairStore
@@ -117,6 +117,6 @@ def _pairs(parts: DraftParts, *, kept: int = 0) -> tuple[DraftResources, PairSto
     return draft, PairStore(draft, query=query, chunk=parts.chunk, kept=kept)
 
 
-def _tokens(draft: DraftResources, entry: BlockEntry) -> Block:
+def _tokens(draft: DraftResources, entry: BlockEntry) -> MaskBlock:
     anchor = entry.sample_from_anchor
-    return Block(draft, mask_token=entry.mask_token, size=entry.block, sample_from_anchor=anchor)
+    return MaskBlock(draft, mask_token=entry.mask_token, size=entry.block, sample_from_anchor=anchor)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.parallel import Part
+from tandemrt.engines.parallel import SharedWork
 from tandemrt.engines.parameters.fit import require_fit
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.parameters.sampling import SamplingParams
@@ -56,7 +56,7 @@ class Admission:
         self._bundle = bundle
         self._tokenizer = tokenizer
         # Read when a grammar, bad words or reasoning delimiters need it, which takes a tenth of a start.
-        self._vocabulary = Part(partial(vocabulary_of, tokenizer, bundle.tokenizer_dir, bundle.vocab))
+        self._vocabulary = SharedWork(partial(vocabulary_of, tokenizer, bundle.tokenizer_dir, bundle.vocab))
         self._defaults = recommended(bundle.tokenizer_dir) if options.generation_config else {}
         self._num_draft_tokens = num_draft_tokens
         self._digest = bundle.manifest.digest if options.prefix_caching else None

@@ -11,7 +11,7 @@ from tandemrt.engines.validation.errors import Closed, InternalError, QueueFull,
 from tandemrt.runtime.requests.request import Finish, Request
 from tandemrt.runtime.requests.running import DroppedRequest, QueuedRequest, RunningRequest
 from tandemrt.runtime.requests.slots import PendingValidations, Slots
-from tandemrt.runtime.workers.clients import Client, Level, Levels, ServiceOrder
+from tandemrt.runtime.workers.clients import Client, ClientLevel, Levels, ServiceOrder
 
 
 class AdmittedRequests(NamedTuple):
@@ -338,7 +338,7 @@ def pick_displaced(
     levels = Levels((*(each.client for each in running), *clients, newcomer.client))
     counts = levels.count(clients)
     name, own = levels.of(newcomer.client)
-    most = max((level for level in counts if level == Level(level.name)), key=counts.__getitem__, default=name)
+    most = max((level for level in counts if level == ClientLevel(level.name)), key=counts.__getitem__, default=name)
     if counts[most] <= counts[name] + count:
         most = name
     users = [levels.of(client)[1] for client in clients if client.name == most.name]

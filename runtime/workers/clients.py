@@ -23,7 +23,7 @@ class Client(NamedTuple):
 UNNAMED = Client()
 
 
-class Level(NamedTuple):
+class ClientLevel(NamedTuple):
     """A key under which shares are counted: a name, one of its users, or its users beyond MAX_USERS together."""
 
     name: str
@@ -40,22 +40,22 @@ class Levels:
 
     def __init__(self, clients: Iterable[Client]) -> None:
         users: Counter[str] = Counter()
-        self._users: dict[Client, Level] = {}
+        self._users: dict[Client, ClientLevel] = {}
         for client in clients:
             if client not in self._users:
                 further = bool(client.user) and users[client.name] >= MAX_USERS
                 users[client.name] += bool(client.user)
-                self._users[client] = Level(client.name, None if further else client.user, further)
+                self._users[client] = ClientLevel(client.name, None if further else client.user, further)
 
-    def of(self, client: Client) -> tuple[Level, Level]:
+    def of(self, client: Client) -> tuple[ClientLevel, ClientLevel]:
         """Return the levels of a client, the outer one first. One that is not among the clients has its own."""
-        return Level(client.name), self._users.get(client, Level(client.name, client.user))
+        return ClientLevel(client.name), self._users.get(client, ClientLevel(client.name, client.user))
 
-    def sender(self, client: Client) -> Level:
+    def sender(self, client: Client) -> ClientLevel:
         """Return the level at which limits are counted: the name, or the user if there is no name."""
         return self.of(client)[0 if client.name else 1]
 
-    def count(self, clients: Iterable[Client]) -> "Counter[Level]":
+    def count(self, clients: Iterable[Client]) -> "Counter[ClientLevel]":
         """Count ``clients``, which are among those of this object, at both of their levels."""
         return Counter(level for client in clients for level in self.of(client))
 
@@ -69,7 +69,7 @@ class ServiceOrder:
     """
 
     def __init__(self) -> None:
-        self._last_served: dict[Level, float] = {}  # serial number; x.5: never served
+        self._last_served: dict[ClientLevel, float] = {}  # serial number; x.5: never served
         self._served = 0
         self._levels = Levels(())
 
@@ -95,7 +95,7 @@ class Turns:
     """The order of service from now on, as if each served client stayed in service."""
 
     def __init__(
-        self, levels: Levels, in_service: Counter[Level], last_served: dict[Level, float], served: int
+        self, levels: Levels, in_service: Counter[ClientLevel], last_served: dict[ClientLevel, float], served: int
     ) -> None:
         self._levels = levels
         self._in_service = in_service

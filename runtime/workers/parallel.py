@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tandemrt.engines.parallel import Part
+from tandemrt.engines.parallel import SharedWork
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class ParallelWork:
         The threads run parts of the work at once. A returned function runs its part itself if no thread has begun it,
         so the work is complete without any thread. All parts have ended after the last call.
         """
-        parts = {key: Part(function) for key, function in work.items()}
+        parts = {key: SharedWork(function) for key, function in work.items()}
         for part in list(parts.values())[1:]:
             try:
                 self._pool.submit(part.run)

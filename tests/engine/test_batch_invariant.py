@@ -21,7 +21,7 @@ from tandemrt.export.bundle.build import BuildReport, build
 from tandemrt.export.bundle.graphs import graphs
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.publish import publish
-from tandemrt.export.compile.backends import Compiled, compile_graph
+from tandemrt.export.compile.backends import CompiledEngine, compile_graph
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -159,7 +159,7 @@ def test_batch_invariance_is_off_where_a_recipe_says_so_or_has_other_matmuls(
     assert not report.manifest.engines["target"].batch_invariant
 
 
-def compiled(folder: Path, target: Path, backend: str, dtype: str) -> Compiled:
+def compiled(folder: Path, target: Path, backend: str, dtype: str) -> CompiledEngine:
     """Compile the target's graph, without kernels."""
     text = f'name = "onnxruntime-cuda"\n{backend}'
     recipe = Recipe.load(write_recipe(folder / "r.toml", target=target, backend=text, dtype=dtype))

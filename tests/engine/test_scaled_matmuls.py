@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
@@ -142,7 +142,7 @@ def test_gpus_without_float8_alone_are_refused_before_anything_is_built(tmp_path
             write_recipe(tmp_path / "r.toml", target=target, backend=backend, dtype="bfloat16"), kv_dtype="float8_e4m3"
         )
         if not refused:
-            built = Engine(
+            built = EngineEntry(
                 file="target.onnx",
                 backend="onnxruntime-cuda",
                 built_for="",

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine, SharedWeight
+from tandemrt.engines.bundle.manifest import EngineEntry, SharedWeight
 from tandemrt.engines.contract.contract import adjust
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadBundle
@@ -78,7 +78,7 @@ def test_a_tied_embedding_and_lm_head_are_one_weight(tmp_path: Path) -> None:
 def test_a_truncated_file_is_rejected(tmp_path: Path, size: int, whole: bool) -> None:
     (tmp_path / "target.bin").write_bytes(bytes(size))
     weight = SharedWeight(file="target.bin", offset=4, dtype="float32", shape=(2, 3))
-    engine = Engine(
+    engine = EngineEntry(
         file="target.onnx",
         backend="onnxruntime-cpu",
         built_for="cpu",

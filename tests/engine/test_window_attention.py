@@ -22,7 +22,7 @@ from tandemrt.plugins import functions
 from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan
 from tandemrt.plugins.kernels.attention_prompts import seen_blocks
-from tandemrt.plugins.kernels.attention_workspace import Workspace
+from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference import window_attention
@@ -308,7 +308,7 @@ def test_blocks_of_one_cluster_need_no_workspace(splits, cluster):
 
 def test_a_workspace_grows_and_is_shared():
     sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "sm_count": PROCESSORS}
-    workspace = Workspace("cpu")
+    workspace = AttentionWorkspace("cpu")
     plans = [Plan.of(batch=batch, **sizes) for batch in (4, 1, 64, 8)]
     parts = [workspace.parts(plan) for plan in plans]
     assert all(each.hold(plan) for each, plan in zip(parts, plans, strict=True))
@@ -317,7 +317,7 @@ def test_a_workspace_grows_and_is_shared():
 
 
 def test_prepared_queries_have_a_shared_workspace_that_grows():
-    workspace = Workspace("cpu")
+    workspace = AttentionWorkspace("cpu")
     few, many, some = (workspace.queries(tokens, 4, 32, torch.float16) for tokens in (5, 100, 60))
     assert few.shape == (5, 4, 32)
     assert some.data_ptr() == many.data_ptr() != few.data_ptr()

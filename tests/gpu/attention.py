@@ -3,7 +3,7 @@
 import torch
 
 from tandemrt.plugins.kernels.attention import AttentionLauncher
-from tandemrt.plugins.kernels.attention_workspace import Workspace
+from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.kernels.cudnn_attention import KEYS, serves
 from tests.engine.attention_cases import assert_close, expected, tolerance
 from tests.engine.implementation_cases import to_numpy, to_torch
@@ -34,7 +34,7 @@ def check(context, tensors, given, splits=None, near=None):
     """Assert that the kernels equal the reference to ``near``; None: the tolerance of the dtype."""
     held = on_device(tensors)
     launcher, mixed, after = bind(context, held, given, splits)
-    for workspace in (kept for kept in context._cached.values() if isinstance(kept, Workspace)):
+    for workspace in (kept for kept in context._cached.values() if isinstance(kept, AttentionWorkspace)):
         workspace._converted.fill_(0xFF)  # NaN in any dtype
     launcher.run()
     found = [to_numpy(each) for each in (mixed, held["key_cache"], held["value_cache"])]

@@ -9,7 +9,7 @@ import torch
 
 from tandemrt.plugins.kernels.compile import compile_kernels, compile_ptx
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
-from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch, Workspace, parts, stats_parts
+from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch, VerifyWorkspace, parts, stats_parts
 from tandemrt.plugins.reference import probabilities, sample_draft, token_bitmask
 from tandemrt.plugins.reference.arguments import Sampling
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits
@@ -57,7 +57,7 @@ def outputs(shape):
 def run_verify(modules, tensors, dtype="fp32", *, stats=True, advance=None):
     bound = on_gpu(tensors, dtype)
     bound |= outputs(bound["logits"].shape[:2])
-    workspace = Workspace(*bound["logits"].shape[:2], torch.device("cuda"))
+    workspace = VerifyWorkspace(*bound["logits"].shape[:2], torch.device("cuda"))
     VerifyLaunch(modules["verify"], bound, workspace, stats=stats, advance=advance).run()
     for zeros in (workspace.counters, workspace.counts, workspace.arrivals):
         assert not zeros.any()
@@ -187,7 +187,7 @@ def test_views_that_start_anywhere_are_read_in_place(modules, dtype, offset):
         larger = torch.full((flat.numel() + 16,), 7, dtype=flat.dtype, device="cuda")
         larger[offset : offset + flat.numel()] = flat
         bound[name] = larger[offset : offset + flat.numel()].view(bound[name].shape)
-    VerifyLaunch(modules["verify"], bound, Workspace(BATCH, 4, torch.device("cuda")), stats=True).run()
+    VerifyLaunch(modules["verify"], bound, VerifyWorkspace(BATCH, 4, torch.device("cuda")), stats=True).run()
     mine = bound["tokens"].cpu().numpy(), bound["count"].cpu().numpy()
     assert differences(mine, reference_verify(tensors)) == 0
 
@@ -227,7 +227,7 @@ def test_slots_advance_by_what_is_emitted(modules):
 def test_a_captured_graph_replays_on_new_contents(modules):
     first, second = case(1000, 3), case(1000, 3, seed=1)
     bound = on_gpu(first, "bf16") | outputs(first["logits"].shape[:2])
-    launch = VerifyLaunch(modules["verify"], bound, Workspace(BATCH, 4, torch.device("cuda")), stats=True)
+    launch = VerifyLaunch(modules["verify"], bound, VerifyWorkspace(BATCH, 4, torch.device("cuda")), stats=True)
     launch.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -247,7 +247,7 @@ def run_propose(modules, tensors, dtype="fp32", *, probs=True, stats=True):
     bound["token"] = torch.full((batch,), SENTINEL, device="cuda")
     if probs:
         bound["draft_probs"] = torch.full((batch, vocab), float(SENTINEL), device="cuda")
-    ProposeLaunch(modules["verify"], bound, Workspace(batch, 1, torch.device("cuda")), stats=stats).run()
+    ProposeLaunch(modules["verify"], bound, VerifyWorkspace(batch, 1, torch.device("cuda")), stats=stats).run()
     return bound["token"].cpu().numpy(), bound["draft_probs"].cpu().numpy() if probs else None
 
 

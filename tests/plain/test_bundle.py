@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.digest import combined_digest, file_digest
 from tandemrt.engines.bundle.draft import NgramEntry
-from tandemrt.engines.bundle.manifest import Delimiter, Engine, File, Limits, Manifest, Provenance, ReasoningDelimiters
+from tandemrt.engines.bundle.manifest import (
+    Delimiter,
+    EngineEntry,
+    File,
+    Limits,
+    Manifest,
+    Provenance,
+    ReasoningDelimiters,
+)
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
@@ -61,7 +69,7 @@ def manifest(folder: Path, names: Any) -> Manifest:
         draft=NgramEntry(kind="ngram", ngram_min=2, ngram_max=4),
         specs={"target": {"family": "qwen3", "rope": {"theta": 1e4}, "window": None}},
         engines={
-            name: Engine(
+            name: EngineEntry(
                 file="target/model.onnx" if name == "target" else f"{name}.onnx",
                 backend="onnxruntime-cpu",
                 built_for="cpu",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tandemrt.engines.contract.contract import BLOCK_SIZE, Recurrent, decoder, num_snapshots
+from tandemrt.engines.contract.contract import BLOCK_SIZE, RecurrentState, decoder, num_snapshots
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import BlockTable, PagedCache
 from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates
@@ -112,7 +112,7 @@ class Reader:
         vocab=8,
         dtype="float32",
         cache="paged",
-        recurrent={0: Recurrent((1, 1, 1), 1)},
+        recurrent={0: RecurrentState((1, 1, 1), 1)},
         history=4,
     )
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tandemrt.engines.bundle.manifest import Engine as Entry
+from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, InternalError
 from tandemrt.runtime.device.backends.tensorrt import engine as backend
 from tandemrt.runtime.device.backends.tensorrt import open as tensorrt_open
@@ -186,7 +186,7 @@ def test_only_an_engine_of_tensorrt_may_hold_code_that_opens_it_in_later_release
     file = tmp_path / "model.engine"
     file.write_bytes(b"plan")
     module = SimpleNamespace(__version__="1", Runtime=Runtime)
-    entry = Entry(file=file.name, backend="tensorrt", built_for="sm_90", dtype="float16", contract=CONTRACT)
+    entry = EngineEntry(file=file.name, backend="tensorrt", built_for="sm_90", dtype="float16", contract=CONTRACT)
     assert deserialize(module, "target", entry, file) == b"plan"
     with pytest.raises(BackendUnavailable, match=r"cannot open model\.engine, .* holds code that may not be run"):
         deserialize(module, "target", entry.model_copy(update={"backend": "tensorrt-rtx"}), file)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.tensorrt.library import LIBRARIES, load
@@ -75,7 +75,9 @@ def test_building_without_a_gpu_is_rejected(rtx: Bundle, tmp_path: Path) -> None
 
 def test_tensorrt_rejects_an_engine_of_tensorrt_rtx(rtx: Bundle) -> None:
     built = rtx.engine("target")
-    entry = Engine(file=built.file, backend="tensorrt", built_for="sm_90", dtype=built.dtype, contract=built.contract)
+    entry = EngineEntry(
+        file=built.file, backend="tensorrt", built_for="sm_90", dtype=built.dtype, contract=built.contract
+    )
     with pytest.raises(BackendUnavailable) as caught:
         deserialize(load("tensorrt"), "target", entry, rtx.path("target"))
     print(caught.value)  # the message of the library, shown by -s

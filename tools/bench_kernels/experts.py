@@ -13,7 +13,7 @@ import torch
 import typer
 
 from tandemrt.plugins.implementations import launcher
-from tandemrt.plugins.kernels.experts import Mixture
+from tandemrt.plugins.kernels.experts import ExpertsCall
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench_kernels.compiled import compiled_kernels
@@ -80,7 +80,7 @@ def _line(rows: int, experts: int, chosen: int, hidden: int, width: int, context
     grouped = fill_groups(layers[0], chosen) and has_groups(layers[0]["x"], context)
     times = [
         best_us(run_all([kind(each, attributes, context) for each in layers]), LAYERS)
-        for kind in ((GroupedMixture, Mixture) if grouped else (Mixture, GroupedMixture))
+        for kind in ((GroupedMixture, ExpertsCall) if grouped else (ExpertsCall, GroupedMixture))
     ]
     return (rows, sum(used) / LAYERS, floor, "grouped" if grouped else "streamed", *times)
 

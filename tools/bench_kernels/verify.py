@@ -15,7 +15,7 @@ import typer
 
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.plugins.kernels.module import KernelModule
-from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, Workspace
+from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, VerifyWorkspace
 from tools.bench_kernels.compiled import compiled_kernels
 from tools.bench_kernels.replay import bandwidth, median_us
 from tools.report import Json, Report, Row
@@ -46,7 +46,7 @@ def main(
     for batch in BATCHES:
         for name, changes in CASES.items():
             tensors = inputs(batch, num_draft_tokens + 1, vocab, **changes)
-            workspace = Workspace(batch, num_draft_tokens + 1, torch.device("cuda"))
+            workspace = VerifyWorkspace(batch, num_draft_tokens + 1, torch.device("cuda"))
             by_rejection = "rule" in changes
             stats = by_rejection or "top_p" in changes
             read = tensors if by_rejection else {n: t for n, t in tensors.items() if n != "draft_probs"}
@@ -78,7 +78,7 @@ def proposal(module: KernelModule, batch: int, size: int, vocab: int, *, probs: 
         del tensors["draft_probs"]
     if size < vocab:
         tensors["target_ids"] = torch.arange(size, dtype=torch.int32, device="cuda") * (vocab // size)
-    return ProposeLaunch(module, tensors, Workspace(batch, 1, torch.device("cuda")), stats=False)
+    return ProposeLaunch(module, tensors, VerifyWorkspace(batch, 1, torch.device("cuda")), stats=False)
 
 
 def inputs(batch: int, rows: int, vocab: int, **changes: float) -> dict[str, torch.Tensor]:

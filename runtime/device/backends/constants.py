@@ -18,7 +18,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.plugins.tensors.host_tensor import HostTensor
 from tandemrt.runtime.device.backends.sessions import CPU, bindings, onnxruntime, open_session
-from tandemrt.runtime.device.backends.stored_graph import StoredTensor, keep_outputs, load_graph, stored_tensor
+from tandemrt.runtime.device.backends.stored_graph import StoredWeight, keep_outputs, load_graph, stored_tensor
 
 _READERS, _CHUNK_BYTES = 8, 1 << 22  # threads, and bytes that each reads at a time
 
@@ -55,7 +55,7 @@ def _computed(path: Path, read: Mapping[str, "torch.Tensor"]) -> dict[str, "torc
     return constants_of(open_session(path, [CPU], content=content, entries=folder, optimized=False))
 
 
-def stored_parts(path: Path) -> dict[str, list[StoredTensor]]:
+def stored_parts(path: Path) -> dict[str, list[StoredWeight]]:
     """Find the outputs of a graph that are weights in files or concatenations of them; not scalars."""
     graph = load_graph(path).graph
     weights = {each.name: stored_tensor(each, path.parent) for each in graph.initializer}
@@ -119,7 +119,7 @@ class _CudaCopies:
         self._stream.synchronize()
 
 
-def _read_tensor(parts: list[StoredTensor], device: "torch.device") -> "torch.Tensor":
+def _read_tensor(parts: list[StoredWeight], device: "torch.device") -> "torch.Tensor":
     dtype, columns = parts[0].dtype, parts[0].shape[1:]
     memory = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
     copies, end = _CudaCopies(device) if device.type == "cuda" else _HostCopies(), 0

@@ -13,7 +13,7 @@ import onnx
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
-from tandemrt.runtime.device.backends.stored_graph import StoredTensor, load_graph, stored_tensor, values
+from tandemrt.runtime.device.backends.stored_graph import StoredWeight, load_graph, stored_tensor, values
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def renamed_graph(path: Path, device: torch.device) -> RenamedGraph | None:
     )
 
 
-def _read(stored: StoredTensor, device: torch.device) -> torch.Tensor:
+def _read(stored: StoredWeight, device: torch.device) -> torch.Tensor:
     content = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset)
     if content.size < stored.nbytes:
         raise BadBundle(f"{stored.path}: is shorter than its graph requires; build the bundle again")

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.calls import Sizes, largest_calls
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step, Subgraph
@@ -66,7 +66,7 @@ class Executor:
     def open(
         cls,
         bundle: Bundle,
-        entry: Engine,
+        entry: EngineEntry,
         device: torch.device,
         threads: int | None,
         shared: Callable[[], Initializers],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine
+from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.calls import largest_prompts
 from tandemrt.engines.contract.contract import Contract
@@ -135,7 +135,7 @@ def serve_rank(link: Link, folder: str, first_device: str, threads: int) -> None
 class RankCalls:
     """The calls of another rank than 0, by the header of their commands."""
 
-    def __init__(self, bundle: Bundle, entry: Engine, executor: Executor) -> None:
+    def __init__(self, bundle: Bundle, entry: EngineEntry, executor: Executor) -> None:
         self._contract = entry.contract
         self._device = executor.device
         self._executor = executor
@@ -219,7 +219,9 @@ class StatesCall:
             state[self.slot].copy_(copy)
 
 
-def open_ranks(bundle: Bundle, entry: Engine, device: torch.device, shared: SharedRanks) -> "SharedRanks | DeviceRanks":
+def open_ranks(
+    bundle: Bundle, entry: EngineEntry, device: torch.device, shared: SharedRanks
+) -> "SharedRanks | DeviceRanks":
     """Return this process among the ranks, on ``device``."""
     if device.type == "cpu":
         return shared
@@ -257,7 +259,7 @@ def input_bytes(bundle: Bundle, contract: Contract) -> int:
     return sum(sizes)
 
 
-def most_bytes(bundle: Bundle, entry: Engine) -> int:
+def most_bytes(bundle: Bundle, entry: EngineEntry) -> int:
     """Return the bytes of the largest part that ranks exchange."""
     assert entry.decoder is not None
     bindings = entry.decoder.bindings(entry.contract)

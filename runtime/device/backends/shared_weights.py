@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tandemrt.engines.bundle.manifest import Engine, SharedWeight
+from tandemrt.engines.bundle.manifest import EngineEntry, SharedWeight
 from tandemrt.engines.contract.dtypes import BYTES, ONNX
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
@@ -33,7 +33,7 @@ class SharedWeights:
         self._mapped: dict[str, np.ndarray] = {}  # bytes of whole files
         self._loading = Lock()
 
-    def of(self, engine: Engine) -> Initializers:
+    def of(self, engine: EngineEntry) -> Initializers:
         """The shared initializers of ``engine`` by name. Raises BadBundle for a truncated file."""
         return {name: self._value(weight) for name, weight in engine.shared.items()}
 

@@ -13,7 +13,7 @@ import onnx
 from tandemrt.engines.contract.dtypes import BYTES, from_onnx
 
 
-class StoredTensor(NamedTuple):
+class StoredWeight(NamedTuple):
     """A weight in a file: its ``dtype`` by name, and its ``offset`` in bytes."""
 
     path: Path
@@ -33,13 +33,13 @@ def load_graph(path: Path) -> onnx.ModelProto:
     return model
 
 
-def stored_tensor(tensor: onnx.TensorProto, folder: Path) -> StoredTensor | None:
+def stored_tensor(tensor: onnx.TensorProto, folder: Path) -> StoredWeight | None:
     """Return where the weight lies; None if the graph in ``folder`` holds it itself."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
     place = folder / entries["location"], int(entries.get("offset", 0))
-    return StoredTensor(*place, from_onnx(tensor.data_type), tuple(tensor.dims))
+    return StoredWeight(*place, from_onnx(tensor.data_type), tuple(tensor.dims))
 
 
 def values(graph: onnx.GraphProto) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import Engine as Entry
+from tandemrt.engines.bundle.manifest import EngineEntry as EngineEntry
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract, narrow_inputs, widened
@@ -35,7 +35,7 @@ def open_file(bundle: Bundle, name: EngineName, device: torch.device) -> tuple[A
     return trt, deserialize(trt, name, entry, bundle.path(name))
 
 
-def require_gpu(name: EngineName, entry: Entry, capability: Capability) -> None:
+def require_gpu(name: EngineName, entry: EngineEntry, capability: Capability) -> None:
     """Raise BackendUnavailable unless the recipe named this kind of GPU."""
     if not covers(entry.built_for, capability):
         fix = "add it to backend.compute_capabilities" if entry.backend == "tensorrt-rtx" else "build on this GPU"
@@ -45,7 +45,7 @@ def require_gpu(name: EngineName, entry: Entry, capability: Capability) -> None:
         )
 
 
-def deserialize(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
+def deserialize(trt: Any, name: EngineName, entry: EngineEntry, file: Path) -> Any:
     """Deserialize ``file``. Raises BackendUnavailable with TensorRT's own message if it fails."""
     log = logger(trt)
     log.clear()
@@ -87,7 +87,7 @@ def require_bindings(
 ) -> tuple[str, ...]:
     """Raise BadBundle unless the bindings fit the contract: caches in place, nothing in host memory.
 
-    Returns the int64 inputs that the engine reads as int32. ``reports_aliases``: see manifest.Engine.
+    Returns the int64 inputs that the engine reads as int32. ``reports_aliases``: see manifest.EngineEntry.
     """
     found = contract_of(engine, reports_aliases=reports_aliases)
     lines = contract.differences(widened(found, contract))
