@@ -121,7 +121,7 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, s
     return entries | {f"{attend}_{name}": ATTEND for attend in ("attend", "attend_fixed") for name in names}
 
 
-def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
+def entries_of(ptx: compiler.CompiledKernels) -> dict[str, str]:
     """The entry points of PTX and their parameters: "12 u64, 3 u32, 1 u64"."""
     entries = re.findall(r"\.visible \.entry (\w+)\((.*?)\)", ptx.code.decode(), re.DOTALL)
     types = {name: re.findall(r"\.param \.([usf]\d+)", parameters) for name, parameters in entries}

@@ -386,7 +386,7 @@ def test_a_moved_bundle_opens(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(BadBundle, match=r"must be a folder with bundle.json; got .*none'. Build one with: tandemrt"):
+    with pytest.raises(BadBundle, match=r"bundle: '.*none' does not exist. Correct the path, or build it: tandemrt"):
         Bundle.open(tmp_path / "none")
     with pytest.raises(BadBundle, match=r"bundle\.json must be readable: No such file"):
         Bundle.open(tmp_path)
