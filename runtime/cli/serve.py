@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
 from typing import Annotated, Literal
 
@@ -46,6 +47,22 @@ def serve(
             help="Show the text of one running request on /dashboard, to all who have the key.", rich_help_panel=SERVER
         ),
     ] = False,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of pages in browsers that may use the server, such as https://example.org, or * for all; "
+            "once for each. Default: only the server's own pages.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with a certificate chain: serve HTTPS instead of HTTP.", rich_help_panel=SERVER),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with its private key, unless --ssl-certfile has it.", rich_help_panel=SERVER),
+    ] = None,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.", rich_help_panel=LIMITS)] = 4
     << 20,
     max_bodies: Annotated[
@@ -156,6 +173,9 @@ def serve(
         api_key=os.environ.get(KEY_VARIABLE) if api_key is None else api_key,
         metrics_without_key=metrics_without_key,
         dashboard_texts=dashboard_texts,
+        allowed_origins=allowed_origins or (),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
         max_body=max_body,
         max_bodies=max_bodies,
         max_answer=max_answer,

@@ -2,14 +2,18 @@
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.servers.openai.cache_salts import SaltBy
+from tandemrt.runtime.servers.openai.certificate import require_certificate
 
 MAX_CONNECTIONS = 4096
 # What the value of a header cannot hold. A byte of the environment that is not UTF-8 becomes a lone surrogate.
 _UNSENDABLE = re.compile(r"^ |[\x00-\x1f\x7f\ud800-\udfff]| $")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,10 @@ class ServerConfig:
         api_key: key that all requests but those to /health must send; None: no key.
         metrics_without_key: whether /metrics answers without the key.
         dashboard_texts: whether the dashboard shows the text of one running request to all who have the key.
+        allowed_origins: origins of pages in browsers that may use the server (CORS), ``*`` for all; none: only its own
+            pages.
+        ssl_certfile: PEM file with the certificate chain; the server then speaks HTTPS only.
+        ssl_keyfile: PEM file with its private key; None: ``ssl_certfile`` contains it.
         max_body: largest request body in bytes.
         max_bodies: bytes of all request bodies until their prompts are queued, of parts that answers repeat until the
             answers end, and of answers until their clients have taken them; None: 16 times ``max_body``. One client
@@ -46,6 +54,9 @@ class ServerConfig:
     api_key: str | None = None
     metrics_without_key: bool = False
     dashboard_texts: bool = False
+    allowed_origins: Sequence[str] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
     max_body: int = 4 << 20
     max_bodies: int | None = None
     max_answer: int = 16 << 20
@@ -73,6 +84,14 @@ class ServerConfig:
                     f"trusted_proxies: must be addresses or networks such as 10.0.0.0/8, received {quoted(proxy)}; "
                     "correct it"
                 )
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise BadRequest(
+                    f"allowed_origins: must be * or a scheme, a host and no path, received {quoted(origin)}; set "
+                    "--allowed-origins to an origin such as https://example.org, once for each"
+                )
+        if self.ssl_certfile is not None or self.ssl_keyfile is not None:
+            require_certificate(self.ssl_certfile, self.ssl_keyfile)
         if self.bodies_limit < 2 * self.max_body:
             raise BadRequest(
                 f"max_bodies: must be at least twice max_body ({self.max_body}), because one client address gets half, "

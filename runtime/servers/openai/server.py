@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from tandemrt.engines.bundle.bundle import Bundle
@@ -92,6 +93,14 @@ class Server(uvicorn.Server):
         app: ASGIApp = CancelledAnswers(create_app(models, config))
         if config.host_names is not None:
             app = KnownHosts(app, config.host_names)
+        if config.allowed_origins:
+            app = CORSMiddleware(
+                app,
+                allow_origins=config.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["Retry-After"],
+            )
         app = AccessLog(app)
         app = DrainedBodies(app, config.body_timeout_s)
         self._spans: RequestSpans | None = None
@@ -110,6 +119,8 @@ class Server(uvicorn.Server):
                 forwarded_allow_ips=[*config.trusted_proxies],
                 access_log=False,
                 log_level="warning",
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
             )
         )
         self._settings = config
@@ -124,7 +135,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+            scheme = "https" if self.config.is_ssl else "http"
+            self._on_ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1")
 
     def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
         """Stop at a signal. uvicorn would raise the signal again at the end, which skips closing the models."""
