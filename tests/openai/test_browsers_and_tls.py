@@ -96,7 +96,8 @@ def test_a_server_with_a_certificate_speaks_https(demo_bundle: Path, certificate
         assert address.hostname is not None
         context = ssl.create_default_context(cafile=str(certificate[0]))
         connection = http.client.HTTPSConnection(address.hostname, address.port, timeout=PATIENCE_S, context=context)
-        connection.request("POST", "/v1/completions", json.dumps(endless(max_tokens=4, stream=True)))
+        json_type = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(endless(max_tokens=4, stream=True)), json_type)
         assert list(events(connection.getresponse()))[-1]["choices"][0]["finish_reason"] == "length"
         connection.close()
         with openai.OpenAI(

@@ -93,7 +93,8 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # a response waits for its client, and the timer runs meanwhile
+        # A response waits for its client, and the timer runs meanwhile. With 0, TLS pauses while nothing waits.
+        transport.set_write_buffer_limits(high=1)
         self._network = client_network(self.client[0] if self.client else "")
         self._refusal = self._limits.enter(self, self._network)
         if self._refusal is not None:
