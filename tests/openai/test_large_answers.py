@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,6 +160,18 @@ def test_an_unread_answer_counts_until_its_client_has_taken_it(small: Served, mo
         while held_bytes(small):
             assert slow.recv(1 << 16)
     assert small.ask("/health")[0] == 200
+
+
+def test_an_answer_larger_than_a_clients_share_is_sent(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    app: Any = small.server.config.app
+    while not isinstance(app, FastAPI):
+        app = app._app
+    monkeypatch.setattr(app.state.bodies, "most_per_client", 10_000)
+    for stream in (False, True):
+        fields = {**CHOSEN, "prompt": "x", "logprobs": 20, "max_tokens": 50, "stream": stream}
+        status, answer, _ = small.ask("/v1/completions", fields)
+        assert (status, len(json.dumps(answer)) > 10_000) == (200, True)
+        assert "overloaded" not in json.dumps(answer)
 
 
 def test_an_unread_stream_counts_until_its_client_has_taken_it(small: Served) -> None:

@@ -205,7 +205,7 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
                     first = await watch.while_connected(stream.next())
                     return EventStream(stream, first, writer, share, held.pop_all())
                 answer = await writer.answer(await watch.while_connected(stream.outputs()))
-                share.take(len(answer))
+                share.take_answer(len(answer))
                 return WholeAnswer(answer, held.pop_all())
             except BaseException:
                 stream.cancel()

@@ -29,6 +29,7 @@ class BodyBudget:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.most_per_client = limit // 2
         self._held: Counter[str] = Counter()  # by address
 
     @property
@@ -46,7 +47,7 @@ class BodyBudget:
 
     def take(self, address: str, size: int) -> None:
         """Count ``size`` bytes more. Raises Overloaded."""
-        for held, most in ((self._held[address], self._limit // 2), (self.held, self._limit)):
+        for held, most in ((self._held[address], self.most_per_client), (self.held, self._limit)):
             if held + size > most:
                 raise Overloaded(
                     f"the server may hold {most} bytes of request bodies and unread answers"
@@ -74,6 +75,10 @@ class BodyShare:
         """Hold ``size`` bytes more. Raises Overloaded."""
         self._budget.take(self._address, size)
         self.size += size
+
+    def take_answer(self, size: int) -> None:
+        """Hold ``size`` bytes of an answer, counted as what one client may hold if it is larger. Raises Overloaded."""
+        self.take(min(size, self._budget.most_per_client - self.size))
 
     def keep(self, size: int) -> None:
         """Hold at most ``size`` bytes from now on; 0 if it is negative."""

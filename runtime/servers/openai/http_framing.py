@@ -4,8 +4,8 @@ from typing import Any
 
 import h11
 
-SMALL_CHUNKS = 1024  # of a body, however small
-MIN_CHUNK = 256  # bytes; the average size of further chunks. Each costs more time to parse than a kilobyte of data
+SMALL_CHUNKS = 256  # of a body, however small
+MIN_CHUNK = 128  # bytes; the average size of further chunks. Each costs more time to parse than a kilobyte of data
 
 
 class StrictConnection(h11.Connection):

@@ -75,7 +75,7 @@ async def _event_parts(
     try:
         while True:
             events = await writer.events(deltas, stream.prompt_tokens)
-            share.take(len(events))
+            share.take_answer(len(events))
             for part in _parts(events):
                 yield part
             share.keep(before)
