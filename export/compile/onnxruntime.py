@@ -1,5 +1,7 @@
 """Validate saved graphs, and optimize those that run on a CPU, so that opening a bundle does not have to."""
 
+import errno
+import shutil
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
@@ -12,6 +14,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.engines.validation.system_errors import system_advice
 from tandemrt.plugins.onnxruntime.custom_operators import ON_CPUS, load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -64,6 +67,12 @@ def require_session(path: Path, *, optimize: bool = True) -> bool:
         optimized.replace(path)
         return True
     except Exception as error:  # onnxruntime's exceptions have no common base but this
+        if shutil.disk_usage(path.parent).free < path.stat().st_size:  # its error does not name the cause
+            advice: str | None = system_advice(OSError(errno.ENOSPC, ""))
+        else:
+            advice = system_advice(error)
+        if advice is not None:
+            raise BackendUnavailable(f"onnxruntime cannot optimize {path}: {advice}") from error
         raise InternalError(f"onnxruntime {onnxruntime.__version__} rejects {path.name}: {error}") from error
     finally:
         optimized.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """The `tandemrt` command line. The export and runtime packages add their commands to one application."""
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -9,8 +10,9 @@ from rich.text import Text
 
 from tandemrt import __version__
 from tandemrt.engines.options.vllm_names import own_name
-from tandemrt.engines.validation.errors import TandemError
+from tandemrt.engines.validation.errors import TandemError, named
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.engines.validation.system_errors import system_advice
 from tandemrt.export.cli import commands as export
 from tandemrt.runtime.cli import commands as runtime
 
@@ -44,7 +46,8 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. Prints a TandemError, or what to install, as one message and exits with code 2."""
+    """Run the command line. Prints a TandemError, what to install, or what the system lacks; exits with code 2 then."""
+    _open_closed_streams()
     try:
         app()
     except TandemError as error:
@@ -53,6 +56,20 @@ def main() -> None:
         if error.name not in EXTRAS:
             raise
         _fail(f"BackendUnavailable: this needs {error.name}: {pip_install(EXTRAS[error.name])}")
+    except Exception as error:
+        if (advice := system_advice(error)) is None:
+            raise
+        _fail(f"{named(error)}; {advice}")
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of closed standard streams, whose numbers other files would get."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
 
 
 def _fail(message: str) -> NoReturn:

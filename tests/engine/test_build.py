@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -442,6 +443,18 @@ def test_a_graph_that_onnxruntime_refuses_never_becomes_a_bundle(report: BuildRe
     shutil.copy(Bundle.open(report.folder).path("target"), tmp_path / "model.onnx")  # without its weights
     with pytest.raises(InternalError, match=r"onnxruntime .* rejects model\.onnx"):
         compiler.require_session(tmp_path / "model.onnx")
+
+
+def test_a_full_disk_is_named_where_a_graph_is_optimized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime's own error is "Protobuf serialization failed"."""
+    file = tmp_path / "model.onnx"
+    file.write_bytes(bytes(64))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=63))
+    with pytest.raises(BackendUnavailable, match=r"model\.onnx: No space left on device: free some space"):
+        compiler.require_session(file)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=64))
+    with pytest.raises(InternalError, match=r"rejects model\.onnx"):
+        compiler.require_session(file)
 
 
 def test_graphs_for_a_cpu_are_saved_as_the_optimizer_leaves_them(report: BuildReport) -> None:

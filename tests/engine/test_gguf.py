@@ -1,6 +1,7 @@
 """GGUF files are read as checkpoints: equal tensors, equal configs, the file's own tokenizer."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,29 @@ def test_a_damaged_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(20))
     with pytest.raises(BadCheckpoint, match="should be a GGUF file"):
         read_gguf(tmp_path / "model.gguf")
+
+
+def file_of_arrays(file: Path, *heads: tuple[int, int], values: bytes = b"") -> Path:
+    """Write a GGUF file with one key: nested arrays of the types and counts ``heads``."""
+    key = b"general.x"
+    head = struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, len(key)) + key + struct.pack("<I", 9)
+    file.write_bytes(head + b"".join(struct.pack("<IQ", *each) for each in heads) + values)
+    return file
+
+
+@pytest.mark.parametrize("depth", [2, 5000])
+def test_nested_arrays_are_rejected(tmp_path: Path, depth: int) -> None:
+    file = file_of_arrays(tmp_path / "a.gguf", *[(9, 1)] * (depth - 1), (0, 1), values=b"\1")
+    with pytest.raises(BadCheckpoint, match="an array should hold values, it holds arrays"):
+        read_gguf(file)
+
+
+def test_the_arrays_of_a_file_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_of_arrays(tmp_path / "a.gguf", (0, 3_000_000), values=bytes(3_000_000))
+    with pytest.raises(BadCheckpoint, match="at most 2097152 items, they hold 3000000 or more; download it again"):
+        read_gguf(file)
+    monkeypatch.setattr("tandemrt.export.quantize.gguf.reader.MAX_ITEMS", 3)
+    with pytest.raises(BadCheckpoint, match=r"general\.architecture should be one of"):  # the next rule
+        read_gguf(file_of_arrays(tmp_path / "b.gguf", (0, 3), values=bytes(3)))
+    with pytest.raises(BadCheckpoint, match="at most 3 items, they hold 4 or more"):
+        read_gguf(file_of_arrays(tmp_path / "b.gguf", (0, 4), values=bytes(4)))

@@ -1,5 +1,9 @@
 """The command line without a bundle: help, version, and files with prompts."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tandemrt import __version__
+from tandemrt import __version__, cli
 from tandemrt.cli import app
 from tandemrt.engines.options.command_options import (
     ADVANCED,
@@ -121,3 +125,47 @@ def test_prompts_are_read_up_to_the_count_with_their_schemas(tmp_path: Path) -> 
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n\n{"messages": [], "schema": true}\nnot read\n')
     assert read_prompts(file, 2) == (["a", []], [None, True])
+
+
+PROGRAM = "from tandemrt.cli import main; main()"
+
+
+def run_in_shell(command: str) -> tuple[int, str, str]:
+    ended = subprocess.run(["sh", "-c", command, sys.executable, PROGRAM], capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_a_full_disk_is_one_message_that_names_it() -> None:
+    code, _, errors = run_in_shell('"$0" -c "$1" --version > /dev/full')
+    assert (code, len(errors.splitlines())) == (2, 1)
+    assert "No space left on device: free some space" in errors
+
+
+def test_closed_standard_streams_are_no_error_and_no_file_gets_their_numbers() -> None:
+    seen = "import os, sys, tandemrt.cli as c; c._open_closed_streams(); print('x'); print('y', file=sys.stderr); "
+    seen += "sys.exit(0 if all(os.path.sameopenfile(n, os.open(os.devnull, 2)) for n in range(3)) else 7)"
+    assert run_in_shell(f'"$0" -c "{seen}" <&- >&- 2>&-')[0] == 0
+    assert run_in_shell('"$0" -c "$1" --version >&- 2>&-')[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "raise the limit of open files"),
+        (RuntimeError("[ONNXRuntimeError] : 1 : FAIL : write failed: No space left on device"), "free some space"),
+        (RuntimeError("FAIL : Load model from m.onnx failed:system error number 24"), "raise the limit of open files"),
+        (OSError(errno.EACCES, os.strerror(errno.EACCES)), None),
+        (RuntimeError("a bug"), None),
+    ],
+)
+def test_errors_of_the_system_say_what_to_do_and_bugs_stay_tracebacks(
+    error: Exception, advice: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(type(error) if advice is None else SystemExit):
+        cli.main()
+    printed = capsys.readouterr().err
+    assert (advice is None and printed == "") or (str(error) in printed and str(advice) in printed)

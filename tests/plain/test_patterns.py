@@ -58,6 +58,8 @@ from tests.waiting import PATIENCE_S
         ("a\\", "a backslash at the end"),
         ("a)", "an unmatched closing parenthesis"),
         ("[]", "an empty character class"),
+        ("\x00a", r"the character U\+0000 alone"),
+        (r"a\x00", r"the character U\+0000 alone"),
         (r"\ud8zz\udczz", r"the escape \\u"),
         (r"\ud83d", r"the escape \\ud83d, a lone surrogate"),
         ("(" * 65 + "a" + ")" * 65, "more than 64 nested groups"),

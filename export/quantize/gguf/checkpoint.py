@@ -74,14 +74,14 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
 def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metadata of a model and its tensors by name. The first part of a split model holds the metadata."""
     try:
-        from gguf import GGUFReader
+        from tandemrt.export.quantize.gguf.reader import BoundedReader
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"a GGUF file needs the package gguf: {pip_install('gguf')}") from error
     metadata: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     for part in parts_of(file):
         try:
-            reader = GGUFReader(part)
+            reader = BoundedReader(part)
             metadata = {name: found.contents() for name, found in reader.fields.items()} | metadata
         except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
             raise BadCheckpoint(f"{part}: should be a GGUF file: {clipped(error)}; download it again") from error

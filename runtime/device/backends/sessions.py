@@ -7,6 +7,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.dtypes import from_onnxruntime
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, clipped
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.engines.validation.system_errors import system_advice
 from tandemrt.plugins.onnxruntime.custom_operators import load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.tensors import torch
@@ -63,6 +64,8 @@ def open_session(
                 f"{path}: onnxruntime could not start its threads: {clipped(error)}; use fewer (threads) or raise the "
                 "limit (ulimit -u)"
             ) from error
+        if (advice := system_advice(error)) is not None:
+            raise BackendUnavailable(f"{path}: onnxruntime cannot load this engine: {advice}") from error
         raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error
     require_provider(session, providers[0][0])
     return session

@@ -33,6 +33,8 @@ class Characters:
         if not (_within(ranges, '"') and _within(ranges, "\\")):
             # Inside JSON strings llguidance 1.9.1 adds an escaped quote and backslash to a set of all control
             # characters, even if the set does not contain them. A set without U+0000 is not affected.
+            if ranges == [(0, 0)]:
+                raise UnsupportedPattern("the character U+0000 alone")
             ranges = [pair for low, high in ranges for pair in ((max(low, 1), high),) if pair[0] <= high]
         if not ranges:
             raise UnsupportedPattern("an empty character class")
