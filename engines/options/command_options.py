@@ -14,16 +14,9 @@ from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, dra
 
 Command = Callable[..., None]
 
-# Panels of --help, common ones first; SERVER and BUILDING have options of the commands.
-ORDER = (
-    (OPTIONS := "Options"),
-    (SERVER := "Server"),
-    (BUILDING := "Building a checkpoint"),
-    (SPECULATION := "Speculation"),
-    (MEMORY := "Memory"),
-    (LIMITS := "Limits"),
-    (ADVANCED := "Advanced"),
-)
+OPTIONS, SPECULATION, MEMORY, LIMITS, ADVANCED = "Options", "Speculation", "Memory", "Limits", "Advanced"
+SERVER, BUILDING = "Server", "Building a checkpoint"  # of options of the commands
+ORDER = (OPTIONS, SERVER, BUILDING, SPECULATION, MEMORY, LIMITS, ADVANCED)  # of panels in --help: common ones first
 # Panels of the options of RuntimeOptions; every other one is ADVANCED.
 PANELS = {
     **dict.fromkeys(("device", "threads"), OPTIONS),

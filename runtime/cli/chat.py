@@ -77,9 +77,9 @@ def chat(
     with LLM(bundle, **options.given()) as llm:
         console.print(f"[dim]{llm.bundle.name}. /help lists the commands.[/]")
         session = ChatSession(llm, params)
-        while (line := _next_line()) not in (None, "exit"):
+        while (line := _next_line()) is not None:
             try:
-                _handle(console, session, str(line))
+                _handle(console, session, line)
             except TandemError as error:
                 console.print(Text(named(error), style="red"), soft_wrap=True)
                 if isinstance(error, ContextLengthExceeded) and session.messages:
@@ -87,9 +87,10 @@ def chat(
 
 
 def _next_line() -> str | None:
-    """Return the next line, None at the end of the input. Ctrl-C discards the line."""
+    """Return the next line, None for `exit` or at the end of the input. Ctrl-C discards the line."""
     try:
-        return input("> ").strip()
+        line = input("> ").strip()
+        return None if line == "exit" else line
     except KeyboardInterrupt:
         print()
         return ""

@@ -86,7 +86,9 @@ def _missing_packages(extra: str) -> list[str]:
             continue
         if requirement.name == "tandemrt":  # an extra that brings others
             absent += [package for other in sorted(requirement.extras) for package in _missing_packages(other)]
-        elif (version := _version(requirement.name)) is None:
+        elif (
+            version := _version(requirement.name) or _version(_REPLACED_BY.get(requirement.name, requirement.name))
+        ) is None:
             absent.append(requirement.name)
         elif not requirement.specifier.contains(version, prereleases=True):
             absent.append(f"{requirement.name}{requirement.specifier} instead of {version}")
@@ -158,6 +160,7 @@ def _rtx_gpu() -> str:
     return "" if f"{found[0]}.{found[1]}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
 
 
+_REPLACED_BY = {"onnxruntime": "onnxruntime-gpu"}  # the same module
 _NO_GPU = "needs a CUDA GPU and a torch built for CUDA"
 # TensorRT has never run on our machines (docs/tensorrt.md).
 _UNTRIED = "yes, not verified: tandemrt check BUNDLE"

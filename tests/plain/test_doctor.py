@@ -40,6 +40,13 @@ def test_an_extra_needs_the_packages_of_the_extras_that_it_names(installed: dict
     assert doctor.missing("gguf") == [f"gguf needs torch: {pip_install('gguf')}"]
 
 
+def test_onnxruntime_for_a_gpu_replaces_that_for_a_cpu(installed: dict[str, str]) -> None:
+    installed["onnxruntime-gpu"] = "2"
+    assert doctor.missing("cpu") == []
+    installed["onnxruntime-gpu"] = "1.2"
+    assert doctor.missing("cpu")[0].startswith("cpu needs onnxruntime>=1.31 instead of 1.2: ")
+
+
 def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
     assert doctor.missing("onnxruntime-cpu") == [f"onnxruntime-cpu needs: {pip_install('cpu')}"]
     installed["onnxruntime"] = "1"
