@@ -40,7 +40,6 @@ class Packed(NamedTuple):
 
 NO_PROMPTS = Packed(0, 0)
 TILE = 128  # rows that a matmul on a GPU computes at a time: TILE + 1 tokens cost as much as 2 * TILE
-MAX_GRAPH_TOKENS = 1024  # tokens; the GPU takes longer for larger calls than the host needs to enqueue them
 _LEAST = 16  # tokens of a packed call
 
 

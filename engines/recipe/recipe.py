@@ -230,16 +230,17 @@ class Recipe(Section):
         """Processes that the target is split over."""
         return self.backend.tensor_parallel if isinstance(self.backend, OnnxRuntimeCuda) else 1
 
-    @property
-    def prefill_chunk(self) -> int:
-        """Prompt tokens per round: the recipe's, else the backend's default.
+    def prefill_chunk(self, *, experts: bool = False) -> int:
+        """Prompt tokens per round: the recipe's, else the backend's default for a target with or without ``experts``.
 
         256 on a CPU: longer calls are not faster per token, and other requests wait longer for them. 2,048 over a paged
-        cache on a GPU: matmuls bound a call of that size. 512 over a linear cache on a GPU: a call has few prompts.
+        cache on a GPU: matmuls bound a call of that size; 8,192 with experts, because each call reads the weights of
+        all of them. 512 over a linear cache on a GPU: a call has few prompts.
         """
         if self.limits.prefill_chunk is not None:
             return self.limits.prefill_chunk
-        default = 2048 if self.cache == "paged" else 512 if self.backend.name == "onnxruntime-cuda" else 256
+        paged = 8192 if experts else 2048
+        default = paged if self.cache == "paged" else 512 if self.backend.name == "onnxruntime-cuda" else 256
         return min(default, longest_chunk(self.limits.batch, self.limits.length, self.cache))
 
     @property
@@ -263,9 +264,9 @@ class Recipe(Section):
                 f"draft.num_draft_tokens must be below limits.length; got {values}. Lower one or raise the other"
             )
         most = longest_chunk(self.limits.batch, self.limits.length, self.cache)
-        if self.prefill_chunk > most:
+        if self.prefill_chunk() > most:
             bound = "length" if self.cache == "linear" else "batch * length"
-            values = f"{quoted(self.prefill_chunk)} > {quoted(most)}"
+            values = f"{quoted(self.prefill_chunk())} > {quoted(most)}"
             raise reject(
                 f"limits.prefill_chunk must not exceed {bound}; got {values}. Lower prefill_chunk or raise length"
             )

@@ -49,6 +49,7 @@ from tandemrt.export.quantize.float_tiles import write_tiles
 from tandemrt.export.quantize.per_channel import write_per_channel
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import resolve_checkpoints
+from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.export.staging import check_destination, place, staged
 
@@ -155,7 +156,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         manifest = Manifest(
             manifest_version=VERSION,
             name=recipe.name,
-            limits=_limits(recipe),
+            limits=_limits(recipe, models[0].spec),
             vocab=models[0].spec.vocab,
             valid_tokens=vocabulary.size,
             stop_ids=stop_ids,
@@ -291,14 +292,14 @@ def _require_tokenizer(folder: Path, target: Model) -> None:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 
 
-def _limits(recipe: Recipe) -> Limits:
+def _limits(recipe: Recipe, target: ModelSpec) -> Limits:
     asked = recipe.limits
     return Limits(
         batch=asked.batch,
         length=asked.length,
         capacity=recipe.capacity,
         num_draft_tokens=recipe.draft.num_draft_tokens,
-        prefill_chunk=recipe.prefill_chunk,
+        prefill_chunk=recipe.prefill_chunk(experts=target.experts is not None),
         cache_blocks=recipe.cache_blocks,
     )
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tandemrt.engines.contract.calls import MAX_GRAPH_TOKENS
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.metrics.metrics import Metrics
@@ -40,6 +39,7 @@ class Graphs:
         self._graphs: dict[Hashable, Any] = {}  # by key: a torch.cuda.CUDAGraph, or the reason for eager runs
         # By key: the same, and the objects whose memory the graph uses; most recently used last.
         self._prompts: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
+        self._prompt_memory: Any = None  # what those graphs allocate: they run one after another, so they share it
 
     def run(
         self,
@@ -66,17 +66,14 @@ class Graphs:
             graph.replay()
             self.metrics.graph_replays += 1
 
-    def run_with_prompts(
-        self, key: Hashable, work: Callable[[], None], keep: Any, *, tokens: int, capturable: bool = True
-    ) -> None:
+    def run_with_prompts(self, key: Hashable, work: Callable[[], None], keep: Any, *, capturable: bool = True) -> None:
         """Run ``work`` that processes prompts. There are many shapes; each is captured when it occurs a second time.
 
-        Work of more than MAX_GRAPH_TOKENS ``tokens`` runs eagerly, because a graph would save less time than its
-        capture takes. A capture follows an eager run of the same work, so that the device is busy meanwhile. It needs
-        neither warm-up nor check, because the work has run before and changes no state. The least recently used graphs
-        are dropped. ``keep``: the objects whose memory the graph uses; they live as long as the graph.
+        A capture follows an eager run of the same work, so that the device is busy meanwhile. It needs neither warm-up
+        nor check, because the work has run before and changes no state. The least recently used graphs are dropped.
+        ``keep``: the objects whose memory the graph uses; they live as long as the graph.
         """
-        if self._disabled or not capturable or tokens > MAX_GRAPH_TOKENS:
+        if self._disabled or not capturable:
             self.run_eagerly(work, "prompts")
             return
         graph, kept = self._prompts.pop(key, (None, None))
@@ -94,9 +91,12 @@ class Graphs:
 
     def _try_capture(self, key: Hashable, work: Callable[[], None]) -> Any:
         try:
-            graph: Any = captured(work, waits=False)
+            if self._prompt_memory is None:
+                self._prompt_memory = torch.cuda.graph_pool_handle()
+            graph: Any = captured(work, waits=False, memory=self._prompt_memory)
         except Exception as error:  # torch, onnxruntime and cuda-core share no base class
             log.warning("phase %s cannot be captured and runs eagerly: %s", key, error)
+            self._prompt_memory = None  # torch cannot use it again after a failure
             return "capture-failed"
         self.metrics.graphs_captured += 1
         return graph
@@ -137,19 +137,20 @@ class Graphs:
         return reason
 
 
-def captured(work: Callable[[], None], *, waits: bool = True) -> Any:
+def captured(work: Callable[[], None], *, waits: bool = True, memory: Any = None) -> Any:
     """Return a CUDA graph of ``work``, after captures of other threads.
 
-    ``waits``: first wait for the device, and release the free memory of torch's allocator.
+    ``waits``: first wait for the device, and release the free memory of torch's allocator. ``memory``: a handle of the
+    pool that a capture that does not wait allocates from; None: its own.
     """
-    graph = torch.cuda.CUDAGraph()  # has its own memory pool: torch cannot reuse a shared one after a failure
+    graph = torch.cuda.CUDAGraph()
     # Relaxed: other threads may use CUDA and libraries may allocate; that does not become part of the graph.
     with _capturing, _uncollected():
         if waits:
             with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
                 work()
             return graph
-        graph.capture_begin(capture_error_mode="relaxed")
+        graph.capture_begin(pool=memory, capture_error_mode="relaxed")
         with ExitStack() as always:
             always.callback(graph.capture_end)
             work()

@@ -36,8 +36,3 @@ class RoundShape(NamedTuple):
     def query(self) -> int:
         """Tokens per row: the newest one and the drafted ones."""
         return self.window + 1
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a call: those of all rows, and those of prompts including padding."""
-        return self.batch * (self.window + 1) + self.prompts.prompt_tokens

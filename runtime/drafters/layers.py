@@ -155,7 +155,7 @@ class LayersDrafter(NullHooks):
             return
         sizes = repacked(0, prompts)
         for at, name in enumerate(DRAFT_LAYERS[: len(self._layers)]):
-            self._draft.run_prompts((name, tokens, sizes), self._layer_prompts(at, tokens, sizes), sizes)
+            self._draft.run_prompts((name, tokens, sizes), self._layer_prompts(at, tokens, sizes))
         fused = self._pairs.fused.view(tokens + prompts.prompt_tokens, self._pairs.hidden)[tokens:]
         for slot, (positions, last) in self._chunks.items():
             self._kept_pairs.carry(slot, last, fused[positions])

@@ -89,8 +89,8 @@ class ModelDrafter(NullHooks):
         self._catch_up(this.rows)
         batch, layout = this.batch, self._draft.layout
         prompts = calls.repacked(2 * batch, self._prompts_of(this))
-        shape, two_tokens = this.shape._replace(prompts=prompts), RoundShape(batch, 1, prompts=prompts)
-        first = self._first_call(two_tokens)
+        shape = this.shape._replace(prompts=prompts)
+        first = self._first_call(RoundShape(batch, 1, prompts=prompts))  # two tokens per row
 
         def run(step: int) -> None:
             if not step:
@@ -105,7 +105,7 @@ class ModelDrafter(NullHooks):
 
         if prompts == NO_PROMPTS:
             return self._sampler.propose(this, shape, work)
-        return self._sampler.propose(this, shape, work, packed=first, packed_tokens=two_tokens.tokens)
+        return self._sampler.propose(this, shape, work, packed=first)
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
         """See Drafter.replaced. Cache entries of the replaced drafts are invalid."""
@@ -161,7 +161,7 @@ class ModelDrafter(NullHooks):
 
     def _run_prompts(self, layout: CallLayout, prompts: Packed) -> None:
         alone = calls.repacked(0, prompts)
-        self._draft.run_prompts(("draft", layout, alone), self._prompts_call(layout, alone), alone)
+        self._draft.run_prompts(("draft", layout, alone), self._prompts_call(layout, alone))
 
     def _bind_first(self, shape: RoundShape) -> Call:
         batch = shape.batch

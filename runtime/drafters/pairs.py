@@ -122,7 +122,7 @@ class PairDrafter(NullHooks):
         self._pairs.fuse(tokens + prompts.prompt_tokens)
         if prompts != NO_PROMPTS:
             sizes = repacked(0, prompts)
-            self._draft.run_prompts(("draft", tokens, sizes), self._prompts_call(tokens, sizes), sizes)
+            self._draft.run_prompts(("draft", tokens, sizes), self._prompts_call(tokens, sizes))
 
     def after_verify(self, this: Round) -> None:
         """See Drafter.after_verify."""

@@ -77,9 +77,9 @@ class DraftResources:
         """Whether CUDA graphs can capture all engines that run in ``propose``."""
         return all(self.engines[name].capturable for name in _PROPOSING if name in self.engines)
 
-    def run_prompts(self, key: Hashable, call: Call, prompts: Packed) -> None:
+    def run_prompts(self, key: Hashable, call: Call) -> None:
         """Run ``call`` of the draft over ``prompts``; ``key`` names the call and its shape for the CUDA graphs."""
-        self.graphs.run_with_prompts(key, call.run, call, tokens=prompts.prompt_tokens, capturable=self.capturable)
+        self.graphs.run_with_prompts(key, call.run, call, capturable=self.capturable)
 
     def bind(
         self,

@@ -39,18 +39,12 @@ class Sampler(ABC):
         """Sample the window; ``run(step)`` runs the draft, which writes ``logits``."""
 
     def propose(
-        self,
-        this: Round,
-        shape: RoundShape,
-        work: Callable[[], None],
-        *,
-        packed: Call | None = None,
-        packed_tokens: int = 0,
+        self, this: Round, shape: RoundShape, work: Callable[[], None], *, packed: Call | None = None
     ) -> Buffer | None:
         """Run ``work``, which calls ``sample``; return the draft probabilities if a verification rule reads them.
 
         Without prompts the work is captured as a CUDA graph, unless masks make it wait for the host. With prompts in
-        ``shape`` it is captured only if ``packed`` is given: the call with the prompts, of ``packed_tokens`` tokens.
+        ``shape`` it is captured only if ``packed`` is given: the call with the prompts.
         """
         self._masked = this if this.mask_drafts else None
         graphs, key, capturable = self._draft.graphs, ("propose", shape), self._draft.capturable
@@ -59,7 +53,7 @@ class Sampler(ABC):
             outputs.append(self._draft_probs.view(shape.batch, shape.window, self._draft.vocab))
         if packed is not None:
             capturable = capturable and self._masked is None
-            graphs.run_with_prompts(key, work, packed, tokens=packed_tokens, capturable=capturable)
+            graphs.run_with_prompts(key, work, packed, capturable=capturable)
         elif shape.prompts != NO_PROMPTS:
             graphs.run_eagerly(work, "prompts")
         elif self._masked is not None:

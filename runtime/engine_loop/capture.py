@@ -18,7 +18,7 @@ from tandemrt.runtime.device.prompt_plan import Chunk, plan
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.requests.slots import Round
 
-_MOST_TOKENS = 4096  # of a call; the first run of a larger call takes long anyway
+_MOST_TOKENS = 4096  # of a call, except the largest: the first run of a larger call takes long anyway
 _CAPTURED_TOKENS = 384  # of a call with a prompt; larger ones keep the device busy for longer than the host
 
 Progress = Callable[[int, int], None]  # called with the rounds captured so far, and all of them
@@ -154,7 +154,7 @@ def _prompt_calls(loop: EngineLoop) -> list[tuple[int, int, int]]:
     if not loop.target.layout.packed:
         return []
     largest = slots * query + calls.packed(slots * query, budget, slots).prompt_tokens
-    sizes = calls.packed_sizes(min(largest, _MOST_TOKENS))
+    sizes = sorted({*calls.packed_sizes(min(largest, _MOST_TOKENS)), largest})
     found = []
     for size in reversed(sizes):
         batch = min(slots, (size - 1) // query) if size > budget else 0

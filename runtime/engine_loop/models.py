@@ -147,7 +147,7 @@ class TargetRunner:
             call.run()
 
         capturable = self.engines["target"].capturable
-        self._graphs.run_with_prompts(("target", shape), work, call, tokens=shape.tokens, capturable=capturable)
+        self._graphs.run_with_prompts(("target", shape), work, call, capturable=capturable)
 
     def _bind_score(self, shape: RoundShape) -> Call:
         target, layout, prompts = self.engines["target"], self.layout, shape.prompts

@@ -26,6 +26,7 @@ from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 
+_CHUNK_WHILE_DECODING = 2048  # prompt tokens of a round, by default: larger ones would delay the tokens of others
 _ADAPTS_FROM = 192  # tokens of a call from which arithmetic, not memory, limits matmuls on a GPU (H100, H200)
 
 
@@ -92,9 +93,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             slack=slack_tokens,
             slots=limits.batch,
             prefill_chunk=limits.prefill_chunk,
-            prefill_chunk_while_decoding=limits.prefill_chunk
-            if options.prefill_chunk is None
-            else options.prefill_chunk,
+            prefill_chunk_while_decoding=options.prefill_chunk or min(limits.prefill_chunk, _CHUNK_WHILE_DECODING),
             overlap=overlap,
         )
 

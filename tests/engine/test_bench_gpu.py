@@ -123,7 +123,8 @@ def test_prompts_are_measured_alone_with_cached_prefixes_during_decoding_and_lon
     sizes += ["--chunk-while-decoding", "9"]
     code, out, figures = bench(*rounds_left_out, *sizes)
     assert code == 0, out
-    lines = [f"{count} x window {window}" for count in (1, 3) for window in (0, 4)]
+    ends = ("one token each", "decoding goes on")
+    lines = [f"{count} x window {window}, {end}" for end in ends for window in (0, 4) for count in (1, 3)]
     assert list(figures["prompts"]) == lines
     assert all(len(figures["prompts"][line]) == 3 for line in lines)
     assert list(figures["shared beginnings"]) == ["1", "3"]

@@ -266,7 +266,7 @@ def test_a_subgraph_with_prompts_is_captured_when_its_shape_occurs_again() -> No
     with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for run in range(1, 6):
             x.fill_(run)
-            found.run_with_prompts("shape", lambda: torch.mul(x, 2, out=y), [x, y], tokens=1)
+            found.run_with_prompts("shape", lambda: torch.mul(x, 2, out=y), [x, y])
             assert y.tolist() == [2 * run] * 5
     assert (metrics.graphs_captured, metrics.graph_replays, metrics.eager_runs) == (1, 3, {"prompts": 2})
 
@@ -276,9 +276,9 @@ def test_a_subgraph_with_prompts_that_waits_runs_eagerly_afterwards() -> None:
     found, metrics = graphs()
     with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for _ in range(4):
-            found.run_with_prompts("shape", lambda: y.fill_(y.sum().item() + 1), [y], tokens=1)
-        found.run_with_prompts("other", lambda: y.fill_(7), [y], tokens=1)
-        found.run_with_prompts("other", lambda: y.fill_(7), [y], tokens=1)
+            found.run_with_prompts("shape", lambda: y.fill_(y.sum().item() + 1), [y])
+        found.run_with_prompts("other", lambda: y.fill_(7), [y])
+        found.run_with_prompts("other", lambda: y.fill_(7), [y])
         torch.cuda.synchronize()
     assert metrics.eager_runs == {"prompts": 4, "capture-failed": 2}
     assert (metrics.graphs_captured, y.tolist()) == (1, [7] * 5)

@@ -1,7 +1,8 @@
 """Parts of the report about prompts, measured on an opened bundle."""
 
 from collections.abc import Sequence
-from itertools import count
+from functools import partial
+from itertools import count, product
 from statistics import median
 from typing import Any
 
@@ -32,15 +33,20 @@ class PromptParts:
         self._seeds = count(1)
 
     def first_tokens(self, wanted: Sequence[int]) -> dict[str, Any]:
-        """Measure milliseconds until all of N prompts have their first token, with and without drafts, and the rate."""
+        """Measure milliseconds until all of N prompts have their first token, with and without drafts, and the rate.
+
+        Requests end with that token, as in the peers' measurements, or those that have theirs decode meanwhile.
+        """
         found: dict[str, Any] = {}
-        first_tokens(self._llm, *self._requests(max(wanted), 0))  # binds the calls
-        for requests_at_once in wanted:
-            for window in dict.fromkeys((0, self._window)):
-                each = [first_tokens(self._llm, *self._requests(requests_at_once, window)) for _ in range(_REPEATS)]
-                found[f"{requests_at_once} x window {window}"] = each
+        for ending, window in product((True, False), dict.fromkeys((0, self._window))):
+            asked = partial(self._requests, window=window, ending=ending)
+            name = f"window {window}, {'one token each' if ending else 'decoding goes on'}"
+            first_tokens(self._llm, *asked(max(wanted)))  # binds the calls
+            for requests_at_once in wanted:
+                each = [first_tokens(self._llm, *asked(requests_at_once)) for _ in range(_REPEATS)]
+                found[f"{requests_at_once} x {name}"] = each
                 rate = 1e3 * requests_at_once * self._tokens / median(each)
-                self._say(f"{requests_at_once} prompts, window {window}: {_ms(each)}, {rate:,.0f} prompt tokens/s")
+                self._say(f"{requests_at_once} prompts, {name}: {_ms(each)}, {rate:,.0f} prompt tokens/s")
         return found
 
     def shared(self, wanted: Sequence[int], known: int) -> dict[str, Any]:

@@ -14,13 +14,13 @@ Profile = Use  # symbol of the contract (batch, query, rows, window, ...) -> siz
 def decoder_profiles(recipe: Recipe) -> dict[str, Profile]:
     """Return one profile per use of a target or draft model."""
     limits, draft = recipe.limits, recipe.draft
-    return decoder_uses(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk, draft.kind)
+    return decoder_uses(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk(), draft.kind)
 
 
 def fuse_profiles(recipe: Recipe) -> dict[str, Profile]:
     """Return the only profile of ``fuse``."""
     limits, draft = recipe.limits, recipe.draft
-    return {"tokens": fuse_use(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk, draft.kind)}
+    return {"tokens": fuse_use(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk(), draft.kind)}
 
 
 def head_profiles(recipe: Recipe, contract: Contract) -> dict[str, Profile]:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.contract.calls import MAX_GRAPH_TOKENS
 from tandemrt.engines.validation.errors import BackendUnavailable, RankFailed, named
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
@@ -41,6 +40,7 @@ from tandemrt.runtime.device.backends.shared_weights import Initializers
 from tandemrt.runtime.workers.ranks import RankProcesses
 
 _AHEAD = 32  # commands that rank 0 may write before a GPU's host has enqueued the first of them
+_MAX_GRAPH_TOKENS = 1024  # of a call: ranks were never measured with graphs of larger ones
 _HANDLE_BYTES = 64  # that ranks exchange on the host when GPUs exchange the parts
 
 
@@ -111,7 +111,7 @@ class RankedEngine:
         """See Engine.bind."""
         steps = self._executor.bind(tensors, filters=filters)
         inputs = {binding.name: tensors[binding.name] for binding in self._inputs}
-        graphed = self._cuda_graphs and len(tensors["token_ids"]) <= MAX_GRAPH_TOKENS
+        graphed = self._cuda_graphs and len(tensors["token_ids"]) <= _MAX_GRAPH_TOKENS
         sizes = tuple(size for tensor in inputs.values() for size in tensor.shape)
         header = Header(Action.CALL, graphed, self._caches_of(tensors), sizes).to_array()
         if self.device.type == "cpu":
