@@ -26,7 +26,7 @@ from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 
-_CHUNK_WHILE_DECODING = 2048  # prompt tokens of a round, by default: larger ones would delay the tokens of others
+_CHUNK_WHILE_DECODING = 4096  # prompt tokens of a round, by default: larger ones would delay the tokens of others
 _ADAPTS_FROM = 192  # tokens of a call from which arithmetic, not memory, limits matmuls on a GPU (H100, H200)
 
 
