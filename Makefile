@@ -122,7 +122,7 @@ bench: $(VENV)/.demo ## measure the demo bundle: tokens/s with and without specu
 
 docs: $(DOCS_VENV)/.ready ## build the documentation site in build/site; broken links fail
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --quiet
-	@echo built build/site/index.html
+	@echo "built build/site; see it with: $(DOCS)/python -m http.server --bind 127.0.0.1 --directory build/site 8008"
 
 clean: ## remove built files, keep the environments
 	rm -rf engines/built build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
