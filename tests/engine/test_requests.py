@@ -372,9 +372,10 @@ def test_closing_answers_every_request_and_ends_the_loop(tiny_bundle: Path) -> N
             refused()
 
 
-@pytest.mark.parametrize("prompt", ["one", ["one", "two"]])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("prompt", ["one", ["one", "two"], ["one", "two", "three"]])
 def test_an_interrupt_leaves_no_request_running(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, prompt: str | list[str]
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, prompt: str | list[str], n: int
 ) -> None:
     real, here = Future.result, threading.current_thread()
 
@@ -393,9 +394,9 @@ def test_an_interrupt_leaves_no_request_running(
         llm.loop.target.score = wait  # type: ignore[method-assign]
         monkeypatch.setattr(Future, "result", result)
         with pytest.raises(KeyboardInterrupt):
-            llm.generate(prompt, SamplingParams(ignore_eos=True))
+            llm.generate(prompt, SamplingParams(ignore_eos=True, n=n))
         held.set()
-        count = 1 if isinstance(prompt, str) else len(prompt)
+        count = n if isinstance(prompt, str) else n * len(prompt)
         assert eventually(lambda: llm.metrics.finished == {"cancelled": count})
 
 

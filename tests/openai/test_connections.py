@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.prompt import Chat
+from tandemrt.runtime.servers.openai import connections
 from tandemrt.runtime.servers.openai.app import Models, create_app
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import MAX_REFUSED, client_network
@@ -243,6 +244,19 @@ def test_a_budget_holds_what_is_open_within_its_limits(steps: list[tuple[str, in
 def test_a_silent_connection_is_closed(impatient: Served) -> None:
     with connected(impatient) as silent:
         assert silent.recv(100) == b""
+
+
+@pytest.mark.parametrize(("header_s", "refused_s"), [(60.0, HEADER_S), (HEADER_S, 60.0)])
+def test_a_refused_connection_has_the_smaller_of_two_times(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch, header_s: float, refused_s: float
+) -> None:
+    monkeypatch.setattr(connections, "REFUSED_TIMEOUT_S", refused_s)
+    config = ServerConfig(port=0, max_connections=4, max_connections_per_address=1, header_timeout_s=header_s)
+    with serving(demo_bundle, config, RuntimeOptions(threads=1)) as running, connected(running), ExitStack() as stack:
+        assert eventually(lambda: len(running.server.server_state.connections) == 1)
+        refused = stack.enter_context(connected(running))
+        refused.settimeout(30.0)
+        assert refused.recv(100) == b""
 
 
 def test_a_late_head_is_answered_with_408(impatient: Served) -> None:

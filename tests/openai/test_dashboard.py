@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.servers.openai import dashboard
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served, asking, endless
 from tests.openai.conftest import serving
@@ -60,6 +61,15 @@ def test_one_request_is_followed_until_its_end(live: Served) -> None:
         assert first["finish_reason"] is None
         assert 0 < len(first["tokens"]) == first["num_tokens"]
     assert first["tokens"][0]["id"] == answers[0]["choices"][0]["token_ids"][0]
+
+
+@pytest.mark.parametrize("shown", [1, 7, 20])
+def test_the_newest_tokens_of_a_long_text_are_shown(live: Served, monkeypatch: pytest.MonkeyPatch, shown: int) -> None:
+    monkeypatch.setattr(dashboard, "_MOST_TOKENS", shown)
+    answer = live.ask("/v1/completions", endless(max_tokens=20, return_token_ids=True), headers=KEY)[1]
+    request = live.ask("/dashboard/trace", headers=KEY)[1]["request"]
+    assert [token["id"] for token in request["tokens"]] == answer["choices"][0]["token_ids"][-shown:]
+    assert request["num_tokens"] == 20
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")

@@ -169,6 +169,24 @@ def test_the_model_reads_every_call_and_every_result() -> None:
     ]
 
 
+def test_texts_between_results_of_tools_keep_their_order() -> None:
+    def result(name: str) -> dict[str, Any]:
+        return {"type": "tool_result", "tool_use_id": name, "content": f"result {name}"}
+
+    def text(content: str) -> dict[str, Any]:
+        return {"type": "text", "text": content}
+
+    content = [text("a"), text("b"), result("1"), text("c"), result("2"), result("3"), text("d")]
+    assert [message["content"] for message in as_messages([{"role": "user", "content": content}])] == [
+        "ab",
+        "result 1",
+        "c",
+        "result 2",
+        "result 3",
+        "d",
+    ]
+
+
 def test_inputs_of_tools_obey_the_schema_and_their_results_go_back(claude: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {"model": "demo", "tools": TOOLS, "max_tokens": 100, "extra_body": {"seed": 1}}
     asked |= {"thinking": {"type": "enabled", "budget_tokens": 5}}

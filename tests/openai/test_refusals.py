@@ -176,6 +176,24 @@ def test_unknown_models_and_paths_are_not_found(served: Served) -> None:
     assert refused(served, "/v1/completions", None)[0] == 405
 
 
+@pytest.mark.parametrize("model", [[], {}, 7, True, ["demo"], "gpt", ""])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT["messages"]}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": CHAT["messages"]}),
+        ("/v1/messages/count_tokens", {"messages": CHAT["messages"]}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+def test_a_model_of_another_type_is_refused(served: Served, path: str, fields: dict[str, Any], model: Any) -> None:
+    status, answer, _ = served.ask(path, {**fields, "model": model})
+    assert (status, answer["error"]["param"]) == (404 if isinstance(model, str) else 400, "model")
+
+
 def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served) -> None:
     connection = served.connect()
     connection.putrequest("POST", "/v1/completions")

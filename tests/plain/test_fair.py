@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.validation.errors import Closed, QueueFull
-from tandemrt.runtime.workers.clients import MAX_USERS, UNNAMED, Client
+from tandemrt.runtime.workers.clients import MAX_USERS, UNNAMED, Client, ServiceOrder
 from tandemrt.runtime.workers.fair import FairExecutor, WorkerShares
 from tests.waiting import PATIENCE_S
 
@@ -208,3 +208,23 @@ def test_a_worker_goes_on_after_a_callback_that_raises_a_base_exception(caplog: 
     assert executor.submit(UNNAMED, int, "8").result(PATIENCE_S) == 8
     executor.shutdown(wait=True)
     assert "a callback of finished work failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("waiting", "order"),
+    [
+        (["b/x", "b/y", "b/z", "a/x"], ["b/x", "a/x", "b/y", "b/z"]),
+        (["b/x", "b/x", "b/y", "a/x", "a/x"], ["b/x", "a/x", "b/y", "a/x", "b/x"]),
+        (["b/x", "b/x", "b/y"], ["b/x", "b/y", "b/x"]),
+    ],
+)
+def test_turns_count_names_before_their_users(waiting: list[str], order: list[str]) -> None:
+    clients = [Client(*each.split("/")) for each in waiting]
+    turns = ServiceOrder().turns(clients, [])
+    served = []
+    while clients:
+        client = min(clients, key=turns.key)
+        clients.remove(client)
+        turns.serve(client)
+        served.append("/".join(client))
+    assert served == order

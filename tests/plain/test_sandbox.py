@@ -109,6 +109,14 @@ def test_time_in_the_queue_does_not_count_against_the_time_limit(pool) -> None:
     assert (slow.result(PATIENCE_S), quick.result(PATIENCE_S)) == (None, 3)
 
 
+@pytest.mark.parametrize(("limit_s", "deadline_s"), [(0.3, 60.0), (60.0, 0.3)])
+def test_a_call_has_the_smaller_of_its_two_times(pool, limit_s: float, deadline_s: float) -> None:
+    deadline = time.monotonic() + deadline_s
+    future = pool().submit(UNNAMED, "work", limit_s, time.sleep, 40.0, deadline=deadline)
+    with pytest.raises(BadRequest, match="work took longer than 0"):
+        future.result(30.0)
+
+
 def test_a_call_that_waits_too_long_fails_and_later_ones_run(pool) -> None:
     one = pool()
     slow = submit(one, time.sleep, 0.3)
