@@ -15,6 +15,7 @@ from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
+from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceMatcher
 from tandemrt.runtime.grammars.schema.emit import enforceable
 from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.grammars.unique.equality import may_become, number, same_number
@@ -239,6 +240,48 @@ def test_a_beginning_of_a_number_may_become_the_number(real, whole, length):
         value = json.loads(text)
         assert same_number(number(text), value)
         assert may_become(text[:length], value) or text[:length] == "-"
+
+
+def bounded(**bounds):
+    return {"type": "array", "items": {"type": "number", **bounds}, "uniqueItems": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "begun", "dead"),
+    [
+        (bounded(minimum=0, maximum=1), "[1, ", "1"),
+        (bounded(minimum=0, maximum=1), "[1, 0.2, ", "1"),
+        (bounded(minimum=-1, maximum=0), "[-1, -", "1"),
+        (bounded(minimum=0, maximum=1, multipleOf=0.5), "[1, ", "1"),
+        (bounded(minimum=0, maximum=1), "[0.1, 0.100000000000000", "00"),  # every number from here is the same double
+        (bounded(minimum=-1, maximum=1), "[-0.1, -0.100000000000000", "00"),
+    ],
+)
+def test_a_number_that_can_no_longer_differ_is_not_begun(monkeypatch, schema, begun, dead):
+    matcher = compiled(schema, "compact").matcher()
+    for byte in begun.encode():
+        assert matcher.accept(byte)
+    row, rows = np.empty(WORDS, np.int32), []
+    fill_row = LLGuidanceMatcher.fill_row
+    monkeypatch.setattr(LLGuidanceMatcher, "fill_row", lambda self, row: (rows.append(1), fill_row(self, row)))
+    matcher.fill_row(row)
+    assert not bitmask.allows(row, next(t for t, text in enumerate(VOCABULARY.tokens) if text == dead.encode()))
+    assert bitmask.allows(row, ord("0"))
+    assert len(rows) < 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_text_of_unique_numbers_between_bounds_never_gets_stuck(seed):
+    chance = random.Random(seed)
+    matcher, row = compiled(bounded(minimum=0, maximum=1), "compact").matcher(), np.empty(WORDS, np.int32)
+    for _ in range(80):
+        matcher.fill_row(row)
+        legal = [token for token in range(STOP + 1) if bitmask.allows(row, token)]
+        assert legal
+        token = chance.choice([token for token in legal if token in {*b"01,. "}] or legal)
+        assert matcher.accept(token)
+        if token == STOP:
+            break
 
 
 def test_a_number_with_an_exponent_may_become_zero_by_rounding():

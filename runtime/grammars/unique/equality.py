@@ -53,6 +53,20 @@ def may_stay(text: str, value: Any) -> bool:
     return same_number(number(text), value) or (value == 0 and not mantissa.strip("-0."))
 
 
+def distinct_beginning(text: str) -> str:
+    """Return what distinguishes a beginning of a number from others, for the values that it may become.
+
+    Zeros after a point change no value, further digits none of a beginning that rounds to one double already, and an
+    exponent may have any number of digits.
+    """
+    mantissa, exponent, _ = text.lower().partition("e")
+    if exponent or "." not in mantissa:
+        return mantissa
+    least = Fraction(mantissa.removesuffix("."))
+    most = least + Fraction((-1 if mantissa.startswith("-") else 1), 10 ** (len(mantissa.partition(".")[2])))
+    return f"={float(least)}" if float(least) == float(most) else mantissa.rstrip("0")
+
+
 @lru_cache(maxsize=4096)
 def _rounding_to(double: float) -> tuple[str, str, bool]:
     """Return the digits of the least and of the greatest number that rounds to a positive double, without their scale.

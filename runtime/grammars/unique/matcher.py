@@ -8,7 +8,7 @@ from tandemrt.engines.contract.contract import mask_words
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceGrammar
-from tandemrt.runtime.grammars.unique.equality import may_stay
+from tandemrt.runtime.grammars.unique.equality import distinct_beginning, may_stay
 from tandemrt.runtime.grammars.unique.places import Freedom
 from tandemrt.runtime.grammars.unique.reader import (
     AFTER,
@@ -271,5 +271,5 @@ def _key(state: State) -> object:
     """Return a value that differs between states with different unfinished values."""
     level = state.level
     place = None if level is None else (level.depth, level.size, level.name, tuple(key for key, _ in level.rivals))
-    text = state.text.lower().partition("e")[0] if state.mode == NUMBER else state.text  # exponents have no end
+    text = distinct_beginning(state.text) if state.mode == NUMBER else state.text
     return state.part, state.mode, place, text, state.pending, tuple(key for key, _ in state.rivals)
