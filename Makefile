@@ -179,9 +179,13 @@ $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
 	@$(SERVE_PIP) --editable '.[build,cpu,xgrammar,triton,triton-test]'
 	@touch $@
 
+# What the model class of lm-eval imports. Its other dependencies are 400 MB for datasets and scores.
+LM_EVAL_NEEDS = more-itertools numpy tiktoken tqdm
 $(CLIENTS_VENV)/.ready: constraints-clients.txt
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
-	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints-clients.txt instructor
+	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints-clients.txt \
+		instructor langchain langchain-openai openai-agents $(LM_EVAL_NEEDS)
+	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps --constraint constraints-clients.txt lm-eval
 	@touch $@
 
 $(DOCS_VENV)/.ready: constraints-docs.txt pyproject.toml

@@ -148,8 +148,10 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
     ``writers``, which are chat templates and delimiters (engines/text/control_tokens.py); else it is text.
 
     Raises:
-        BadBundle: the tokenizer is wider than the logits, or a token is neither byte-level nor byte-fallback.
+        BadBundle: the tokenizer is wider than the logits, its decoder does not fit its tokens, or a token is neither
+            byte-level nor byte-fallback.
     """
+    _require_fitting_decoder(backend)
     bytes_of = _bytes_function(backend)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     added = backend.get_added_tokens_decoder()
@@ -174,6 +176,16 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
 
     names = {token.content: index for index, token in control.items()}
     return Vocabulary(tuple(tokens), special, valid_tokens, encode, names)
+
+
+def _require_fitting_decoder(backend: Any) -> None:
+    """Raise BadBundle for byte-level tokens with another decoder, which would leave their alphabet in every text."""
+    text = backend.decode(backend.encode("a b", add_special_tokens=False).ids)
+    if _BLANK in text:
+        raise BadBundle(
+            f"tokenizer: its tokens are byte-level, so its decoder must be ByteLevel, got one that reads 'a b' as "
+            f"{quoted(text)}; save the tokenizer with that decoder"
+        )
 
 
 def token_decoder(backend: Any) -> Callable[[str], bytes]:
@@ -239,4 +251,5 @@ def _byte_level_table() -> dict[int, int]:
 
 
 _BYTES = _byte_level_table()
+_BLANK = "\u0120"  # a blank in that alphabet
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")

@@ -1,12 +1,18 @@
 """Tools and an output schema in one request: the answer is calls, or obeys the schema, in every protocol."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
+import openai
 import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.servers.openai.config import ServerConfig
@@ -27,20 +33,21 @@ COMMON = {"seed": 3, "thinking_token_budget": 0, "repetition_penalty": 50}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 
-@pytest.fixture(scope="module")
-def calling(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose chat template writes calls as Hermes and Qwen do."""
-    template = tmp_path_factory.mktemp("calling") / "chat.jinja"
+def calling_template() -> str:
+    """Return the demo's chat template with calls as Hermes and Qwen write them."""
     call = (
         '{% for c in message.tool_calls %}{{ \'<tool_call>\\n{"name": "\' ~ c.function.name ~ \'", "arguments": \' }}'
         "{{ c.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{{ '\\n' if not loop.last }}{% endfor %}"
     )
-    template.write_text(
-        CHAT_TEMPLATE.replace(
-            " + message.content + '",
-            f" }}}}{{% if message.tool_calls %}}{call}{{% else %}}{{{{- message.content }}}}{{% endif %}}{{{{- '",
-        )
-    )
+    either = f" }}}}{{% if message.tool_calls %}}{call}{{% else %}}{{{{- message.content }}}}{{% endif %}}{{{{- '"
+    return CHAT_TEMPLATE.replace(" + message.content + '", either)
+
+
+@pytest.fixture(scope="module")
+def calling(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose chat template writes calls."""
+    template = tmp_path_factory.mktemp("calling") / "chat.jinja"
+    template.write_text(calling_template())
     with serving(demo_bundle, ServerConfig(port=0), RuntimeOptions(threads=1, chat_template=str(template))) as running:
         yield running
 
@@ -138,7 +145,28 @@ def test_an_answer_is_calls_or_obeys_the_schema(
     assert plain == (texts, calls)
 
 
-def test_a_schema_that_begins_like_the_calls_is_rejected(calling: Served) -> None:
+def test_pydantic_ai_gets_an_object_from_an_agent_with_a_tool(calling: Served) -> None:
+    """It sends the tool and the output type in one request."""
+
+    class Order(BaseModel):
+        kind: Literal["order"]
+        customer: str
+        currency: Literal["EUR", "USD", "GBP"]
+
+    def stock(item: str) -> str:
+        """Return how many pieces of an item there are."""
+        return f"3 of {item}"
+
+    async def ask() -> Order:
+        async with openai.AsyncOpenAI(base_url=calling.url, api_key="none", max_retries=0) as client:
+            model = OpenAIChatModel("demo", provider=OpenAIProvider(openai_client=client))
+            agent = Agent(model, output_type=NativeOutput(Order), tools=[stock], model_settings={"temperature": 0})
+            return (await agent.run("Please put 1 pine box at £26.55 on the account of Leo Conti.")).output
+
+    assert asyncio.run(ask()) == Order(kind="order", customer="Leo Conti", currency="GBP")
+
+
+def test_a_keyword_that_cannot_be_enforced_is_named(calling: Served) -> None:
     body = body_of(CHAT, "auto", {})
     unlisted = {"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}}
     body["response_format"]["json_schema"]["schema"] = {"type": "object", "properties": {"a": unlisted}}

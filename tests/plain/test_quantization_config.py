@@ -42,6 +42,15 @@ def read(said: object, folder: Path = Path("nowhere")) -> Quantization:
     return found
 
 
+@pytest.mark.parametrize("fields", [("quantization",), ("quantization", "quantization_config")])
+def test_a_checkpoint_of_mlx_is_rejected_as_what_it_is(tmp_path, fields) -> None:
+    config = {name: {"group_size": 64, "bits": 4, "mode": "affine"} for name in fields}
+    with pytest.raises(
+        BadCheckpoint, match=r"config.json: quantization: .*integers in the layout of MLX.*choose a check"
+    ):
+        read_quantization(config, tmp_path)
+
+
 def test_a_checkpoint_without_the_field_is_not_quantized(tmp_path):
     assert read_quantization({}, tmp_path) is None
 
