@@ -4,6 +4,7 @@ Each is imported on first use, so a bundle can be inspected without them.
 """
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ class Library(NamedTuple):
         runs: major versions that run engines.
         tested: versions that the tests run with.
         extras: extras of the project that install the builder, or only a runtime.
+        opens: the plans of other releases that each of ``runs`` opens.
     """
 
     builder: str
@@ -30,6 +32,7 @@ class Library(NamedTuple):
     runs: tuple[int, ...]
     tested: str
     extras: tuple[str, ...]
+    opens: Mapping[int, str]
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -45,9 +48,19 @@ LIBRARIES = {
         runs=(10, 11),
         tested="10.16, 11.4",
         extras=("tensorrt", "tensorrt-lean"),
+        opens={
+            10: "version-compatible plans of 8.6 and of earlier releases of 10",
+            11: "version-compatible plans of 10 and of earlier releases of 11",
+        },
     ),
     "tensorrt-rtx": Library(
-        "tensorrt_rtx_bindings", (), builds=(1,), runs=(1,), tested="1.7", extras=("tensorrt-rtx",)
+        "tensorrt_rtx_bindings",
+        (),
+        builds=(1,),
+        runs=(1,),
+        tested="1.7",
+        extras=("tensorrt-rtx",),
+        opens={1: "no others"},
     ),
 }
 
@@ -108,6 +121,11 @@ def install(backend: str) -> str:
     return pip_install(*LIBRARIES[backend].extras)
 
 
+def opens(backend: str, version: str) -> str:
+    """Return the plans of other releases that release ``version`` opens."""
+    return LIBRARIES[backend].opens[_major(version)]
+
+
 def _library(backend: str) -> Library:
     if backend not in LIBRARIES:
         raise BadRecipe(f"backend must be one of {', '.join(LIBRARIES)}; got {backend!r}; choose one of them")
@@ -165,6 +183,15 @@ _FIXES = (
     ("OutOfMemory", "free memory on the GPU, or lower limits.batch or limits.length"),
     ("live inputs, got", "a known defect of TensorRT's attention (docs/tensorrt.md); use the release tested there"),
     ("incompatible serialization version", "the file is not an engine of this version: build the bundle again"),
+    (
+        "Forward Compatibility supported starting TensorRT 10",  # 11.4 about a plan of 8.6
+        "TensorRT 10 opens it: pip install 'tensorrt-lean-cu13-bindings<11' 'tensorrt-lean-cu13-libs<11'; or build the "
+        "bundle again with TensorRT 10 or later",
+    ),
+    (
+        "data type: BFLOAT16",
+        "TensorRT before 10 has no bfloat16: store the checkpoint in float16 or float32, or build with a later release",
+    ),
     ("Serialization assertion", "the engine is damaged or of another version: build the bundle again"),
     ("Version tag does not match", "the engine is of another version: build the bundle again with this one"),
     ("CUDA driver version is insufficient", "install an NVIDIA driver for CUDA 13"),

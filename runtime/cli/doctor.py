@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import FILE_NAME
 from tandemrt.engines.recipe.tensorrt import ComputeCapability
-from tandemrt.engines.tensorrt.library import LIBRARIES, install, load
+from tandemrt.engines.tensorrt.library import LIBRARIES, install, load, load_builder, opens
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 from tandemrt.engines.validation.extras import pip_install
 
@@ -126,8 +126,13 @@ def _tensorrt_rtx() -> BackendStatus:
 def _tensorrt() -> BackendStatus:
     version, missing = _library("tensorrt")
     if missing:
-        return BackendStatus("tensorrt", version, missing, missing)
-    return BackendStatus("tensorrt", version, _gpu() or _UNTRIED, _gpu() or _UNTRIED)
+        return BackendStatus("tensorrt", version, f"{missing}, or another interpreter's (backend.python)", missing)
+    runs = _gpu() or f"yes; this release opens its own plans and {opens('tensorrt', version)}"
+    try:
+        load_builder("tensorrt")
+    except BackendUnavailable as error:
+        return BackendStatus("tensorrt", version, f"no, or with another interpreter (backend.python): {error}", runs)
+    return BackendStatus("tensorrt", version, _gpu() or _UNTRIED, runs)
 
 
 def _library(backend: str) -> tuple[str, str]:
@@ -162,7 +167,7 @@ def _rtx_gpu() -> str:
 
 _REPLACED_BY = {"onnxruntime": "onnxruntime-gpu"}  # the same module
 _NO_GPU = "needs a CUDA GPU and a torch built for CUDA"
-# TensorRT has never run on our machines (docs/tensorrt.md).
+# TensorRT-RTX and the builder of TensorRT 11 have never run on our machines (docs/tensorrt.md).
 _UNTRIED = "yes, not verified: tandemrt check BUNDLE"
 _PACKAGES = {
     "tensorrt": ("tensorrt", "tensorrt-cu13"),

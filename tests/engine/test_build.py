@@ -32,8 +32,11 @@ from tandemrt.export.compile import onnxruntime as compiler
 from tandemrt.export.compile.backends import compile_graph
 from tandemrt.export.graph.builder import save_model
 from tandemrt.plugins.kernels.nvrtc import compile_program
+from tandemrt.runtime.device.backends.tensorrt.plan import require_profiles
 from tests.engine.decoding import expected_logits, make_checkpoint
+from tests.engine.draft_kinds import EAGLE3, MTP, SIZES
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
+from tests.mtp import add_layers
 
 ENGINES = ["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
 
@@ -288,6 +291,30 @@ def test_a_tensorrt_rtx_bundle_holds_engines_and_their_graphs(tmp_path: Path) ->
     assert bundle.manifest.kernels == kernels_of("adjust", "verify", sm=["86", "120"])
     entries = re.findall(r"\.entry (\w+)", (bundle.kernels_dir / "verify.ptx").read_text())
     assert set(entries) == {"row_stats_fp16", "choose_fp16", "draft_probs_fp16"}
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_a_tensorrt_rtx_bundle_holds_the_engines_of_a_draft_head(tmp_path: Path, kind: str) -> None:
+    """``fuse`` is an engine too, so a bundle needs nothing of onnxruntime to run."""
+    pytest.importorskip("tensorrt_rtx_bindings")
+    tiny_checkpoint(tmp_path / "target", **SIZES)
+    if kind == "mtp":
+        add_layers(tmp_path / "target", [MTP, replace(MTP, at=1)])
+    head = EAGLE3.save(tmp_path / "head") if kind == "eagle3" else tmp_path / "target"
+    drafting = f'kind = "{kind}"\ncheckpoint = "{head}"\nnum_draft_tokens = 3'
+    backend = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.6"]'
+    file = write_recipe(
+        tmp_path / "r.toml", target=tmp_path / "target", dtype="float16", backend=backend, drafting=drafting
+    )
+    bundle = Bundle.open(build(Recipe.load(file), tmp_path / "out").folder, verify=True)
+    decoders = {"target", "draft", "fuse", *(["draft_2"] if kind == "mtp" else [])}
+    assert {n for n, engine in bundle.manifest.engines.items() if engine.backend == "tensorrt-rtx"} == decoders
+    for name in decoders:
+        profiles = json.loads(bundle.path(name).with_suffix(".inspect.json").read_text())["profiles"]
+        shapes = [
+            {n: tuple(zip(*ranges, strict=True)) for n, ranges in each["inputs"].items()} for each in profiles.values()
+        ]
+        require_profiles(name, bundle.contract(name), bundle.limits, shapes)
 
 
 @pytest.mark.parametrize("vocab", [VOCAB - 32, VOCAB + 64])

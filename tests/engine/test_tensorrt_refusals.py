@@ -10,7 +10,7 @@ import torch
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.tensorrt.library import LIBRARIES, load, load_builder, logger, require_version
+from tandemrt.engines.tensorrt.library import LIBRARIES, load, load_builder, logger, opens, require_version, with_advice
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.device.backends.opening import open_engines
@@ -43,7 +43,7 @@ def test_a_missing_module_is_named_with_what_installs_it(bundle: Bundle, monkeyp
         (
             "tensorrt",
             "12.0.0",
-            r"must be version 10 or 11 .*\[tensorrt\]' or pip install 'tandemrt\[tensorrt-lean",
+            r"must be version 10 or 11 .*tandemrt\[tensorrt\]' or 'tandemrt\[tensorrt-lean\]'",
         ),
         ("tensorrt-rtx", "2.0.0.1", r"tensorrt-rtx must be version 1 \(tested: 1\.7\); got 2\.0\.0\.1; pip install"),
     ],
@@ -75,7 +75,7 @@ def test_a_runtime_that_cannot_build_opens_engines_but_builds_none(monkeypatch: 
         load("tensorrt")
     monkeypatch.setitem(sys.modules, "tensorrt_lean_bindings", lean)
     assert load("tensorrt") is lean
-    with pytest.raises(BackendUnavailable, match=r"needs the module tensorrt, .*; pip install 'tandemrt\[tensorrt\]'$"):
+    with pytest.raises(BackendUnavailable, match=r"needs the module tensorrt, .*pip install 'tandemrt\[tensorrt\]'$"):
         load_builder("tensorrt")
 
 
@@ -142,6 +142,13 @@ def test_the_memory_a_bundle_needs_is_known_before_it_is_opened(bundle: Bundle) 
     slots, kv_heads, capacity, head_dim = 4, 2, 101, 32
     assert needed["caches of target"] == 2 * slots * kv_heads * capacity * head_dim * 2
     assert needed["engine target"] == bundle.path("target").stat().st_size
+
+
+def test_a_plan_that_is_too_old_is_rejected_with_the_releases_that_open_it() -> None:
+    seen = "Forward Compatibility supported starting TensorRT 10.0. This Engine was created with TensorRT 8.6"
+    assert "; TensorRT 10 opens it: pip install 'tensorrt-lean-cu13-bindings<11'" in with_advice(seen)
+    assert opens("tensorrt", "10.16.1.11") == "version-compatible plans of 8.6 and of earlier releases of 10"
+    assert "8.6" not in opens("tensorrt", "11.4.0.106")
 
 
 def test_messages_of_the_library_come_with_advice() -> None:

@@ -121,7 +121,7 @@ def output_of(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str, st
 
 def answered(bundle: Path, requests: Requests, **options: Any) -> tuple[list[RequestOutput], Metrics]:
     """Return the outputs of ``bundle``, opened with ``options``, for ``requests``, and the metrics of the run."""
-    with LLM(bundle, device="cuda", **options) as llm:
+    with LLM(bundle, **{"device": "cuda", **options}) as llm:
         return drive(llm, requests), llm.metrics
 
 

@@ -1,11 +1,14 @@
 """``tandemrt doctor WHAT``: names what must be installed, and nothing else."""
 
 import importlib.metadata
+import sys
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
 
 from tandemrt.cli import app
+from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli import doctor
@@ -51,6 +54,26 @@ def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
     assert doctor.missing("onnxruntime-cpu") == [f"onnxruntime-cpu needs: {pip_install('cpu')}"]
     installed["onnxruntime"] = "1"
     assert doctor.missing("onnxruntime-cpu") == []
+
+
+def test_a_tensorrt_that_only_runs_says_what_it_opens_and_what_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    lean = ModuleType("tensorrt_lean_bindings")
+    lean.__version__ = "10.16.1.11"  # type: ignore[attr-defined]
+    for name in LIBRARIES["tensorrt"].modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "tensorrt_lean_bindings", lean)
+    monkeypatch.setattr(doctor, "_has_gpu", lambda: True)
+    status = doctor._tensorrt()
+    assert status.version == "10.16.1.11"
+    assert status.builds.startswith(
+        "no, or with another interpreter (backend.python): backend tensorrt needs the module"
+    )
+    assert status.runs == (
+        "yes; this release opens its own plans and version-compatible plans of 8.6 and of earlier releases of 10"
+    )
+    monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+    status = doctor._tensorrt()
+    assert status.runs == "needs a CUDA GPU and a torch built for CUDA"
 
 
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:

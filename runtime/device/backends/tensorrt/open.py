@@ -14,7 +14,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract, narrow_inputs, widened
 from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.contract.gpus import Capability, covers, name_of
-from tandemrt.engines.tensorrt.library import load, logger
+from tandemrt.engines.tensorrt.library import load, logger, opens
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle
 from tandemrt.runtime.device.backends.tensorrt.plan import Profile, Shape
 
@@ -63,8 +63,8 @@ def deserialize(trt: Any, name: EngineName, entry: EngineEntry, file: Path) -> A
         why = "; ".join((*_diagnoses(trt, runtime, data), log.summary()))
     raise BackendUnavailable(
         f"engine {name!r}: {entry.backend} {trt.__version__} cannot open {file.name}, built for {entry.built_for}: "
-        f"{why}. An engine opens with the release that built it (export inspect names it), on a GPU that it was "
-        "built for; install that release or build the bundle again"
+        f"{why}. This release opens its own engines and {opens(entry.backend, trt.__version__)}, on a GPU that they "
+        "were built for; install the release that built it (export inspect names it) or build the bundle again"
     )
 
 
