@@ -57,6 +57,20 @@ def folder(tiny_bundle: Path) -> Path:
     return tiny_bundle.parent
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80GB", 80 * 10**9),
+        ("1.5GB", 15 * 10**8),
+        ("1.5 GiB", 3 << 29),
+        ("512MB", 512 * 10**6),
+        (" 0.125MiB ", 1 << 17),
+    ],
+)
+def test_a_memory_is_read_with_its_unit_and_fraction(text: str, size: int) -> None:
+    assert memory_from_text(text) == size
+
+
 @pytest.mark.parametrize("text", ["", "80", "GB", "80 TB", "0GB", "-1GB", "٣GB"])
 def test_a_text_that_is_no_memory_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="--gpu: must be a memory such as 80GB or 24GiB"):

@@ -1,6 +1,7 @@
 """GGUF files are read as checkpoints: equal tensors, equal configs, the file's own tokenizer."""
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,9 @@ def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     first = unpacked_gguf(tmp_path / "model.gguf", begun.append, None)
     assert unpacked_gguf(tmp_path / "model.gguf", begun.append, None) == first
     assert begun == ["Unpack model.gguf"]
+    os.utime(tmp_path / "model.gguf", ns=(0, 1))  # replaced by a file of the same size
+    assert unpacked_gguf(tmp_path / "model.gguf", begun.append, None) != first
+    assert begun == ["Unpack model.gguf"] * 2
 
 
 def test_a_file_is_a_model_name_and_speculation_changes_no_text(

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.contract.calls import largest_prompts, packed, repacked
-from tandemrt.runtime.caches.call_layout import PackedLayout
+from tandemrt.runtime.caches.call_layout import MAX_PACKED_CALLS, PackedLayout, cache_calls
 from tandemrt.runtime.device.prompt_plan import Chunk, num_tokens
+from tandemrt.runtime.device.round_shape import RoundShape
 
 SLOTS, BLOCKS, MOST, WINDOWS = 5, 3, 150, 40
 CHUNKS = (
@@ -56,3 +57,20 @@ def test_missing_lookahead_tokens_are_zero_and_other_runs_keep_their_positions()
     for ahead, expected in ((1, [12, 13, 14, 21, 22]), (2, [13, 14, 0, 22, 0]), (3, [14, 0, 0, 0, 0])):
         runs.write(chunks, texts, sizes, ahead=ahead)
         assert runs.token_ids(torch.zeros(0, 1), sizes).tolist()[:5] == expected
+
+
+def test_calls_with_prompts_are_dropped_when_they_are_oldest_and_others_never() -> None:
+    bound: list[RoundShape] = []
+
+    def bind(shape: RoundShape) -> RoundShape:
+        bound.append(shape)
+        return shape
+
+    calls = cache_calls(bind)  # type: ignore[arg-type]
+    plain = [RoundShape(batch, 1) for batch in range(1, MAX_PACKED_CALLS + 3)]
+    prompts = [shape._replace(prompts=packed(0, 1, 1)) for shape in plain]
+    for shape in (*plain, *prompts, *plain, prompts[-1]):
+        calls(shape)
+    assert bound == [*plain, *prompts]
+    calls(prompts[0])
+    assert bound[-1] == prompts[0], "it was dropped"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from tandemrt import Chat
-from tandemrt.engines.text.control_tokens import MARKS, control_tokens
+from tandemrt.engines.text.control_tokens import MARKS, ControlText, control_tokens
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.prompt import PromptReader
@@ -213,6 +213,18 @@ def test_no_text_of_a_user_becomes_a_control_token(backend: Backend, named: Toke
     texts_of_control = [made.decode([index]) for index in found if index in control]
     assert texts_of_control == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
     assert made.decode(found) == f"<|im_start|>user{name}\n{content}<|im_end|>\n<|im_start|>assistant\n<think>"
+
+
+def test_control_tokens_of_a_vocabulary_that_is_a_list_become_text_too() -> None:
+    """A Unigram model lists its tokens with scores; a control token may be one of them."""
+    letters = [("<unk>", 0.0), ("<s>", 0.0), *((letter, -1.0) for letter in "abs<>")]
+    backend = Backend(models.Unigram(letters, 0, False))
+    backend.add_special_tokens(["<s>"])
+    control = ControlText(backend, control_tokens(backend, ()))
+    mark = control.mark_for("a<s>")
+    assert mark is not None
+    ids = control.encode("<s>" + control.mark("a<s>b", mark), mark)
+    assert [backend.id_to_token(index) for index in ids] == ["<s>", "a", "<", "s", ">", "b"]
 
 
 def test_a_chat_without_control_tokens_is_encoded_directly(backend: Backend) -> None:

@@ -436,3 +436,24 @@ def test_any_file_loads_or_raises_bad_recipe(
     file.write_text(text)
     with suppress(BadRecipe):
         assert Recipe.load(file).name in top["name"]
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype", "valid"), [("int8", "bfloat16", True), ("int8", "float16", False)])
+def test_a_cache_may_have_the_compute_dtype_of_quantized_weights(
+    tmp_path: Path, dtype: str, kv_dtype: str, valid: bool
+) -> None:
+    text = MINIMAL + f"dtype = {dtype!r}\nkv_dtype = {kv_dtype!r}\n[backend]\nname = 'onnxruntime-cuda'\n"
+    recipe = load(tmp_path, MINIMAL + "[backend]\nname = 'onnxruntime-cuda'\n")
+    assert recipe.computed_in(dtype) == "bfloat16"
+    if valid:
+        assert load(tmp_path, text).target.kv_dtype == kv_dtype
+        return
+    with pytest.raises(BadRecipe, match=r"target\.kv_dtype must be .* or the compute dtype 'bfloat16'; got 'float16'"):
+        load(tmp_path, text)
+
+
+@pytest.mark.parametrize(("dtype", "draft_dtype"), [("int8", "bfloat16"), ("float16", "float16")])
+def test_a_draft_head_has_the_compute_dtype_of_its_target(tmp_path: Path, dtype: str, draft_dtype: str) -> None:
+    backend = "[backend]\nname = 'onnxruntime-cuda'\n"
+    text = MINIMAL + f"dtype = {dtype!r}\n{backend}[draft]\nkind = 'eagle3'\ncheckpoint = 'd'\nnum_draft_tokens = 4"
+    assert load(tmp_path, text).draft_dtype == draft_dtype

@@ -7,7 +7,7 @@ import pytest
 from tandemrt.engines.contract.contract import BLOCK_SIZE, RecurrentState, decoder, num_snapshots
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import BlockTable, PagedCache
-from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates
+from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates, Snapshots
 
 CPU, SLOTS = torch.device("cpu"), 2
 HASHES = [b"first", b"second"]
@@ -89,6 +89,15 @@ def test_the_oldest_copies_go_first(text: Text) -> None:
     assert text.table.reserve(1, BLOCK_SIZE, names[:1]) == 0
     text.table.leave(1)
     assert text.table.reserve(1, BLOCK_SIZE, names[-1:]) == BLOCK_SIZE
+
+
+def test_a_copy_that_is_taken_again_is_the_newest(text: Text) -> None:
+    snapshots = Snapshots()
+    snapshots.add(text.states, most=3)
+    text.write(0, BLOCK_SIZE, 1.0)
+    for name in (b"a", b"b", b"c", b"a", b"d"):
+        snapshots.take(0, [name])
+    assert [snapshots.longest([name]) for name in (b"a", b"b", b"c", b"d")] == [1, 0, 1, 1]
 
 
 def test_a_run_reads_the_index_of_the_states_before_it_and_leaves_that_of_its_last_token(text: Text) -> None:

@@ -87,6 +87,16 @@ def test_requests_are_checked_against_the_manifest_alone(tmp_path: Path, params:
         require_fit(SamplingParams(**params), manifest)
 
 
+def test_the_window_of_the_runtime_is_the_limit_if_it_is_smaller(tmp_path: Path) -> None:
+    manifest = write_bundle(tmp_path / "sample").manifest
+    require_fit(SamplingParams(num_draft_tokens=2), manifest, 2)
+    require_fit(SamplingParams(rule="synthetic", synthetic_acceptance_length=3.0), manifest, 2)
+    with pytest.raises(BadRequest, match="num_draft_tokens: this runtime drafts at most 2 tokens per round"):
+        require_fit(SamplingParams(num_draft_tokens=3), manifest, 2)
+    with pytest.raises(BadRequest, match="with 2 drafted tokens a round emits at most 3 tokens"):
+        require_fit(SamplingParams(rule="synthetic", synthetic_acceptance_length=3.5), manifest, 2)
+
+
 @pytest.mark.parametrize(
     "params", [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.3}, {"draft_temperature_scale": 0.3}]
 )

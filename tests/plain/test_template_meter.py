@@ -102,6 +102,14 @@ def test_endless_loops_and_growing_values_are_stopped_early(source: str) -> None
     assert time.thread_time() - begun < 5.0  # takes milliseconds; without the budget, hours
 
 
+@pytest.mark.parametrize("argument", ["{}", "d={}", "*[{}]", "**{{'d': {}}}"])
+def test_every_kind_of_argument_of_a_filter_is_metered(argument: str) -> None:
+    source = "{{ ['a', 'b', 'c'] | join(%s) }}"
+    assert quickly(source % argument.format("messages[0].content")) is None
+    if "*" not in argument:
+        assert quickly(source % argument.format("', '")) == "a, b, c"
+
+
 def test_a_long_chat_renders_in_process() -> None:
     source = "{% for m in messages %}{{ m.role + ': ' + m.content | trim }}\n{% endfor %}"
     assert quickly(source, [{"role": "user", "content": "word " * 200}] * 300) is not None
