@@ -109,6 +109,9 @@ def _schemas() -> dict[str, Make]:
         "oneOf of 500": {"oneOf": [{"type": "string", "pattern": f"^a{{{i}}}b"} for i in range(500)]},
         "lists within lists, counted": _counted(8),
         "text that is no schema": "[" * 100_000,
+        "a large prime multipleOf": {"type": "integer", "multipleOf": 9_999_991},
+        "a large common multiple": {"allOf": [{"multipleOf": prime} for prime in (3, 5, 7, 11, 13, 17, 19, 23)]},
+        "a large multipleOf that is admitted": {"type": "integer", "multipleOf": 9_973},
     }
     checked = {
         "a pattern that backtracks": {"enum": ["a" * 40 + "!"], "not": {"pattern": "^(a+)+$"}},
