@@ -9,7 +9,8 @@ from tandemrt.runtime.requests.request import RequestOutput
 def warm_up(llm: LLM) -> None:
     """Run a long prompt and a full batch through drafting and both verification rules, and compile a grammar.
 
-    Raises InternalError if a round fails. CUDA graphs were captured when the bundle opened.
+    Servers publish what ``llm.metrics`` counts afterwards. Raises InternalError if a round fails. CUDA graphs were
+    captured when the bundle opened.
     """
     limits = llm.bundle.limits
     prompt = [0] * min(limits.prefill_chunk + 1, limits.length // 2)
@@ -22,6 +23,7 @@ def warm_up(llm: LLM) -> None:
     # Not checked: a tokenizer without tokens for JSON is an error only for requests that ask for JSON.
     structured = plain.model_copy(update={"structured_outputs": StructuredOutputs(json_object=True)})
     llm.generate([prompt], [structured])
+    llm.metrics.begin_traffic()
 
 
 def _check(outputs: list[RequestOutput]) -> None:

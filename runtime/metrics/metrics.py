@@ -74,6 +74,7 @@ class Metrics:
     def __post_init__(self) -> None:
         self.listener: Callable[[str, float, float], None] | None = None
         """Called with phase, start and end of each ``timed`` block, in seconds of ``time.perf_counter``."""
+        self._before: Metrics | None = None
 
     def timed(self, phase: str) -> "_Timed":
         """Add the host time of the block to ``seconds[phase]``."""
@@ -111,6 +112,15 @@ class Metrics:
         for position in range(count):
             self.accepted[position] += 1
         self.accepted_per_step.observe(count)
+
+    def begin_traffic(self) -> None:
+        """Count in ``traffic`` from now on: the warm-up has ended."""
+        self._before = self.copy()
+
+    @property
+    def traffic(self) -> "Metrics":
+        """A copy that servers publish: without what was counted before ``begin_traffic``."""
+        return self.copy() if self._before is None else self.copy().since(self._before)
 
     def since(self, earlier: "Metrics") -> "Metrics":
         """The difference to ``earlier``, an earlier copy of these metrics."""

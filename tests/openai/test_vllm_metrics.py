@@ -1,10 +1,14 @@
-"""The metrics that vLLM's Grafana dashboard reads: all are there, and they are those of the runtime."""
+"""Metrics of the server: all that vLLM's Grafana dashboard reads, equal to those of the runtime since its warm-up."""
 
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandemrt import SamplingParams
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.servers.openai.metrics import metrics_registry
+from tandemrt.runtime.servers.openai.server import open_models
 from tests.openai.client import EXAMPLES, Served, asking
 
 BOARD = [
@@ -54,3 +58,15 @@ def test_requests_count_once_by_reason_and_length(samples: dict[str, list[tuple[
     assert sum(times) == pytest.approx(total("vllm:e2e_request_latency_seconds_sum"), rel=1e-6)
     first = total("vllm:time_to_first_token_seconds_sum")
     assert times[0] + times[1] == pytest.approx(first, rel=1e-6)
+
+
+def test_the_warm_up_of_a_server_is_not_counted(demo_bundle: Path) -> None:
+    with open_models({"demo": demo_bundle}, RuntimeOptions(threads=1)) as models:
+        registry = metrics_registry(models.llms)
+        # The round that ended the warm-up may add its host time meanwhile.
+        counted = [(sample.name, sample.value) for family in registry.collect() for sample in family.samples]
+        assert [name for name, value in counted if value and not name.startswith("tandemrt_seconds_")] == []
+        models.llms["demo"].generate("a", SamplingParams(max_tokens=3, ignore_eos=True))
+        labels = {"model": "demo", "reason": "length"}
+        assert registry.get_sample_value("tandemrt_finished_total", labels) == 1
+        assert registry.get_sample_value("tandemrt_output_tokens_sum", {"model": "demo"}) == 3

@@ -49,6 +49,20 @@ def test_a_copy_does_not_change() -> None:
     assert metrics.since(copy).accepted == [1, 0]
 
 
+def test_traffic_begins_where_it_is_told_to() -> None:
+    metrics = Metrics(rounds=2, finished={"length": 1}, accepted=[1])
+    metrics.queue_seconds.observe(1.0)
+    assert (metrics.traffic.rounds, metrics.traffic.queue_seconds.count) == (2, 1)
+    metrics.begin_traffic()
+    metrics.rounds += 1
+    metrics.finished["stop"] = 4
+    metrics.queue_seconds.observe(2.0)
+    traffic = metrics.traffic
+    assert (traffic.rounds, traffic.finished, traffic.accepted) == (1, {"length": 0, "stop": 4}, [0])
+    assert (traffic.queue_seconds.count, traffic.queue_seconds.sum) == (1, 2.0)
+    assert metrics.rounds == 3
+
+
 def test_a_value_on_a_bound_counts_below_it_as_prometheus_has_it() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):

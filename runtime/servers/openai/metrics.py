@@ -55,7 +55,8 @@ class _MetricsCollector(Collector):
     def _histograms(self) -> dict[str, HistogramMetricFamily]:
         families: dict[str, HistogramMetricFamily] = {}
         for model, llm in self._llms.items():
-            for name, histogram in (*histograms(llm.metrics), *vllm_histograms(llm.metrics)):
+            metrics = llm.metrics.traffic
+            for name, histogram in (*histograms(metrics), *vllm_histograms(metrics)):
                 if name not in families:
                     families[name] = HistogramMetricFamily(name, help_text(name), labels=[_model_label(name)])
                 families[name].add_metric([model], _cumulative(histogram), histogram.sum)
@@ -64,7 +65,8 @@ class _MetricsCollector(Collector):
     def _counters(self) -> dict[str, CounterMetricFamily]:
         families: dict[str, CounterMetricFamily] = {}
         for model, llm in self._llms.items():
-            for key, value in (*counters(llm.metrics), *vllm_counters(llm.metrics)):
+            metrics = llm.metrics.traffic
+            for key, value in (*counters(metrics), *vllm_counters(metrics)):
                 self._highest[model, key] = max(value, self._highest.get((model, key), 0))
                 name, labels = key
                 if name not in families:

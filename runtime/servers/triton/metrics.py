@@ -18,8 +18,6 @@ _INTERVAL_S = 0.25
 class MetricsPublisher:
     """A thread that adds what ``metrics`` counted to Triton's metrics, so that the engine loop pays nothing.
 
-    Counting starts at the current state of ``metrics``, because the warm-up is not traffic.
-
     Args:
         gauges: functions by metric name that return the current value.
         labels: labels of every metric.
@@ -30,8 +28,8 @@ class MetricsPublisher:
         self._labels = dict(labels)
         self._families: dict[str, Any] = {}
         self._counters: dict[Key, Any] = {}
-        self._sent = dict(counters(metrics))
-        for key in self._sent:
+        self._sent: dict[Key, float] = {}
+        for key, _ in counters(metrics.traffic):
             self._counter(key)
         self._gauges = [(self._metric("GAUGE", f"tandemrt_{name}"), read) for name, read in gauges.items()]
         self._observed: SimpleQueue[tuple[Any, float]] = SimpleQueue()
@@ -57,7 +55,7 @@ class MetricsPublisher:
         self._publish()
 
     def _publish(self) -> None:
-        for key, value in counters(self._metrics):
+        for key, value in counters(self._metrics.traffic):
             # `kept` falls when a stop string cuts off text that was held as a possible delimiter; counters must not.
             if value > self._sent.get(key, 0):
                 self._counter(key).increment(value - self._sent.get(key, 0))
