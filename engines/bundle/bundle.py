@@ -54,10 +54,10 @@ class Bundle:
     def problems(self, *, verify: bool = False) -> list[str]:
         """Return one line for each difference between the folder and the manifest."""
         paths = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*")}
-        found = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
+        stored = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
         # File managers and network file systems leave dot files. Nothing in a bundle reads them.
         unlisted = sorted(
-            name for name in found if name not in self.manifest.files and name != FILE_NAME and not _hidden(name)
+            name for name in stored if name not in self.manifest.files and name != FILE_NAME and not _hidden(name)
         )
         lines = [f"{name} must be in the manifest; it was added after the build" for name in unlisted]
         # The target of a link may change at any time and may lie outside of the bundle.
@@ -67,13 +67,13 @@ class Bundle:
         for name, expected in sorted(self.manifest.files.items()):
             if name in linked:
                 continue
-            if name not in found:
+            if name not in stored:
                 lines.append(f"{name} must exist; it is missing")
-            elif (size := found[name].stat().st_size) != expected.size:
+            elif (size := stored[name].stat().st_size) != expected.size:
                 lines.append(f"{name} must have {expected.size} bytes; it has {size}")
             elif verify or not holds_weights(name):
                 to_hash.append(name)
-        for name, digest in zip(to_hash, file_digests(found[name] for name in to_hash), strict=True):
+        for name, digest in zip(to_hash, file_digests(stored[name] for name in to_hash), strict=True):
             if digest != self.manifest.files[name].sha256:
                 lines.append(f"{name} must have sha256 {self.manifest.files[name].sha256}; it has {digest}")
         return lines

@@ -19,13 +19,15 @@ def require_implied(manifest: Manifest) -> None:
     """
     for name, engine in manifest.engines.items():
         if engine.dtype not in COMPUTE:
-            found = f"dtype must be one of {', '.join(COMPUTE)}; got {clipped(engine.dtype)}"
+            violation = f"dtype must be one of {', '.join(COMPUTE)}; got {clipped(engine.dtype)}"
         elif engine.contract == (implied := _implied(manifest, name)):
             continue
         else:
             lines = implied.differences(engine.contract)
-            found = f"contract must follow from limits, vocab and dtype; {lines[0] if lines else 'got other aliases'}"
-        raise BadBundle(f"bundle {manifest.name!r}: engines.{name}.{clipped(found)}. Build the bundle again")
+            violation = (
+                f"contract must follow from limits, vocab and dtype; {lines[0] if lines else 'got other aliases'}"
+            )
+        raise BadBundle(f"bundle {manifest.name!r}: engines.{name}.{clipped(violation)}. Build the bundle again")
 
 
 def _implied(manifest: Manifest, name: EngineName) -> Contract:
@@ -49,25 +51,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     if name == "markov":
         memory = _width(manifest, "markov", "memory", 0)
         return contract.markov(vocab=draft_vocab or vocab, dtype=dtype, row_states=row_states, memory=memory)
-    # The manifest has the layers and heads of a decoder in its contract alone.
-    given = manifest.engines[name].contract
-    keys = [each for each in given.inputs if each.name.startswith("past_key.")]
-    heads = {int(each.name.rpartition(".")[2]): _heads(each) for each in keys if each.name[9:].isdecimal()}
-    kv_heads, head_dim = next(iter(heads.values()), (1, 1))
-    recurrent, history = _recurrent(given)
-    sizes: dict[str, Any] = {
-        "layers": len(keys) + len(recurrent.keys() - heads.keys()),
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "heads": heads,
-        "capacity": manifest.limits.capacity,
-        "vocab": draft_vocab or vocab if name == "draft" else vocab,
-        "dtype": dtype,
-        "cache": manifest.limits.cache,
-        "latent": bool(keys) and not any(each.name.startswith("past_value.") for each in given.inputs),
-    }
-    if name in ("target", "draft") and sizes["cache"] == "paged" and keys and keys[0].dtype == FLOAT8:
-        sizes["kv_dtype"] = FLOAT8
+    sizes = _decoder_sizes(manifest, name)
     if name == "context":
         return contract.context(features=features, **sizes)
     if name in DRAFT_LAYERS and "fuse" in manifest.engines:
@@ -75,8 +59,33 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         return contract.draft_head(hidden=hidden, parallel=parallel, further=further, **sizes)
     if name == "draft" and "markov" in manifest.engines:
         return contract.block(row_states=row_states, **sizes)
+    recurrent, history = _recurrent(manifest.engines[name].contract)
     features = features if name == "target" else 0
     return contract.decoder(**sizes, features=features, recurrent=recurrent, history=history)
+
+
+def _decoder_sizes(manifest: Manifest, name: EngineName) -> dict[str, Any]:
+    """Return the sizes that all decoders have. The manifest has their layers and heads in their contract alone."""
+    stated, draft, cache = manifest.engines[name].contract, manifest.draft, manifest.limits.cache
+    draft_vocab = draft.vocab if name == "draft" and isinstance(draft, FeatureEntry) else None
+    keys = [each for each in stated.inputs if each.name.startswith("past_key.")]
+    heads = {int(each.name.rpartition(".")[2]): _heads(each) for each in keys if each.name[9:].isdecimal()}
+    kv_heads, head_dim = next(iter(heads.values()), (1, 1))
+    recurrent, _ = _recurrent(stated)
+    sizes: dict[str, Any] = {
+        "layers": len(keys) + len(recurrent.keys() - heads.keys()),
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "heads": heads,
+        "capacity": manifest.limits.capacity,
+        "vocab": draft_vocab or manifest.vocab,
+        "dtype": manifest.engines["draft" if name in draft.engines else "target"].dtype,
+        "cache": cache,
+        "latent": bool(keys) and not any(each.name.startswith("past_value.") for each in stated.inputs),
+    }
+    if name in ("target", "draft") and cache == "paged" and keys and keys[0].dtype == FLOAT8:
+        sizes["kv_dtype"] = FLOAT8
+    return sizes
 
 
 def _heads(keys: Binding) -> tuple[int, int]:
@@ -85,20 +94,20 @@ def _heads(keys: Binding) -> tuple[int, int]:
     return kv_heads if isinstance(kv_heads, int) else 1, head_dim if isinstance(head_dim, int) else 1
 
 
-def _recurrent(given: Contract) -> tuple[dict[int, RecurrentState], int]:
+def _recurrent(decoder: Contract) -> tuple[dict[int, RecurrentState], int]:
     """Return the recurrent layers of a decoder, and of how many tokens they keep the inputs."""
     shapes = {
-        binding.name: [size if isinstance(size, int) else 1 for size in binding.shape] for binding in given.inputs
+        binding.name: [size if isinstance(size, int) else 1 for size in binding.shape] for binding in decoder.inputs
     }
-    found: dict[int, RecurrentState] = {}
+    layers: dict[int, RecurrentState] = {}
     history = 0
     for name, shape in shapes.items():
         kind, _, layer = name.partition(".")
         if kind == "past_recent" and layer.isdecimal() and len(shape) == 3:
             state = shapes.get(f"past_state.{layer}", [1])
             history = shape[1]
-            found[int(layer)] = RecurrentState(tuple(state[1:]), shape[2])
-    return found, history
+            layers[int(layer)] = RecurrentState(tuple(state[1:]), shape[2])
+    return layers, history
 
 
 def _width(manifest: Manifest, engine: EngineName, name: str, absent: int = 1) -> int:
@@ -107,7 +116,7 @@ def _width(manifest: Manifest, engine: EngineName, name: str, absent: int = 1) -
     Returns 1 for an invalid dimension, and ``absent`` if there is no such binding.
     """
     bindings = manifest.engines[engine].contract if engine in manifest.engines else None
-    found = [b.shape[-1] for b in (*bindings.inputs, *bindings.outputs) if b.name == name] if bindings else []
-    if not found:
+    widths = [b.shape[-1] for b in (*bindings.inputs, *bindings.outputs) if b.name == name] if bindings else []
+    if not widths:
         return absent
-    return found[0] if isinstance(found[0], int) and found[0] > 0 else 1
+    return widths[0] if isinstance(widths[0], int) and widths[0] > 0 else 1

@@ -155,8 +155,8 @@ class EngineEntry(Record):
     @model_validator(mode="after")
     def _one_file_or_steps(self) -> "EngineEntry":
         if (self.file is None) == (self.decoder is None):
-            found = "neither" if self.file is None else "both"
-            raise reject(f"an engine must have exactly one of file and decoder; got {found}")
+            present = "neither" if self.file is None else "both"
+            raise reject(f"an engine must have exactly one of file and decoder; got {present}")
         if self.decoder is not None:
             self.decoder.check(self.contract)
         return self
@@ -212,11 +212,11 @@ class Manifest(Record):
         """Read ``bundle.json``. Raises BadBundle if it is missing, damaged, inconsistent or of another version."""
         path = folder / FILE_NAME
         try:
-            found = path.lstat()
-            if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never end
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
                 raise BadBundle(f"{path} must be a regular file; it is a link, pipe or device. Copy the bundle anew")
-            if found.st_size > MAX_BYTES:
-                raise BadBundle(f"{path} must have at most {MAX_BYTES} bytes; it has {found.st_size}. Build it again")
+            if status.st_size > MAX_BYTES:
+                raise BadBundle(f"{path} must have at most {MAX_BYTES} bytes; it has {status.st_size}. Build it again")
             text = path.read_text(encoding="utf-8")
             data = json.loads(text)
         except OSError as error:
@@ -296,9 +296,9 @@ class Manifest(Record):
         for index, decoder in enumerate([self.engines["target"].decoder, *(engine.decoder for engine in self.ranks)]):
             joins = decoder is not None and any(step.name in COLLECTIVES for step in decoder.operators)
             if joins != bool(self.ranks):
-                found = "has such operators" if joins else "has none"
+                actual = "has such operators" if joins else "has none"
                 rule = "must have operators that all ranks run together exactly if ranks lists further ranks"
-                raise reject(f"the target's decoder on rank {index} {rule}; it {found}. Build the bundle again")
+                raise reject(f"the target's decoder on rank {index} {rule}; it {actual}. Build the bundle again")
         parts = [_exchanged(engine) for engine in (self.engines["target"], *self.ranks)]
         if other := [rank for rank, each in enumerate(parts) if each != parts[0]]:
             rule = "must exchange the same parts as that on rank 0, of the same shapes and dtypes"

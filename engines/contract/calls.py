@@ -202,16 +202,16 @@ def outermost(engine: str, batch: int, window: int, chunk: int) -> list[Sizes]:
     """Return the smallest and largest sizes of calls to ``engine``, a manifest's name."""
     if engine == "fuse":
         return [{"tokens": tokens} for tokens in (1, batch * (window + 1), chunk)]
-    found: list[Sizes] = []
+    sizes: list[Sizes] = []
     for size in dict.fromkeys((1, batch)):
         if engine == "target":
-            found += [{"batch": size, "query": k + 1, "rows": k + 1} for k in drafted(window)]
+            sizes += [{"batch": size, "query": k + 1, "rows": k + 1} for k in drafted(window)]
         elif engine in DRAFT_LAYERS:  # its first call of a round has two tokens
-            found += [{"batch": size, "query": query, "rows": 1} for query in (1, 2)]
+            sizes += [{"batch": size, "query": query, "rows": 1} for query in (1, 2)]
         else:
-            found += [{"batch": size, "window": k, "window+1": k + 1} for k in drafted(window)]
+            sizes += [{"batch": size, "window": k, "window+1": k + 1} for k in drafted(window)]
     if engine in ("target", *DRAFT_LAYERS):
-        found += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, chunk))]
+        sizes += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, chunk))]
         if batch > 1:  # prompts of several slots in one call
-            found.append({"batch": batch, "query": max(1, chunk // batch), "rows": 1})
-    return found
+            sizes.append({"batch": batch, "query": max(1, chunk // batch), "rows": 1})
+    return sizes

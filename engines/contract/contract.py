@@ -58,13 +58,13 @@ class Contract:
         lines = []
         for kind, mine, theirs in (("input", self.inputs, other.inputs), ("output", self.outputs, other.outputs)):
             wanted = {b.name: b for b in mine}
-            found = {b.name: b for b in theirs}
-            lines += [f"{kind} {wanted[name]} is missing" for name in wanted if name not in found]
-            lines += [f"{kind} {found[name]} is not in the contract" for name in found if name not in wanted]
+            actual = {b.name: b for b in theirs}
+            lines += [f"{kind} {wanted[name]} is missing" for name in wanted if name not in actual]
+            lines += [f"{kind} {actual[name]} is not in the contract" for name in actual if name not in wanted]
             lines += [
-                f"{kind} {found[n]} should be {wanted[n]}"
+                f"{kind} {actual[n]} should be {wanted[n]}"
                 for n in wanted
-                if n in found and not _same(wanted[n], found[n])
+                if n in actual and not _same(wanted[n], actual[n])
             ]
         return lines
 
@@ -133,17 +133,17 @@ def decoder(
     fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
     slots = "slots" if paged else "batch"
     kinds = ("key",) if latent else ("key", "value")
-    held: dict[str, tuple[str, tuple[Dim, ...]]] = {}
+    caches: dict[str, tuple[str, tuple[Dim, ...]]] = {}
     for layer in range(layers):
         if layer not in recurrent or layer in heads:
             kv, dim = heads.get(layer, (kv_heads, head_dim))
             shape: tuple[Dim, ...] = ("blocks", kv, BLOCK_SIZE, dim) if paged else ("batch", kv, capacity, dim)
-            held |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in kinds}
+            caches |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in kinds}
         if layer not in recurrent:
             continue
         if recurrent[layer].state:
-            held[f"state.{layer}"] = "float32", (slots, *recurrent[layer].state)
-        held[f"recent.{layer}"] = dtype, (slots, history, recurrent[layer].width)
+            caches[f"state.{layer}"] = "float32", (slots, *recurrent[layer].state)
+        caches[f"recent.{layer}"] = dtype, (slots, history, recurrent[layer].width)
     indices = ("state_index", "commit_index") if recurrent else ()
     run_indices = ("prompt_slots", "prompt_state_index") if recurrent and paged else ()
     return Contract(
@@ -154,14 +154,14 @@ def decoder(
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),
             *(Binding(index, "int64", ("prompts",)) for index in run_indices),
-            *(Binding(f"past_{name}", *each) for name, each in held.items()),
+            *(Binding(f"past_{name}", *each) for name, each in caches.items()),
         ),
         outputs=(
             Binding("logits", dtype, ("batch", "rows", vocab)),
             *((Binding("features", dtype, (*fed, features)),) if features else ()),
-            *(Binding(f"present_{name}", *each) for name, each in held.items()),
+            *(Binding(f"present_{name}", *each) for name, each in caches.items()),
         ),
-        aliases=tuple((f"present_{name}", f"past_{name}") for name in held),
+        aliases=tuple((f"present_{name}", f"past_{name}") for name in caches),
     )
 
 
@@ -175,10 +175,10 @@ def draft_head(*, hidden: int, dtype: str, parallel: bool = False, further: bool
     """
     base = decoder(dtype=dtype, **sizes)
     fed = base["token_ids"].shape
-    made = Binding("next_states", dtype, (*(fed if further else ("batch", "rows")), hidden))
+    next_states = Binding("next_states", dtype, (*(fed if further else ("batch", "rows")), hidden))
     return Contract(
         (*base.inputs, Binding("states", dtype, (*fed, hidden))),
-        (*base.outputs, *(() if parallel else (made,))),
+        (*base.outputs, *(() if parallel else (next_states,))),
         base.aliases,
     )
 

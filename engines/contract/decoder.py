@@ -126,11 +126,11 @@ def _check_operator(place: str, step: Operator) -> None:
     if step.name not in SCHEMAS:
         raise reject(f"{place}.name must be an operator{nearest(step.name, list(SCHEMAS))}; got {quoted(step.name)}")
     schema = step.definition
-    for kind, given, bindings in (("inputs", step.inputs, schema.inputs), ("outputs", step.outputs, schema.outputs)):
+    for kind, values, bindings in (("inputs", step.inputs, schema.inputs), ("outputs", step.outputs, schema.outputs)):
         wanted = [binding.name for binding in bindings]
-        missing = [n for n, value in zip(wanted, (*given, *[None] * len(wanted)), strict=False) if value is None]
-        if len(given) > len(wanted) or not set(missing) <= set(schema.optional):
-            raise reject(f"{place}.{kind} must be {schema.name}'s {', '.join(wanted)}; got {quoted(list(given))}")
+        missing = [n for n, value in zip(wanted, (*values, *[None] * len(wanted)), strict=False) if value is None]
+        if len(values) > len(wanted) or not set(missing) <= set(schema.optional):
+            raise reject(f"{place}.{kind} must be {schema.name}'s {', '.join(wanted)}; got {quoted(list(values))}")
     kinds = {name: type(value).__name__ for name, value in step.attributes.items()}
     if kinds != schema.attributes:
         wanted_kinds = ", ".join(f"{name} ({kind})" for name, kind in schema.attributes.items()) or "none"
@@ -148,8 +148,8 @@ def _check_outputs(decoder: Decoder, contract: Contract, written: set[str]) -> N
             memory[output] = memory.pop(source, source)
     in_place = set(memory.items())
     required = set(contract.aliases)
-    given = {binding.name for binding in (*contract.inputs, *contract.outputs)}
-    wrong = {pair for pair in in_place if given & set(pair)} ^ required
+    bound = {binding.name for binding in (*contract.inputs, *contract.outputs)}
+    wrong = {pair for pair in in_place if bound & set(pair)} ^ required
     if wrong:
         output, source = min(wrong)
         rule = "decoder.steps must update in place exactly the contract's aliases"

@@ -59,10 +59,10 @@ def takes_options(*, leave_out: tuple[str, ...] = ()) -> Callable[[Command], Com
         @wraps(command)
         def run(config: Path | None = None, **values: Any) -> None:
             del config  # its callback has read it
-            given = {name: value for name in names if (value := values.pop(name)) is not None}
-            if "num_draft_tokens" in given:
-                given["num_draft_tokens"] = draft_tokens_from_text(given["num_draft_tokens"])
-            command(**values, options=RuntimeOptions(**given))
+            options = {name: value for name in names if (value := values.pop(name)) is not None}
+            if "num_draft_tokens" in options:
+                options["num_draft_tokens"] = draft_tokens_from_text(options["num_draft_tokens"])
+            command(**values, options=RuntimeOptions(**options))
 
         derived = [_CONFIG, *(_parameter(name) for name in names)]
         own = [parameter for name, parameter in signature(command).parameters.items() if name != "options"]

@@ -280,8 +280,8 @@ class RuntimeOptions(Section):
         )
 
     def _set(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in RuntimeOptions.model_fields if name in self.model_fields_set}
-        return {name: value for name, value in given.items() if value is not None}
+        fields = {name: getattr(self, name) for name in RuntimeOptions.model_fields if name in self.model_fields_set}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class Device(Protocol):

@@ -29,11 +29,11 @@ def recommended(folder: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        given = {parameter: data[name] for name, parameter in _NAMES.items() if data.get(name) is not None}
-        SamplingParams(**given)
+        parameters = {parameter: data[name] for name, parameter in _NAMES.items() if data.get(name) is not None}
+        SamplingParams(**parameters)
     except (BadRequest, ValueError, AttributeError, RecursionError) as error:
         raise BadBundle(
             f"{FILE_NAME}: its sampling parameters must be valid in a request: {clipped(error)}; correct "
             "it in the checkpoint, or open the bundle with generation_config=False"
         ) from error
-    return given
+    return parameters

@@ -219,10 +219,10 @@ class SamplingParams(Section):
 def _given(record: Record, deep: bool) -> dict[str, Any]:
     """Return the set values of a record, by the names that its constructor takes."""
     fields, named = type(record).model_fields, record.model_fields_set
-    given = {
+    values = {
         fields[name].alias or name: value for name, value in record if name in named or value != fields[name].default
     }
-    return deepcopy(given) if deep else given
+    return deepcopy(values) if deep else values
 
 
 class StructuredOutputs(Record):

@@ -135,8 +135,8 @@ class Recipe(Section):
             raise BadRecipe(f"recipe {clipped(path)} cannot be read: {reason}. Name an existing TOML file.") from error
         except ValueError as error:  # invalid UTF-8 or TOML, or a number with thousands of digits
             raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
-        given = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype, "tensorrt_python": tensorrt_python}
-        overrides = {name: value for name, value in given.items() if value is not None}
+        arguments = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype, "tensorrt_python": tensorrt_python}
+        overrides = {name: value for name, value in arguments.items() if value is not None}
         _override(data, **overrides)
         try:
             recipe = cls.model_validate(data, context={"folder": path.parent})

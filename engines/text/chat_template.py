@@ -112,9 +112,9 @@ def randomness_in_template(template: str) -> str | None:
     return None
 
 
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+def _message(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message for the template: plain values, no None, the reasoning under its usual name."""
-    message = {key: _plain(value) for key, value in given.items() if value is not None}
+    message = {key: _plain(value) for key, value in fields.items() if value is not None}
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message
@@ -171,11 +171,11 @@ class _Arguments(dict[Any, Any]):
         return other + self._text
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(arguments: Any) -> Any:
     """Return arguments as an object. No arguments are ``{}``; those that are no object stay text."""
-    text = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
-    if not text.strip():
-        text = "{}"
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    text = arguments if arguments.strip() else "{}"
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -43,10 +43,10 @@ class ControlText:
 
     def mark_for(self, *values: Any) -> str | None:
         """Return a mark for all texts in these values; None if they contain no control token."""
-        found = list(texts(values))
-        if not any(self._may_contain(text) and _found(self._all, text) for text in found):
+        contents = list(texts(values))
+        if not any(self._may_contain(text) and _found(self._all, text) for text in contents):
             return None
-        return next((mark for mark in MARKS if not any(mark in text for text in found)), MARKS[0])
+        return next((mark for mark in MARKS if not any(mark in text for text in contents)), MARKS[0])
 
     def mark(self, value: Any, mark: str, *, tags: bool = False) -> Any:
         """Return ``value`` with a mark in every control token of its texts; with ``tags``, in special tokens only."""

@@ -138,8 +138,8 @@ class _Meter(NodeTransformer):
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
         if node.name == "format" and (joined := _joined(node.node, "%s", node)) is not None:
             return self.visit_Concat(joined)
-        given = [*node.args, *(each.value for each in node.kwargs), *filter(None, (node.dyn_args, node.dyn_kwargs))]
-        if node.name not in _FILTERS or (node.name not in _SHALLOW and not all(map(_is_small, given))):
+        arguments = [*node.args, *(each.value for each in node.kwargs), *filter(None, (node.dyn_args, node.dyn_kwargs))]
+        if node.name not in _FILTERS or (node.name not in _SHALLOW and not all(map(_is_small, arguments))):
             raise NotQuick
         if node.name in ("map", "select", "reject") and not _names_known(node.args[:1]):
             raise NotQuick
@@ -162,17 +162,17 @@ def _weigh(body: list[nodes.Node]) -> None:
     body.insert(0, nodes.ExprStmt(_counted(cost, "_charge_step")))
 
 
-def _joined(text: nodes.Node | None, place: str, given: nodes.Call | nodes.Filter) -> nodes.Concat | None:
+def _joined(text: nodes.Node | None, place: str, call: nodes.Call | nodes.Filter) -> nodes.Concat | None:
     """Return a constant text whose every ``place`` is an argument; None: the text has other places or uses."""
     if not isinstance(text, nodes.Const) or not isinstance(text.value, str):
         return None
     first, *others = text.value.split(place)
-    if given.kwargs or given.dyn_args or given.dyn_kwargs or len(others) != len(given.args):
+    if call.kwargs or call.dyn_args or call.dyn_kwargs or len(others) != len(call.args):
         return None
     if any(mark in part for part in (first, *others) for mark in "{}%"):
         return None
-    filled = (each for pair in zip(given.args, map(nodes.Const, others), strict=True) for each in pair)
-    return nodes.Concat([nodes.Const(first), *filled], lineno=given.lineno)
+    filled = (each for pair in zip(call.args, map(nodes.Const, others), strict=True) for each in pair)
+    return nodes.Concat([nodes.Const(first), *filled], lineno=call.lineno)
 
 
 def _counted(value: nodes.Expr, how: str = "_charge_value") -> nodes.Expr:

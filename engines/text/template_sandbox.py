@@ -27,11 +27,11 @@ class _Namespace(Namespace):
     """A namespace that rejects names with a leading underscore, which reach Python internals."""
 
     def __init__(*args: Any, **named: Any) -> None:  # "self" is a valid name in a template
-        made, *given = args
-        values = dict(*given, **named)
+        namespace, *mappings = args
+        values = dict(*mappings, **named)
         for name in values:
             _require_open(name)
-        Namespace.__init__(made, values)
+        Namespace.__init__(namespace, values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _require_open(name)
@@ -79,15 +79,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 def environment() -> jinja2.Environment:
     """Return a sandbox with the filters and names that templates on the hub use."""
-    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    made.filters["tojson"] = _tojson
-    made.globals |= {
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    sandbox.filters["tojson"] = _tojson
+    sandbox.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda form: datetime.now().strftime(form),
         "dict": _Dict(),
         "namespace": _Namespace,
     }
-    return made
+    return sandbox
 
 
 def undeclared_names(source: str) -> frozenset[str]:

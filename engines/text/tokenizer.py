@@ -69,8 +69,8 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token, or None if there is no such token."""
-        found: int | None = self.backend.token_to_id(token)
-        return found
+        token_id: int | None = self.backend.token_to_id(token)
+        return token_id
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
@@ -150,11 +150,11 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None, delimiters
         BadBundle: the tokenizer cannot be opened or does not work.
         BadRequest: the file ``chat_template`` cannot be read.
     """
-    given = None if chat_template is None else _template_file(chat_template)
+    template = None if chat_template is None else _template_file(chat_template)
     with _usable(folder):
-        found = read_tokenizer(folder)
-        templates = found.chat_templates if given is None else {"default": given}
-        tokenizer = Tokenizer(found.backend, found.special_tokens, templates, folder, delimiters)
+        files = read_tokenizer(folder)
+        templates = files.chat_templates if template is None else {"default": template}
+        tokenizer = Tokenizer(files.backend, files.special_tokens, templates, folder, delimiters)
         require_deterministic(tokenizer)
         tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
         return tokenizer
@@ -220,22 +220,22 @@ def _add_missing(backend: Backend, config: Mapping[str, Any], named: list[AddedT
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder") or {}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    given = [_added(at, listed[at]) for at in sorted(listed, key=int)] + named
-    given += [_added("extra_special_tokens", each) for each in (extra.values() if isinstance(extra, dict) else extra)]
-    for token in given:
+    tokens = [_added(at, listed[at]) for at in sorted(listed, key=int)] + named
+    tokens += [_added("extra_special_tokens", each) for each in (extra.values() if isinstance(extra, dict) else extra)]
+    for token in tokens:
         if token.content not in known:
             backend.add_tokens([token])
             known.add(token.content)
 
 
-def _added(name: str, given: Any) -> AddedToken:
-    if isinstance(given, str) and given:
-        return AddedToken(given, special=True, normalized=False)
-    if isinstance(given, dict) and isinstance(given.get("content"), str) and given["content"]:
+def _added(name: str, token: Any) -> AddedToken:
+    if isinstance(token, str) and token:
+        return AddedToken(token, special=True, normalized=False)
+    if isinstance(token, dict) and isinstance(token.get("content"), str) and token["content"]:
         fields = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        flags = {key: bool(given[key]) for key in fields if key in given}
-        return AddedToken(given["content"], **({"special": True} | flags))
-    raise BadBundle(f"tokenizer_config.json: {name} must be a token, got {quoted(given)}; save the tokenizer again")
+        flags = {key: bool(token[key]) for key in fields if key in token}
+        return AddedToken(token["content"], **({"special": True} | flags))
+    raise BadBundle(f"tokenizer_config.json: {name} must be a token, got {quoted(token)}; save the tokenizer again")
 
 
 def _flag(config: Mapping[str, Any], name: str) -> bool:
@@ -252,16 +252,18 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         files = {"default": single, **files}
     if files:
         return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    given = config.get("chat_template")
-    if given is None:
+    templates = config.get("chat_template")
+    if templates is None:
         return {}
-    if isinstance(given, str):
-        return {"default": given}
-    if isinstance(given, list) and all(isinstance(each, dict) for each in given):
-        given = {each.get("name"): each.get("template") for each in given}
-    if not isinstance(given, dict) or not all(isinstance(text, str) for pair in given.items() for text in pair):
-        raise BadBundle(f"tokenizer_config.json: chat_template must be a template, got {quoted(given)}; write it again")
-    return given
+    if isinstance(templates, str):
+        return {"default": templates}
+    if isinstance(templates, list) and all(isinstance(each, dict) for each in templates):
+        templates = {each.get("name"): each.get("template") for each in templates}
+    if not isinstance(templates, dict) or not all(isinstance(text, str) for pair in templates.items() for text in pair):
+        raise BadBundle(
+            f"tokenizer_config.json: chat_template must be a template, got {quoted(templates)}; write it again"
+        )
+    return templates
 
 
 def _template_file(path: str) -> str:
@@ -277,7 +279,7 @@ def _template_file(path: str) -> str:
 def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise BadBundle(f"{path}: must hold a JSON object, got {quoted(found)}; save the tokenizer again")
-    return found
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise BadBundle(f"{path}: must hold a JSON object, got {quoted(content)}; save the tokenizer again")
+    return content

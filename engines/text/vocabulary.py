@@ -48,11 +48,11 @@ class Vocabulary:
 
     def _tokenize_once(self, text: bytes) -> tuple[int, ...]:
         try:
-            found = self.encode(text.decode()) if self.encode else []
+            encoded = self.encode(text.decode()) if self.encode else []
         except UnicodeDecodeError:  # the text ends inside a character
-            found = []
-        matches = b"".join(self.tokens[token] for token in found) == text
-        return tuple(found if found and matches else self.greedy_tokens(text))
+            encoded = []
+        matches = b"".join(self.tokens[token] for token in encoded) == text
+        return tuple(encoded if encoded and matches else self.greedy_tokens(text))
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
@@ -73,17 +73,17 @@ class Vocabulary:
         The search takes the longest token at each place. It may miss a solution only in a vocabulary without tokens
         for all bytes.
         """
-        found: list[int] = []
+        result: list[int] = []
         for is_text, run in groupby(symbols, key=lambda symbol: symbol < CONTROL):
             if not is_text:
-                found += [symbol - CONTROL for symbol in run]
+                result += [symbol - CONTROL for symbol in run]
                 continue
             text = bytes(run)
             tokens = self.greedy_tokens(text, avoid)
             if sum(len(self.tokens[token]) for token in tokens) < len(text):
                 return None
-            found += tokens
-        return None if any(token in avoid for token in found) else found
+            result += tokens
+        return None if any(token in avoid for token in result) else result
 
     def tokens_with_prefix(self, symbols: Sequence[int]) -> list[int]:
         """Return the tokens whose symbols start with ``symbols``."""
@@ -133,11 +133,13 @@ class Vocabulary:
         tokens, at = [], 0
         while at < len(text):
             ends = range(min(at + self._longest, len(text)), at, -1)
-            found = next((t for end in ends if (t := self._ids.get(text[at:end])) is not None and t not in avoid), None)
-            if found is None:
+            longest = next(
+                (t for end in ends if (t := self._ids.get(text[at:end])) is not None and t not in avoid), None
+            )
+            if longest is None:
                 break
-            tokens.append(found)
-            at += len(self.tokens[found])
+            tokens.append(longest)
+            at += len(self.tokens[longest])
         return tokens
 
 
@@ -165,8 +167,8 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
         )
     tokens = [b""] * vocab_size
     ordinary = {text: index for text, index in vocabulary.items() if index not in added and index not in special}
-    for index, found in zip(ordinary.values(), _bytes_of_all(bytes_of, list(ordinary)), strict=True):
-        tokens[index] = found
+    for index, content in zip(ordinary.values(), _bytes_of_all(bytes_of, list(ordinary)), strict=True):
+        tokens[index] = content
     for index, token in added.items():
         if index not in special:
             tokens[index] = _added_bytes(bytes_of, token.content)

@@ -39,9 +39,9 @@ def explain(error: ValidationError, *, tags: Collection[str] = ()) -> str:
 
     ``tags`` are the names of a discriminated union's kinds. pydantic adds them to the key; a file does not have them.
     """
-    found = error.errors(include_url=False)
-    lines = [_line(details, tags) for details in found[:MOST_LINES]]
-    return "\n".join([*lines, f"and {len(found) - MOST_LINES} more"] if len(found) > MOST_LINES else lines)
+    errors = error.errors(include_url=False)
+    lines = [_line(details, tags) for details in errors[:MOST_LINES]]
+    return "\n".join([*lines, f"and {len(errors) - MOST_LINES} more"] if len(errors) > MOST_LINES else lines)
 
 
 def nearest(name: str, known: list[str]) -> str:

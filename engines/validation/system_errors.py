@@ -19,6 +19,6 @@ def system_advice(error: Exception) -> str | None:
 
 
 def _quoted_number(text: str) -> int | None:
-    if found := re.search(r"system error(?: number|:)? (\d+)", text, re.IGNORECASE):  # onnxruntime
-        return int(found[1])
+    if match := re.search(r"system error(?: number|:)? (\d+)", text, re.IGNORECASE):  # onnxruntime
+        return int(match[1])
     return next((number for number in _ADVICE if os.strerror(number) in text), None)
