@@ -134,14 +134,14 @@ IMPLEMENTATIONS = {
 
 def reference(operator: str) -> Callable[..., Any]:
     """Return the definition in numpy."""
-    found: Callable[..., Any] = _load(IMPLEMENTATIONS[operator].reference)
-    return found
+    definition: Callable[..., Any] = _load(IMPLEMENTATIONS[operator].reference)
+    return definition
 
 
 def function(operator: str) -> FunctionBuilder:
     """Return the builder of the ONNX function."""
-    found: FunctionBuilder = _load(IMPLEMENTATIONS[operator].function)
-    return found
+    builder: FunctionBuilder = _load(IMPLEMENTATIONS[operator].function)
+    return builder
 
 
 def launcher(operator: str, context: Context) -> Launcher:
@@ -182,8 +182,8 @@ def launcher(operator: str, context: Context) -> Launcher:
                 f"later, those for {torch.cuda.get_device_name(context.device)} are for sm_{architecture}; add its "
                 "compute capability to the recipe and build again"
             )
-    found: Launcher = _load(IMPLEMENTATIONS[operator].cuda)
-    return found
+    launch: Launcher = _load(IMPLEMENTATIONS[operator].cuda)
+    return launch
 
 
 def plugins() -> "tuple[Plugin, ...]":

@@ -79,10 +79,10 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     mixed = attend(rectangle, block_table, write_index, write_index + query)
 
     def with_prompts() -> tuple[BodyValue]:
-        found = attend(body.op("Gather", q, runs.places + windows, axis=0), runs.table, runs.index, runs.ends)
+        of_prompts = attend(body.op("Gather", q, runs.places + windows, axis=0), runs.table, runs.index, runs.ends)
         nothing = body.full(body.concat(_ONE, heads * head_dim, axis=0), np.float32(0))
-        found = body.op("Gather", body.concat(found, nothing, axis=0), runs.place_of_token, axis=0)
-        return (body.concat(mixed, found, axis=0),)
+        of_prompts = body.op("Gather", body.concat(of_prompts, nothing, axis=0), runs.place_of_token, axis=0)
+        return (body.concat(mixed, of_prompts, axis=0),)
 
     [joined] = body.branch(runs.any, with_prompts, lambda: (mixed,))
     if float8:

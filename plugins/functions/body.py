@@ -153,8 +153,8 @@ class Body:
     def function(self, overload: str = "", /, **outputs: BodyValue) -> ir.Function:
         """Finish the body. Keywords name the outputs; ``overload`` is ONNX's, to tell functions of one name apart."""
         # Add no Identity after a node: it would copy an output that is updated in place.
-        made = [tensor if tensor.value.producer() else self.op("Identity", tensor) for tensor in outputs.values()]
-        values = [tensor.value for tensor in made]
+        tensors = [tensor if tensor.value.producer() else self.op("Identity", tensor) for tensor in outputs.values()]
+        values = [tensor.value for tensor in tensors]
         for value, name in zip(values, outputs, strict=True):
             value.name = name
         inputs = [tensor.value for tensor in self.inputs]

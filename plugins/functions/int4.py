@@ -16,8 +16,8 @@ def int4_matmul(*, zeros: bool, prompt_rows: bool = False, overload: str = "") -
     ``zeros``: with zero points; ``prompt_rows``: with that input. ``overload`` is ONNX's: nodes with the same overload
     use this function among those of its name.
     """
-    given = {"zeros": zeros, "prompt_rows": prompt_rows}
-    body = Body.of("int4_matmul", without=[name for name, there in given.items() if not there])
+    optional_inputs = {"zeros": zeros, "prompt_rows": prompt_rows}
+    body = Body.of("int4_matmul", without=[name for name, there in optional_inputs.items() if not there])
     x, weight, scales, *optional = body.inputs
     values = int4_values(body, weight, scales, optional[0] if zeros else None)
     return body.function(overload, out=body.op("CastLike", matmul_of_values(body, x, values), x))

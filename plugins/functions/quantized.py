@@ -14,8 +14,8 @@ def quantized_swiglu(*, static: bool) -> ir.Function:
     gate_up, scales, weight_scales, *optional = body.inputs
     gate, up = body.ops("Split", _scaled(body, gate_up, scales, weight_scales), outputs=2, axis=-1, num_outputs=2)
     activated = body.op("CastLike", gate * body.op("Sigmoid", gate) * up, gate_up)
-    quantized, found = rounded(body, activated.cast(FLOAT32), *optional)
-    return body.function(quantized=quantized, scales=found)
+    quantized, token_scales = rounded(body, activated.cast(FLOAT32), *optional)
+    return body.function(quantized=quantized, scales=token_scales)
 
 
 def quantized_norm(*, static: bool) -> ir.Function:
@@ -26,8 +26,8 @@ def quantized_norm(*, static: bool) -> ir.Function:
     total = body.op("CastLike", wide, skip)
     epsilon = body.attribute("epsilon", ir.AttributeType.FLOAT, "epsilon")
     normed = body.op("RMSNormalization", total.cast(FLOAT32), weight.cast(FLOAT32), epsilon=epsilon, axis=-1)
-    quantized, found = rounded(body, body.op("CastLike", normed, skip).cast(FLOAT32), *optional)
-    return body.function(quantized=quantized, scales=found, sum=total)
+    quantized, token_scales = rounded(body, body.op("CastLike", normed, skip).cast(FLOAT32), *optional)
+    return body.function(quantized=quantized, scales=token_scales, sum=total)
 
 
 def swiglu_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001

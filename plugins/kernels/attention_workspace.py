@@ -78,12 +78,12 @@ class AttentionWorkspace:
         return self._lengths[:size].view(3, prompts + 1)
 
     def parts(self, plan: Plan) -> PartialResults:
-        held = self._parts
-        if not held.hold(plan):
+        parts = self._parts
+        if not parts.hold(plan):
             self._parts = self._allocate(
-                max(plan.parts * plan.head_dim, held.sums.numel()),
-                max(plan.parts, len(held.bounds)),
-                max(plan.shared_rows, len(held.tickets)),
+                max(plan.parts * plan.head_dim, parts.sums.numel()),
+                max(plan.parts, len(parts.bounds)),
+                max(plan.shared_rows, len(parts.tickets)),
             )
         return self._parts
 

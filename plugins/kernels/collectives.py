@@ -174,9 +174,9 @@ def _handle(address: int) -> bytes:
 
 
 def _opened(handle: bytes) -> int:
-    found = runtime.cudaIpcMemHandle_t()
-    ctypes.memmove(found.getPtr(), handle, _HANDLE)
-    return int(_made(runtime.cudaIpcOpenMemHandle(found, runtime.cudaIpcMemLazyEnablePeerAccess)))
+    memory_handle = runtime.cudaIpcMemHandle_t()
+    ctypes.memmove(memory_handle.getPtr(), handle, _HANDLE)
+    return int(_made(runtime.cudaIpcOpenMemHandle(memory_handle, runtime.cudaIpcMemLazyEnablePeerAccess)))
 
 
 def _release(own: int, others: Sequence[int]) -> None:
@@ -186,9 +186,9 @@ def _release(own: int, others: Sequence[int]) -> None:
 
 
 def _made(result: tuple[Any, ...]) -> Any:
-    status, *made = result
+    status, *values = result
     if status != runtime.cudaError_t.cudaSuccess:
         raise BackendUnavailable(
             f"tensor_parallel: GPUs of one host that map each other's memory (CUDA IPC) are needed: {status.name}"
         )
-    return made[0] if made else None
+    return values[0] if values else None

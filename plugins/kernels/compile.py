@@ -102,14 +102,14 @@ def kernel_names() -> tuple[str, ...]:
 
 def _included(source: bytes) -> tuple[tuple[str, bytes], ...]:
     """Return the files that ``source`` includes, and those that they include, sorted by name."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     texts = [source]
     while texts:
         for name in re.findall(r'^#include "(.+)"', texts.pop().decode(), re.MULTILINE):
-            if name not in found and (SOURCES / name).is_file():
-                found[name] = (SOURCES / name).read_bytes()
-                texts.append(found[name])
-    return tuple(sorted(found.items()))
+            if name not in files and (SOURCES / name).is_file():
+                files[name] = (SOURCES / name).read_bytes()
+                texts.append(files[name])
+    return tuple(sorted(files.items()))
 
 
 def _selection(dtypes: Collection[str] | None, head_dims: Collection[int] | None) -> tuple[str, ...]:

@@ -64,19 +64,20 @@ class Matmul:
 
         They are sorted by the speed that cuBLASLt expects for ``count`` rows. Raises RuntimeError if the library fails.
         """
-        preference, results, found = _LibraryObject("MatmulPreference"), (_Heuristic * most)(), c_int()
+        preference, results, num_results = _LibraryObject("MatmulPreference"), (_Heuristic * most)(), c_int()
         preference.set(_MAX_WORKSPACE, c_size_t(WORKSPACE))
         preference.set(_REDUCTION_SCHEMES, c_uint32(_NO_REDUCTION))
         rows, weight, out, _ = self._tensors
         width, inner = weight.shape
-        made = _layout(out.dtype, width, count, out.stride(0))
-        given = (self._handle, self._description, self._weight, _layout(rows.dtype, inner, count), made, made)
+        out_layout = _layout(out.dtype, width, count, out.stride(0))
+        layouts = (self._weight, _layout(rows.dtype, inner, count), out_layout, out_layout)
         name = "cublasLtMatmulAlgoGetHeuristic"
-        status = getattr(_library(), name)(*given, preference, most, results, byref(found))
+        choose = getattr(_library(), name)
+        status = choose(self._handle, self._description, *layouts, preference, most, results, byref(num_results))
         if status == _NOT_SUPPORTED:
             return  # no algorithm exists
         _require_success(name, status)
-        for result in results[: found.value]:
+        for result in results[: num_results.value]:
             if result.state == 0 and self.supports(result.algorithm):
                 yield result.algorithm
 
@@ -92,10 +93,22 @@ class Matmul:
         """Enqueue on torch's current stream. Raises RuntimeError if the library rejects it."""
         rows, weight, out, workspace = self._tensors
         _call(
-            *("cublasLtMatmul", self._handle, self._description, byref(_ONE)),
-            *(c_void_p(weight.data_ptr()), self._weight, c_void_p(rows.data_ptr()), self._rows, byref(_ZERO)),
-            *(c_void_p(out.data_ptr()), self._matmul, c_void_p(out.data_ptr()), self._matmul),
-            *(byref(algorithm), c_void_p(workspace.data_ptr()), c_size_t(WORKSPACE)),
+            "cublasLtMatmul",
+            self._handle,
+            self._description,
+            byref(_ONE),
+            c_void_p(weight.data_ptr()),
+            self._weight,
+            c_void_p(rows.data_ptr()),
+            self._rows,
+            byref(_ZERO),
+            c_void_p(out.data_ptr()),
+            self._matmul,
+            c_void_p(out.data_ptr()),
+            self._matmul,
+            byref(algorithm),
+            c_void_p(workspace.data_ptr()),
+            c_size_t(WORKSPACE),
             c_void_p(torch.cuda.current_stream(out.device).cuda_stream),
         )
 
@@ -115,9 +128,9 @@ class MatmulCall:
 class _LibraryObject:
     """An opaque object that the library creates and destroys."""
 
-    def __init__(self, kind: str, *given: Any) -> None:
+    def __init__(self, kind: str, *arguments: Any) -> None:
         self._kind, self._library, self._as_parameter_ = kind, _library(), c_void_p()
-        _call(f"cublasLt{kind}Create", byref(self._as_parameter_), *given)
+        _call(f"cublasLt{kind}Create", byref(self._as_parameter_), *arguments)
 
     def __del__(self) -> None:
         getattr(self._library, f"cublasLt{self._kind}Destroy")(self._as_parameter_)
@@ -129,13 +142,13 @@ class _LibraryObject:
 
 @cache  # a decoder binds thousands of matmuls of few shapes
 def _description(dtype: torch.dtype, device: torch.device) -> _LibraryObject:
-    made = _LibraryObject("MatmulDesc", _COMPUTE_32F, _TYPES[torch.float32])
-    made.set(_TRANSA, c_int32(1))
+    description = _LibraryObject("MatmulDesc", _COMPUTE_32F, _TYPES[torch.float32])
+    description.set(_TRANSA, c_int32(1))
     if dtype == torch.float8_e4m3fn:
         for side in (_A_SCALE, _B_SCALE):
-            made.set(side, c_void_p(_scale_of_one(device).data_ptr()))
-        made.set(_FAST_ACCUM, c_int8(0))
-    return made
+            description.set(side, c_void_p(_scale_of_one(device).data_ptr()))
+        description.set(_FAST_ACCUM, c_int8(0))
+    return description
 
 
 @cache
@@ -168,14 +181,14 @@ def library_version() -> int:
 
 @cache
 def _handle(device: torch.device) -> c_void_p:
-    made = c_void_p()
+    handle = c_void_p()
     with torch.cuda.device(device):
-        _call("cublasLtCreate", byref(made))
-    return made
+        _call("cublasLtCreate", byref(handle))
+    return handle
 
 
-def _call(name: str, *given: Any) -> None:
-    _require_success(name, getattr(_library(), name)(*given))
+def _call(name: str, *arguments: Any) -> None:
+    _require_success(name, getattr(_library(), name)(*arguments))
 
 
 def _require_success(name: str, status: int) -> None:

@@ -90,9 +90,9 @@ class CudnnAttention:
             ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, scale, sliding_window),
             lambda: _Plan.build(self._handle, queries, longest, key_cache, table, scale, sliding_window),
         )
-        given = [queries, key_cache, value_cache, table, table]
-        given += [lengths.queries, lengths.keys, lengths.offsets, mixed]
-        self._tensors = dict(zip(self._plan.tensors, given, strict=True))
+        tensors = [queries, key_cache, value_cache, table, table]
+        tensors += [lengths.queries, lengths.keys, lengths.offsets, mixed]
+        self._tensors = dict(zip(self._plan.tensors, tensors, strict=True))
 
     def run(self) -> None:
         """Enqueue the call on torch's current stream."""

@@ -88,7 +88,7 @@ class ExpertsCall:
             lambda: (x.new_empty(room, width), torch.empty(room, hidden, dtype=torch.float32, device=x.device)),
         )
         sizes, per_token = (np.int32(hidden), np.int32(width)), np.int32(chosen)
-        given = (routes.order, routes.items, routes.item_count)
+        routing = (routes.order, routes.items, routes.item_count)
         shares = routes.routing_weights
 
         def out(name: str, across: int, *arguments: Any) -> Launch:
@@ -101,10 +101,10 @@ class ExpertsCall:
         self._device = x.device
         self._launches = (
             *routes.launches(module, logits, chosen, normalized=attributes["normalized"]),
-            out("gate_up", width // _GATES, x, *weights.gate_up, *given, *sizes, per_token, activated),
-            out("down", -(-hidden // _OUTPUTS), activated, *weights.down, *given, shares, *sizes, parts),
+            out("gate_up", width // _GATES, x, *weights.gate_up, *routing, *sizes, per_token, activated),
+            out("down", -(-hidden // _OUTPUTS), activated, *weights.down, *routing, shares, *sizes, parts),
             Launch(
-                *(module.kernel(f"sum_{kind}"), (rows, across, 1), (_THREADS, 1, 1)), parts, per_token, sizes[0], mixed
+                module.kernel(f"sum_{kind}"), (rows, across, 1), (_THREADS, 1, 1), parts, per_token, sizes[0], mixed
             ),
         )
 

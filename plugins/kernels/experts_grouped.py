@@ -70,8 +70,14 @@ class GroupedMixture:
         )
         self._route = routes.launches(self._module, logits, chosen, normalized=attributes["normalized"])
         self._gather = Launch(
-            *(self._module.kernel(f"gather_{kind}"), (pairs, 1, 1), (_THREADS, 1, 1)),
-            *(x, routes.order, np.int32(hidden // _STEP), np.int32(chosen), gathered),
+            self._module.kernel(f"gather_{kind}"),
+            (pairs, 1, 1),
+            (_THREADS, 1, 1),
+            x,
+            routes.order,
+            np.int32(hidden // _STEP),
+            np.int32(chosen),
+            gathered,
         )
         self._swiglu = KernelModule.of(context, "swiglu")
         self._device, self._ends = x.device, routes.ends
@@ -94,5 +100,5 @@ class GroupedMixture:
         SwigluLauncher(self._swiglu, both, self._activated).run()
         if self._make_down is not None:
             self._make_down.run(stream)
-        given = torch._grouped_mm(self._activated, self._down, offs=self._ends)
-        Launch(*self._sum, given, *self._summed).run(stream)
+        expert_outputs = torch._grouped_mm(self._activated, self._down, offs=self._ends)
+        Launch(*self._sum, expert_outputs, *self._summed).run(stream)

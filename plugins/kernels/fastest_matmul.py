@@ -49,13 +49,13 @@ def _fastest(context: Context, count: int, weight: torch.Tensor, dtype: torch.dt
     alike = random_like(weight)  # random, so that the choice does not depend on a checkpoint's values
     rows = (random_rows(count, weight.shape[1], seed, weight) for seed in range(drawn))
     trials = [Trials(context, each, count, alike, dtype) for each in rows]
-    found = trials[0].algorithms()
-    if not found:
+    algorithms = trials[0].algorithms()
+    if not algorithms:
         raise BackendUnavailable(
             f"device: {torch.cuda.get_device_name(weight.device)} has no matmul of {count} rows by "
             f"{list(weight.shape)} in {weight.dtype}; build the bundle from weights that are not float8"
         )
-    first, *others = found
+    first, *others = algorithms
     wanted = [each.result(each.call(first)).clone() for each in trials]
 
     def same(algorithm: Algorithm) -> bool:

@@ -46,8 +46,15 @@ class OrderedMatmul:
             module.kernel(f"few_ordered_{tiles * _TILE}_{stages}_{suffix(out)}", shared=shared),
             (min(sets, module.sm_count), 1, 1),
             (_GROUP * _GROUPS, 1, 1),
-            *(boxes, of_tokens, weight, of_outputs),
-            *(np.int32(rows), np.int32(width), np.int32(inner), np.int32(slots), out),
+            boxes,
+            of_tokens,
+            weight,
+            of_outputs,
+            np.int32(rows),
+            np.int32(width),
+            np.int32(inner),
+            np.int32(slots),
+            out,
             shared=shared,
             early=True,
         )
@@ -76,7 +83,7 @@ def _stages(sets: int, tiles: int, sm_count: int) -> int:
 def _boxes(x: torch.Tensor, rows: int) -> torch.Tensor:
     """Describe ``x`` uint8-sized [count, inner] to the copy engine, in boxes of ``rows`` by 128; zeros beyond it."""
     count, inner = x.shape
-    status, found = driver.cuTensorMapEncodeTiled(
+    status, tensor_map = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         2,
         x.data_ptr(),
@@ -91,5 +98,5 @@ def _boxes(x: torch.Tensor, rows: int) -> torch.Tensor:
     )
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"cuTensorMapEncodeTiled failed with {status.name} for {list(x.shape)}")
-    words = np.array([int(word) for word in found.opaque], np.uint64)
+    words = np.array([int(word) for word in tensor_map.opaque], np.uint64)
     return torch.from_numpy(words.view(np.uint8)).to(x.device)

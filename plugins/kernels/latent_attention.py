@@ -59,8 +59,8 @@ class _Memory:
         wanted = next((size for size in _ROWS if rows <= size), _ROWS[-1])
         for size in [size for size in reversed(_ROWS) if size <= wanted]:
             for stages in (2, 1):
-                if (found := cls(size, stages)).bytes <= room:
-                    return found
+                if (memory := cls(size, stages)).bytes <= room:
+                    return memory
         raise BackendUnavailable(
             f"device: latent_attention needs {cls(_ROWS[0], 1).bytes} bytes of shared memory per block, "
             f"{torch.cuda.get_device_name(module.device)} has {room}; choose onnxruntime-cpu"
@@ -94,7 +94,11 @@ class LatentAttentionLauncher:
         if windows < len(query):  # before the windows, which may follow them in the same text
             self._launches = self._bind(
                 _Texts(
-                    *(query[windows:], key[windows:], mixed[windows:], *runs, 0),
+                    query[windows:],
+                    key[windows:],
+                    mixed[windows:],
+                    *runs,
+                    0,
                     tensors["prompt_rows"],
                     tensors["prompt_starts"],
                 )
@@ -110,14 +114,14 @@ class LatentAttentionLauncher:
         tokens, kind, cache = len(texts.query), suffix(texts.query), self._tensors["cache"]
         count, heads, module = len(texts.index), self._heads, self._module
         sizes = map(np.int32, (tokens, texts.window, heads, cache.shape[2], texts.table.shape[1]))
-        given = (
+        arguments = (
             *(texts.query, texts.key, cache, texts.table, texts.index, texts.rows, texts.starts),
             *(self._tensors["cosine"], self._tensors["sine"], *sizes, self._scale),
         )
-        append = Launch(module.kernel(f"append_latent_{kind}"), (-(-tokens // 4), 1, 1), _WARP_PER_UNIT, *given)
+        append = Launch(module.kernel(f"append_latent_{kind}"), (-(-tokens // 4), 1, 1), _WARP_PER_UNIT, *arguments)
         if kind == "fp32":
             grid = (-(-tokens * heads // 4), 1, 1)
-            return append, Launch(module.kernel("attend_latent_fp32"), grid, _WARP_PER_UNIT, *given, texts.mixed)
+            return append, Launch(module.kernel("attend_latent_fp32"), grid, _WARP_PER_UNIT, *arguments, texts.mixed)
         memory = _Memory.fitting((texts.window or tokens) * heads, module)
         if texts.starts is None:
             tiles, texts_at_once = -(-texts.window * heads // memory.rows), count
@@ -134,7 +138,7 @@ class LatentAttentionLauncher:
             module.kernel(f"attend_latent_{kind}_{memory.rows}", shared=memory.bytes),
             (tiles * splits, texts_at_once, 1),
             (32 * _WARPS, 1, 1),
-            *given,
+            *arguments,
             *map(np.int32, (count, splits, memory.stages)),
             texts.mixed,
             *parts,
@@ -143,7 +147,9 @@ class LatentAttentionLauncher:
         if splits == 1:
             return append, attend
         merge = module.kernel(f"merge_latent_{kind}")
-        last = Launch(merge, (tokens * heads, 1, 1), (_RANK // 4, 1, 1), *given, np.int32(splits), texts.mixed, *parts)
+        last = Launch(
+            merge, (tokens * heads, 1, 1), (_RANK // 4, 1, 1), *arguments, np.int32(splits), texts.mixed, *parts
+        )
         return append, attend, last
 
     def run(self) -> None:

@@ -96,20 +96,20 @@ def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.
     """
     trial = context.get_or_create(("trial", *weight.shape, weight.dtype, dtype), lambda: _trial(context, weight, dtype))
     trials = Trials(context, trial.rows, count, random_like(weight), dtype)
-    found = [*islice(trials.equal(trial.wanted), None if count <= MEASURED else 1)]
+    algorithms = [*islice(trials.equal(trial.wanted), None if count <= MEASURED else 1)]
     few = _few(context, *trials.operands)
     if few is not None and not trials.gives(few, trial.wanted):
         few = None
-    if not found and few is None:
+    if not algorithms and few is None:
         raise _unavailable(weight, f"{count} rows")
     if count > MEASURED:
-        return found[0]
-    calls: list[Call] = [trials.call(each) for each in found]
+        return algorithms[0]
+    calls: list[Call] = [trials.call(each) for each in algorithms]
     times = trials.microseconds([*calls, few] if few is not None else calls)
     gained = _READ_AHEAD_FLOAT8 if weight.dtype == torch.float8_e4m3fn else _READ_AHEAD
     if few is not None and times[-1] <= min(times) + gained:
         return None
-    return found[times.index(min(times))]
+    return algorithms[times.index(min(times))]
 
 
 def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial:
@@ -118,12 +118,12 @@ def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial
     trials = Trials(context, rows, _ROWS, drawn, dtype)
     seen: list[torch.Tensor] = []
     for algorithm in trials.algorithms():
-        found = trials.result(trials.call(algorithm)).clone()
-        if any(same_bits(found, other) for other in seen):
+        result = trials.result(trials.call(algorithm)).clone()
+        if any(same_bits(result, other) for other in seen):
             continue
-        seen.append(found)
-        if all(any(Trials(context, rows, count, drawn, dtype).equal(found)) for count in _REQUIRED_COUNTS):
-            return _Trial(rows, found)
+        seen.append(result)
+        if all(any(Trials(context, rows, count, drawn, dtype).equal(result)) for count in _REQUIRED_COUNTS):
+            return _Trial(rows, result)
     raise _unavailable(weight, f"any of {', '.join(map(str, _REQUIRED_COUNTS))} rows")
 
 

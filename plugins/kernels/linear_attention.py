@@ -77,29 +77,11 @@ class LinearAttentionLauncher:
     ) -> None:
         projected, state, recent = tensors["projected"], tensors["state"], tensors["recent"]
         weight, dt_bias, norm_weight = tensors["conv_weight"], tensors["dt_bias"], tensors["norm_weight"]
-        (slots, _, key_dim, value_dim), history = state.shape, recent.shape[1]
+        (*_, key_dim, value_dim), history = state.shape, recent.shape[1]
         channels, kernel = weight.shape
         values, decays = value_heads * value_dim, len(dt_bias)
         parts = Projections(key_heads, value_heads, key_dim, value_dim, decays, **places)
-        check("state", state, torch.float32, (slots, value_heads, key_dim, value_dim))
-        check("projected", projected, projected.dtype, (len(projected), parts.pitch))
-        check("recent", recent, projected.dtype, (slots, history, parts.width))
-        check("conv_weight", weight, projected.dtype, (parts.channels, kernel))
-        check("conv_bias", tensors["conv_bias"], torch.float32, (channels,))
-        check("decay_scale", tensors["decay_scale"], torch.float32, (value_heads,))
-        check("dt_bias", dt_bias, torch.float32, (decays,))
-        check("skip", tensors["skip"], torch.float32, (value_heads,))
-        check("norm_weight", norm_weight, torch.float32, tuple(norm_weight.shape))
-        check("out", tensors["out"], projected.dtype, (len(projected), values))
-        key_dims = DELTA_KEY_DIMS if parts.has_update else KEY_DIMS
-        if key_dim not in key_dims or value_dim % VALUE_DIM_MULTIPLE or not kernel <= min(MAX_KERNEL, history):
-            raise ValueError(
-                f"state: key sizes of {key_dims}, value sizes of a multiple of {VALUE_DIM_MULTIPLE} and at most "
-                f"{MAX_KERNEL} tokens of a convolution are needed, got {list(state.shape)}, {kernel} and {history}"
-            )
-        in_pairs = [each[part] for each in (parts.first, parts.stride) for part in (0, 1, 2, 5)]  # not decays, updates
-        if any(number % 2 for number in (parts.pitch, parts.width, *in_pairs)):
-            raise ValueError(f"projected: parts of an even number of values are needed, got {parts}")
+        _check_tensors(tensors, parts)
         module = KernelModule.of(context, "linear_attention")
         rule = "gated" if not parts.has_update else "channels" if decays > value_heads else "delta"
         kernels = {
@@ -125,14 +107,14 @@ class LinearAttentionLauncher:
             count, tokens = len(runs.write_index), len(runs.projected)
             entries = count * replays + tokens
             rows, mixtures = workspace.rows(entries * pitch), workspace.mixtures(tokens * values)
-            given = (*runs.arguments, *map(np.int32, (tokens // count, replays, history)), *sizes)
-            convolved = (runs.projected, recent, runs.rows, *layer, *given, np.int32(count), rows)
-            scanned = (rows, tensors["skip"], *given, np.int32(count), state, mixtures)
+            run_arguments = (*runs.arguments, *map(np.int32, (tokens // count, replays, history)), *sizes)
+            convolved = (runs.projected, recent, runs.rows, *layer, *run_arguments, np.int32(count), rows)
+            scanned = (rows, tensors["skip"], *run_arguments, np.int32(count), state, mixtures)
             of_prompts = runs.slots is not None
             warps = _PROMPT_WARPS if of_prompts and key_dim <= _WIDE_KEY else _WINDOW_WARPS
             tiles = count * value_heads * -(-value_dim // (warps * _COLUMNS))
             scan = kernels["scan" if of_prompts else "scan_windows"]
-            finished = (mixtures, runs.projected, norm_weight, runs.rows, *given, *map(np.int32, norming))
+            finished = (mixtures, runs.projected, norm_weight, runs.rows, *run_arguments, *map(np.int32, norming))
             grid, block = (tokens, finish_blocks, 1), (finish_threads, 1, 1)
             return (
                 Launch(kernels["convolve"], (entries, job_blocks, 1), (_THREADS, 1, 1), *convolved, early=early),
@@ -163,6 +145,32 @@ class LinearAttentionLauncher:
     def run(self) -> None:
         """Enqueue on torch's current stream."""
         run_in_order(self._launches, self._device)
+
+
+def _check_tensors(tensors: Tensors, parts: Projections) -> None:
+    """Raise ValueError unless the kernels support the sizes, and the tensors have the shapes that follow from them."""
+    projected, state = tensors["projected"], tensors["state"]
+    slots, history, kernel = len(state), tensors["recent"].shape[1], tensors["conv_weight"].shape[1]
+    check("state", state, torch.float32, (slots, parts.value_heads, parts.key_dim, parts.value_dim))
+    check("projected", projected, projected.dtype, (len(projected), parts.pitch))
+    check("recent", tensors["recent"], projected.dtype, (slots, history, parts.width))
+    check("conv_weight", tensors["conv_weight"], projected.dtype, (parts.channels, kernel))
+    check("conv_bias", tensors["conv_bias"], torch.float32, (parts.channels,))
+    check("decay_scale", tensors["decay_scale"], torch.float32, (parts.value_heads,))
+    check("dt_bias", tensors["dt_bias"], torch.float32, (parts.decays,))
+    check("skip", tensors["skip"], torch.float32, (parts.value_heads,))
+    check("norm_weight", tensors["norm_weight"], torch.float32, tuple(tensors["norm_weight"].shape))
+    check("out", tensors["out"], projected.dtype, (len(projected), parts.value_heads * parts.value_dim))
+    key_dims = DELTA_KEY_DIMS if parts.has_update else KEY_DIMS
+    supported = parts.key_dim in key_dims and parts.value_dim % VALUE_DIM_MULTIPLE == 0
+    if not supported or not kernel <= min(MAX_KERNEL, history):
+        raise ValueError(
+            f"state: key sizes of {key_dims}, value sizes of a multiple of {VALUE_DIM_MULTIPLE} and at most "
+            f"{MAX_KERNEL} tokens of a convolution are needed, got {list(state.shape)}, {kernel} and {history}"
+        )
+    in_pairs = [each[part] for each in (parts.first, parts.stride) for part in (0, 1, 2, 5)]  # not decays, updates
+    if any(number % 2 for number in (parts.pitch, parts.width, *in_pairs)):
+        raise ValueError(f"projected: parts of an even number of values are needed, got {parts}")
 
 
 class _Workspace:

@@ -115,7 +115,12 @@ class LowBitFewRows:
             kernel,
             grid,
             (THREADS, 1, 1),
-            *(o.x, o.weight, o.scales, o.more, *sizes, o.out),
+            o.x,
+            o.weight,
+            o.scales,
+            o.more,
+            *sizes,
+            o.out,
             shared=shared,
             cluster=tile.blocks,
         )
@@ -144,14 +149,14 @@ class ManyRows:
             part = slice(first, min(first + step, o.width))
             numbers = scratch[: (part.stop - first) * o.inner].view(-1, o.inner)
             more = None if o.more is None else o.more[part]
-            made = dequantization(kernel, o.weight[part], o.scales[part], more, np.int32(o.shift), numbers)
+            dequantize = dequantization(kernel, o.weight[part], o.scales[part], more, np.int32(o.shift), numbers)
             multiply = BatchInvariantMatmul if context.batch_invariant else _Multiplication
-            self._parts.append((made, multiply(context, o.x, numbers, o.out[:, part])))
+            self._parts.append((dequantize, multiply(context, o.x, numbers, o.out[:, part])))
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
-        for made, matmul in self._parts:
-            made.run(current_stream(self._device))
+        for dequantize, matmul in self._parts:
+            dequantize.run(current_stream(self._device))
             matmul.run()
 
 

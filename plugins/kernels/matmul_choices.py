@@ -58,7 +58,7 @@ def _load(file: Path) -> dict[str, bytes]:
     try:
         if not (is_private(file.parent) and is_private(file)):
             return {}
-        found = {str(key): bytes.fromhex(value) for key, value in json.loads(file.read_bytes()).items()}
+        choices = {str(key): bytes.fromhex(value) for key, value in json.loads(file.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-    return {key: value for key, value in found.items() if len(value) in (0, len(bytes(Algorithm())))}
+    return {key: value for key, value in choices.items() if len(value) in (0, len(bytes(Algorithm())))}

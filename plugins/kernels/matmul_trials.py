@@ -28,8 +28,8 @@ class Trials:
 
     def algorithms(self) -> list[Algorithm]:
         counts = (self._count, *(_SIMILAR_COUNTS if self._count <= MEASURED else ()))
-        found = [algorithm for count in counts for algorithm in self._matmul.algorithms(count, _MAX_ALGORITHMS)]
-        return list({bytes(algorithm): algorithm for algorithm in found}.values())
+        algorithms = [algorithm for count in counts for algorithm in self._matmul.algorithms(count, _MAX_ALGORITHMS)]
+        return list({bytes(algorithm): algorithm for algorithm in algorithms}.values())
 
     def call(self, algorithm: Algorithm) -> MatmulCall:
         return MatmulCall(self._matmul, algorithm)

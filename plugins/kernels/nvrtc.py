@@ -43,8 +43,8 @@ def compile_program(program: Program, target: str) -> Result:
     texts = [_version(nvrtc), program.file, *options, *(name for name, _ in program.headers)]
     contents = [program.source, *(content for _, content in program.headers)]
     key = key_of([*(text.encode() for text in texts), *contents])
-    if (found := load(key)) is not None and len(found) == 3:
-        return Result(found[0], found[1], found[2].decode())
+    if (cached := load(key)) is not None and len(cached) == 3:
+        return Result(cached[0], cached[1], cached[2].decode())
     result = _compile(nvrtc, program, target, options)
     store(key, (result.cubin, result.ptx, result.log.encode()))
     return result
@@ -71,16 +71,16 @@ def _version(nvrtc: Any) -> str:
 
 def _compile(nvrtc: Any, program: Program, target: str, options: tuple[str, ...]) -> Result:
     names, contents = [name.encode() for name, _ in program.headers], [content for _, content in program.headers]
-    _, made = nvrtc.nvrtcCreateProgram(program.source, program.file.encode(), len(names), contents, names)
+    _, handle = nvrtc.nvrtcCreateProgram(program.source, program.file.encode(), len(names), contents, names)
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(made, len(options), [option.encode() for option in options])
-        log = _read(made, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().rstrip("\0\n ")
+        (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), [option.encode() for option in options])
+        log = _read(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().rstrip("\0\n ")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise BackendUnavailable(f"{program.file}: NVRTC cannot compile it for {target} ({status.name}):\n{log}")
-        cubin = _read(made, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        return Result(cubin, _read(made, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log)
+        cubin = _read(handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        return Result(cubin, _read(handle, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log)
     finally:
-        nvrtc.nvrtcDestroyProgram(made)
+        nvrtc.nvrtcDestroyProgram(handle)
 
 
 def _read(program: Any, size: Any, get: Any) -> bytes:

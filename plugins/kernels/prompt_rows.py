@@ -16,12 +16,12 @@ def split_rows(tensors: Tensors, by_row: Collection[str]) -> tuple[Tensors | Non
     ``by_row`` are the names of the tensors with these rows, which are flattened. Without ``prompt_rows`` no row belongs
     to a prompt.
     """
-    given = {name: tensor for name, tensor in tensors.items() if name != "prompt_rows"}
-    given |= {name: given[name].flatten(0, -2) for name in by_row}
-    rows = len(given[next(iter(by_row))])
+    flat = {name: tensor for name, tensor in tensors.items() if name != "prompt_rows"}
+    flat |= {name: flat[name].flatten(0, -2) for name in by_row}
+    rows = len(flat[next(iter(by_row))])
     windows = rows - len(tensors.get("prompt_rows", ()))
     parts = (slice(0, windows), slice(windows, rows))
-    first, last = (given | {name: given[name][part] for name in by_row} for part in parts)
+    first, last = (flat | {name: flat[name][part] for name in by_row} for part in parts)
     return first if windows else None, last if windows < rows else None
 
 

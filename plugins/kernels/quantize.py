@@ -31,9 +31,9 @@ def launch_swiglu(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
     sweeps, blocks, threads = _work_split(
         width, rows, clusters=KernelModule.of(context, "float8").architecture >= HOPPER
     )
-    given = (tensors.get("static_scale"), np.int32(width))
+    constants = (tensors.get("static_scale"), np.int32(width))
     kernel = f"quantized_swiglu_{sweeps}"
-    return QuantizeLaunch(context, kernel, rows, threads, *inputs, *given, *outputs, blocks=blocks)
+    return QuantizeLaunch(context, kernel, rows, threads, *inputs, *constants, *outputs, blocks=blocks)
 
 
 def launch_norm(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "QuantizeLaunch":
@@ -43,8 +43,8 @@ def launch_norm(tensors: Tensors, attributes: Mapping[str, Any], context: Contex
     inputs = (tensors[name] for name in names)
     sizes = (np.int32(width), np.float32(attributes["epsilon"]))
     outputs = (tensors[name] for name in ("quantized", "scales", "sum"))
-    given = (tensors.get("static_scale"), *sizes)
-    return QuantizeLaunch(context, "quantized_norm", rows, _threads(width), *inputs, *given, *outputs)
+    constants = (tensors.get("static_scale"), *sizes)
+    return QuantizeLaunch(context, "quantized_norm", rows, _threads(width), *inputs, *constants, *outputs)
 
 
 class QuantizeLaunch:
@@ -58,9 +58,11 @@ class QuantizeLaunch:
         self, context: Context, kernel: str, rows: int, threads: int, first: Any, *rest: Any, blocks: int = 1
     ) -> None:
         module = KernelModule.of(context, "float8")
-        found, early = module.kernel(f"{kernel}_{suffix(first)}"), rows <= FEW and module.architecture >= HOPPER
+        function, early = module.kernel(f"{kernel}_{suffix(first)}"), rows <= FEW and module.architecture >= HOPPER
         self._device = first.device
-        self._launch = Launch(found, (rows * blocks, 1, 1), (threads, 1, 1), first, *rest, cluster=blocks, early=early)
+        self._launch = Launch(
+            function, (rows * blocks, 1, 1), (threads, 1, 1), first, *rest, cluster=blocks, early=early
+        )
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""

@@ -39,7 +39,13 @@ class ResidualNormLauncher:
             module.kernel(f"residual_norm_{suffix(x)}"),
             (x.numel() // width, 1, 1),
             (min(_MAX_THREADS, -(-vectors // 32) * 32), 1, 1),
-            *(x, update, weight, np.int32(width), np.float32(epsilon), normed, total),
+            x,
+            update,
+            weight,
+            np.int32(width),
+            np.float32(epsilon),
+            normed,
+            total,
             early=module.architecture >= HOPPER,
         )
 

@@ -45,9 +45,9 @@ class ShortConvolutionLauncher:
         weights = weight, tensors["conv_bias"]
 
         def convolved(tokens: slice, rows: torch.Tensor | None, runs: tuple[Any, ...], *, keeps: bool) -> Launch:
-            part, found = projected[tokens], out[tokens]
+            part, result = projected[tokens], out[tokens]
             grid = (len(part), across, 1)
-            return Launch(convolve, grid, block, part, *weights, rows, *runs, *sizes, np.int32(keeps), recent, found)
+            return Launch(convolve, grid, block, part, *weights, rows, *runs, *sizes, np.int32(keeps), recent, result)
 
         rows = tensors["prompt_rows"]
         windows = len(projected) - len(rows)
@@ -63,8 +63,8 @@ class ShortConvolutionLauncher:
             )
         if windows:
             index = tensors["write_index"]
-            given = (index, None, None, np.int32(windows // len(index)))
-            self._launches += (convolved(slice(windows), None, given, keeps=True),)
+            window_runs = (index, None, None, np.int32(windows // len(index)))
+            self._launches += (convolved(slice(windows), None, window_runs, keeps=True),)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""

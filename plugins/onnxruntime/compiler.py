@@ -23,7 +23,7 @@ def compile_library(sources: Sequence[Path], path: Path, options: Sequence[str])
     Raises OSError if ``path`` cannot be written or loaded.
     """
     wanted = [*filter(None, [os.environ.get("CC")]), *COMPILERS]
-    compiler = next((found for name in wanted if (found := shutil.which(name))), None)
+    compiler = next(filter(None, map(shutil.which, wanted)), None)
     if compiler is None:
         return None
     partial = path.with_name(f"{path.name}.{os.getpid()}")

@@ -47,13 +47,13 @@ def launch(
         lambda: _open(schema, function, tensors, dict(attribute_items), context.threads),
     )
     binding = session.io_binding()
-    for given in schema.inputs:
-        if given.name in tensors:
-            binding.bind_input(given.name, *place(tensors[given.name]))
-    for made in schema.outputs:
-        held = tensors.get(schema.in_place.get(made.name, made.name))
-        if held is not None:
-            binding.bind_output(made.name, *place(held))
+    for input_binding in schema.inputs:
+        if input_binding.name in tensors:
+            binding.bind_input(input_binding.name, *place(tensors[input_binding.name]))
+    for output_binding in schema.outputs:
+        tensor = tensors.get(schema.in_place.get(output_binding.name, output_binding.name))
+        if tensor is not None:
+            binding.bind_output(output_binding.name, *place(tensor))
     return FunctionCall(session, binding, tuple(tensors.values()))
 
 
@@ -75,22 +75,22 @@ def _open(
 
 def _model(schema: Schema, function: FunctionBuilder, tensors: Tensors, attributes: Mapping[str, Any]) -> ir.Model:
     """Return a graph of one node, with its function and dynamic shapes."""
-    held = {output.name: schema.in_place.get(output.name, output.name) for output in schema.outputs}
+    tensors_of_outputs = {output.name: schema.in_place.get(output.name, output.name) for output in schema.outputs}
     values = {
         name: ir.val(name, dtype=ir.DataType(ONNX[dtype_name(tensors[source])]), shape=[None] * tensors[source].dim())
-        for name, source in {**{binding.name: binding.name for binding in schema.inputs}, **held}.items()
+        for name, source in {**{binding.name: binding.name for binding in schema.inputs}, **tensors_of_outputs}.items()
         if source in tensors
     }
     functions = function(_dtype(schema, tensors), tuple(tensors))
     [called] = [each for each in functions if each.name == schema.name]
-    inputs = [values.get(str(given.name)) for given in called.inputs]  # optional inputs may not be among them
+    inputs = [values.get(str(parameter.name)) for parameter in called.inputs]  # optional inputs may not be among them
     while inputs[-1] is None:
         inputs.pop()
-    made = [values[b.name] for b in schema.outputs if b.name in values]
-    node = ir.node(schema.name, inputs, dict(attributes), domain=DOMAIN, outputs=made)
+    outputs = [values[b.name] for b in schema.outputs if b.name in values]
+    node = ir.node(schema.name, inputs, dict(attributes), domain=DOMAIN, outputs=outputs)
     imports = {"": OPSET, DOMAIN: 1}
     taken = [value for value in inputs if value is not None]
-    graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
+    graph = ir.Graph(taken, outputs, nodes=[node], name=schema.name, opset_imports=imports)
     return ir.Model(graph, ir_version=_IR_VERSION, functions=functions)
 
 

@@ -56,8 +56,8 @@ class Context:
         """Return the object stored for ``key``, or store and return ``make()``."""
         if key not in self._cached:
             self._cached[key] = make()
-        made: Made = self._cached[key]
-        return made
+        value: Made = self._cached[key]
+        return value
 
 
 Tensors = Mapping[str, torch.Tensor]

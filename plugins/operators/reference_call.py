@@ -21,8 +21,8 @@ class ReferenceCall:
 
     def run(self) -> None:
         """Run once."""
-        made = self.reference(**{name: np.asarray(each) for name, each in self.inputs.items()}, **self.attributes)
-        for name, result in zip(self.outputs, made, strict=True):
+        results = self.reference(**{name: np.asarray(each) for name, each in self.inputs.items()}, **self.attributes)
+        for name, result in zip(self.outputs, results, strict=True):
             np.copyto(self.outputs[name].numpy(), result)
 
 

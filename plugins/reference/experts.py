@@ -27,17 +27,17 @@ def experts(
     ``prompt_rows`` [prompt tokens]: as many rows, the last ones, are those of prompts, which only changes rounding.
     Computed in float64; the activation and the result are rounded to the dtype of ``x`` once each.
     """
-    given, logits = np.asarray(x), np.asarray(router_logits).astype(np.float64)
-    hidden, count = given.shape[-1], logits.shape[-1]
+    hidden_states, logits = np.asarray(x), np.asarray(router_logits).astype(np.float64)
+    hidden, count = hidden_states.shape[-1], logits.shape[-1]
     gate_up_weights = np.asarray(gate_up).astype(np.float64).reshape(count, -1, hidden)
     down_weights = np.asarray(down).astype(np.float64).reshape(count, hidden, -1)
-    rows = given.astype(np.float64).reshape(-1, hidden)
+    rows = hidden_states.astype(np.float64).reshape(-1, hidden)
     mixed = np.zeros_like(rows)
     for row, scores, to in zip(rows, logits.reshape(-1, count), mixed, strict=True):
         chosen = np.argsort(-scores, kind="stable")[:per_token]
         powers = np.exp(scores - scores.max())
         routing_weights = powers / (powers[chosen] if normalized else powers).sum()
         for expert in chosen:
-            activated = swiglu(gate_up_weights[expert] @ row).astype(given.dtype).astype(np.float64)
+            activated = swiglu(gate_up_weights[expert] @ row).astype(hidden_states.dtype).astype(np.float64)
             to += routing_weights[expert] * (down_weights[expert] @ activated)
-    return mixed.astype(given.dtype).reshape(given.shape)
+    return mixed.astype(hidden_states.dtype).reshape(hidden_states.shape)

@@ -209,8 +209,8 @@ def _convolved(x: npt.NDArray, weight: npt.NDArray, bias: npt.NDArray) -> npt.ND
     """Return the convolution for every token after the first kernel - 1."""
     count, wide = len(x) - (weight.shape[1] - 1), weight.astype(np.float64)
     taps = [x[tap : tap + count] * wide[:, tap] for tap in range(weight.shape[1])]
-    found: npt.NDArray = np.sum(taps, axis=0) + bias
-    return found
+    convolved: npt.NDArray = np.sum(taps, axis=0) + bias
+    return convolved
 
 
 def _inputs(
@@ -245,5 +245,5 @@ def _normed(x: npt.NDArray, norm: int, groups: int, weight: npt.NDArray, epsilon
         return x
     grouped = x.reshape(len(x), groups, -1)
     unit = grouped / np.sqrt((grouped * grouped).mean(-1, keepdims=True) + epsilon)
-    found: npt.NDArray = unit.reshape(x.shape) * np.tile(weight.astype(np.float64), x.shape[1] // len(weight))
-    return found
+    normed: npt.NDArray = unit.reshape(x.shape) * np.tile(weight.astype(np.float64), x.shape[1] // len(weight))
+    return normed

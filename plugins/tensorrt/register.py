@@ -77,15 +77,15 @@ def _signed(function: Callable[..., Any], operator: Plugin, plugin: Any, *, retu
 def _checked(operator: Plugin, inputs: tuple[Any, ...]) -> str:
     """Return the dtype of the logits. Raises ValueError for wrong types: a kernel sees only addresses."""
     names = {dtype: name for name, dtype in _dtypes().items()}
-    found = {b.name: names.get(d.dtype, str(d.dtype)) for b, d in zip(operator.inputs, inputs, strict=True)}
+    input_dtypes = {b.name: names.get(d.dtype, str(d.dtype)) for b, d in zip(operator.inputs, inputs, strict=True)}
     for binding, tensor in zip(operator.inputs, inputs, strict=True):
         dtypes = tuple(KERNEL_SUFFIX) if binding.dtype == T else (binding.dtype,)
-        if found[binding.name] not in dtypes or tensor.ndim != len(binding.shape):
+        if input_dtypes[binding.name] not in dtypes or tensor.ndim != len(binding.shape):
             raise ValueError(
                 f"{DOMAIN}::{operator.name}: {binding.name} must be {' or '.join(dtypes)} with {len(binding.shape)} "
-                f"dimensions, got {found[binding.name]} with {tensor.ndim}; build the graph with tandemrt export"
+                f"dimensions, got {input_dtypes[binding.name]} with {tensor.ndim}; build the graph with tandemrt export"
             )
-    return next(found[binding.name] for binding in operator.inputs if binding.dtype == T)
+    return next(input_dtypes[binding.name] for binding in operator.inputs if binding.dtype == T)
 
 
 def _plugin_module() -> Any:

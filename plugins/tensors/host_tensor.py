@@ -29,8 +29,8 @@ class HostDtype(str):
             import ml_dtypes
 
             name = getattr(ml_dtypes, name)
-        found: np.dtype[Any] = np.dtype(name)
-        return found
+        dtype: np.dtype[Any] = np.dtype(name)
+        return dtype
 
     @property
     def itemsize(self) -> int:
@@ -122,10 +122,10 @@ class HostTensor:
         """Return the same memory in ``shape``, or as elements of another dtype."""
         if len(shape) == 1 and isinstance(shape[0], str):
             return HostTensor(self._array.view(HostDtype(shape[0]).numpy))
-        found = self._array.reshape(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
-        if not np.may_share_memory(found, self._array) and found.size:
+        viewed = self._array.reshape(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+        if not np.may_share_memory(viewed, self._array) and viewed.size:
             raise ValueError(f"view: {self.shape} does not lie in memory as {shape} would")
-        return HostTensor(found)
+        return HostTensor(viewed)
 
     def reshape(self, *shape: int) -> "HostTensor":
         return HostTensor(self._array.reshape(shape))

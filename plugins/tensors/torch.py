@@ -41,9 +41,9 @@ else:
         import_from_torch = name not in _DTYPES
         if import_from_torch:
             import torch
-        found = getattr(torch, name) if import_from_torch else HostDtype(f"torch.{name}")
-        globals()[name] = found
-        return found
+        value = getattr(torch, name) if import_from_torch else HostDtype(f"torch.{name}")
+        globals()[name] = value
+        return value
 
 
 _DTYPES = frozenset(
