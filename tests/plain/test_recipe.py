@@ -93,7 +93,7 @@ def test_a_recipe_is_immutable(tmp_path: Path) -> None:
 
 
 def test_included_recipes_load_and_are_found_by_name() -> None:
-    demos: dict[str, type] = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft}
+    demos: dict[str, type] = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft, "demo-tensorrt": ModelDraft}
     demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-pard": PardDraft, "demo-dflash": DFlashDraft}
     demos |= {"demo-hybrid": ModelDraft}
     pairs = {"qwen3-8b": Eagle3Draft, "llama-3.1-8b": Eagle3Draft}

@@ -1,4 +1,4 @@
-"""TensorRT's Python API without its builder, because no package index has the builder.
+"""TensorRT 11's Python API without its builder, because the package index has full wheels of 8.5 and 8.6.0 only.
 
 ``tensorrt_bindings`` links to ``libnvinfer``, ``libnvinfer_plugin`` and ``libnvonnxparser``. The lean runtime is on the
 index and has the plugin registry. Three small objects stand in for the missing libraries: the builder's registry is
