@@ -27,7 +27,7 @@ from tandemrt.export.passes.batch_invariance import NotBatchInvariant
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
 from tandemrt.export.passes.over_ranks import over_ranks
-from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, SUBGRAPH_ONLY
+from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, WITHOUT_LAYERS
 from tandemrt.plugins.operators.constants import DOMAIN
 
 DECODERS = ("target", *DRAFT_LAYERS)
@@ -122,12 +122,12 @@ def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
                 raise
             notes = (f"target: speculation may change last bits, and so texts: {error.reason}",)
         model = graph.make()
-    if graph.name == "fuse" and recipe.cache == "linear":
-        pipeline = PIPELINES[lowering_of(recipe)]
-    elif graph.lowering is None:
-        pipeline = SUBGRAPH_ONLY if is_cut(graph, recipe) else Pipeline()
-    else:
+    if graph.lowering is not None:
         pipeline = PIPELINES[graph.lowering]
+    elif graph.name in IN_STEPS:
+        pipeline = WITHOUT_LAYERS.get(lowering_of(recipe), Pipeline())
+    else:
+        pipeline = Pipeline()
     return _Lowered(model, pipeline.after(*first)(model), notes=notes)
 
 
@@ -162,7 +162,7 @@ def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> 
     if not any(node.domain == DOMAIN for node in model.graph):
         return _one_subgraph(model, graph, recipe.backend.name, folder)
     folder_in_bundle = str(PurePosixPath(graph.file).parent)
-    prefix = "" if graph.name in DECODERS else f"{graph.name}."
+    prefix = "" if graph.name in ("target", "draft") else f"{graph.name}."  # the others share the draft's folder
     if graph.shard is not None and graph.shard.rank:
         prefix = f"rank{graph.shard.rank}."
     subgraphs, decoder = cut(model, folder_in_bundle, prefix)

@@ -26,5 +26,8 @@ PIPELINES: Mapping[Lowering, Pipeline] = {
 BATCH_INVARIANT = Pipeline(
     (fuse_wide_norms, fuse_residual_norms, defer_scales, fuse_lone_norms, make_batch_invariant, fuse_transposed_matmuls)
 )
-# Subgraphs without decoder layers: ``fuse`` and the Markov head.
-SUBGRAPH_ONLY = Pipeline((fuse_transposed_matmuls,))
+# Graphs with weights and without decoder layers: ``fuse`` and the Markov head. Other lowerings have no passes for them.
+WITHOUT_LAYERS: Mapping[Lowering, Pipeline] = {
+    "basic": PIPELINES["basic"],
+    "paged": Pipeline((fuse_transposed_matmuls,)),
+}

@@ -93,9 +93,14 @@ def test_a_recipe_is_immutable(tmp_path: Path) -> None:
 
 
 def test_included_recipes_load_and_are_found_by_name() -> None:
-    demos: dict[str, type] = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft, "demo-tensorrt": ModelDraft}
+    demos: dict[str, type] = {
+        "demo": ModelDraft,
+        "demo-cuda": ModelDraft,
+        "demo-rtx": ModelDraft,
+        "demo-tensorrt": ModelDraft,
+    }
     demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-pard": PardDraft, "demo-dflash": DFlashDraft}
-    demos |= {"demo-hybrid": ModelDraft}
+    demos |= {"demo-hybrid": ModelDraft, "demo-tensorrt": ModelDraft}
     pairs = {"qwen3-8b": Eagle3Draft, "llama-3.1-8b": Eagle3Draft}
     on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
     assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu}

@@ -196,5 +196,5 @@ def test_without_tensorrt_the_error_names_the_package_to_install(monkeypatch):
 
 def test_a_tensorrt_of_another_major_version_is_rejected(monkeypatch):
     monkeypatch.setattr(trt, "__version__", "10.14.1.48")
-    with pytest.raises(BackendUnavailable, match=r"must be version 11 \(tested: 11\.4\); got 10\.14\.1\.48"):
+    with pytest.raises(BackendUnavailable, match=r"must be version 11 \(tested: .*11\.4\); got 10\.14\.1\.48"):
         register.register(OPERATORS)
