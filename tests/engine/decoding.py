@@ -29,7 +29,7 @@ from tandemrt.runtime.device.backends.constants import read_constants
 from tandemrt.runtime.device.backends.executor import Executor
 from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.device.backends.subgraphs import open_subgraphs
-from tools.families.cases import FAMILIES, of_config
+from tools.quality.families.cases import FAMILIES, of_config
 
 CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40

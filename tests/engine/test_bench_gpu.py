@@ -1,4 +1,4 @@
-"""``tools.bench_gpu`` on a CPU with small shapes: every part runs, and failed parts are reported."""
+"""``tools.bench.gpu`` on a CPU with small shapes: every part runs, and failed parts are reported."""
 
 import json
 import sys
@@ -6,12 +6,13 @@ import sys
 import pytest
 import typer
 
-from tools import bench_gpu, bench_invariance
-from tools.bench_acceptance import draft_lengths
-from tools.gpu.models import make_bundle
-from tools.gpu.trace import summary
-from tools.random_checkpoint import Dtype, Size
-from tools.random_pair import write_pair
+from tools.bench import bench_invariance
+from tools.bench import gpu as bench_gpu
+from tools.bench.acceptance import draft_lengths
+from tools.bench.gpu.models import make_bundle
+from tools.bench.gpu.trace import summary
+from tools.models.random_checkpoint import Dtype, Size
+from tools.models.random_pair import write_pair
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tests.engine.decoding import fused
 from tests.makers import tiny_checkpoint, write_recipe
-from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
+from tools.models.random_checkpoint import Dtype, Family, Size, write_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -149,7 +149,7 @@ def test_the_cache_is_never_copied(folder, capfd):
 
 def test_exporting_the_dimensions_of_an_8b_model_stays_within_its_limits():
     """The benchmark command fails beyond 10 s, 1 GB of memory or a graph file of 2 MB."""
-    command = [sys.executable, "-m", "tools.bench_export", "--capacity", "32768"]
+    command = [sys.executable, "-m", "tools.bench.export", "--capacity", "32768"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16.1 GB" in done.stdout

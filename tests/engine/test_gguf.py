@@ -26,7 +26,7 @@ from tandemrt.export.read.values import read_values
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
 from tests.engine.gguf_files import write_gguf
 from tests.makers import tiny_checkpoint
-from tools.families.cases import WINDOW
+from tools.quality.families.cases import WINDOW
 
 LENGTH = 30
 # Case of the decoder tests -> its GGUF name and further keys.

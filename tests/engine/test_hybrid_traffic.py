@@ -33,7 +33,8 @@ from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_tok
 LENGTH, TOKENS, WINDOW = 260, 8, 4
 TEXT = [(7 * i * i + 3 * i) % 199 for i in range(200)]
 TARGETS = ("delta net", "mamba", "convolution")
-# Further families of a long run (tools/families/cases.py), with a draft that is often wrong and one that is right.
+# Further families of a long run (tools/quality/families/cases.py), with a draft that is often wrong and one that is
+# right.
 FURTHER = ("falcon_h1", "kimi_linear", "lfm3", "nemotron_h", "olmo_hybrid", "qwen3_5_moe")
 DRAFTS = ("ngram", "hybrid", "attention", "pard", "eagle3", "peagle", "dflash", "dspark")
 # In every run: each target, and a draft without a model, a hybrid one, one with a cache of its own, and a head.

@@ -1,4 +1,4 @@
-"""A short soak (``python -m tools.soak`` runs longer ones), and that its checks find violations."""
+"""A short soak (``python -m tools.quality.soak`` runs longer ones), and that its checks find violations."""
 
 import json
 import subprocess
@@ -20,12 +20,12 @@ from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.requests.text import TextStream
 from tests.waiting import PATIENCE_S
 from tools.clients.triton import TritonResponse
-from tools.soak.answers import Answer, problems
-from tools.soak.counters import Tally
-from tools.soak.faults import KINDS, Fault, Faults, Injected, _FaultyGrammar, _FaultyTextStream
-from tools.soak.plans import Attempt, Plan, draw_attempt, draw_plans
-from tools.soak.result import SoakResult
-from tools.soak.triton import metrics_rules
+from tools.quality.soak.answers import Answer, problems
+from tools.quality.soak.counters import Tally
+from tools.quality.soak.faults import KINDS, Fault, Faults, Injected, _FaultyGrammar, _FaultyTextStream
+from tools.quality.soak.plans import Attempt, Plan, draw_attempt, draw_plans
+from tools.quality.soak.result import SoakResult
+from tools.quality.soak.triton import metrics_rules
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = RequestOutput("abc", "r", [5, 6, 7], [1], "length", None, 3, Speculation(4))
@@ -33,7 +33,7 @@ PLAN = Plan([1], SamplingParams(stop=("cd",)))
 
 
 def test_mixed_requests_with_faults_and_floods_get_the_same_output_as_alone(tmp_path: Path) -> None:
-    soak = [sys.executable, "-m", "tools.soak", "--requests", "180", "--seed", "1", "--distinct", "24"]
+    soak = [sys.executable, "-m", "tools.quality.soak", "--requests", "180", "--seed", "1", "--distinct", "24"]
     done = subprocess.run(
         [*soak, "--json", str(tmp_path / "soak.json")],
         cwd=ROOT,

@@ -13,7 +13,7 @@ from tandemrt.runtime.metrics.metrics import Metrics
 from tests.gpu.here import compute_capabilities, skipped_without_equal_bits
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import eventually
-from tools.gpu.ties import first_difference
+from tools.bench.gpu.ties import first_difference
 
 Requests = Sequence[tuple[Any, dict[str, Any]]]
 

@@ -24,7 +24,7 @@ from tests.gpu.here import TURN, needs_float8
 from tests.gpu.rounds import MIXED, Requests, drive, output_of, paged, texts
 from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
-from tools.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
+from tools.models.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 PROMPT = list(range(40, 80))

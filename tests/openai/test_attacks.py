@@ -1,12 +1,12 @@
-"""A short run of ``python -m tools.attack``: oversized requests are refused while a stream completes."""
+"""A short run of ``python -m tools.quality.attack``: oversized requests are refused while a stream completes."""
 
 import os
 from urllib.parse import urlsplit
 
 from tests.openai.client import Served, endless, events
-from tools.attack.frontends import HttpFrontend, PythonFrontend
-from tools.attack.measure import measure_attack
-from tools.attack.requests import requests
+from tools.quality.attack.frontends import HttpFrontend, PythonFrontend
+from tools.quality.attack.measure import measure_attack
+from tools.quality.attack.requests import requests
 
 REFUSED = {  # requests that are refused by size alone, and words of the message
     "prompt of 1 MB": "max_prompt_bytes",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from tests.openai.client import EXAMPLES, Served
-from tools.bench_serving.__main__ import app
+from tools.bench.serving.__main__ import app
 
 
 def test_a_load_is_measured(served: Served, tmp_path: Path) -> None:

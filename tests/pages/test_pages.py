@@ -39,10 +39,10 @@ NOT_RUN = {
     "source .venv/bin/activate": "the environment of make demo",
     'tandemrt run Qwen/Qwen3-0.6B "What is speculative decoding?"': "fetches a model from the hub",
     "pip install '.[cpu,serve]'": "sets up an environment",
-    f"python -m tools.bench_serving load {ADDRESS}/v1 http://127.0.0.1:9000/v1 --clients 1,16,64 --rates 4,8": (
+    f"python -m tools.bench.serving load {ADDRESS}/v1 http://127.0.0.1:9000/v1 --clients 1,16,64 --rates 4,8": (
         "two servers, minutes; tests/openai/test_bench_serving.py runs the command"
     ),
-    f"python -m tools.bench_serving load {ADDRESS}/v1 --prompts sharegpt.json --requests 512": "the same",
+    f"python -m tools.bench.serving load {ADDRESS}/v1 --prompts sharegpt.json --requests 512": "the same",
     f"vllm bench serve --backend openai --base-url {ADDRESS} --tokenizer {BUNDLE}/tokenizer": (
         "not installed here; tests/openai/test_load_generators.py sends its requests"
     ),

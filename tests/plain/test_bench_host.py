@@ -5,7 +5,7 @@ import sys
 import pytest
 import typer
 
-from tools import bench_host
+from tools.bench import host as bench_host
 
 
 def test_every_kind_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

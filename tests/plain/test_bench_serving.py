@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tandemrt.engines.validation.errors import BadRequest
-from tools.bench_serving.load import figures
-from tools.bench_serving.pace import Closed, Open
-from tools.bench_serving.prompts import prompts
-from tools.bench_serving.streamed import Streamed
+from tools.bench.serving.load import figures
+from tools.bench.serving.pace import Closed, Open
+from tools.bench.serving.prompts import prompts
+from tools.bench.serving.streamed import Streamed
 
 QUESTION = {"messages": [{"role": "user", "content": "Why?"}]}
 ROWS: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tools.memory import peak_mb, resident_mb
+from tools.bench.memory import peak_mb, resident_mb
 
 
 def test_the_memory_peak_is_kept_and_not_inherited_by_child_processes() -> None:
@@ -11,5 +11,5 @@ def test_the_memory_peak_is_kept_and_not_inherited_by_child_processes() -> None:
     del held
     assert peak_mb() > 200
     assert 0 < resident_mb() <= peak_mb()
-    code = "from tools.memory import peak_mb; print(peak_mb())"
+    code = "from tools.bench.memory import peak_mb; print(peak_mb())"
     assert float(subprocess.check_output([sys.executable, "-c", code])) < 100

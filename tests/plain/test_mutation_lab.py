@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tools.mutate import lab as lab_module
-from tools.mutate.lab import Lab, Verdict
-from tools.mutate.mutants import Mutant
-from tools.mutate.report import report_sampled
-from tools.mutate.results import Results
+from tools.quality.mutate import lab as lab_module
+from tools.quality.mutate.lab import Lab, Verdict
+from tools.quality.mutate.mutants import Mutant
+from tools.quality.mutate.report import report_sampled
+from tools.quality.mutate.results import Results
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
-"""What bugs ``python -m tools.mutate sample`` can plant, and where it plants none."""
+"""What bugs ``python -m tools.quality.mutate sample`` can plant, and where it plants none."""
 
 from pathlib import Path
 
 import pytest
 
-from tools.mutate.mutants import ROOT, Mutant
-from tools.mutate.operators import changed, edits, is_bug
-from tools.mutate.sampling import FOLDERS, drawn
+from tools.quality.mutate.mutants import ROOT, Mutant
+from tools.quality.mutate.operators import changed, edits, is_bug
+from tools.quality.mutate.sampling import FOLDERS, drawn
 
 
 def bugs(source: str) -> set[tuple[str, str]]:
@@ -121,7 +121,7 @@ def test_a_bug_that_the_list_calls_harmless_is_not_drawn(tree: Path, monkeypatch
     drawn_bugs = {(edit.text, edit.becomes) for file, edit in drawn(tree, ["engines"], 3) if file == "engines/b.py"}
     [(text, becomes)] = drawn_bugs  # one line, one bug
     harmless = Mutant("n", "engines/b.py", text, becomes, ("tests",), "nothing", harmless="it is the same")
-    monkeypatch.setattr("tools.mutate.sampling.read_mutants", lambda: [harmless])
+    monkeypatch.setattr("tools.quality.mutate.sampling.read_mutants", lambda: [harmless])
     assert {file for file, _ in drawn(tree, ["engines"], 3)} == {"engines/a.py"}
 
 

@@ -1,4 +1,4 @@
-"""The recording of ``python -m tools.mutate record``: which tests run which line."""
+"""The recording of ``python -m tools.quality.mutate record``: which tests run which line."""
 
 import os
 import subprocess
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutate.mutants import ROOT
-from tools.mutate.operators import edits
-from tools.mutate.recorder import FOLDER
-from tools.mutate.recording import NoRecording, Recording, merge
+from tools.quality.mutate.mutants import ROOT
+from tools.quality.mutate.operators import edits
+from tools.quality.mutate.recorder import FOLDER
+from tools.quality.mutate.recording import NoRecording, Recording, merge
 
 CODE = """\
 LIMIT = 3
@@ -85,7 +85,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (tree / "pytest.ini").write_text("[pytest]\naddopts = -p no:langsmith_plugin\n")
     environment = {**os.environ, FOLDER: str(parts), "PYTHONPATH": os.pathsep.join([str(ROOT), str(tree / "engines")])}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT / "src")
-    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:randomly", "-p", "tools.mutate.recorder"]
+    command = ["-m", "pytest", "-q", "-n", "2", "-p", "no:randomly", "-p", "tools.quality.mutate.recorder"]
     done = subprocess.run(
         [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
@@ -149,5 +149,5 @@ def test_one_case_of_every_function_comes_first_and_the_time_is_kept(recorded: t
 
 
 def test_without_a_recording_the_error_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(NoRecording, match=r"run python -m tools\.mutate record"):
+    with pytest.raises(NoRecording, match=r"run python -m tools\.quality\.mutate record"):
         Recording(tmp_path, tmp_path)

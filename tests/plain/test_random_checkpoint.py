@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tools.random_checkpoint import Dtype, Family, Size, app, write_checkpoint
+from tools.models.random_checkpoint import Dtype, Family, Size, app, write_checkpoint
 
 
 @pytest.mark.parametrize("family", list(Family))

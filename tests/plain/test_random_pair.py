@@ -18,10 +18,10 @@ from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.values import read_values
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tests.plain.constraints import compiled_by
-from tools.filler_tokenizer import write_tokenizer
-from tools.quantized_weights import WeightFormat
-from tools.random_checkpoint import Dtype, Size
-from tools.random_pair import write_pair
+from tools.models.filler_tokenizer import write_tokenizer
+from tools.models.quantized_weights import WeightFormat
+from tools.models.random_checkpoint import Dtype, Size
+from tools.models.random_pair import write_pair
 
 
 def tokens_a_round(folder: Path) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import vocabularies
-from tools.vocabularies import FILES, NotFetched, Package, fetch, main
+from tools.quality import vocabularies
+from tools.quality.vocabularies import FILES, NotFetched, Package, fetch, main
 
 
 @pytest.fixture

@@ -11,7 +11,18 @@ ROOT = Path(__file__).parents[2]
 def test_served_requests_get_the_same_output_as_alone_and_the_metrics_add_up(tmp_path: Path) -> None:
     figures = tmp_path / "soak.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tools.soak", "--requests", "30", "--seed", "1", "--triton", "--json", str(figures)],
+        [
+            sys.executable,
+            "-m",
+            "tools.quality.soak",
+            "--requests",
+            "30",
+            "--seed",
+            "1",
+            "--triton",
+            "--json",
+            str(figures),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tools.bench.gpu.ties import first_difference
 from tools.demo.corpus import held_out
-from tools.gpu.ties import first_difference
 
 console = Console()
 

@@ -1,0 +1,1 @@
+"""Benchmarks: each is a command, and names its options with --help."""

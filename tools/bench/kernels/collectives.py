@@ -1,0 +1,77 @@
+"""``all_reduce`` of the GPUs of one host, on which a process each calls it many times in a row."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from tandemrt.plugins.kernels.collectives import DeviceRanks, launch_all_reduce
+from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
+from tandemrt.runtime.workers.ranks import Link, RankProcesses
+from tools.bench.kernels.replay import best_us
+
+_IN_A_ROW = 64
+_EXCHANGED = 1 << 10  # bytes that hosts exchange at most
+
+
+def main(
+    ranks: Annotated[int, typer.Option(help="GPUs: 2, 4 or 8.")] = 2,
+    rows: Annotated[str, typer.Option(help="Tokens of each line.")] = "1,5,16,64,320,1000,2048",
+    columns: Annotated[str, typer.Option(help="Values per token, a table each.")] = "4096,8192",
+    out: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Time all_reduce in bfloat16, by graph replay of 64 in a row."""
+    shapes = [(int(row), int(column)) for column in columns.split(",") for row in rows.split(",")]
+    capability = "{}.{}".format(*torch.cuda.get_device_capability())
+    with tempfile.TemporaryDirectory() as folder:
+        compile_kernels([capability], Path(folder), names=["collectives"], dtypes=["bfloat16"])
+        processes = RankProcesses(ranks, _serve, (folder, shapes), shared_bytes(ranks, _EXCHANGED), 8)
+        try:
+            shared = SharedRanks(0, processes.parts, processes.arrived, processes.require)
+            context = _context(shared, Path(folder), shapes)
+            processes.wait_until_opened()
+            processes.command(lambda memory: memory.fill(1))
+            found = _measured(context, shapes)
+        finally:
+            processes.close()
+    lines: list[dict[str, Any]] = []
+    for (row, column), microseconds in zip(shapes, found, strict=True):
+        nbytes = 2 * row * column
+        lines.append({"rows": row, "columns": column, "us": microseconds, "GB/s": nbytes / microseconds / 1e3})
+        print(f"{row:6} x {column:<6} {microseconds:8.1f} us  {lines[-1]['GB/s']:7.0f} GB/s of each part")
+    if out is not None:
+        out.write_text(json.dumps(lines, indent=2) + "\n")
+
+
+def _context(shared: SharedRanks, kernels: Path, shapes: Sequence[tuple[int, int]]) -> Context:
+    device = torch.device("cuda", shared.rank)
+    torch.cuda.set_device(device)
+    most = 2 * max(row * column for row, column in shapes)
+    return Context(device, kernels, ranks=DeviceRanks(shared, device, most, 0))
+
+
+def _measured(context: Context, shapes: Sequence[tuple[int, int]]) -> list[float]:
+    """Return microseconds per call of each shape. All ranks call this at the same time."""
+    found = []
+    for row, column in shapes:
+        x = torch.randn(row, column, dtype=torch.bfloat16, device=context.device)
+        call = launch_all_reduce({"x": x, "sum": torch.empty_like(x)}, {}, context)
+        found.append(best_us(lambda call=call: [call.run() for _ in range(_IN_A_ROW)], _IN_A_ROW))  # type: ignore[misc]
+    return found
+
+
+def _serve(link: Link, kernels: str, shapes: Sequence[tuple[int, int]]) -> None:
+    context = _context(SharedRanks(link.rank, link.parts, link.arrived), Path(kernels), shapes)
+    link.opened()
+
+    def run(_: np.ndarray) -> None:
+        _measured(context, shapes)
+
+    link.run_commands(run)

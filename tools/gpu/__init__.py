@@ -1,1 +1,0 @@
-"""Parts of ``python -m tools.bench_gpu``."""

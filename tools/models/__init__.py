@@ -1,0 +1,1 @@
+"""Random models, drafts and tokenizers for benchmarks and tests."""

@@ -1,0 +1,156 @@
+"""Cases of the matmuls of experts on a CPU."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tandemrt.plugins.operators import float4
+from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
+from tandemrt.plugins.reference.low_bit_experts import VALUES
+from tandemrt.plugins.reference.swiglu import swiglu
+from tools.quality.host_kernels.library import (
+    DTYPES,
+    THREADS,
+    address,
+    allow,
+    at_end,
+    equal,
+    require_near,
+    weight_addresses,
+)
+
+EXPERTS = {
+    "experts_int4": GROUP_SIZES,
+    "experts_int8": GROUP_SIZES,
+    "experts_float4": float4.GROUP_SIZES,
+    "experts_float8": (CHUNK,),
+}
+_SIZES = ((160, 96), (2336, 32), (32, 2112))  # hidden size and width; some have more chunks than warps share
+_COUNT, _CHOICES = 3, 2
+_PAIRS = (33, 0, 9)  # of each expert; an item has at most 32
+_RING = 4 * 4 * THREADS * 16
+_BLOCKS = (3, 2)  # the number of blocks changes no bit
+
+
+@dataclass(frozen=True)
+class ExpertsCase:
+    """Operands of both matmuls for all pairs, in arrays that end where the memory does."""
+
+    name: str
+    dtype: str
+    group: int
+    width: int
+    tensors: Mapping[str, np.ndarray]
+
+    @property
+    def kind(self) -> str:
+        return f"{'zeros_' if 'gate_up_zeros' in self.tensors else ''}{self.dtype}"
+
+    def check(self, library: Any) -> None:
+        """Raise AssertionError, which names the case, for a difference."""
+        t, hidden = self.tensors, self.tensors["x"].shape[1]
+        what = f"{self.name} {self.dtype}, groups of {self.group}, {hidden} x {self.width}, {sorted(t)}"
+        together, alone = _items(32), _items(1)
+        activated = self._gate_up(library, together, _BLOCKS[0])
+        assert equal(self._gate_up(library, alone, _BLOCKS[1]), activated), f"{what}: activations alone differ"
+        both = self._values("gate_up").reshape(_COUNT, 2 * self.width, -1)[:, :, :hidden]
+        rows, experts = t["x"].astype(np.float64)[t["order"] // _CHOICES], np.repeat(np.arange(_COUNT), _PAIRS)
+        require_near(activated, swiglu(np.einsum("eoi,pi->peo", both, rows)[np.arange(len(rows)), experts]), what)
+        parts = self._down(library, activated, together, _BLOCKS[0])
+        assert equal(self._down(library, activated, alone, _BLOCKS[1]), parts), f"{what}: results alone differ"
+        down = self._values("down").reshape(_COUNT, hidden, -1)[:, :, : self.width]
+        exact = np.einsum("eoi,pi->peo", down, activated.astype(np.float64))[np.arange(len(rows)), experts]
+        require_near(parts[t["order"]], exact * t["shares"][t["order"], None], what)
+        values = self._values("down")[:, : self.width].astype(np.float32).astype(DTYPES[self.dtype])
+        assert (self._dequantized(library) == values).all(), f"{what}: dequantized weights differ"
+
+    def _gate_up(self, library: Any, items: np.ndarray, blocks: int) -> np.ndarray:
+        t, pairs = self.tensors, len(self.tensors["order"])
+        out, count = np.zeros((pairs, self.width), DTYPES[self.dtype]), at_end(np.array([len(items)], np.int32))
+        allow(library, (*t.values(), items, count))
+        library.gate_up(
+            *(getattr(library, f"gate_up_{self.kind}"), address(t["x"]), *self._weight("gate_up"), address(t["order"])),
+            *(address(items), address(count), t["x"].shape[1], self.width, _CHOICES, address(out), blocks, _RING),
+        )
+        return out
+
+    def _down(self, library: Any, activated: np.ndarray, items: np.ndarray, blocks: int) -> np.ndarray:
+        t, hidden = self.tensors, self.tensors["x"].shape[1]
+        x, count = at_end(activated), at_end(np.array([len(items)], np.int32))
+        out = np.zeros((len(x), hidden), np.float32)
+        allow(library, (*t.values(), items, count, x))
+        library.down(
+            *(getattr(library, f"down_{self.kind}"), address(x), *self._weight("down"), address(t["order"])),
+            *(address(items), address(count), address(t["shares"]), hidden, self.width, address(out), blocks, _RING),
+        )
+        return out
+
+    def _dequantized(self, library: Any) -> np.ndarray:
+        t = self.tensors
+        out = np.zeros((len(t["down"]), self.width), DTYPES[self.dtype])
+        allow(library, t.values())
+        *pointers, shift = self._weight("down")
+        library.weights(
+            *(getattr(library, f"weights_{self.kind}"), *pointers, len(out), self.width, shift, address(out)),
+            -(-t["down"].nbytes // 16 // THREADS),
+        )
+        return out
+
+    def _weight(self, name: str) -> tuple[Any, ...]:
+        pointers = weight_addresses(self.tensors, name, f"{name}_")
+        return *pointers, EXPERTS[self.name].index(self.group)
+
+    def _values(self, name: str) -> np.ndarray:
+        numbers, t = self.name.removeprefix("experts_"), self.tensors
+        more = [t[end] for end in (f"{name}_zeros", f"{name}_factors") if end in t]
+        found: np.ndarray = VALUES[numbers](t[name], t[f"{name}_scales"], *more, group_size=self.group)
+        return found
+
+
+def expert_cases(name: str) -> Iterator[ExpertsCase]:
+    """Yield cases of all group sizes, with whole chunks of inputs and others."""
+    for seed, dtype in enumerate(DTYPES):
+        rng = np.random.default_rng(seed)
+        for group in EXPERTS[name]:
+            for hidden, width in _SIZES:
+                pairs = sum(_PAIRS)
+                given = {"x": rng.normal(size=(pairs // _CHOICES, hidden)).astype(DTYPES[dtype])}
+                given["order"] = rng.permutation(pairs).astype(np.int32)
+                given["shares"] = rng.uniform(0.1, 1, pairs).astype(np.float32)
+                for key, outputs, inner in (("gate_up", 2 * width, hidden), ("down", hidden, width)):
+                    given |= _stored(rng, name, key, _COUNT * outputs, inner, group, DTYPES[dtype])
+                yield ExpertsCase(name, dtype, group, width, {key: at_end(each) for key, each in given.items()})
+                if name == "experts_int4":
+                    for key in ("gate_up", "down"):
+                        outputs, groups = given[f"{key}_scales"].shape
+                        given[f"{key}_zeros"] = rng.integers(0, 256, (outputs, groups // 2), dtype=np.uint8)
+                    yield ExpertsCase(name, dtype, group, width, {key: at_end(each) for key, each in given.items()})
+
+
+def _stored(
+    rng: np.random.Generator, name: str, key: str, outputs: int, inner: int, group: int, dtype: np.dtype
+) -> dict[str, np.ndarray]:
+    padded, size = padded_inner(inner), 1 / inner**0.5
+    weight = rng.integers(0, 256, (outputs, padded * (2 if name.endswith("8") else 1) // 2), dtype=np.uint8)
+    shape = (outputs, scales_of_output(inner, group))
+    if name == "experts_float8":
+        numbers = np.where(weight & 0x7F == 0x7F, 0, weight).astype(np.uint8)  # not a number
+        scales = (rng.uniform(0.5, 1.5, (outputs, padded // CHUNK)) * size / 50).astype(np.float32)
+        return {key: numbers, f"{key}_scales": scales}
+    if name == "experts_float4":
+        factors = (rng.uniform(0.5, 1.5, outputs) * size / 600).astype(np.float32)
+        scales = rng.integers(0, 127, shape, dtype=np.uint8)  # all that are finite
+        return {key: weight, f"{key}_scales": scales, f"{key}_factors": factors}
+    most = 5 if name == "experts_int4" else 75
+    return {key: weight, f"{key}_scales": (rng.uniform(0.5, 1.5, shape) * size / most).astype(dtype)}
+
+
+def _items(most: int) -> np.ndarray:
+    """Return {expert, first place, pairs, 0} of items of at most ``most`` pairs."""
+    found, first = [], 0
+    for expert, pairs in enumerate(_PAIRS):
+        found += [(expert, first + at, min(most, pairs - at), 0) for at in range(0, pairs, most)]
+        first += pairs
+    return at_end(np.array(found, np.int32))

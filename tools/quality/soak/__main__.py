@@ -1,0 +1,225 @@
+"""Soak the runtime with random requests of every kind.
+
+    python -m tools.quality.soak --minutes 10
+    python -m tools.quality.soak --requests 100000 --seed 7 --json soak.json
+
+The bundles hold tiny random models: with a draft model, with the overlap and the synchronous schedule, with n-gram
+drafts, and with a paged cache that is too small for the longest requests of all slots, so that requests are preempted.
+Now and then a bundle is closed and opened again, and its first requests are refused threads. Every answer must equal
+the output of the same request alone; one that was cancelled or timed out must be a prefix of it. The runtime's
+counters must agree with the answers, and memory and threads must not grow. One request in ten gets a fault of the
+named kinds. The exit code is 1 on any finding. Several seeds may run in parallel.
+"""
+
+import gc
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tandemrt.runtime.llm.llm import LLM
+from tools.clients.triton import triton_server
+from tools.quality.soak.driver import PATIENCE_S, Driver
+from tools.quality.soak.faults import KINDS, faulty_text_streams, faulty_threads
+from tools.quality.soak.models import PAGED_TOKENS, build_bundles
+from tools.quality.soak.plans import Plan, draw_attempt, draw_plans
+from tools.quality.soak.reference import Reference
+from tools.quality.soak.result import SoakResult
+from tools.quality.soak.triton import TritonDriver
+
+DISTINCT = 400  # plans to draw from
+WAVE = 50
+FLOOD = 30
+TOO_LARGE = 1  # request of a flood that fits no engine
+QUEUE = 14  # less than a flood minus the slots, and enough for every client
+REOPEN_EVERY = 6  # waves of one LLM
+WRITE_EVERY = 20  # waves between two writes of the figures
+SHOWN = 20  # findings that are printed
+
+
+def soak(
+    *,
+    requests: int | None,
+    minutes: float | None,
+    seed: int = 0,
+    faults: tuple[str, ...] = tuple(KINDS),
+    distinct: int = DISTINCT,
+    triton: bool = False,
+    patience_s: float = PATIENCE_S,
+    console: Console | None = None,
+    out: Path | None = None,
+) -> SoakResult:
+    """Send ``requests`` requests in waves, or as many as fit into ``minutes``; return the result.
+
+    ``out`` gets the figures so far every WRITE_EVERY waves.
+    """
+    # The runtime logs injected faults; other errors are findings.
+    logging.getLogger("tandemrt").setLevel(logging.CRITICAL + 1)
+    result, start = SoakResult(seed, list(faults)), time.monotonic()
+    plans, draw = draw_plans(Random(seed), distinct), Random(seed + 1)
+    columns = (TextColumn("soaking"), MofNCompleteColumn(), TextColumn("{task.fields[found]} findings"))
+    console = console or Console(quiet=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemrt-soak-")))
+        bundles = build_bundles(folder)
+        alone = Reference(stack.enter_context(_open(bundles["model"])), plans)
+        drivers = _drivers(stack, bundles, plans, alone, patience_s)
+        result.drivers = [driver.name for driver in drivers]
+        triton_driver = None
+        if triton:
+            client = stack.enter_context(triton_server(bundles["model"], threads=1))
+            triton_driver = TritonDriver(client, plans, alone)
+        stack.enter_context(faulty_text_streams([driver.faults for driver in drivers]))
+        stack.enter_context(faulty_threads(driver.faults for driver in drivers))
+        progress = stack.enter_context(
+            Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal)
+        )
+        task = progress.add_task("soak", total=requests, found=0)
+        gc.freeze()  # live until the end: the collection after every wave skips them
+        stack.callback(gc.unfreeze)
+        number = 0
+        while not _over(result.requests, requests, time.monotonic() - start, minutes):
+            driver = drivers[number % len(drivers)]
+            if number // len(drivers) % REOPEN_EVERY == REOPEN_EVERY - 1:
+                driver.reopen(refused_threads=draw.choice([1, 2, 3]) if "thread" in faults else 0)
+            missing = WAVE + FLOOD + TOO_LARGE if requests is None else requests - result.requests
+            size, close_streams = min(WAVE, missing), (number // len(drivers)) % 2 == 1
+            attempts = [draw_attempt(draw, plans, faults, close_streams=close_streams) for _ in range(size)]
+            flood = attempts[:FLOOD] if missing >= WAVE + FLOOD + TOO_LARGE else []
+            result.findings += driver.wave(attempts, flood)
+            result.requests += size + (len(flood) + TOO_LARGE if flood else 0)
+            if triton_driver is not None:
+                result.findings += triton_driver.wave(attempts)
+                result.triton_requests += len(attempts)
+            gc.collect()
+            result.measure()
+            progress.update(task, completed=result.requests, found=len(result.findings))
+            number += 1
+            if driver.stuck or number % WRITE_EVERY == 0:
+                _sum_up(result, drivers, start)
+                if out is not None:
+                    result.write(out)
+            if driver.stuck:  # closing would block as well
+                stack.pop_all()
+                break
+    _sum_up(result, drivers, start)
+    result.findings += result.violations()
+    if out is not None:
+        result.write(out)
+    return result
+
+
+def main(
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Duration. Default: 5 without --requests.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Number of requests, floods included.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of requests and faults.")] = 0,
+    faults: Annotated[str, typer.Option(help=f"Kinds of faults, with commas: {', '.join(KINDS)}; or none.")] = ",".join(
+        KINDS
+    ),
+    distinct: Annotated[
+        int, typer.Option(min=2, help="Different requests to draw from; each is run alone once.")
+    ] = DISTINCT,
+    triton: Annotated[bool, typer.Option("--triton", help="Send every wave to a Triton server as well.")] = False,
+    patience: Annotated[float, typer.Option(min=1.0, help="Seconds after which a wave counts as stuck.")] = PATIENCE_S,
+    out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
+) -> None:
+    """Soak the runtime, and print the findings."""
+    console = Console(highlight=False)
+    kinds = tuple(kind for kind in faults.split(",") if kind != "none")
+    if unknown := set(kinds) - KINDS.keys():
+        console.print(f"--faults: must be among {', '.join(KINDS)}, got {sorted(unknown)[0]!r}; choose among them")
+        raise typer.Exit(2)
+    minutes = 5.0 if minutes is None and requests is None else minutes
+    result = soak(
+        requests=requests,
+        minutes=minutes,
+        seed=seed,
+        faults=kinds,
+        distinct=distinct,
+        triton=triton,
+        patience_s=patience,
+        console=console,
+        out=out,
+    )
+    console.print(result.table())
+    for finding in result.findings[:SHOWN]:
+        console.print(f"- {finding}", markup=False)
+    asked = f"--requests {result.requests} --seed {seed} --distinct {distinct} --faults {faults}"
+    repeat = f"python -m tools.quality.soak {asked}"
+    console.print(f"{len(result.findings)} findings; to repeat it: {repeat}{' --triton' if triton else ''}")
+    if result.stuck:  # the interpreter would wait for the blocked threads
+        sys.stdout.flush()
+        os._exit(1)
+    if result.findings:
+        raise typer.Exit(1)
+
+
+def _drivers(
+    stack: ExitStack, bundles: dict[str, Path], plans: list[Plan], alone: Reference, patience_s: float
+) -> list[Driver]:
+    """Open every bundle with the options to soak, and a second time as the reference for requests alone.
+
+    ``alone``: the reference of the bundle "model".
+    """
+
+    def driver(name: str, kind: str, reference: Reference, **options: Any) -> Driver:
+        open_llm = partial(_open, bundles[kind], queue_limit=QUEUE, **options)
+        made = Driver(name, open_llm, plans, reference, patience_s=patience_s)
+        stack.callback(made.close)
+        return made
+
+    def reference(kind: str, coupled: Reference | None = None) -> Reference:
+        return Reference(stack.enter_context(_open(bundles[kind])), plans, coupled)
+
+    drivers = []
+    if "paged" in bundles:
+        # Other matmul and attention implementations: its logits differ in their last bits.
+        paged = reference("paged")
+        ngram = reference("paged ngram", paged)
+        drivers += [
+            driver("paged, overlap", "paged", paged, overlap=True, cache_tokens=PAGED_TOKENS),
+            driver("paged, synchronous", "paged", paged, overlap=False, cache_tokens=PAGED_TOKENS),
+            driver("paged ngram, overlap", "paged ngram", ngram, overlap=True, cache_tokens=PAGED_TOKENS),
+        ]
+    return [
+        *drivers,
+        driver("model, overlap", "model", alone, overlap=True),
+        driver("model, synchronous", "model", alone, overlap=False),
+        driver("ngram, overlap", "ngram", reference("ngram", alone), overlap=True),
+    ]
+
+
+def _open(bundle: Path, **options: Any) -> LLM:
+    # Under the rejection rule fast-forward drafts change texts, and their default depends on the schedule.
+    return LLM(bundle, device="cpu", threads=1, fast_forward_drafts=True, **options)
+
+
+def _sum_up(result: SoakResult, drivers: list[Driver], start: float) -> None:
+    result.seconds = time.monotonic() - start
+    result.stuck = any(driver.stuck for driver in drivers)
+    result.ended = sum((driver.ended for driver in drivers), Counter())
+    result.abandoned = sum(driver.abandoned for driver in drivers)
+    result.rejected = sum(driver.rejected for driver in drivers)
+    result.engine_failures = sum(driver.faults.engine_failures for driver in drivers)
+    result.thread_refusals = sum(driver.faults.thread_refusals for driver in drivers)
+    result.preemptions = sum(driver.preemptions for driver in drivers)
+
+
+def _over(done: int, requests: int | None, seconds: float, minutes: float | None) -> bool:
+    enough = requests is not None and done >= requests
+    return enough or (minutes is not None and seconds >= 60 * minutes)
+
+
+if __name__ == "__main__":
+    typer.run(main)
