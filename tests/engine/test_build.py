@@ -533,6 +533,21 @@ def test_a_compiled_graph_is_held_to_its_contract_and_must_open(copy: Path) -> N
     assert compile_graph(target, wanted, copy / "out").engine.file == target.file
 
 
+@pytest.mark.parametrize(
+    "backend", ['name = "onnxruntime-cpu"', 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]']
+)
+def test_engines_of_several_mtp_layers_share_no_file(tmp_path: Path, backend: str) -> None:
+    """Over a paged cache each is cut into subgraphs, which are files of one folder."""
+    tiny_checkpoint(tmp_path / "target", **SIZES)
+    add_layers(tmp_path / "target", [MTP, replace(MTP, at=1)])
+    drafting = f'kind = "mtp"\ncheckpoint = "{tmp_path / "target"}"\nnum_draft_tokens = 3'
+    file = write_recipe(tmp_path / "r.toml", target=tmp_path / "target", drafting=drafting, backend=backend)
+    engines = build(Recipe.load(file), tmp_path / "out").manifest.engines
+    files = [file for name in ("target", "draft", "draft_2", "fuse") for file in engines[name].files]
+    assert len(files) == len(set(files))
+    assert engines["draft_2"].files
+
+
 def test_a_draft_whose_tokens_have_other_texts_is_refused(copy: Path) -> None:
     tokenizer = (copy / "draft/tokenizer.json").read_text()
     (copy / "draft/tokenizer.json").write_text(tokenizer.replace('"</think>"', '"</thought>"'))

@@ -45,9 +45,12 @@ class Builder(rtx.Builder):
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter with a module ``tensorrt``. It ignores this environment's packages and the project."""
-    folder = tmp_path_factory.mktemp("python")
+    return interpreter(tmp_path_factory.mktemp("python"), AS_TENSORRT)
+
+
+def interpreter(folder: Path, module: str) -> str:
     (folder / "site").mkdir()
-    (folder / "site" / "tensorrt.py").write_text(AS_TENSORRT)
+    (folder / "site" / "tensorrt.py").write_text(module)
     path = f"{folder / 'site'}:{SITE}"
     script = folder / "python"
     script.write_text(f'#!/bin/sh\n[ -z "$PYTHONPATH" ] || exit 3\nPYTHONPATH={path} exec {sys.executable} "$@"\n')
@@ -93,6 +96,13 @@ def test_the_basic_lowering_is_built_by_another_interpreter(tmp_path: Path, pyth
     assert inspection["native"] == {"attention": 0, "cache update": 0, "rotary embedding": 0, "plugin": 0}
     assert inspection["profiles"]["prefill"]["inputs"]["token_ids"] == [[1, 1, 4], [1, 16, 16]]
     assert inspection["engine_layers"] is not None or inspection["engine_not_opened"]
+
+
+def test_an_interpreter_that_dies_leaves_an_error_with_its_last_words(tmp_path: Path) -> None:
+    dying = AS_TENSORRT + "\n\ndef OnnxParser(*_):\n    raise SystemExit('no more memory')\n"
+    with pytest.raises(BackendUnavailable, match=r"tensorrt 10\.0\.0\.1 cannot compile .*model\.onnx: no more memory"):
+        build(tmp_path, options(interpreter(tmp_path, dying)), "float32")
+    assert not (tmp_path / "model.engine").exists()
 
 
 def test_an_interpreter_without_tensorrt_is_rejected_with_what_installs_it() -> None:
