@@ -236,7 +236,8 @@ def test_automatic_tool_choice_allows_text_alone(choosing: tuple[Served, str]) -
     status, body, _ = served.ask(
         "/v1/chat/completions", asked | {"tools": [tool("a")], "structured_outputs": {"regex": "a"}}
     )
-    assert (status, body["error"]["param"]) == (400, "tool_choice")
+    assert (status, body["error"]["param"]) == (400, "structured_outputs")
+    assert "with tools must be json or json_object" in body["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_automatic_tool_choice_allows_text_alone(choosing: tuple[Served, str]) -
         ({"tools": 3, "tool_choice": "required"}, "tools: must be a (valid )?list"),
         (
             {"tools": [tool("a")], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
-            "only one constraint",
+            "structured_outputs: with tools must be json or json_object",
         ),
     ],
 )

@@ -296,7 +296,7 @@ def _with_answer(calls: ToolCallSpec, constraint: StructuredOutputs | None) -> T
     if constraint is None:
         return calls
     schema = {"type": "object", "additionalProperties": True} if constraint.json_object else constraint.json_schema
-    if constraint not in (StructuredOutputs(json_object=True), StructuredOutputs(json=schema)):
+    if schema is None or constraint not in (StructuredOutputs(json_object=True), StructuredOutputs(json=schema)):
         raise BadRequest(
             f"structured_outputs: with tools must be json or json_object without options, received "
             f"{quoted(constraint)}; leave the options out, or send tool_choice none"
