@@ -1,6 +1,7 @@
 """One answer in the terminal: its text while it is generated, drafted text underlined, and a line of figures."""
 
 import queue
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,16 +86,25 @@ def print_answer(console: Console, answer: StreamedAnswer) -> None:
     console.print()
 
 
-def figures(output: RequestOutput, seconds: float) -> str:
-    """Return the line that ends an answer: tokens, time, tokens/s, tokens per round, and how the answer ended."""
+def figures(output: RequestOutput, seconds: float, *, sampled: bool) -> str:
+    """Return the line that ends an answer: tokens, time, tokens/s, tokens per round, and how the answer ended.
+
+    It names the seed of a ``sampled`` answer; a greedy one has no use for it.
+    """
     tokens = len(output.token_ids)
     facts = [f"{tokens} tokens in {seconds:.2f} s", f"{tokens / max(seconds, 1e-9):.1f} tokens/s"]
     if output.speculation.num_spec_tokens:
         facts.append(f"{output.speculation.mean_acceptance_length:.2f} tokens per round")
-    facts += [f"finish: {output.finish_reason}", f"seed: {output.seed}"]
+    facts += [f"finish: {output.finish_reason}", *([f"seed: {output.seed}"] if sampled else [])]
     if output.forced_ends:
         facts.append("thinking budget reached")
     return ", ".join(facts)
+
+
+def wrapped(facts: str, width: int) -> str:
+    """Break ``facts`` between two of them where a line would exceed ``width``."""
+    unbroken = facts.replace(" ", "\u00a0").replace(",\u00a0", ", ")
+    return textwrap.fill(unbroken, width).replace("\u00a0", " ")
 
 
 class DraftedText:

@@ -141,13 +141,14 @@ def _number(line: str, value: str, kind: type[N]) -> N | None:
 
 
 def _answer(console: Console, session: "ChatSession", text: str) -> None:
-    from tandemrt.runtime.cli.answer import figures, print_answer
+    from tandemrt.runtime.cli.answer import figures, print_answer, wrapped
 
     answer = session.ask(text)
     print_answer(console, answer)
     output = answer.result()
     session.keep(text, output)
-    console.print(f"[cyan]{figures(output, answer.seconds)}[/]")
+    facts = figures(output, answer.seconds, sampled=session.params.temperature > 0)
+    console.print(f"[cyan]{wrapped(facts, console.width)}[/]")
     if len(output.prompt_token_ids) + len(output.token_ids) >= session.llm.bundle.limits.length:
         _say_full(console, session)
 

@@ -41,7 +41,7 @@ INTERRUPTED = 130  # exit code of a shell's command after Ctrl-C
 @takes_options(leave_out=("queue_limit", "profile"))  # there is one request and no figures
 def run(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="User message; with --raw: text to continue.")],
+    prompt: Annotated[str, typer.Argument(help="User message; with --raw: text to continue.", metavar="PROMPT")],
     schema: Annotated[Path | None, typer.Option(help="File with a JSON schema for the answer.")] = None,
     budget: Annotated[
         int | None, typer.Option(help="Largest number of reasoning tokens; 0: none, -1: no limit.")
@@ -102,7 +102,7 @@ def run(
             print_answer(console, answer)
         output = answer.wait()
         if not as_json:
-            console.print(f"[dim cyan]{figures(output, answer.seconds)}[/]", soft_wrap=True)
+            console.print(f"[dim cyan]{figures(output, answer.seconds, sampled=temperature > 0)}[/]", soft_wrap=True)
         if output.finish_reason == "cancelled":
             raise typer.Exit(INTERRUPTED)
         without, same = None, True
@@ -116,12 +116,12 @@ def run(
             report |= {"same_as_autoregressive": same, "autoregressive_seconds": without.seconds}
         print(json.dumps(report, ensure_ascii=False))
     elif without is not None:
-        _print_without(answer, without, same=same)
+        _print_without(answer, without, same=same, sampled=temperature > 0)
     if not same:
         raise typer.Exit(1)
 
 
-def _print_without(answer: "StreamedAnswer", without: "StreamedAnswer", *, same: bool) -> None:
+def _print_without(answer: "StreamedAnswer", without: "StreamedAnswer", *, same: bool, sampled: bool) -> None:
     """Print the run without speculation: its text if it differs, its figures, and the ratio of the two times."""
     from tandemrt.runtime.cli.answer import figures
 
@@ -130,7 +130,8 @@ def _print_without(answer: "StreamedAnswer", without: "StreamedAnswer", *, same:
     if not same:
         console.print(escape(output.text.strip()), highlight=False, soft_wrap=True)
     ratio = without.seconds / max(answer.seconds, 1e-9)
-    console.print(f"[dim cyan]{figures(output, without.seconds)}; speculation: {ratio:.2f}x[/]", soft_wrap=True)
+    facts = figures(output, without.seconds, sampled=sampled)
+    console.print(f"[dim cyan]{facts}; speculation: {ratio:.2f}x[/]", soft_wrap=True)
 
 
 def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:

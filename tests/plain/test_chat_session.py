@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt import StreamOutput
-from tandemrt.runtime.cli.answer import DraftedText
+from tandemrt.runtime.cli.answer import DraftedText, wrapped
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.trace import RequestTrace
 from tests.plain.requests import TOKENIZER, ids, make_running
@@ -38,3 +38,12 @@ def test_a_character_is_drafted_if_its_last_token_was(reasoning: str, answer: st
         marked = [(character, each.drafted) for each in said if each.kind == kind for character in each.text]
         ends = accumulate(len(character.encode()) for character in text)
         assert marked == [(character, drafted[first + end - 1]) for character, end in zip(text, ends, strict=True)]
+
+
+def test_a_line_of_figures_breaks_between_facts_only() -> None:
+    facts = "81 tokens in 0.19 s, 432.9 tokens/s, 4.50 tokens per round, finish: stop, seed: 10644134394369402367"
+    assert wrapped(facts, 80).splitlines() == [
+        "81 tokens in 0.19 s, 432.9 tokens/s, 4.50 tokens per round, finish: stop,",
+        "seed: 10644134394369402367",
+    ]
+    assert wrapped(facts, 200) == facts
