@@ -16,6 +16,7 @@ from types import FrameType
 
 from tandemrt.engines.bundle.lock import builder_lock, locked
 from tandemrt.engines.bundle.manifest import FILE_NAME, VERSION, Manifest
+from tandemrt.engines.user_cache import cache_folder
 from tandemrt.engines.validation.errors import BadBundle, clipped
 
 _FICLONE = 0x40049409  # ioctl_ficlone(2): share the blocks of another file until one of the two is written
@@ -76,7 +77,7 @@ def sole_builder(place: Path, begin: Callable[[str], None] | None) -> Iterator[N
 
 def unwritable_cache(error: OSError) -> BadBundle:
     """Return the error for a cache folder that cannot be written."""
-    why = f"{clipped(error.filename)}: {error.strerror}"
+    why = f"{clipped(error.filename or cache_folder())}: {error.strerror}"
     return BadBundle(f"the cache folder must be writable; {why}. Set TANDEMRT_CACHE to another")
 
 

@@ -263,6 +263,11 @@ def test_what_is_not_read_is_rejected_by_name(tmp_path: Path, name: str, key: st
         read_gguf(tmp_path / "model.gguf")
 
 
+def test_a_file_that_cannot_be_read_is_no_unwritable_cache(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match=r"absent.gguf: should be a file that can be read: No such file"):
+        write_gguf_checkpoint(tmp_path / "absent.gguf", tmp_path / "out")
+
+
 def test_a_damaged_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(20))
     with pytest.raises(BadCheckpoint, match="should be a GGUF file"):

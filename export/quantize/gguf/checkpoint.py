@@ -85,6 +85,8 @@ def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             metadata = {name: found.contents() for name, found in reader.fields.items()} | metadata
         except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
             raise BadCheckpoint(f"{part}: should be a GGUF file: {clipped(error)}; download it again") from error
+        except OSError as error:
+            raise BadCheckpoint(f"{part}: should be a file that can be read: {error.strerror}") from error
         tensors |= {tensor.name: tensor for tensor in reader.tensors}
     if len(tensors) != metadata.get("split.tensors.count", len(tensors)):
         raise BadCheckpoint(
