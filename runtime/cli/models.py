@@ -59,6 +59,9 @@ def list_models() -> None:
         (model.folder.name, f"{model.size / 1e6:,.1f} MB", f"{model.built:%Y-%m-%d %H:%M}", model.folder.parent.name)
         for model in cached_models()
     ]
+    if not rows:
+        print(f"no model is in {cache_folder()}; bundles that `tandemrt export build` wrote elsewhere are not listed")
+        return
     width = max((len(name) for name, *_ in rows), default=0)
     for name, size, built, kind in [("NAME", "SIZE", "BUILT", "KIND"), *rows]:
         print(f"{name:<{width}}  {size:>12}  {built:<16}  {kind}")
