@@ -167,7 +167,7 @@ def quantize(
     ] = None,
     group: Annotated[int, typer.Option(help="With int4: inputs that share a scale, 32, 64 or 128.")] = 128,
 ) -> None:
-    """Write CHECKPOINT anew with quantized matmuls, in the format of compressed-tensors. It needs no data."""
+    """Write CHECKPOINT anew with quantized matmuls. The format is that of compressed-tensors; no data is needed."""
     from tandemrt.export.bundle.publish import publish
     from tandemrt.export.cli.progress import Progress
     from tandemrt.export.cli.quantize_report import print_published
@@ -199,7 +199,7 @@ def triton(
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Write BUNDLE into REPOSITORY as a model for Triton Inference Server, and check it. Exit code 1 on a fault."""
+    """Write BUNDLE into REPOSITORY as a Triton model, and check it. Exit code 1 on a fault."""
     from tandemrt.engines.bundle.bundle import Bundle
     from tandemrt.export.cli.report import print_repository
     from tandemrt.export.triton.check import problems

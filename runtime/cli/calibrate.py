@@ -43,7 +43,7 @@ def calibrate(
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Find the best temperature_scale for the recipe's draft section: the one with most accepted draft tokens."""
+    """Find the best temperature_scale for the recipe's draft section. With it, the target accepts most draft tokens."""
     temperatures = sorted(set(temperature or (0.7, 1.0)))
     if temperatures[0] <= 0:
         raise BadRequest(f"--temperature: must be above 0, so that drafts are sampled, received {temperatures[0]:g}")

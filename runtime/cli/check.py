@@ -55,7 +55,7 @@ def check(
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if a check fails."""
+    """Check the engines, caches and texts of BUNDLE on this machine. Exit code 1 if a check fails."""
     if (compare_with is None) != (text is None):
         raise BadRequest("--compare-with and --text must be given together; got one of them")
     if invariance and text is not None:

@@ -84,7 +84,7 @@ def bench(
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Measure tokens/s with and without speculation, acceptance, and host time per round."""
+    """Measure tokens/s and acceptance with and without speculation. It also prints the host time per round."""
     if prompts is not None and length is not None:
         raise BadRequest(f"--length: must not come with --prompts, received {length}; drop one of them")
     given, schemas = read_prompts(prompts or BENCH_PROMPTS, requests)

@@ -66,6 +66,12 @@ def test_the_help_has_common_options_first_and_fits_into_80_columns(command: str
     assert [name for name in names if not any(line.lstrip().startswith(name) for line in lines)] == []
 
 
+@pytest.mark.parametrize("group", [[], ["export"], ["models"]])
+def test_the_list_of_commands_is_not_cut_at_80_columns(group: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in CliRunner().invoke(app, [*group, "--help"]).output.replace("[ARGS]...", "")
+
+
 def test_panels_hold_options_that_exist() -> None:
     assert set(PANELS) <= set(RuntimeOptions.model_fields)
 
