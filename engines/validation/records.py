@@ -39,7 +39,7 @@ def explain(error: ValidationError, *, tags: Collection[str] = ()) -> str:
 
     ``tags`` are the names of a discriminated union's kinds. pydantic adds them to the key; a file does not have them.
     """
-    errors = error.errors(include_url=False)
+    errors = [details for details in error.errors(include_url=False) if not _counts_valid_items_only(details)]
     lines = [_line(details, tags) for details in errors[:MOST_LINES]]
     return "\n".join([*lines, f"and {len(errors) - MOST_LINES} more"] if len(errors) > MOST_LINES else lines)
 
@@ -77,6 +77,11 @@ _RULES = {
     "union_tag_not_found": "is required and missing",
 }
 _NO_VALUE = ("missing", "union_tag_not_found")
+
+
+def _counts_valid_items_only(details: Any) -> bool:
+    """Return whether a list is reported as too short because pydantic counts no invalid items, which it reports too."""
+    return details["type"] == "too_short" and bool(len(details["input"]) >= details["ctx"]["min_length"])
 
 
 def _line(details: Any, tags: Collection[str]) -> str:
