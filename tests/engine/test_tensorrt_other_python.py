@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt import worker
@@ -30,7 +31,7 @@ AS_TENSORRT = """
 from tensorrt_rtx_bindings import *
 import tensorrt_rtx_bindings as rtx
 
-__version__ = "10.0.0.1"
+__version__ = "10.15.0.1"
 
 
 class Builder(rtx.Builder):
@@ -60,15 +61,17 @@ def interpreter(folder: Path, module: str) -> str:
 
 def options(python: str, **changes: object) -> TensorRt:
     # With this level the kind of GPU that builds is not asked for.
-    return TensorRt(name="tensorrt", layers="basic", python=python, hardware_compatibility="ampere_plus", **changes)
+    asked = {"layers": "basic", "hardware_compatibility": "ampere_plus", **changes}
+    return TensorRt(name="tensorrt", python=python, **asked)
 
 
-def build(folder: Path, chosen: TensorRt, dtype: str) -> tuple[EngineReport, list[str]]:
+def build(folder: Path, chosen: TensorRt, dtype: str) -> tuple[EngineReport, Contract]:
     make_checkpoint("qwen3", folder)
     checkpoint = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(checkpoint.config)
-    model = build_decoder(spec, checkpoint, dtype=dtype, capacity=64, lowering="basic")
-    PIPELINES["basic"](model)
+    lowering = chosen.layer_set.lowering
+    model = build_decoder(spec, checkpoint, dtype=dtype, capacity=64, lowering=lowering)
+    PIPELINES[lowering](model)
     save_model(model, folder / "model.onnx")
     contract = spec.contract(capacity=64, dtype=dtype)
     report = build_elsewhere(
@@ -79,14 +82,15 @@ def build(folder: Path, chosen: TensorRt, dtype: str) -> tuple[EngineReport, lis
         profiles={"window": WINDOW, "prefill": PREFILL},
         timing_cache=folder / "timings" / "file",
     )
-    return report, contract.differences(report.contract)
+    return report, contract
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_basic_lowering_is_built_by_another_interpreter(tmp_path: Path, python: str, dtype: str) -> None:
-    report, differences = build(tmp_path, options(python), dtype)
-    assert differences == []
-    assert report.compiler == "tensorrt 10.0.0.1"
+    report, expected = build(tmp_path, options(python), dtype)
+    assert expected.differences(report.contract) == []
+    assert report.contract.aliases == ()
+    assert report.compiler == "tensorrt 10.15.0.1"
     assert report.built_for == "sm_80-up"
     assert report.nbytes == report.path.stat().st_size > 0
     assert (tmp_path / "timings" / "file").is_file()
@@ -98,9 +102,15 @@ def test_the_basic_lowering_is_built_by_another_interpreter(tmp_path: Path, pyth
     assert inspection["engine_layers"] is not None or inspection["engine_not_opened"]
 
 
+def test_native_layers_report_what_they_update_in_place(tmp_path: Path, python: str) -> None:
+    report, expected = build(tmp_path, options(python, layers="native"), "float16")
+    assert set(report.contract.aliases) == set(expected.aliases) != set()
+    assert json.loads(report.inspection.read_text())["native"]["cache update"] == 4
+
+
 def test_an_interpreter_that_dies_leaves_an_error_with_its_last_words(tmp_path: Path) -> None:
     dying = AS_TENSORRT + "\n\ndef OnnxParser(*_):\n    raise SystemExit('no more memory')\n"
-    with pytest.raises(BackendUnavailable, match=r"tensorrt 10\.0\.0\.1 cannot compile .*model\.onnx: no more memory"):
+    with pytest.raises(BackendUnavailable, match=r"tensorrt 10\.15\.0\.1 cannot compile .*model\.onnx: no more memory"):
         build(tmp_path, options(interpreter(tmp_path, dying)), "float32")
     assert not (tmp_path / "model.engine").exists()
 

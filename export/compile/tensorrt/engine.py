@@ -107,7 +107,7 @@ def build_engine(
         compiler=compiler,
         built_for=built_for,
         layers=layers,
-        contract=contract_of(trt, network),
+        contract=contract_of(network),
         nbytes=engine_path.stat().st_size,
         seconds=time.perf_counter() - begin,
     )

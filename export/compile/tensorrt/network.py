@@ -9,6 +9,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.tensorrt.library import logger
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.export.compile.tensorrt.worker import aliases
 
 # TensorRT's own layers for operations that other backends compute from many small operators.
 NATIVE = {"attention": "ATTENTION_INPUT", "cache update": "KV_CACHE_UPDATE", "rotary embedding": "ROTARY_EMBEDDING"}
@@ -29,16 +30,14 @@ def parse(trt: Any, builder: Any, onnx_path: Path) -> Any:
     return network
 
 
-def contract_of(trt: Any, network: Any) -> Contract:
+def contract_of(network: Any) -> Contract:
     """Return the bindings of a network. An output aliases an input if a layer updates that input in place."""
 
     def bindings(tensors: list[Any]) -> tuple[Binding, ...]:
         return tuple(Binding(t.name, from_tensorrt(t.dtype.name), symbols(t)) for t in tensors)
 
-    updates = [layer for layer in layers(network) if layer.type == trt.LayerType.KV_CACHE_UPDATE]
-    aliases = tuple((layer.get_output(0).name, layer.get_input(0).name) for layer in updates)
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
-    return Contract(bindings(inputs(network)), bindings(outputs), aliases)
+    return Contract(bindings(inputs(network)), bindings(outputs), tuple(aliases(network)))
 
 
 def native_layers(counts: Mapping[str, int]) -> dict[str, int]:
@@ -49,10 +48,6 @@ def native_layers(counts: Mapping[str, int]) -> dict[str, int]:
 
 def inputs(network: Any) -> list[Any]:
     return [network.get_input(i) for i in range(network.num_inputs)]
-
-
-def layers(network: Any) -> list[Any]:
-    return [network.get_layer(i) for i in range(network.num_layers)]
 
 
 def symbols(tensor: Any) -> tuple[int | str, ...]:

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.tensorrt.library import with_advice
+from tandemrt.engines.user_cache import write_file
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, clipped, quoted
 from tandemrt.export.compile.tensorrt import inspect as inspector
 from tandemrt.export.compile.tensorrt import worker
@@ -48,13 +50,15 @@ def build_elsewhere(
     shapes = {binding.name: binding.shape for binding in contract.inputs}
     ranges = {name: resolve(shapes, profile) for name, profile in profiles.items()}
     timings = timing_cache or timing_cache_file(version)
-    timings.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
+        measured = Path(folder) / "timings"
+        if timings.is_file():
+            shutil.copyfile(timings, measured)
         job = worker.Job(
             onnx=str(onnx_path),
             plan=str(engine_path),
             result=str(Path(folder) / "result.json"),
-            timing_cache=str(timings),
+            timing_cache=str(measured),
             profiles=[
                 {name: [list(sizes) for sizes in zip(*dims, strict=True)] for name, dims in inputs.items()}
                 for inputs in ranges.values()
@@ -72,8 +76,10 @@ def build_elsewhere(
         if not result.is_file():
             raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {_last_lines(ended.stderr)}")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    if found["error"] is not None:
-        raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {with_advice(found['error'])}")
+        if found["error"] is not None:
+            raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {with_advice(found['error'])}")
+        with nullcontext() if timing_cache else suppress(OSError):  # the default file in the user's folder is optional
+            write_file(timings, measured.read_bytes())
     inputs, outputs = (
         tuple(Binding(name, from_tensorrt(dtype), tuple(shape)) for name, dtype, shape in found[side])
         for side in ("inputs", "outputs")
@@ -91,7 +97,7 @@ def build_elsewhere(
         compiler=compiler,
         built_for=built_for,
         layers=found["layers"],
-        contract=Contract(inputs, outputs),
+        contract=Contract(inputs, outputs, tuple((output, source) for output, source in found["aliases"])),
         nbytes=engine_path.stat().st_size,
         seconds=time.perf_counter() - begin,
     )

@@ -69,6 +69,7 @@ def build(trt: Any, log: Any, job: Job) -> dict[str, Any]:
         "layers": count_layers(network),
         "inputs": inputs,
         "outputs": outputs,
+        "aliases": aliases(network),
         **opened(trt, log, bytes(plan), len(job.profiles)),
     }
 
@@ -120,6 +121,13 @@ def load_timings(config: Any, timings: bytes) -> None:
     cache = config.create_timing_cache(timings)
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
         config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+
+
+def aliases(network: Any) -> list[tuple[str, str]]:
+    """Return the outputs that a layer writes in place, each with the input whose memory it shares."""
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    updates = [layer for layer in layers if layer.type.name == "KV_CACHE_UPDATE"]
+    return [(layer.get_output(0).name, layer.get_input(0).name) for layer in updates]
 
 
 def count_layers(network: Any) -> dict[str, int]:
