@@ -5,7 +5,7 @@ part must not depend on the text that follows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
@@ -89,18 +90,39 @@ class Or(Part):
 
 
 class Tag(Part):
-    """``begin`` may be ""; ``end`` is one text or several alternatives, "" for none."""
+    """``begin`` may be ""; ``end`` is one text or several alternatives, "" for none.
+
+    With ``followed_by``, the text in the tag goes on after an ``end`` that none of these texts follows. They are not
+    part of the tag.
+    """
 
     type: Literal["tag"] = "tag"
     begin: Annotated[str, Field(strict=True)]
     content: "Format"
     end: str | tuple[str, ...]
+    followed_by: tuple[Text, ...] = ()
 
     @property
     def ends(self) -> tuple[str, ...]:
         """The alternative end texts; empty if the tag has no end."""
         found = (self.end,) if isinstance(self.end, str) else self.end
         return () if found == ("",) else found
+
+    @property
+    def overlaps(self) -> list[str]:
+        """The texts after an end that complete a second one that begins inside the first: "ab" after "bab"."""
+        return [end[size:] for end in self.ends for size in range(1, len(end)) if end.endswith(end[:size])]
+
+    @model_validator(mode="after")
+    def _goes_on_as_free_text(self) -> "Tag":
+        if self.followed_by and not (isinstance(self.content, AnyText) and len(self.ends) == 1):
+            raise reject(
+                f"content must be any_text with one end where followed_by is given, got the end {quoted(self.end)}"
+            )
+        for word, rest in product(self.followed_by, self.overlaps):
+            if word.startswith(rest) or rest.startswith(word):
+                raise reject(f"a text of followed_by must not begin inside the end, got {quoted(word)}")
+        return self
 
 
 class OptionalTag(Part):
@@ -170,6 +192,7 @@ def read(given: Any) -> Format:
         lines = explain(error, tags=_KINDS).split("\n")
         raise BadRequest("\n".join(f"structured_outputs.structural_tag: {line}" for line in lines)) from None
     _check(found, ends=())
+    _check_goes_on(found, None)
     return found
 
 
@@ -273,6 +296,41 @@ def _check_followed(part: Part, begins: Sequence[str] | None) -> None:
         raise _error("any_text, regex and tags must come last; any_text and regex may also be in a tag with an end")
     if end == "number" and (begins is None or any(begin[:1] in NUMBER for begin in begins)):
         raise _error(f"text after a number must not begin with one of {NUMBER}; give the schema a type or an end")
+
+
+def _check_goes_on(part: Part, following: Sequence[str] | None) -> None:
+    """Raise BadRequest if a tag with ``followed_by`` may come before another text.
+
+    ``following``: the alternative texts that come after ``part``; None: any.
+    """
+    match part:
+        case Tag(content=content, followed_by=words):
+            if words and (following is None or not all(text.startswith(words) for text in following)):
+                raise _error(f"the text after a tag must begin with one of its followed_by, got {quoted(following)}")
+            _check_goes_on(content, part.ends or following)
+        case OptionalTag(content=content):
+            _check_goes_on(content, following)
+        case SequenceOf(elements=elements):
+            for element in reversed(elements):
+                _check_goes_on(element, following)
+                following = _followed_begins(element, following)
+        case Or(elements=elements):
+            for element in elements:
+                _check_goes_on(element, following)
+        case TriggeredTags(tags=tags):
+            for tag in tags:
+                _check_goes_on(tag, None)
+        case TagsWithSeparator(tags=tags, separator=separator):
+            for tag in tags:
+                _check_goes_on(tag, None if following is None else [separator, *following])
+
+
+def _followed_begins(part: Part, following: Sequence[str] | None) -> Sequence[str] | None:
+    """Return the texts that ``part``, with ``following`` after it, may begin with, or None if any."""
+    if not isinstance(part, OptionalTag):
+        return _begins(part)
+    begins = _begins(part.content)
+    return None if begins is None or following is None else [*begins, *following]
 
 
 def _check_apart(begins: Sequence[str]) -> None:

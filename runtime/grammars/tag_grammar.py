@@ -66,7 +66,7 @@ class TagGrammar:
             case JsonSchema(json_schema=schema):
                 return self._then(self.named("rule", self._schema_rule(schema)), ends)
             case Tag(begin=begin):
-                return self._then(f"{self.text(begin)} {self._part(part.content, part.ends)}", ends)
+                return self._then(f"{self.text(begin)} {self._rest(part)}", ends)
             case OptionalTag(content=content):
                 return self._then(f"({self._part(content, ())})?", ends)
             case TriggeredTags():
@@ -76,6 +76,16 @@ class TagGrammar:
                 several = tag if part.stop_after_first else f"{tag} ({self.text(part.separator)} {tag})*"
                 return several if part.at_least_one else f"({several})?"
 
+    def _rest(self, tag: Tag) -> str:
+        """Return an expression for ``tag`` after its begin."""
+        if not (tag.followed_by and isinstance(tag.content, AnyText)):
+            return self._part(tag.content, tag.ends)
+        # Each end is a lexeme, so that the next lexeme decides: the following part, or more text with another end.
+        excludes = tag.content.excludes
+        first = self.free(f"/{_ANY}*/", excludes, tag.ends)
+        more = self.free(f"/{_ANY}*/", excludes, tag.ends, not_first=[*tag.followed_by, *tag.overlaps])
+        return f"{first} {_either([more, *map(self.text, tag.overlaps)])}*"
+
     def _triggered(self, part: TriggeredTags) -> str:
         free = self.named("FREE", f"/{_ANY}+/ & {_without([*part.triggers, *part.excludes])}")
         tagged = []
@@ -83,10 +93,7 @@ class TagGrammar:
             rests = [tag.begin[len(trigger) :] for tag in tags]
             body = self.named(
                 "rule",
-                _either(
-                    f"{self.text(rest)} {self._part(tag.content, tag.ends)}"
-                    for rest, tag in zip(rests, tags, strict=True)
-                ),
+                _either(f"{self.text(rest)} {self._rest(tag)}" for rest, tag in zip(rests, tags, strict=True)),
             )
             others = [each for each in part.triggers if each != trigger]
             head = f"{_first([trigger])}{_and_without([*others, *part.excludes])}"
@@ -106,17 +113,21 @@ class TagGrammar:
                 return f"{tag}+ {free}?"
         return f"{tag}* {free}?"
 
-    def free(self, expression: str, excludes: Sequence[str], ends: Sequence[str]) -> str:
-        """Return an expression for text up to the first of ``ends``, or of any length if there are none."""
+    def free(self, expression: str, excludes: Sequence[str], ends: Sequence[str], not_first: Sequence[str] = ()) -> str:
+        """Return an expression for text up to the first of ``ends``, or of any length if there are none.
+
+        It contains none of ``excludes`` and begins with none of ``not_first``.
+        """
+        without = _and_without(excludes) + (f" & ~/{_one_of(not_first)}{_ANY}*/" if not_first else "")
         if not ends:
-            return self.named("TEXT", f"{expression}{_and_without(excludes)}")
-        one = f"({'|'.join(map(patterns.literal, ends))})"
-        closed = f"/({expression[1:-1]}){one}/ & ~/{_ANY}*{one}{_ANY}+/{_and_without(excludes)}"
+            return self.named("TEXT", f"{expression}{without}")
+        one = _one_of(ends)
+        closed = f"/({expression[1:-1]}){one}/ & ~/{_ANY}*{one}{_ANY}+/{without}"
         ways = [self.named("TEXT", closed)]
         for end in ends:
             before, tokens = split_at_token(end, self._control)
             if tokens:
-                text = f"/({expression[1:-1]}){patterns.literal(before)}/{_and_without([*excludes, *ends])}"
+                text = f"/({expression[1:-1]}){patterns.literal(before)}/ & {_without(ends)}{without}"
                 ways.append(f"{self.named('TEXT', text)} {self._with_tokens(tokens)}")
         return _either(ways)
 
@@ -163,12 +174,16 @@ def split_at_token(text: str, control: Mapping[str, int]) -> tuple[str, list[str
 
 def _first(words: Sequence[str]) -> str:
     """Return an expression for text up to the end of the first occurrence of one of ``words``."""
-    one = f"({'|'.join(map(patterns.literal, words))})"
+    one = _one_of(words)
     return f"/{_ANY}*{one}/ & ~/{_ANY}*{one}{_ANY}+/"
 
 
 def _without(words: Iterable[str]) -> str:
-    return f"~/{_ANY}*({'|'.join(map(patterns.literal, words))}){_ANY}*/"
+    return f"~/{_ANY}*{_one_of(words)}{_ANY}*/"
+
+
+def _one_of(words: Iterable[str]) -> str:
+    return f"({'|'.join(map(patterns.literal, words))})"
 
 
 def _and_without(words: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Structural tags: text between tags is free, content of tags is enforced, independent of how tokens split it."""
 
+import itertools
 import json
 import random
 import re
@@ -75,6 +76,14 @@ def optional(begin: str) -> dict[str, Any]:
 def closed(begin: str) -> dict[str, Any]:
     """A sequence that begins with a fixed text, or with that in a tag that may be left out."""
     return {"type": "sequence", "elements": [tag(begin, WORD, ";")]}
+
+
+def going_on(
+    followed_by: list[str], *following: dict[str, Any], content: Any = None, end: str = "aa"
+) -> dict[str, Any]:
+    """A sequence that begins with a tag with ``followed_by``."""
+    first = tag("<", content or {"type": "any_text"}, end) | {"followed_by": followed_by}
+    return {"type": "sequence", "elements": [first, *following]}
 
 
 def accepts(form: dict[str, Any], tokens: list[int]) -> bool:
@@ -165,6 +174,27 @@ def test_a_format_accepts_exactly_its_texts(form: dict[str, Any], good: list[str
     for text in bad:
         assert not accepts(form, tokens_of(text)), text
         assert not accepts(form, byte_tokens(text)), text
+
+
+@pytest.mark.parametrize(("end", "followed_by"), [("aa", ["b"]), ("aba", ["c", "abc"]), ("ab", ["c", "a"])])
+@pytest.mark.parametrize("excludes", [[], ["cb"]])
+def test_a_tag_goes_on_after_an_end_that_nothing_of_followed_by_follows(
+    end: str, followed_by: list[str], excludes: list[str]
+) -> None:
+    free = {"type": "any_text", "excludes": excludes}
+    following = {"type": "or", "elements": [{"type": "const_string", "value": value} for value in followed_by]}
+    form = {"type": "sequence", "elements": [tag("<", free, end) | {"followed_by": followed_by}, following]}
+    matcher = compiled(form).matcher
+
+    def accepts_text(text: str) -> bool:
+        state = matcher()
+        return all(map(state.accept, byte_tokens(f"<{text}"))) and state.accept(STOP)
+
+    ends = [end + text for text in followed_by]
+    for text in ("".join(letters) for size in range(8) for letters in itertools.product("abc", repeat=size)):
+        first = min((at for at in range(len(text)) if text.startswith(tuple(ends), at)), default=None)
+        ended = first is not None and text[first:] in ends and not any(map(text[: first + len(end)].count, excludes))
+        assert accepts_text(text) == ended, text
 
 
 def test_the_older_form_is_equivalent() -> None:
@@ -265,6 +295,15 @@ def test_fast_forward_tokens_stop_before_a_control_token() -> None:
         ),
         (CALLS | {"excludes": ["<too"]}, "no text fits .* a trigger with its exclusions"),
         (triggered(tag(f"x{TOOL}", WORD), triggers=(f"x{TOOL}",)), "must be the beginning of a trigger"),
+        (going_on(["b"], {"type": "const_string", "value": "c"}), "must begin with one of its followed_by"),
+        (going_on(["b"], optional("b"), optional("c"), tag("b", WORD)), "must begin with one of its followed_by"),
+        (going_on(["b"], optional("b")), "must begin with one of its followed_by"),
+        (going_on(["a"], {"type": "const_string", "value": "a"}), "must not begin inside the end"),
+        (
+            going_on(["b"], {"type": "const_string", "value": "b"}, content=WORD),
+            "content must be any_text with one end",
+        ),
+        (going_on(["b"], {"type": "const_string", "value": "b"}, end=""), "content must be any_text with one end"),
     ],
 )
 def test_tags_that_cannot_be_enforced_exactly_are_rejected(form: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs
@@ -105,6 +105,46 @@ def test_calls_that_a_template_writes_are_accepted_and_parsed_back(name: str) ->
         content, found = parsed(form, f"so: {text}", size)
         assert content.strip() == "so:"
         assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+
+
+IN_TAGS = [name for name in TEMPLATES if format_of(name).fields is not None]
+
+
+def parts_of(form: ToolCallFormat) -> tuple[str, list[str]]:
+    """The end of an argument, and the texts that may follow it."""
+    assert form.fields is not None
+    return form.fields.after, form.after_field
+
+
+@settings(deadline=None)
+@given(name=st.sampled_from(IN_TAGS), data=st.data(), size=st.sampled_from([1, 3, 1000]))
+def test_an_argument_in_tags_may_contain_its_end(name: str, data: st.DataObject, size: int) -> None:
+    """It ends where the next argument or the end of the call follows, so it may contain all but that."""
+    form = format_of(name)
+    end, following = parts_of(form)
+    pieces = st.sampled_from([end, end.strip(), end[:-1], *following, *(text[:-1] for text in following), "\n", "a"])
+    value = "".join(data.draw(st.lists(pieces, max_size=6)))
+    ends = [end + text for text in following]
+    assume(all((value + each).find(other) in (-1, len(value)) for each in ends for other in ends))
+    calls = [
+        ("get_all", {"kind": "(c)", "unit": value}),
+        ("get", {"query": value, "count": 1}),
+        ("get", {"query": value}),
+    ]
+    text = written(name, calls)
+    assert accepts(form, text)
+    content, found = parsed(form, text, size)
+    assert content.strip() == ""
+    assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+
+
+@pytest.mark.parametrize("name", IN_TAGS)
+def test_an_argument_in_tags_ends_where_another_argument_begins_or_the_call_ends(name: str) -> None:
+    form = format_of(name)
+    end, (begin, last, *_) = parts_of(form)
+    assert not accepts(form, written(name, [("get", {"query": f"a{end}{begin}b"})]))
+    _, [[_, arguments]] = parsed(form, written(name, [("get", {"query": f"a{end}{last}b"})]), 1)
+    assert json.loads(arguments) == {"query": "a"}
 
 
 HARMONY = "commentary to=functions.get <|constrain|>json<|message|>{}"
@@ -362,9 +402,12 @@ def with_control_tokens(text: str, control: dict[str, int]) -> list[int]:
     return [token for part in parts for token in ([control[part]] if part in control else byte_tokens(part))]
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_tags_may_be_control_tokens(name: str) -> None:
-    form, text = format_of(name), written(name, [("get", {"query": "a"})])
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [*((name, "a") for name in SHOWN), *((name, f"a{parts_of(format_of(name))[0]}\nb") for name in IN_TAGS)],
+)
+def test_tags_may_be_control_tokens(name: str, query: str) -> None:
+    form, text = format_of(name), written(name, [("get", {"query": query, "count": 1})])
     tags = dict.fromkeys(re.findall(r'<\|?/?[a-zA-Z_:"]+\|?>|\[[A-Z_]+\]', text))
     control = {tag: SPECIAL.start + at for at, tag in enumerate(tags)}
     stop = SPECIAL.start + len(control)

@@ -364,6 +364,40 @@ def test_items_of_a_json_part_of_a_tag_are_unique(kind, good, bad):
             ) == valid
 
 
+def text_followed_by(*texts):
+    return {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "@1", "followed_by": texts}
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("<a@1b@1[[1, 2]]]", True),
+        ("<a@1b@1[[1, 1]]]", False),
+        ("<a@1@1[[1, 1]]]", False),
+    ],
+)
+@pytest.mark.parametrize("spelled", [{}, {ord("@"): CALL}])
+def test_a_text_in_a_tag_goes_on_until_a_json_part_begins(text, valid, spelled):
+    part = json_part({"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
+    json_tag = {"type": "optional", "content": {"type": "tag", "begin": "[", "content": part, "end": "]"}}
+    elements = [text_followed_by("[", "]"), json_tag, {"type": "const_string", "value": "]"}]
+    tag = {"type": "tag", "begin": "<", "content": {"type": "sequence", "elements": elements}, "end": ""}
+    grammar = compiled_tags({"type": "triggered_tags", "triggers": ["<"], "tags": [tag]})
+
+    def accepts(tokens):
+        matcher = grammar.matcher()
+        return all(map(matcher.accept, tokens)) and matcher.accept(STOP)
+
+    assert accepts(spelled.get(byte, byte) for byte in text.encode()) == valid
+    assert accepts(b"<a@1b@1]@1[[1, 1]]]")  # the tag ended, and free text is never JSON
+
+
+def test_json_that_begins_right_after_a_text_that_may_go_on_is_rejected():
+    part = json_part({"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
+    with pytest.raises(BadRequest, match="the text before a JSON part must decide that it begins"):
+        compiled_tags({"type": "sequence", "elements": [text_followed_by("["), part]})
+
+
 def test_a_structural_tag_rejects_unique_items_of_unlisted_values_in_another_notation():
     def tags(item, style="json"):
         schema = {"type": "array", "items": item, "uniqueItems": True}

@@ -78,6 +78,13 @@ TEMPLATES = {
         "\n",
         "\n",
     ),
+    "qwen coder with line breaks": _chat(
+        "{{- '<tool_call>\\n<function=' + name + '>\\n' }}"
+        + _fields("<parameter=", ">\n", "\n</parameter>\n")
+        + "{{- '</function>\\n</tool_call>' }}",
+        "\n",
+        "\n",
+    ),
     "glm": _chat(
         "{{- '\\n<tool_call>' + name }}"
         + _fields("\n<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")

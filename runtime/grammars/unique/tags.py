@@ -1,7 +1,7 @@
 """Follow the text of a structural tag, and read its JSON parts for items that equal earlier items."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -46,14 +46,19 @@ class _Control:
 
 @dataclass(eq=False)
 class _Free:
-    """A text up to the first of some words, or up to a control token that one of some texts comes before."""
+    """A text up to the first of some words, or up to a control token that one of some texts comes before.
+
+    With ``stops``, the text may also go on, until it contains one of them. ``names`` are the texts of control tokens.
+    """
 
     words: "list[tuple[bytes, Sequence[_Node]]]"
     controls: "list[tuple[bytes, int, Sequence[_Node]]]"
+    stops: tuple[bytes, ...] = ()
+    names: Mapping[int, bytes] = field(default_factory=dict)
 
     @cached_property
     def longest(self) -> int:
-        texts = [*(word for word, _ in self.words), *(before for before, _, _ in self.controls)]
+        texts = [*(word for word, _ in self.words), *(before for before, _, _ in self.controls), *self.stops]
         return max(map(len, texts), default=0)
 
 
@@ -141,8 +146,8 @@ class TagReader(TextReader):
                 return self._texts([value], self._texts(ends, following))
             case JsonSchema(json_schema=schema):
                 return (_Json(Reader(Places(schema)), self._texts(ends, following)),)
-            case Tag(begin=begin, content=content):
-                return self._texts([begin], self._nodes(content, part.ends, self._texts(ends, following)))
+            case Tag(begin=begin):
+                return self._texts([begin], self._rest(part, self._texts(ends, following)))
             case OptionalTag(content=content):
                 following = self._texts(ends, following)
                 return _apart([*self._nodes(content, (), following), *following])
@@ -158,13 +163,23 @@ class TagReader(TextReader):
                 _apart(again)
                 return entry if part.at_least_one else _apart([*entry, *following])
 
+    def _rest(self, tag: Tag, following: _Nodes) -> _Nodes:
+        """Return what comes after the begin of ``tag``."""
+        if not tag.followed_by:
+            return self._nodes(tag.content, tag.ends, following)
+        free = self._free(tag.ends, following)
+        _apart([free, *following])  # raises if JSON may begin where the text may go on
+        free.stops = tuple((end + text).encode() for end in tag.ends for text in tag.followed_by)
+        free.names = {token: name.encode() for name, token in self._control.items()}
+        return (free,)
+
     def _triggered(self, part: TriggeredTags) -> _Free:
         free = _Free([], [])
         again: _Nodes = () if part.stop_after_first else (free,)
         for trigger, tags in tags_of(part):
             bodies: list[_Node] = []
             for tag in tags:
-                bodies += self._texts([tag.begin[len(trigger) :]], self._nodes(tag.content, tag.ends, again))
+                bodies += self._texts([tag.begin[len(trigger) :]], self._rest(tag, again))
             body = _apart(bodies)
             free.words.append((self._before(trigger, body), body))
             control, *rest = split_controls(trigger, self._control)
@@ -243,7 +258,9 @@ def _stepped(threads: Iterable[_Thread], byte: int) -> Iterator[_Thread]:
         elif isinstance(node, _Free):
             last = (progress + bytes([byte]))[-node.longest :] if node.longest else b""
             ended = [following for word, following in node.words if last.endswith(word)]
-            yield from _entered(ended[0]) if ended else [(node, last)]
+            yield from _entered(ended[0]) if ended else ()
+            if not (last.endswith(node.stops) if node.stops else ended):
+                yield node, last
 
 
 def _after_control(thread: _Thread, token: int) -> Iterator[_Thread]:
@@ -254,3 +271,5 @@ def _after_control(thread: _Thread, token: int) -> Iterator[_Thread]:
         for before, control, following in node.controls:
             if token == control and progress.endswith(before):
                 yield from _entered(following)
+                if node.stops:
+                    yield node, before + node.names[control]

@@ -6,7 +6,7 @@ schema is left to the model.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ Kind = Literal["text", "text or json", "json"]
 _NOTES = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
 _DEFINITIONS = ("$defs", "definitions")
 _OBJECT = ("type", "properties", "required", "additionalProperties", "$schema", "$id", *_NOTES, *_DEFINITIONS)
+_ANY_TEXT = {"type": "any_text"}
 _LONGEST_TEXT = 1000  # characters of a counted text; the grammar has a state for each
 
 
@@ -39,10 +40,12 @@ class FieldTags:
         return self.before + name + (self.json_value if kind == "json" else self.text_value)
 
 
-def field_parts(tags: FieldTags, function: str, parameters: Mapping[str, Any], style: Style) -> list[dict[str, Any]]:
+def field_parts(
+    tags: FieldTags, followed_by: Sequence[str], function: str, parameters: Mapping[str, Any], style: Style
+) -> list[dict[str, Any]]:
     """Return the parts of a structural tag for the arguments of ``function``, in the order of its properties.
 
-    ``style`` is the notation of values that are not texts.
+    One of ``followed_by`` comes after each argument. ``style`` is the notation of values that are not texts.
 
     Raises BadRequest for parameters that cannot be enforced in this form.
     """
@@ -51,6 +54,8 @@ def field_parts(tags: FieldTags, function: str, parameters: Mapping[str, Any], s
         value = {"type": "json_schema", "json_schema": schema, "style": style}
         content = value if kind == "json" else _text(schema, style)
         tag = {"type": "tag", "begin": tags.begin(name, kind), "content": content, "end": tags.after}
+        if content == _ANY_TEXT:
+            tag["followed_by"] = followed_by
         required = name in parameters.get("required", ())
         parts.append(tag if required else {"type": "optional", "content": tag})
     return parts
@@ -158,7 +163,7 @@ def _text(schema: dict[str, Any], style: Style) -> dict[str, Any]:
         least, most = (_counted(schema, key) for key in ("minLength", "maxLength"))
         if least is not None or most is not None:
             return _regex(f"[\\s\\S]{{{least or 0},{'' if most is None else most}}}")
-    return {"type": "any_text"}
+    return _ANY_TEXT
 
 
 def _counted(schema: Mapping[str, Any], keyword: str) -> int | None:

@@ -63,6 +63,12 @@ class ToolCallFormat:
         return [self.first + name + self.opening for name in names]
 
     @property
+    def after_field(self) -> list[str]:
+        """What may come after an argument: the begin of the next one, or an end of the call."""
+        begin = [self.fields.before] if self.fields is not None else []
+        return [*begin, self.last, *([self.between] if self.between else [])]
+
+    @property
     def _begins_with_name(self) -> bool:
         """Whether only the name makes ``first`` the beginning of a call."""
         return len(self.first) == 1
@@ -117,7 +123,7 @@ class ToolCallFormat:
         if self.fields is None:
             arguments = [{"type": "json_schema", "json_schema": schema, "style": self.style}]
         else:
-            arguments = field_parts(self.fields, name, schema, self.style)
+            arguments = field_parts(self.fields, self.after_field, name, schema, self.style)
         parts = [*_id("", self.opening_id), *arguments, *_id(self.closing, self.closing_id)]
         if not parts:
             return _tag("", [{"type": "const_string", "value": name + self.opening}])

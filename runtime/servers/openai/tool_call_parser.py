@@ -137,7 +137,7 @@ class TaggedCallParser:
     def _fields(self, function: str, tags: FieldTags) -> Iterator[str | None]:
         """Read arguments that are written one by one, and yield them as the text of a JSON object."""
         begins = {tags.begin(field.name, field.kind): field for field in fields(function, self._parameters[function])}
-        ends = [self._format.last, *([self._format.between] if self._format.between else [])]
+        _, *ends = self._format.after_field
         separator = "{"
         while True:
             begin = next((each for each in begins if self._held.startswith(each)), None)
@@ -163,19 +163,22 @@ class TaggedCallParser:
                 yield None
             self._take(end)
             return
-        if field.kind == "text or json":
-            while end not in self._held:
-                yield None
-            text = self._take(self._held[: self._held.index(end)])
-            yield field.value(text, self._format.style)
-        else:
-            yield '"'
-            while end not in self._held:
-                if text := self._take(self._held[: len(self._held) - _partial(self._held, end)]):
-                    yield json.dumps(text, ensure_ascii=False)[1:-1]
-                yield None
-            yield json.dumps(self._take(self._held[: self._held.index(end)]), ensure_ascii=False)[1:]
+        yield from self._text_value(field, end)
         self._take(end)
+
+    def _text_value(self, field: Field, end: str) -> Iterator[str | None]:
+        """Read a text up to the first ``end`` that the next argument or the end of the call follows."""
+        ends = [end + following for following in self._format.after_field]
+        whole = field.kind == "text or json"
+        if not whole:
+            yield '"'
+        while not (ended := [at for each in ends if (at := self._held.find(each)) >= 0]):
+            uncertain = max(_partial(self._held, each) for each in ends)
+            if not whole and (text := self._take(self._held[: len(self._held) - uncertain])):
+                yield json.dumps(text, ensure_ascii=False)[1:-1]
+            yield None
+        text = self._take(self._held[: min(ended)])
+        yield field.value(text, self._format.style) if whole else json.dumps(text, ensure_ascii=False)[1:]
 
     def _json_value(self, end: str) -> Iterator[str | None]:
         nesting = JsonNesting()  # a text inside the value may contain ``end``
