@@ -39,17 +39,17 @@ def check_destination(out: Path, name: str, *, force: bool) -> None:
     if force:
         return
     try:
-        found = Manifest.read(out).name
+        existing = Manifest.read(out).name
     except BadBundle as error:
         older = _name_in_older_manifest(out)
         if older is None:
             raise BadBundle(
                 f"out holds a bundle that cannot be read; replace it with --force, or choose --out: {error}"
             ) from error
-        found = older
-    if found != name:
+        existing = older
+    if existing != name:
         raise BadBundle(
-            f"out must not hold another bundle; {out} is {found!r}, not {name!r}. Use --force or another --out"
+            f"out must not hold another bundle; {out} is {existing!r}, not {name!r}. Use --force or another --out"
         )
 
 
@@ -97,14 +97,14 @@ def _staged(out: Path) -> Iterator[Path]:
     mark = uuid.uuid4().hex[:8]
     building, old = out.with_name(f".{out.name}.building-{mark}"), out.with_name(f".{out.name}.old-{mark}")
     new_parents = [folder for folder in out.parents if not folder.exists()]
-    held = ExitStack()
+    locks = ExitStack()
     try:
         if new_parents:
             out.parent.mkdir(parents=True, exist_ok=True)
         with locked(out.parent, wait=True):  # no other builder may remove a folder that is not locked yet
             _clear(out)
             building.mkdir()
-            held.enter_context(locked(building))
+            locks.enter_context(locked(building))
     except OSError as error:
         _remove_empty(new_parents)
         rule = f"out must be in a folder that can be written; {clipped(out.parent)}: {error.strerror}"
@@ -124,7 +124,7 @@ def _staged(out: Path) -> Iterator[Path]:
         _remove_empty(new_parents)
         raise
     finally:
-        held.close()
+        locks.close()
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -158,12 +158,12 @@ def place(source: Path, folder: Path) -> Path:
     followed, because a bundle points to nothing outside itself. Returns the new path.
     """
     source, destination = source.resolve(), folder / source.name  # the name that the graph points to
-    with source.open("rb") as given, destination.open("xb") as placed:
+    with source.open("rb") as original, destination.open("xb") as placed:
         try:
             try:
-                fcntl.ioctl(placed.fileno(), _FICLONE, given.fileno())
+                fcntl.ioctl(placed.fileno(), _FICLONE, original.fileno())
             except OSError:
-                _copy_data(given.fileno(), placed.fileno())
+                _copy_data(original.fileno(), placed.fileno())
         except OSError as error:
             error.filename = error.filename or str(destination)
             raise

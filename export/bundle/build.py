@@ -240,16 +240,16 @@ def _quantize(
             return in_tiles(replace(model, checkpoint=plain.checkpoint))
         if quantization is not None and model.rewrites_float8:
             with clock.step(f"Write the {model.role}'s float8 weights for a GPU"):
-                made = write_per_channel(model.source, model.spec, quantization, folder / model.role, progress)
+                rewritten = write_per_channel(model.source, model.spec, quantization, folder / model.role, progress)
             if model.blocks_become_channels:
                 notes.append(
                     f"{model.role}: scales of blocks became one per output, which changed the weights by "
-                    f"{made.error:.2%} (root mean square), and inputs get one per token"
+                    f"{rewritten.error:.2%} (root mean square), and inputs get one per token"
                 )
-            if made.experts:
-                kept = f"{made.experts} weights of experts keep their values"
+            if rewritten.experts:
+                kept = f"{rewritten.experts} weights of experts keep their values"
                 notes.append(f"{model.role}: {kept}, and their inputs stay unquantized")
-            return replace(model, checkpoint=made.checkpoint)
+            return replace(model, checkpoint=rewritten.checkpoint)
         rounded = model.dtype in BITS
         title = (
             f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
@@ -332,10 +332,10 @@ def _files(folder: Path) -> dict[str, File]:
 
 def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
     # The digest covers config and weights. Files placed in the bundle have been hashed already.
-    found: dict[EngineName, str] = {}
+    sources: dict[EngineName, str] = {}
     for model in models:
-        if found and model.source.folder == models[0].source.folder:  # an MTP layer of the target's checkpoint
-            found[model.role] = found[models[0].role]
+        if sources and model.source.folder == models[0].source.folder:  # an MTP layer of the target's checkpoint
+            sources[model.role] = sources[models[0].role]
             continue
         placed = not model.packed if isinstance(model, Model) else model.checkpoint is model.source
         digests = {
@@ -343,5 +343,5 @@ def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
             for file in model.source.files
         }
         config = file_digest(model.source.folder / "config.json")
-        found[model.role] = combined_digest({**digests, "config.json": config})
-    return found
+        sources[model.role] = combined_digest({**digests, "config.json": config})
+    return sources

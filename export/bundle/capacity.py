@@ -44,10 +44,10 @@ class Capacity:
 
 def memory_from_text(text: str) -> int:
     """Parse ``80GB``, ``24GiB``, ``512MB`` into bytes. Raises BadRequest."""
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(MB|GB|MiB|GiB)", text.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(MB|GB|MiB|GiB)", text.strip())
+    if match is None or not float(match[1]):
         raise BadRequest(f"--gpu: must be a memory such as 80GB or 24GiB, received {quoted(text)}")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacity:
@@ -61,10 +61,10 @@ def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacit
     if ranks not in (1, gpus) or gpus not in RANKS:
         wanted = ", ".join(map(str, RANKS)) if ranks == 1 else f"{ranks}, for which this bundle was built"
         raise BadRequest(f"--gpus: must be {wanted}, received {quoted(gpus)}")
-    held = _caches(manifest, gpus // ranks)
+    per_rank = _caches(manifest, gpus // ranks)
     weights = _weights(manifest, gpus)
-    caches = [each for each in held if each.name.startswith(("past_key.", "past_value."))]
-    states = [each for each in held if each not in caches]  # of recurrent layers, of a fixed size per slot
+    caches = [each for each in per_rank if each.name.startswith(("past_key.", "past_value."))]
+    states = [each for each in per_rank if each not in caches]  # of recurrent layers, of a fixed size per slot
     per_token = sum(_per_token(each, limits.capacity) for each in caches)
     logits = manifest.engines["target"].contract["logits"]
     slots = limits.batch + num_snapshots(limits.batch, limits.cache)

@@ -45,17 +45,17 @@ _CALLS = (  # beginnings of calls: a model may call a function before it closes 
 
 def reasoning_lines(has_token: Callable[[str], bool], templates: str) -> list[str]:
     """Return a [reasoning] section if ``templates`` write delimiters whose tags are tokens, else nothing."""
-    for found in _DELIMITERS:
-        tags = {tag for text in (found.start, *found.ends) for tag in _TAG.findall(text)}
-        written = _TAG.findall(found.ends[-1])[0] in templates and _TAG.findall(found.start)[0] in templates
+    for delimiters in _DELIMITERS:
+        tags = {tag for text in (delimiters.start, *delimiters.ends) for tag in _TAG.findall(text)}
+        written = _TAG.findall(delimiters.ends[-1])[0] in templates and _TAG.findall(delimiters.start)[0] in templates
         if written and all(map(has_token, tags)):
-            implicit_ends = found.implicit_ends or tuple(filter(has_token, _CALLS))
+            implicit_ends = delimiters.implicit_ends or tuple(filter(has_token, _CALLS))
             return [
                 "",
                 "[reasoning]",
-                f"think_start = {_text(found.start)}",
-                f"think_ends = {_text(found.ends)}",
-                f"forced_end = {_text(found.ends[0])}",
+                f"think_start = {_text(delimiters.start)}",
+                f"think_ends = {_text(delimiters.ends)}",
+                f"forced_end = {_text(delimiters.ends[0])}",
                 *([f"implicit_ends = {_text(implicit_ends)}"] if implicit_ends else []),
             ]
     return []

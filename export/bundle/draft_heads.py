@@ -89,23 +89,23 @@ class DraftHead:
             rule = f"draft.num_draft_tokens must not exceed {most}, what a block of {size} predicts"
             raise BadRecipe(f"{rule}; got {section.num_draft_tokens}; lower draft.num_draft_tokens")
         borrowed = _borrowed(kind, own, head, target, spec)
-        found = cls("draft", kind, checkpoint, own, head, dtype, borrowed, quantized)
+        opened = cls("draft", kind, checkpoint, own, head, dtype, borrowed, quantized)
         require_tensors_fit(own, head)
-        found.require_quantization()
-        return found
+        opened.require_quantization()
+        return opened
 
     def require_quantization(self) -> None:
         """Raise BadCheckpoint, by name, unless quantized weights are float8 with a scale per output or per tensor."""
-        found = self.quantization
-        if found is None:
+        quantization = self.quantization
+        if quantization is None:
             return
-        if found.is_packed or found.has_group_scales:
-            what = "weights of 4 bits" if found.is_packed else "scales of blocks"
+        if quantization.is_packed or quantization.has_group_scales:
+            what = "weights of 4 bits" if quantization.is_packed else "scales of blocks"
             raise BadCheckpoint(
                 f"{self.source.folder}: a head that comes quantized must be in float8 with a scale per channel or "
-                f"tensor, it has {what} ({found.method}); make one with tandemrt export quantize --scheme fp8"
+                f"tensor, it has {what} ({quantization.method}); make one with tandemrt export quantize --scheme fp8"
             )
-        if LM_HEAD_WEIGHT in self.borrowed and found.scheme(LM_HEAD) is not None:
+        if LM_HEAD_WEIGHT in self.borrowed and quantization.scheme(LM_HEAD) is not None:
             raise BadCheckpoint(
                 f"{self.source.folder}: config.json: quantization_config must leave out {LM_HEAD!r}, which this head "
                 "takes from its target as it is; name it in ignore"
@@ -121,8 +121,8 @@ class DraftHead:
 
     def cache_notes(self) -> list[str]:
         """See Model.cache_notes."""
-        found = read_quantization(self.source.config, self.source.folder)  # an MTP layer's own has none
-        return [] if found is None else found.notes_on_unused_cache_scales(self.kv_dtype)
+        quantization = read_quantization(self.source.config, self.source.folder)  # an MTP layer's own has none
+        return [] if quantization is None else quantization.notes_on_unused_cache_scales(self.kv_dtype)
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
@@ -133,10 +133,10 @@ class DraftHead:
         file = folder / "borrowed.safetensors"
         stored = {tensor.name: tensor for tensor in self.borrowed.values()}
         tensors, dtype = self.source.tensors, self.dtype
-        made = [
+        dequantized = [
             dequantized_entry(name, module, tensors, scheme, dtype) for name, (module, scheme) in self.quantized.items()
         ]
-        write_safetensors(file, [*(copied(tensor) for tensor in stored.values()), *made])
+        write_safetensors(file, [*(copied(tensor) for tensor in stored.values()), *dequantized])
         written = read_header(file)
         sources = {name: tensor.name for name, tensor in self.borrowed.items()} | {
             name: name for name in self.quantized
@@ -188,10 +188,10 @@ def _borrowed(
     stored = with_graph_names(target, spec).tensors
     for name, source in wanted.items():
         if source not in stored or stored[source].dtype not in COMPUTE:
-            found = "quantized" if source not in stored else stored[source].dtype
+            actual = "quantized" if source not in stored else stored[source].dtype
             raise BadCheckpoint(
                 f"{checkpoint.folder}: a head without {name!r} takes the target's {source!r}, which should be "
-                f"{', '.join(COMPUTE)}, it is {found}; choose a head with a tensor of its own"
+                f"{', '.join(COMPUTE)}, it is {actual}; choose a head with a tensor of its own"
             )
     own = checkpoint.tensors if kind.borrows_layers else {}
     return {**own, **{name: stored[source] for name, source in wanted.items()}}

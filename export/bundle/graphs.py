@@ -48,9 +48,9 @@ def _decoder(
     sizes: dict[str, Any] = {"dtype": model.compute, "kv_dtype": model.kv_dtype}
     sizes |= {"capacity": recipe.capacity, "width": width}
     sizes["uncommitted"] = most_query(recipe.draft.kind, recipe.draft.num_draft_tokens)
-    held = spec if shard is None else shard.spec(spec)
+    rank_spec = spec if shard is None else shard.spec(spec)
     shown = 0 if shard is not None and shard.rank else len(features)
-    bindings = held.contract(**sizes, cache=recipe.cache, features=shown * spec.hidden)
+    bindings = rank_spec.contract(**sizes, cache=recipe.cache, features=shown * spec.hidden)
     lowering = supported_lowering(lowering, spec)
     make = partial(build_decoder, spec, model.checkpoint, **sizes, lowering=lowering, features=features, shard=shard)
     return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make, lowering, shard)

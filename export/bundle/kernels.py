@@ -62,9 +62,9 @@ def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator
     sizes[_RECURRENT_KERNELS] = tuple(dict.fromkeys(key_dims))
     wanted = {
         _FLOAT8_KERNELS: any(
-            model.dtype not in BITS and found.has_float8
+            model.dtype not in BITS and quantization.has_float8
             for model in models
-            if (found := model.quantization) is not None
+            if (quantization := model.quantization) is not None
         ),
         **{file: any(_has(numbers, model) for model in models) for numbers, file in _LOW_BIT_KERNELS.items()},
         **{

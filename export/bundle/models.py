@@ -70,41 +70,43 @@ class Model:
     @property
     def packed(self) -> bool:
         """Whether the build rewrites the weights: quantizes or repacks them, or converts group scales."""
-        found = self.quantization
+        quantization = self.quantization
         if self.dequantize:
             return self.stored_quantization is not None
-        return self.dtype in BITS or (found is not None and (found.is_packed or self.rewrites_float8))
+        return self.dtype in BITS or (quantization is not None and (quantization.is_packed or self.rewrites_float8))
 
     @property
     def blocks_become_channels(self) -> bool:
         """Whether group scales must be converted to scales per output, because the matmuls do not support them."""
-        found = self.quantization
-        return self.by_operators and self.dtype not in BITS and found is not None and found.has_group_scales
+        quantization = self.quantization
+        return (
+            self.by_operators and self.dtype not in BITS and quantization is not None and quantization.has_group_scales
+        )
 
     @property
     def rewrites_float8(self) -> bool:
         """Whether float8 weights must be written otherwise: those with group scales, and those of experts."""
-        found = self.quantization
+        quantization = self.quantization
         return self.blocks_become_channels or (
             self.by_operators
             and self.spec.experts is not None
             and self.dtype not in BITS
-            and found is not None
-            and found.has_float8
-            and not found.is_packed
+            and quantization is not None
+            and quantization.has_float8
+            and not quantization.is_packed
         )
 
     @property
     def low_bit_matmuls(self) -> bool:
         """Whether a GPU multiplies weights of 4 or 8 bits."""
-        found = self.quantization
-        return self.by_operators and (self.dtype in BITS or (found is not None and found.is_packed))
+        quantization = self.quantization
+        return self.by_operators and (self.dtype in BITS or (quantization is not None and quantization.is_packed))
 
     @property
     def quantization(self) -> Quantization | None:
         """How the weights that the graph reads are quantized in the checkpoint; None: all weights are unquantized."""
-        found = self.stored_quantization
-        return found.dequantized() if found is not None and self.dequantize else found
+        stored = self.stored_quantization
+        return stored.dequantized() if stored is not None and self.dequantize else stored
 
     @property
     def stored_quantization(self) -> Quantization | None:
@@ -113,12 +115,12 @@ class Model:
 
     def cache_notes(self) -> list[str]:
         """Return notes for the build's report about the dtype and scales of keys and values, one line each."""
-        found = self.quantization
+        quantization = self.quantization
         if self.kv_dtype == FLOAT8:
-            scaled = found is not None and found.float8_cache
+            scaled = quantization is not None and quantization.float8_cache
             scales = "the checkpoint's scales" if scaled else "scales of 1: the checkpoint has none"
             return [f"keys and values are held in {FLOAT8}, with {scales}"]
-        return [] if found is None else found.notes_on_unused_cache_scales(self.kv_dtype)
+        return [] if quantization is None else quantization.notes_on_unused_cache_scales(self.kv_dtype)
 
     @classmethod
     def open(cls, role: EngineName, recipe: Recipe) -> "Model":
@@ -145,7 +147,15 @@ class Model:
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         by_operators, compute = STRATEGIES[lowering_of(recipe)].scaled_matmuls, recipe.computed_in(dtype)
         model = cls(
-            *(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators),
+            role,
+            checkpoint,
+            checkpoint,
+            spec,
+            vocabulary,
+            dtype,
+            compute,
+            compute,
+            by_operators,
             dequantize=section.dequantize,
             on_cpu=recipe.backend.name == "onnxruntime-cpu",
         )

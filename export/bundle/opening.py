@@ -87,9 +87,9 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
         rule = (
             f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
         )
-        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
+        received = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         other = "backend 'onnxruntime-cpu'" if layers.experts is not None else "cache = 'linear'"
-        raise BadRecipe(f"{rule}; {found}; choose {other} or another checkpoint")
+        raise BadRecipe(f"{rule}; {received}; choose {other} or another checkpoint")
     if recipe.cache == "paged" and model.spec.head_dim == HEAD_DIMS[-1]:
         _require_half_precision(model)
 
@@ -106,26 +106,26 @@ def _require_half_precision(model: Draft) -> None:
 
 def _require_matmuls(model: Draft, recipe: Recipe) -> None:
     """Raise BadRecipe unless the backend has matmuls for a checkpoint that comes quantized."""
-    found, backend = model.quantization, recipe.backend
-    if found is not None and (why := found.without_matmuls) and model.dtype not in BITS:
+    quantization, backend = model.quantization, recipe.backend
+    if quantization is not None and (why := quantization.without_matmuls) and model.dtype not in BITS:
         ways = f"{_DEQUANTIZE.format(role=model.role)}, or dtype 'int4' or 'int8', which rounds them again"
         raise BadRecipe(
-            f"{model.role}.checkpoint: weights in {why} ({found.method}) have no matmuls on any backend; "
+            f"{model.role}.checkpoint: weights in {why} ({quantization.method}) have no matmuls on any backend; "
             f"{'choose an unquantized or float8 head' if isinstance(model, DraftHead) else ways}"
         )
-    if found is None or not found.rules or backend.name == "onnxruntime-cpu":
+    if quantization is None or not quantization.rules or backend.name == "onnxruntime-cpu":
         return
-    what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
+    what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({quantization.method})"
     if recipe.cache == "paged":
-        _require_scaled_matmuls(what, model, found, recipe)
+        _require_scaled_matmuls(what, model, quantization, recipe)
         return
     if not isinstance(backend, TensorRtRtx):
-        needed = " or ".join(name for name, takes in _BACKENDS_WITH_MATMULS.items() if takes(found))
+        needed = " or ".join(name for name, takes in _BACKENDS_WITH_MATMULS.items() if takes(quantization))
         raise BadRecipe(
             f"{what} needs backend.name {needed}; got {backend.name!r} with cache = {recipe.cache!r}, which has no "
             f"matmuls for it; choose what it needs, or the checkpoint that is not quantized{_advice(model)}"
         )
-    if not _supported_by_tensorrt_rtx(found):
+    if not _supported_by_tensorrt_rtx(quantization):
         raise BadRecipe(
             f"{what} needs weights in float8 and inputs that are unquantized, or have static scales, for backend.name "
             f"'tensorrt-rtx'; choose 'onnxruntime-cpu', or such a checkpoint{_advice(model)}"
@@ -140,21 +140,21 @@ def _require_matmuls(model: Draft, recipe: Recipe) -> None:
 _DEQUANTIZE = "write {role}.dequantize = true, which stores them unquantized"
 
 
-def _supported_by_tensorrt_rtx(found: Quantization) -> bool:
+def _supported_by_tensorrt_rtx(quantization: Quantization) -> bool:
     """Whether TensorRT-RTX has matmuls for a checkpoint's quantization."""
-    return all(scheme.weight == "float8_e4m3fn" and scheme.inputs != "token" for _, scheme in found.rules)
+    return all(scheme.weight == "float8_e4m3fn" and scheme.inputs != "token" for _, scheme in quantization.rules)
 
 
 # Backends that an error message may suggest, with a test that the backend accepts the checkpoint.
 _BACKENDS_WITH_MATMULS: dict[str, Callable[[Quantization], bool]] = {
     "'onnxruntime-cpu'": lambda _: True,
     "'tensorrt-rtx'": _supported_by_tensorrt_rtx,
-    "'onnxruntime-cuda' with cache = 'paged'": lambda found: unsupported_quantization(found) is None,
+    "'onnxruntime-cuda' with cache = 'paged'": lambda quantization: unsupported_quantization(quantization) is None,
 }
 
 
-def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
-    """Raise BadRecipe unless a GPU has matmuls for the quantization ``found`` in a checkpoint."""
+def _require_scaled_matmuls(what: str, model: Draft, quantization: Quantization, recipe: Recipe) -> None:
+    """Raise BadRecipe unless a GPU has matmuls for the quantization of a checkpoint."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
     if layers.experts is not None and (recipe.ranks > 1 or isinstance(model, DraftHead)):
         where = f"over {recipe.ranks} ranks" if recipe.ranks > 1 else "of a draft head"
@@ -166,24 +166,24 @@ def _require_scaled_matmuls(what: str, model: Draft, found: Quantization, recipe
         raise BadRecipe(
             f"{what} has experts, which need {model.role}.dtype 'bfloat16' or 'float16' on a GPU; got 'float32'"
         )
-    if model.dtype in BITS and not found.is_packed:
+    if model.dtype in BITS and not quantization.is_packed:
         return  # the build requantizes them
-    if why := unsupported_quantization(found):
+    if why := unsupported_quantization(quantization):
         raise BadRecipe(
             f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no matmuls yet; choose "
             "'onnxruntime-cpu', or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
             f"scales per token or static ones{_advice(model)}"
         )
-    if found.is_packed and isinstance(model, DraftHead):
+    if quantization.is_packed and isinstance(model, DraftHead):
         raise BadRecipe(
             f"{what} in 4 or 8 bits cannot be a draft head on a GPU yet; choose an unquantized or float8 head"
         )
-    if found.is_packed and model.compute == "float32":
+    if quantization.is_packed and model.compute == "float32":
         raise BadRecipe(
             f"{what} in 4 or 8 bits needs {model.role}.dtype 'bfloat16' or 'float16' on a GPU, in which its matmuls "
             "are computed; got 'float32'"
         )
-    if not found.has_float8:
+    if not quantization.has_float8:
         return
     if model.compute == "float16":
         raise BadRecipe(

@@ -69,8 +69,10 @@ def publish(
     ``group``.
     """
     checkpoint = Checkpoint.open(folder)
-    if found := read_quantization(checkpoint.config, checkpoint.folder):
-        raise BadCheckpoint(f"{folder}: is quantized already ({found.method}); give the checkpoint it was made from")
+    if quantized := read_quantization(checkpoint.config, checkpoint.folder):
+        raise BadCheckpoint(
+            f"{folder}: is quantized already ({quantized.method}); give the checkpoint it was made from"
+        )
     of_head = "fc.weight" in checkpoint.tensors
     if of_head and scheme != "fp8":
         raise BadRequest(f"scheme must be fp8 for a draft that reads its target's states; got {scheme}")

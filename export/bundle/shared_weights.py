@@ -15,15 +15,15 @@ _TABLE = "model.embed_tokens.weight"  # a tied lm_head is the same tensor
 
 def with_shared_weights(engines: Mapping[EngineName, EngineEntry], models: Models) -> dict[EngineName, EngineEntry]:
     """Return ``engines``, with the weights that subgraphs of cut decoders share with each other or with the target."""
-    found: dict[EngineName, dict[str, SharedWeight]] = {}
+    weights: dict[EngineName, dict[str, SharedWeight]] = {}
     for name, own, model, tensor in _shared(models):
         if engines[name].decoder is not None and tensor.dtype == engines[name].dtype and not tensor.transposed:
             weight = SharedWeight(
                 file=f"{model.role}/{tensor.file.name}", offset=tensor.offset, dtype=tensor.dtype, shape=tensor.shape
             )
-            found.setdefault(name, {})[own] = weight
+            weights.setdefault(name, {})[own] = weight
     return {
-        name: engine.model_copy(update={"shared": {**engine.shared, **found.get(name, {})}})
+        name: engine.model_copy(update={"shared": {**engine.shared, **weights.get(name, {})}})
         for name, engine in engines.items()
     }
 

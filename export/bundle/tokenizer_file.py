@@ -13,13 +13,13 @@ def quick_form(content: bytes) -> bytes:
     is no tokenizer is returned as it is, and opening it says what is wrong.
     """
     try:
-        found = json.loads(content)
-        model = found["model"]
+        tokenizer = json.loads(content)
+        model = tokenizer["model"]
         if model["type"] != "BPE":
             return content
         if all(map(_is_one_text, model["merges"])):
             model["merges"] = [" ".join(merge) for merge in model["merges"]]
-        return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")).encode()
     except (ValueError, KeyError, TypeError):
         return content
 

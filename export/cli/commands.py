@@ -93,8 +93,8 @@ def build(
     from tandemrt.export.compile.backends import CompileOptions
 
     if is_recipe(model):
-        if given := BuildOptions(max_model_len, draft=draft).given():
-            raise BadRequest(f"{', '.join(given)}: a recipe defines these; change {quoted(model)} instead")
+        if arguments := BuildOptions(max_model_len, draft=draft).given():
+            raise BadRequest(f"{', '.join(arguments)}: a recipe defines these; change {quoted(model)} instead")
         wanted = Recipe.load(
             locate(model), backend=backend, dtype=dtype, kv_dtype=kv_dtype, tensorrt_python=tensorrt_python
         )
@@ -217,9 +217,9 @@ def triton(
             device=device,
             **options.served(),
         )
-    found = problems(folder, bundle=opened, backends=backend_directory)
-    print_repository(folder, found)
-    raise typer.Exit(1 if found else 0)
+    violations = problems(folder, bundle=opened, backends=backend_directory)
+    print_repository(folder, violations)
+    raise typer.Exit(1 if violations else 0)
 
 
 def default_out(name: str) -> Path:

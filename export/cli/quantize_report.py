@@ -17,8 +17,8 @@ def print_published(report: Published) -> None:
     for kind in kinds:
         table.add_column(kind.rpartition(".")[2], justify="right")
     for layer in sorted({layer for layer, *_ in parts}, key=int):
-        found = [report.errors.get(f"model.layers.{layer}.{kind}") for kind in kinds]
-        table.add_row(layer, *("" if error is None else f"{error:.2%}".rstrip("%") for error in found))
+        errors = [report.errors.get(f"model.layers.{layer}.{kind}") for kind in kinds]
+        table.add_row(layer, *("" if error is None else f"{error:.2%}".rstrip("%") for error in errors))
     console.print(table)
     size = f"{report.before / 1e6:,.1f} MB to {report.after / 1e6:,.1f} MB"
     console.print(f"Checkpoint of {size}: {escape(str(report.folder))}")

@@ -85,17 +85,17 @@ def mapped_weights(path: Path, folder: Path) -> dict[str, SharedWeight]:
     """
     graph = onnx.load(path, load_external_data=False).graph
     read = {name for node in graph.node if node.domain == DOMAIN and node.op_type in ON_CPUS for name in node.input}
-    found = {}
+    weights = {}
     for tensor in graph.initializer:
         if tensor.name in read and tensor.data_location == onnx.TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in tensor.external_data}
-            found[tensor.name] = SharedWeight(
+            weights[tensor.name] = SharedWeight(
                 file=(path.parent / entries["location"]).relative_to(folder).as_posix(),
                 offset=int(entries.get("offset", 0)),
                 dtype=from_onnx(tensor.data_type),
                 shape=tuple(tensor.dims),
             )
-    return found
+    return weights
 
 
 def _is_worth_keeping(path: Path, optimized: Path) -> bool:

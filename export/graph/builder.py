@@ -169,16 +169,16 @@ class GraphBuilder:
         at = ir.Value(name=f"{name}.at", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
         go = ir.Value(name=f"{name}.go", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
         body = self._subgraph(f"{name}.body", lambda: (self.op("Identity", go), step(at)), inputs=[at, go])
-        made = body.outputs[1]
-        result = ir.Value(name=name, type=made.type, shape=ir.Shape(["steps", *dims_of(made)]))
+        step_result = body.outputs[1]
+        result = ir.Value(name=name, type=step_result.type, shape=ir.Shape(["steps", *dims_of(step_result)]))
         self.nodes.append(ir.node("Loop", [count, None], {"body": body}, outputs=[result], name=name))
         return result
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what ``make`` returned when it was first called for ``key`` in this graph or a graph around it."""
-        for made in self._made:
-            if key in made:
-                return cast("Made", made[key])
+        for values in self._made:
+            if key in values:
+                return cast("Made", values[key])
         return cast("Made", self._made[-1].setdefault(key, make()))
 
     def _subgraph(
@@ -230,13 +230,13 @@ class GraphBuilder:
 
     def _infer(self, node: ir.Node) -> None:
         try:
-            found = infer(node, self.opsets[""])
+            types = infer(node, self.opsets[""])
         except Exception as error:
             shown = ", ".join(str(value) for value in node.inputs if value is not None)
             raise InternalError(
                 f"graph {self.name}: node {node.name} does not fit its inputs ({shown}): {error}"
             ) from error
-        for value, (dtype, dims) in zip(node.outputs, found, strict=True):
+        for value, (dtype, dims) in zip(node.outputs, types, strict=True):
             value.dtype = dtype
             value.shape = None if dims is None else ir.Shape(dims)
 

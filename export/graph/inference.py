@@ -23,20 +23,20 @@ def infer(node: ir.Node, opset: int) -> tuple[Typed, ...]:
     key = _key(node, opset)
     if key is None:
         return _inferred(node, opset)
-    found = _KNOWN.get(key)
-    if found is None:
-        found = _KNOWN[key] = _inferred(node, opset)
-    return found
+    types = _KNOWN.get(key)
+    if types is None:
+        types = _KNOWN[key] = _inferred(node, opset)
+    return types
 
 
 def _inferred(node: ir.Node, opset: int) -> tuple[Typed, ...]:
     schema = onnx.defs.get_schema(node.op_type, opset, "")
-    given = [value for value in node.inputs if value is not None]
-    types = {str(value.name): _type_proto(value) for value in given}
-    data = {str(value.name): ir.to_proto(constant) for value in given if (constant := _constant(value)) is not None}
+    inputs = [value for value in node.inputs if value is not None]
+    types = {str(value.name): _type_proto(value) for value in inputs}
+    data = {str(value.name): ir.to_proto(constant) for value in inputs if (constant := _constant(value)) is not None}
     imports = [onnx.helper.make_opsetid("", opset)]
-    found = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, opset_imports=imports)
-    return tuple(_typed(found[str(value.name)]) for value in node.outputs)
+    protos = onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data, opset_imports=imports)
+    return tuple(_typed(protos[str(value.name)]) for value in node.outputs)
 
 
 def _key(node: ir.Node, opset: int) -> Hashable | None:
@@ -70,9 +70,9 @@ def _type_proto(value: ir.Value) -> onnx.TypeProto:
 
 
 def _typed(proto: onnx.TypeProto) -> Typed:
-    found = proto.tensor_type
-    dims = tuple(_dim(dim) for dim in found.shape.dim) if found.HasField("shape") else None
-    return ir.DataType(found.elem_type), dims
+    tensor_type = proto.tensor_type
+    dims = tuple(_dim(dim) for dim in tensor_type.shape.dim) if tensor_type.HasField("shape") else None
+    return ir.DataType(tensor_type.elem_type), dims
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -45,24 +45,24 @@ class LowBitFormat:
 
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of the integers, scales and zero points of a matrix [rows, inner]."""
-        found: dict[str, tuple[str, tuple[int, ...]]]
+        shapes: dict[str, tuple[str, tuple[int, ...]]]
         if self.interleaved:
             shape = interleaved_shape(rows, inner)
             by_tile = shape[0], -(-inner // self.group_size) * OUTPUTS
-            found = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
-            return found | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
+            shapes = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
+            return shapes | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
         # The last may be padded.
         aligned = self.tiles and self.numbers != "float8"
         count = scales_of_output(inner, self.group_size) if aligned else -(-inner // self.group_size)
-        found = (
+        shapes = (
             {f"tiles{self.group_size}": ("uint8", (rows, padded_inner(inner) * self.bits // 8))}
             if self.tiles
             else {"integers": ("uint8", (rows, count, self.group_size * self.bits // 8))}
         )
-        found["scales"] = (self.scales, (rows, count))
+        shapes["scales"] = (self.scales, (rows, count))
         if self.floats:
-            return found | ({"factors": ("float32", (rows,))} if self.bits == 4 else {})
-        return found | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
+            return shapes | ({"factors": ("float32", (rows,))} if self.bits == 4 else {})
+        return shapes | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
 
 
 def numpy_dtype(dtype: str) -> np.dtype:

@@ -129,11 +129,11 @@ class Weights:
         """
         wanted = [tiles_name(name) for name in names]
         parts = [self.checkpoint.tensors.get(name) for name in wanted]
-        found = [part for part in parts if part is not None]
-        if len(found) < len(parts) or any(count % OUTPUTS for count in rows[:-1]):
+        stored = [part for part in parts if part is not None]
+        if len(stored) < len(parts) or any(count % OUTPUTS for count in rows[:-1]):
             return None
-        joined = self._adjacent(wanted, found)
-        for name, count, part in zip(names, rows, found, strict=True):
+        joined = self._adjacent(wanted, stored)
+        for name, count, part in zip(names, rows, stored, strict=True):
             if joined is None or part.shape != tiled_shape(count, inner):
                 return None
             self._used.add(name)
@@ -170,8 +170,8 @@ class Weights:
         ends = [packed_tensor_name("", numbers, "scales") for numbers in ("int8", "int4", "float4", "float8")]
         names = [name.removesuffix(end) for name in self.checkpoint.tensors for end in ends if name.endswith(end)]
         names = [name for name in names if experts is None or (EXPERTS in name) == experts]
-        found = {low_bit_format for name in names if (low_bit_format := self.low_bit_format(name)) is not None}
-        return tuple(sorted(found, key=repr))
+        formats = {low_bit_format for name in names if (low_bit_format := self.low_bit_format(name)) is not None}
+        return tuple(sorted(formats, key=repr))
 
     def low_bit_tensors(
         self,
@@ -186,7 +186,7 @@ class Weights:
 
         ``name``: of the joined weights; None: all names.
         """
-        found = []
+        tensors = []
         for kind in low_bit_format.shapes(0, inner):
             wanted = [packed_tensor_name(name, low_bit_format.numbers, kind) for name in names]
             shapes = [low_bit_format.shapes(count, inner)[kind] for count in rows]
@@ -196,8 +196,8 @@ class Weights:
             if joined is None:  # ranges of rows of adjacent weights
                 each = [self._external(part.name, part.dtype, part.shape, part, part.nbytes) for part in parts]
                 joined = self.builder.op("Concat", *each, axis=0)
-            found.append(joined)
-        return tuple(found)
+            tensors.append(joined)
+        return tuple(tensors)
 
     def _adjacent(
         self, names: Sequence[str], parts: Sequence[StoredTensor], name: str | None = None

@@ -106,7 +106,13 @@ class LinearCacheBlockAttention:
         total_sequence_length = b.op("Add", b.op("ReduceMax", seqlens_k, keepdims=1), b.constant([1], "int32"))
         (mixed,) = b.custom(
             "GroupQueryAttention",
-            *(folded, no_tokens, no_tokens, present.key, present.value, seqlens_k, total_sequence_length),
+            folded,
+            no_tokens,
+            no_tokens,
+            present.key,
+            present.value,
+            seqlens_k,
+            total_sequence_length,
             domain=LIBRARY,
             outputs=[(w.dtype, dims_of(folded))],
             num_heads=spec.heads * self.block,

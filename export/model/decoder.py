@@ -93,7 +93,12 @@ def build_decoder(
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
         own_inputs = layer_inputs(b, hidden, token_ids, w, spec)
     picked, graph_outputs = decoder_layers(
-        *(b, hidden, w, spec, graph_inputs, strategies),
+        b,
+        hidden,
+        w,
+        spec,
+        graph_inputs,
+        strategies,
         capacity=capacity,
         features=features,
         norms_all=norms_all,

@@ -65,7 +65,7 @@ def experts_operator(
         gate_up = w.stacked(both, [width] * len(both), (spec.hidden,), name=f"{name}.experts.gate_up")
         down = w.stacked(out, [spec.hidden] * experts.count, (width,), name=f"{name}.experts.down")
         (mixed,) = b.custom(
-            *("experts", x, logits, gate_up, down), domain=DOMAIN, outputs=[(w.dtype, dims_of(x))], **routing
+            "experts", x, logits, gate_up, down, domain=DOMAIN, outputs=[(w.dtype, dims_of(x))], **routing
         )
     scale = experts.router.scale
     return mixed if scale == 1.0 else b.op("Mul", mixed, b.constant(scale, w.dtype))

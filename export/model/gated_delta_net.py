@@ -20,10 +20,10 @@ from tandemrt.export.read.recurrent_layers import DeltaNet
 
 
 def gated_delta_net(
-    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: DeltaNet, call: RecurrentCall | PackedCall, held: Held
+    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: DeltaNet, call: RecurrentCall | PackedCall, past: Held
 ) -> tuple[ir.Value, Held]:
     """Append a layer (export/model/recurrent.py)."""
-    assert held.state is not None
+    assert past.state is not None
     weights = _weights(b, w, name, net)
     epsilon = net.norm_eps or call.spec.norm_eps
     if isinstance(call, PackedCall):
@@ -32,7 +32,7 @@ def gated_delta_net(
             b,
             call.matmul(b, x, w, merged),
             weights,
-            held,
+            past,
             w.dtype,
             key_heads=net.key_heads,
             places=places,
@@ -40,8 +40,8 @@ def gated_delta_net(
             update_scale=net.update_scale,
         )
     mixed, gate = _projected(b, x, w, name, net, call)
-    ordered, earlier = call.earlier(b, held.recent, w.dtype)
-    out, state = call.run(b, _span(b, mixed, earlier, w, weights, net, call), held.state, w.dtype)
+    ordered, earlier = call.earlier(b, past.recent, w.dtype)
+    out, state = call.run(b, _span(b, mixed, earlier, w, weights, net, call), past.state, w.dtype)
     after = Held(call.tokens.store(b, ordered, mixed), state)
     headed = b.op("Reshape", out, b.constant([0, 0, net.value_heads, net.value_dim]))
     assert weights.norm is not None
@@ -144,7 +144,10 @@ def _span(
     gates = (w.dtype, ("batch", "span", net.value_heads))
     decay, update = b.custom(
         "LinearAttentionGate",
-        *(decay, weights.dt_bias, weights.decay_scale, update),
+        decay,
+        weights.dt_bias,
+        weights.decay_scale,
+        update,
         domain=LIBRARY,
         outputs=[gates, gates],
     )

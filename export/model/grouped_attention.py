@@ -273,7 +273,14 @@ class GroupedAttention:
         tables = (None, None) if attention.rope is None else self.tables[attention.rope]
         return self._operator(
             b,
-            *(qkv, None, None, past.key, past.value, self.seqlens_k, self.total_sequence_length, *tables),
+            qkv,
+            None,
+            None,
+            past.key,
+            past.value,
+            self.seqlens_k,
+            self.total_sequence_length,
+            *tables,
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],
             attention=attention,
             w=w,
@@ -294,7 +301,10 @@ class GroupedAttention:
         no_table = b.constant(np.zeros((1, 0)), w.dtype) if attention.rope is None else None
         return b.custom(
             "decode_attention",
-            *(qkv, past.key, past.value, self.index),
+            qkv,
+            past.key,
+            past.value,
+            self.index,
             *((no_table, no_table) if attention.rope is None else self.tables[attention.rope]),
             domain=DOMAIN,
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],

@@ -14,10 +14,10 @@ from tandemrt.export.read.recurrent_layers import KimiDelta
 
 
 def kimi_delta(
-    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: KimiDelta, call: RecurrentCall | PackedCall, held: Held
+    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: KimiDelta, call: RecurrentCall | PackedCall, past: Held
 ) -> tuple[ir.Value, Held]:
     """Append a layer (export/model/recurrent.py): the gated delta rule with one decay per key channel."""
-    assert held.state is not None
+    assert past.state is not None
     rates = b.op("Exp", b.cast(w.stored(f"{name}.A_log", (1, 1, net.heads, 1)), "float32"))
     size = net.head_dim
     stored = {"b": net.heads, "f_a": size, "g_a": size, "q": net.mixed, "k": net.mixed, "v": net.mixed}
@@ -40,10 +40,10 @@ def kimi_delta(
         starts |= {"update_at": net.channels + net.mixed, "gate_at": net.width}
         parts = b.op("Concat", qkv, decay, update, gate, axis=-1)
         how: dict[str, Any] = {"key_heads": net.heads, "places": starts, "epsilon": call.spec.norm_eps}
-        return call.linear_attention(b, parts, weights, held, w.dtype, sigmoid_gate=True, **how)
+        return call.linear_attention(b, parts, weights, past, w.dtype, sigmoid_gate=True, **how)
     mixed = b.op("Concat", qkv, decay, update, axis=2)
-    ordered, earlier = call.earlier(b, held.recent, w.dtype)
-    out, state = call.run(b, _span(b, mixed, earlier, w, name, net, call, rates), held.state, w.dtype)
+    ordered, earlier = call.earlier(b, past.recent, w.dtype)
+    out, state = call.run(b, _span(b, mixed, earlier, w, name, net, call, rates), past.state, w.dtype)
     headed = b.op("Reshape", out, b.constant([0, 0, net.heads, size]))
     scaled = normed(b, headed, w(f"{name}.norm.weight", (size,)), w.dtype, call.spec.norm_eps)
     gated = b.op("Mul", b.op("Reshape", scaled, b.constant([0, 0, net.mixed])), b.op("Sigmoid", gate))

@@ -24,13 +24,13 @@ def layer_inputs(
     table = w.stored("model.embed_tokens_per_layer.weight", (inputs.vocab, width))
     stored = b.cast(b.op("Gather", table, token_ids), w.dtype)
     stored = b.op("Mul", stored, b.constant(inputs.width**0.5, w.dtype))
-    made = Linear.stored("model.per_layer_model_projection", width)(b, hidden, w)
-    made = b.op("Mul", made, b.constant(spec.hidden**-0.5, w.dtype))
-    made = b.op("Reshape", made, b.constant([0, 0, spec.layers, inputs.width]))
-    made = stored_norm(b, made, w, "model.per_layer_projection_norm", spec)
-    made = b.op("Reshape", made, b.constant([0, 0, width]))
-    made.shape = stored.shape  # a Reshape loses the name of padded tokens
-    both = b.op("Mul", b.op("Add", made, stored), b.constant(2**-0.5, w.dtype))
+    projected = Linear.stored("model.per_layer_model_projection", width)(b, hidden, w)
+    projected = b.op("Mul", projected, b.constant(spec.hidden**-0.5, w.dtype))
+    projected = b.op("Reshape", projected, b.constant([0, 0, spec.layers, inputs.width]))
+    projected = stored_norm(b, projected, w, "model.per_layer_projection_norm", spec)
+    projected = b.op("Reshape", projected, b.constant([0, 0, width]))
+    projected.shape = stored.shape  # a Reshape loses the name of padded tokens
+    both = b.op("Mul", b.op("Add", projected, stored), b.constant(2**-0.5, w.dtype))
     return b.ops("Split", both, b.constant([inputs.width] * spec.layers), outputs=spec.layers, axis=-1)
 
 

@@ -110,14 +110,14 @@ def decoder_layer(
         present: dict[str, ir.Value] = {}
         if recur is not None and spec.recurrent_of(layer) is not None:
             module = f"{name}.{recur.net.module}"
-            mixed, held = recur(b, normed, w, module, layer, graph_inputs)
+            mixed, caches = recur(b, normed, w, module, layer, graph_inputs)
             parts.append((mixed, Linear.stored(f"{module}.out_proj", spec.hidden, bias=recur.net.bias), 1.0))
-            present |= held
+            present |= caches
         if spec.has_attention(layer):
-            mixed, held = _attention(b, normed, w, spec, graph_inputs, attend, layer, name)
+            mixed, caches = _attention(b, normed, w, spec, graph_inputs, attend, layer, name)
             out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
             parts.append((mixed, out, spec.scales.attention_output))
-            present |= held
+            present |= caches
         updates = []
         selects_rows = strategies.select_rows_early and layer == spec.layers - 1
         for mixed, out, factor in parts:
@@ -157,8 +157,8 @@ def _attention(
     source = spec.cache_of(layer)
     names = [each for each in (f"key.{source}", f"value.{source}") if f"past_{each}" in graph_inputs]
     kind = "past" if source == layer else "present"
-    held = [graph_inputs[f"{kind}_{each}"] for each in names]
-    cached = LayerCache(held[0], held[-1])
+    tensors = [graph_inputs[f"{kind}_{each}"] for each in names]
+    cached = LayerCache(tensors[0], tensors[-1])
     normed = scaled_by(b, normed, spec.scales.attention_input, w.dtype)
     mixed, cache = attend(b, normed, w, attention_weights(spec, layer, f"{name}.self_attn"), cached)
     return mixed, dict(zip((f"present_{each}" for each in names), (cache.key, cache.value), strict=False))

@@ -54,7 +54,9 @@ def low_bit_experts(
     last = w.low_bit_tensors(down, [hidden] * len(down), width, forms[1], name=f"{prefix}.down")
     (mixed,) = b.custom(
         f"{forms[0].numbers}_experts",
-        *(x, logits, *(each for kind in zip(both, last, strict=True) for each in kind)),
+        x,
+        logits,
+        *(each for kind in zip(both, last, strict=True) for each in kind),
         domain=DOMAIN,
         outputs=[(w.dtype, dims_of(x))],
         **routing,
@@ -66,17 +68,17 @@ def low_bit_experts(
 
 
 def _form(w: Weights, names: Sequence[str]) -> LowBitFormat | None:
-    found = [w.low_bit_format(name) for name in names]
+    formats = [w.low_bit_format(name) for name in names]
     quantized = next((n for n in names if w.low_bit_format(n) is None and w.scheme(n.removesuffix(".weight"))), None)
     if quantized is not None:
         raise BadCheckpoint(
             f"{quantized}: experts in float8 next to weights of 4 or 8 bits have no operators on a GPU; choose "
             "backend.name 'onnxruntime-cpu' or dequantize = true"
         )
-    for name, form in zip(names, found, strict=True):
-        if form != found[0]:
+    for name, form in zip(names, formats, strict=True):
+        if form != formats[0]:
             raise _unequal(names[0], name)
-    return found[0]
+    return formats[0]
 
 
 def _unequal(one: str, other: str) -> BadCheckpoint:

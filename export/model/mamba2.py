@@ -15,7 +15,7 @@ from tandemrt.plugins.operators.constants import DOMAIN, OutputNorm
 
 
 def mamba2(
-    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: Mamba2, call: RecurrentCall | PackedCall, held: Held
+    b: GraphBuilder, x: ir.Value, w: Weights, name: str, net: Mamba2, call: RecurrentCall | PackedCall, past: Held
 ) -> tuple[ir.Value, Held]:
     """Append a layer (export/model/recurrent.py).
 
@@ -26,16 +26,16 @@ def mamba2(
         S = exp(-exp(A_log) * step) * S + k ⊗ (step * v)
         out = norm((Sᵀ q + D * v) * silu(gate))
     """
-    assert held.state is not None
+    assert past.state is not None
     projection = Linear.stored(f"{name}.in_proj", net.mixed + net.width, bias=net.bias)
     projected = _by_part(b, call.matmul(b, scaled_by(b, x, net.scales[0], w.dtype), w, projection), net, w.dtype)
     if isinstance(call, PackedCall):
-        out, after = _packed(b, projected, w, name, net, call, held)
+        out, after = _packed(b, projected, w, name, net, call, past)
         return scaled_by(b, out, net.scales[2], w.dtype), after
     gate, mixed = b.ops("Split", projected, b.constant([net.mixed, net.width]), outputs=2, axis=2)
-    ordered, earlier = call.earlier(b, held.recent, w.dtype)
+    ordered, earlier = call.earlier(b, past.recent, w.dtype)
     span, value = _span(b, mixed, earlier, w, name, net, call)
-    out, state = call.run(b, span, held.state, w.dtype)
+    out, state = call.run(b, span, past.state, w.dtype)
     skipped = _by_head(b, cut_tokens(b, value, start=call.tokens.replayed), net)
     direct = b.op("Mul", skipped, b.op("Unsqueeze", w(f"{name}.D", (net.heads,)), b.constant([1])))
     out = b.op("Add", out, b.op("Reshape", direct, b.constant([0, 0, net.mixed])))
@@ -44,7 +44,7 @@ def mamba2(
 
 
 def _packed(
-    b: GraphBuilder, projected: ir.Value, w: Weights, name: str, net: Mamba2, call: PackedCall, held: Held
+    b: GraphBuilder, projected: ir.Value, w: Weights, name: str, net: Mamba2, call: PackedCall, past: Held
 ) -> tuple[ir.Value, Held]:
     keys, over = net.groups * net.state_dim, net.norm_over_ranks
     starts = {"gate_at": 0, "value_at": net.mixed, "key_at": 2 * net.mixed, "query_at": 2 * net.mixed + keys}
@@ -60,7 +60,7 @@ def _packed(
         b,
         projected,
         weights,
-        held,
+        past,
         w.dtype,
         key_heads=net.groups,
         places=starts | {"decay_at": 2 * net.mixed + 2 * keys},

@@ -17,8 +17,8 @@ def stored_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: Model
         if weight.dtype == x.dtype:
             return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps, stash_type=1)
         wide = [b.cast(each, "float32") for each in (x, bias)]
-        found = b.op("LayerNormalization", wide[0], weight, wide[1], axis=-1, epsilon=spec.norm_eps, stash_type=1)
-        return b.cast(found, w.dtype)
+        normalized = b.op("LayerNormalization", wide[0], weight, wide[1], axis=-1, epsilon=spec.norm_eps, stash_type=1)
+        return b.cast(normalized, w.dtype)
     return normed(b, x, norm_weight(b, w, name, width_of(x), spec), w.dtype, spec.norm_eps)
 
 

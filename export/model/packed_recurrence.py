@@ -64,7 +64,7 @@ class PackedCall:
         b: GraphBuilder,
         projected: ir.Value,
         weights: LayerWeights,
-        held: Held,
+        past: Held,
         dtype: str,
         *,
         key_heads: int,
@@ -80,15 +80,20 @@ class PackedCall:
         ``places``: where the parts of ``projected`` are (plugins/operators/projections.py). ``norm_groups``: of outputs
         that are normed together; None: the value heads.
         """
-        assert held.state is not None
-        recent, state = held.recent, held.state
+        assert past.state is not None
+        recent, state = past.recent, past.state
         value_heads, value_dim = int(dims_of(state)[1]), int(dims_of(state)[3])
         channels, _, kernel = map(int, dims_of(weights.convolution))
         out, state, recent = b.custom(
             "linear_attention",
-            *(projected, state, recent, b.op("Reshape", weights.convolution, b.constant([channels, kernel]))),
+            projected,
+            state,
+            recent,
+            b.op("Reshape", weights.convolution, b.constant([channels, kernel])),
             self._float32(b, weights.conv_bias, channels),
-            *(weights.decay_scale, weights.dt_bias, self._float32(b, weights.skip, value_heads)),
+            weights.decay_scale,
+            weights.dt_bias,
+            self._float32(b, weights.skip, value_heads),
             self._float32(b, weights.norm, 1),
             *self.place.values(),
             domain=DOMAIN,
@@ -109,18 +114,20 @@ class PackedCall:
         return out, Held(recent, state)
 
     def short_convolution(
-        self, b: GraphBuilder, projected: ir.Value, weight: ir.Value, bias: ir.Value | None, held: Held, dtype: str
+        self, b: GraphBuilder, projected: ir.Value, weight: ir.Value, bias: ir.Value | None, past: Held, dtype: str
     ) -> tuple[ir.Value, Held]:
         """Append the operator; return its output [tokens, channels] and what the slots hold."""
         channels, _, kernel = map(int, dims_of(weight))
         names = [binding.name for binding in SCHEMAS["short_convolution"].inputs]
         out, recent = b.custom(
             "short_convolution",
-            *(projected, held.recent, b.op("Reshape", weight, b.constant([channels, kernel]))),
+            projected,
+            past.recent,
+            b.op("Reshape", weight, b.constant([channels, kernel])),
             self._float32(b, bias, channels),
             *(value for name, value in self.place.items() if name in names),
             domain=DOMAIN,
-            outputs=[(dtype, (*dims_of(projected)[:-1], channels)), (dtype, dims_of(held.recent))],
+            outputs=[(dtype, (*dims_of(projected)[:-1], channels)), (dtype, dims_of(past.recent))],
         )
         return out, Held(recent)
 

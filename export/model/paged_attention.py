@@ -64,7 +64,12 @@ class PagedAttention:
             scales = dict(zip(("key_scale", "value_scale"), w.cache_scales(attention.name), strict=True))
         mixed, key, value = b.custom(
             operator,
-            *(qkv, past.key, past.value, *self.place.values(), *self.tables[attention.rope], *norms),
+            qkv,
+            past.key,
+            past.value,
+            *self.place.values(),
+            *self.tables[attention.rope],
+            *norms,
             domain=DOMAIN,
             outputs=[(w.dtype, shape), (kv_dtype, cache), (kv_dtype, cache)],
             heads=self.spec.heads,

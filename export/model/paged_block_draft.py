@@ -110,7 +110,12 @@ class PagedBlockAttention:
         cache = (dtype, dims_of(past.key))
         mixed, key, value = b.custom(
             "window_attention",
-            *(qkv, past.key, past.value, *place.values(), *tables, *norms),
+            qkv,
+            past.key,
+            past.value,
+            *place.values(),
+            *tables,
+            *norms,
             domain=DOMAIN,
             outputs=[(dtype, (rows, width)), cache, cache],
             heads=int(width) // self.spec.head_dim,

@@ -62,7 +62,11 @@ class PagedLatentAttention:
         query.name, key.name = f"query.{attention.layer}", f"key.{attention.layer}"
         mixed, cache = b.custom(
             "latent_attention",
-            *(query, key, past.key, *self.place.values(), *self.tables),
+            query,
+            key,
+            past.key,
+            *self.place.values(),
+            *self.tables,
             domain=DOMAIN,
             outputs=[(w.dtype, (tokens, spec.heads * latent.rank)), (w.dtype, dims_of(past.key))],
             heads=spec.heads,

@@ -61,7 +61,12 @@ class Recurrence:
         heads, _, value_dim = self.state
         out, state = b.custom(
             "LinearAttention",
-            *(self.query, self.key, self.value, state, self.decay, *([] if self.update is None else [self.update])),
+            self.query,
+            self.key,
+            self.value,
+            state,
+            self.decay,
+            *([] if self.update is None else [self.update]),
             domain=LIBRARY,
             outputs=[(dtype, ("batch", _fresh_symbol(b), heads * value_dim)), ("float32", ("batch", *self.state))],
             q_num_heads=heads,
@@ -169,7 +174,10 @@ def convolved_by(
     channels, _, kernel = map(int, dims_of(weight))
     out, _ = b.custom(
         "CausalConvWithState",
-        *(x, weight, bias, before),
+        x,
+        weight,
+        bias,
+        before,
         domain=LIBRARY,
         outputs=[(dtype, ("batch", "span", channels)), (dtype, ("batch", kernel - 1, channels))],
         activation=activation,

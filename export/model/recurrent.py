@@ -43,8 +43,8 @@ class Recurrent:
         ``name`` is the prefix of the layer's weights.
         """
         names: dict[str, Any] = {"recent": f"recent.{layer}"} | ({"state": f"state.{layer}"} if self.net.state else {})
-        held = Held(**{kind: graph_inputs[f"past_{each}"] for kind, each in names.items()})
-        mixed, left = FUNCTIONS[type(self.net)](b, x, w, name, self.net, self.call, held)
+        past = Held(**{kind: graph_inputs[f"past_{each}"] for kind, each in names.items()})
+        mixed, left = FUNCTIONS[type(self.net)](b, x, w, name, self.net, self.call, past)
         mixed.shape = ir.Shape((*dims_of(self.call.ids), self.net.mixed))
         if isinstance(self.call, RecurrentCall) and is_padded(x):
             mixed = pad_as(b, mixed, self.call.tokens.count, x)

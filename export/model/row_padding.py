@@ -61,9 +61,9 @@ def pad_as(b: GraphBuilder, x: ir.Value, tokens: ir.Value, padded: ir.Value) -> 
 
 def cut(b: GraphBuilder, padded: ir.Value, tokens: ir.Value, like: ir.Value) -> ir.Value:
     """Return the first ``tokens`` (int64[1]) tokens of ``padded`` [batch, more tokens, width], as ``like`` has."""
-    found = b.op("Slice", padded, b.constant([0]), tokens, b.constant([1]))
-    found.shape = ir.Shape([*dims_of(like)[:2], dims_of(padded)[2]])
-    return found
+    rows = b.op("Slice", padded, b.constant([0]), tokens, b.constant([1]))
+    rows.shape = ir.Shape([*dims_of(like)[:2], dims_of(padded)[2]])
+    return rows
 
 
 def _with_zeros(b: GraphBuilder, x: ir.Value, missing: ir.Value, name: int | str) -> ir.Value:

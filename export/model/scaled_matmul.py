@@ -34,7 +34,8 @@ def scaled_matmul(
     static_scale = [] if scheme.inputs == "token" else [_one(b, w, f"{modules[0]}.{scheme.input_scale}")]
     quantized, scales = b.custom(
         "quantize_tokens",
-        *(x, *static_scale),
+        x,
+        *static_scale,
         domain=DOMAIN,
         outputs=[("float8_e4m3fn", (*lead, inner)), ("float32", (*lead, 1))],
     )
@@ -42,7 +43,11 @@ def scaled_matmul(
     each = [_weight_scales(b, w, module, count, scheme) for module, count in zip(modules, rows, strict=True)]
     weight_scales = each[0] if len(each) == 1 else b.op("Concat", *each, axis=0)
     (matmul,) = b.custom(
-        *("scaled_matmul", quantized, scales, weight, weight_scales),
+        "scaled_matmul",
+        quantized,
+        scales,
+        weight,
+        weight_scales,
         domain=DOMAIN,
         outputs=[(w.dtype, (*lead, sum(rows)))],
     )

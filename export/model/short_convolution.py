@@ -18,17 +18,17 @@ def short_convolution(
     name: str,
     net: ShortConvolution,
     call: RecurrentCall | PackedCall,
-    held: Held,
+    past: Held,
 ) -> tuple[ir.Value, Held]:
     """Append a layer (export/model/recurrent.py): after * convolution(before * values), with two gates."""
     projected = call.matmul(b, x, w, Linear.stored(f"{name}.in_proj", 3 * net.channels, bias=net.bias))
     if isinstance(call, PackedCall):
         weight = w.stacked([f"{name}.conv1d.weight"], [net.channels], (1, net.kernel))
         bias = w(f"{name}.conv1d.bias", (net.channels,)) if net.bias else None
-        return call.short_convolution(b, projected, weight, bias, held, w.dtype)
+        return call.short_convolution(b, projected, weight, bias, past, w.dtype)
     before, after, values = b.ops("Split", projected, b.constant([net.channels] * 3), outputs=3, axis=2)
     mixed = b.op("Mul", before, values)
-    ordered, earlier = call.earlier(b, held.recent, w.dtype)
+    ordered, earlier = call.earlier(b, past.recent, w.dtype)
     lead = cut_tokens(b, earlier, start=b.constant([1 - net.kernel]))
     out = convolved(b, mixed, lead, w, [f"{name}.conv1d"], [net.channels], kernel=net.kernel, bias=net.bias)
     return b.op("Mul", after, out), Held(call.tokens.store(b, ordered, mixed))

@@ -144,11 +144,11 @@ def _additions(node: ir.Node) -> list[ir.Node]:
 
     count = int(dims_of(x)[-1])
     parts = [value(f"part_{number}") for number in range(count)]
-    nodes, made = [ir.node("Split", [x], {"axis": -1, "num_outputs": count}, outputs=parts)], parts[0]
+    nodes, partial_sum = [ir.node("Split", [x], {"axis": -1, "num_outputs": count}, outputs=parts)], parts[0]
     for number, part in enumerate(parts[1:], 1):
         outputs = [value(f"sum_{number}")] if number + 1 < count else _copies(node)
-        nodes.append(ir.node("Add", [made, part], outputs=outputs))
-        made = outputs[0]
+        nodes.append(ir.node("Add", [partial_sum, part], outputs=outputs))
+        partial_sum = outputs[0]
     return nodes
 
 

@@ -78,11 +78,11 @@ class _Cutter:
         """Return the inputs and the outputs of the subgraph of ``stage``, in the graph's order."""
         inside = [node for node in self._nodes(stage) if not self._is_fixed(node)]
         read = {value for node in inside for value in node.inputs if value is not None and value not in self._fixed}
-        made = [value for node in inside for value in node.outputs]
+        computed = [value for node in inside for value in node.outputs]
         known = [*self._graph.inputs, *(value for node in self._graph for value in node.outputs)]
         results, within = set(self._graph.outputs), set(inside)
-        outputs = [v for v in made if v in results or any(use.node not in within for use in v.uses())]
-        return [value for value in known if value in read and value not in made], outputs
+        outputs = [v for v in computed if v in results or any(use.node not in within for use in v.uses())]
+        return [value for value in known if value in read and value not in computed], outputs
 
     def _nodes(self, stage: int) -> list[ir.Node]:
         return [node for node in self._graph if self._stage.get(node) == stage and node.domain != DOMAIN]

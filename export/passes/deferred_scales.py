@@ -32,10 +32,10 @@ def defer_scales(model: ir.Model) -> int:
     order = {node: place for place, node in enumerate(model.graph)}
     count = 0
     for last in list(model.graph):
-        found = _match(last, order)
-        if found is None:
+        match = _match(last, order)
+        if match is None:
             continue
-        matmul, between = found
+        matmul, between = match
         joined = _joined(last, matmul, between)
         raw = _without_scales(matmul)
         joined.replace_input_with(list(joined.inputs).index(matmul.outputs[0]), raw.outputs[0])
@@ -53,9 +53,9 @@ def defer_scales(model: ir.Model) -> int:
 def _matches(graph: ir.Graph) -> Iterator[tuple[ir.Node, _Match]]:
     order = {node: place for place, node in enumerate(graph)}
     for last in graph:
-        found = _match(last, order)
-        if found is not None:
-            yield last, found
+        match = _match(last, order)
+        if match is not None:
+            yield last, match
 
 
 def _match(last: ir.Node, order: Mapping[ir.Node, int]) -> _Match | None:

@@ -72,11 +72,11 @@ class Pipeline:
 
 def nodes_in_order(model: ir.Model) -> str | None:
     """Every node follows the nodes whose values it reads."""
-    made = {*model.graph.inputs, *model.graph.initializers.values()}
+    available = {*model.graph.inputs, *model.graph.initializers.values()}
     for node in model.graph:
-        if early := [value for value in node.inputs if value is not None and value not in made]:
+        if early := [value for value in node.inputs if value is not None and value not in available]:
             return f"{node.name} reads {early[0].name} before a node makes it"
-        made |= set(node.outputs)
+        available |= set(node.outputs)
     return None
 
 

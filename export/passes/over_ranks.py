@@ -99,8 +99,8 @@ def _sum_over_ranks(value: ir.Value | None) -> ir.Node | None:
         return None
     if node.op_type != "Mul":
         return node if _is(node, "all_reduce") else None
-    found = [each for each in map(_sum_over_ranks, node.inputs) if each is not None]
-    return found[0] if len(found) == 1 else None
+    sums = [each for each in map(_sum_over_ranks, node.inputs) if each is not None]
+    return sums[0] if len(sums) == 1 else None
 
 
 def _split_head(graph: ir.Graph, head: _StoredMatmul, rank: int, ranks: int) -> None:

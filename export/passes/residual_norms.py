@@ -82,10 +82,10 @@ def fuse_wide_norms(model: ir.Model) -> int:
     """
     count, order = 0, _order(model.graph)
     for norm in list(model.graph):
-        found = _wide_norm(norm, order)
-        if found is None:
+        match = _wide_norm(norm, order)
+        if match is None:
             continue
-        add, widened, narrowed = found
+        add, widened, narrowed = match
         fused = _residual_norm(norm, *add.inputs, norm.inputs[1])
         order[fused] = order[norm]
         replaced = [narrowed.outputs[0], add.outputs[0]]
@@ -182,9 +182,9 @@ def _residual_norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 
 def _lone_norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]:
     for norm in graph:
-        found = lone_norm(norm)
-        if found is not None and found[0].dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
-            yield norm, *found
+        match = lone_norm(norm)
+        if match is not None and match[0].dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
+            yield norm, *match
 
 
 def _over_ranks(add: ir.Node) -> bool:

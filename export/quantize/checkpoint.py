@@ -109,8 +109,8 @@ class _RelativeError:
     changed: float = 0.0
     total: float = 0.0
 
-    def add(self, found: npt.NDArray, before: npt.NDArray) -> None:
-        self.changed += float(np.square(found - before, dtype=np.float64).sum())
+    def add(self, after: npt.NDArray, before: npt.NDArray) -> None:
+        self.changed += float(np.square(after - before, dtype=np.float64).sum())
         self.total += float(np.square(before, dtype=np.float64).sum())
 
     @property
@@ -147,10 +147,10 @@ class _Rounding:
             return floats
         scales_in = numpy_dtype(matmul.form.scales)
         if matmul.scheme is not None and matmul.is_packed:
-            found = read_low_bit(matmul.module, tensors, matmul.scheme)
-            scales = found.scales.astype(scales_in).astype(np.float32)
-            self.scales.add(scales, found.scales)
-            return replace(found, form=matmul.form, scales=scales)
+            packed = read_low_bit(matmul.module, tensors, matmul.scheme)
+            scales = packed.scales.astype(scales_in).astype(np.float32)
+            self.scales.add(scales, packed.scales)
+            return replace(packed, form=matmul.form, scales=scales)
         matrix = read_matrix(matmul.module, tensors, matmul.scheme)
         quantized = quantize(matrix, matmul.form, scales_in)
         self.weights.add(quantized.dequantized, matrix)
@@ -163,9 +163,9 @@ def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
     for group in groups(matmuls, lambda matmul: matmul.module, lambda matmul: matmul.form, on_gpu=on_gpu):
         shapes = [matmul.form.shapes(matmul.rows, matmul.inner) for matmul in group]
         for kind in shapes[0]:
-            for matmul, found in zip(group, shapes, strict=True):
+            for matmul, shapes_of_kinds in zip(group, shapes, strict=True):
                 name = packed_tensor_name(f"{matmul.module}.weight", matmul.form.numbers, kind)
-                yield Entry(name, *found[kind], partial(rounding.part, matmul, kind))
+                yield Entry(name, *shapes_of_kinds[kind], partial(rounding.part, matmul, kind))
 
 
 def _matmuls(

@@ -51,25 +51,25 @@ class QuantizedMatrix:
         if self.form.interleaved:
             return self._interleaved()
         packed = nibbles if self.form.bits == 4 else np.asarray
-        found: dict[str, npt.NDArray] = {"integers": packed(self.integers), "scales": self.scales}
-        return found if self.zeros is None else found | {"zeros": packed(self.zeros)}
+        arrays: dict[str, npt.NDArray] = {"integers": packed(self.integers), "scales": self.scales}
+        return arrays if self.zeros is None else arrays | {"zeros": packed(self.zeros)}
 
     def _interleaved(self) -> dict[str, npt.NDArray]:
         integers = self.integers.reshape(len(self.integers), -1)[:, : self.inner]
-        found = {
+        arrays = {
             f"interleaved{self.form.group_size}": interleaved(integers),
             "scales": by_tile(self.scales),
         }
-        return found if self.zeros is None else found | {"zeros": by_tile(self.zeros)}
+        return arrays if self.zeros is None else arrays | {"zeros": by_tile(self.zeros)}
 
     def _tiles(self) -> dict[str, npt.NDArray]:
         integers = wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))
         count = scales_of_output(self.inner, self.form.group_size)
-        found = {
+        arrays = {
             f"tiles{self.form.group_size}": (in_tiles if self.form.bits == 4 else bytes_in_tiles)(integers),
             "scales": wide(self.scales, count).astype(numpy_dtype(self.form.scales)),
         }
-        return found if self.zeros is None else found | {"zeros": nibbles(wide(self.zeros, count))}
+        return arrays if self.zeros is None else arrays | {"zeros": nibbles(wide(self.zeros, count))}
 
 
 def quantize(

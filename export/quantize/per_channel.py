@@ -52,8 +52,8 @@ def write_per_channel(
     """
     checkpoint = with_graph_names(checkpoint, spec)
     modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
-    found = {module: quantization.scheme(*checkpoint.names_of(module)) for module in modules}
-    schemes = {module: scheme for module, scheme in found.items() if scheme is not None}
+    scheme_of_module = {module: quantization.scheme(*checkpoint.names_of(module)) for module in modules}
+    schemes = {module: scheme for module, scheme in scheme_of_module.items() if scheme is not None}
     # A pattern of the config may also match norms; only quantized modules have scales.
     schemes = {module: each for module, each in schemes.items() if f"{module}.{each.scale}" in checkpoint.tensors}
     experts = {module: scheme for module, scheme in schemes.items() if EXPERTS in f"{module}."}

@@ -80,8 +80,8 @@ def read_reordered(module: str, tensors: Mapping[str, StoredTensor], scheme: Sch
     integers, scales, zeros = _parts(module, tensors, scheme, rows, inner)
     middle = np.float32(1 << (BITS[scheme.weight] - 1))
     shifted = integers.astype(np.float32) - (middle if zeros is None else zeros[:, group])
-    found: npt.NDArray[np.float32] = shifted * scales[:, group]
-    return found
+    weight: npt.NDArray[np.float32] = shifted * scales[:, group]
+    return weight
 
 
 def _parts(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, rows: int, inner: int) -> _Parts:
@@ -151,9 +151,9 @@ def _require_no_zero_points(module: str, tensors: Mapping[str, StoredTensor], ro
 def _require_rows(module: str, tensors: Mapping[str, StoredTensor]) -> None:
     """Raise BadCheckpoint for int8 weights that bitsandbytes stored in the order of one GPU's matmuls."""
     name = f"{module}.weight_format"
-    if name in tensors and (found := read_values(typed(tensors, name, (), ("uint8",)))):
+    if name in tensors and (layout := read_values(typed(tensors, name, (), ("uint8",)))):
         raise BadCheckpoint(
-            f"{tensors[name].file}: tensor {quoted(name)} should be 0, rows, it is {found}; save the model again with "
+            f"{tensors[name].file}: tensor {quoted(name)} should be 0, rows, it is {layout}; save the model again with "
             "bitsandbytes 0.45 or later"
         )
 
@@ -196,8 +196,8 @@ def _awq_gemv_words(inner: int, group: int) -> int:
 
 def _unpacked(words: npt.NDArray, bits: int) -> npt.NDArray[np.uint8]:
     """Unpack int32 [rows, words] to integers of ``bits``, the first in the lowest bits: uint8 [rows, words * n]."""
-    found = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
-    return unpacked(found) if bits == 4 else found
+    octets = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
+    return unpacked(octets) if bits == 4 else octets
 
 
 def _in_order(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -219,12 +219,12 @@ def _groups_of_inputs(
     return read_values(typed(tensors, name, (inner,)))
 
 
-def _require_order(module: str, found: npt.NDArray[np.integer], group: int) -> None:
-    wrong = np.flatnonzero(found != np.arange(len(found)) // group)
+def _require_order(module: str, ids: npt.NDArray[np.integer], group: int) -> None:
+    wrong = np.flatnonzero(ids != np.arange(len(ids)) // group)
     if wrong.size:
         raise BadCheckpoint(
             f"{module}: g_idx should give the inputs to groups of {group} in their order, but input {wrong[0]} is in "
-            f"group {found[wrong[0]]}; write dequantize = true in the recipe's section of this checkpoint, or quantize "
+            f"group {ids[wrong[0]]}; write dequantize = true in the recipe's section of this checkpoint, or quantize "
             "the model with desc_act = false"
         )
 

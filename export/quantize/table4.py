@@ -59,19 +59,19 @@ def _scales(module: str, tensors: Mapping[str, StoredTensor], state: Fields, blo
         raise BadCheckpoint(f"{state.where}: nested_offset should be a number, it is {quoted(offset)}")
     table = read_values(typed(tensors, f"{module}.weight.nested_quant_map", (256,), ("float32",)))
     outer = read_values(typed(tensors, f"{module}.weight.nested_absmax", (-(-blocks // size),), ("float32",)))
-    found: npt.NDArray[np.float32] = table[absmax] * outer.repeat(size)[:blocks] + np.float32(offset)
-    return found
+    scales: npt.NDArray[np.float32] = table[absmax] * outer.repeat(size)[:blocks] + np.float32(offset)
+    return scales
 
 
 def _state(module: str, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     names = [f"{module}.weight.{state}" for state in _STATES]
     tensor = find(tensors, next((name for name in names if name in tensors), names[0]))
     try:
-        found = json.loads(read_values(typed(tensors, tensor.name, (tensor.nbytes,), ("uint8",))).tobytes())
+        state = json.loads(read_values(typed(tensors, tensor.name, (tensor.nbytes,), ("uint8",))).tobytes())
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(
             f"{tensor.file}: tensor {quoted(tensor.name)} should hold JSON: {clipped(error)}"
         ) from error
-    if not isinstance(found, dict):
-        raise BadCheckpoint(f"{tensor.file}: tensor {quoted(tensor.name)} should hold an object, it is {quoted(found)}")
-    return found
+    if not isinstance(state, dict):
+        raise BadCheckpoint(f"{tensor.file}: tensor {quoted(tensor.name)} should hold an object, it is {quoted(state)}")
+    return state

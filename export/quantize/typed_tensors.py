@@ -41,10 +41,10 @@ def scales_of(
     tensor = _one_of(tensors, name, (shape, *others), FLOATS)
     if used is None:
         require_scales(tensor)
-    found = read_values(tensor).astype(np.float32).reshape(shape)[:, :used]
-    if not (np.isfinite(found) & (found > 0)).all():
+    scales = read_values(tensor).astype(np.float32).reshape(shape)[:, :used]
+    if not (np.isfinite(scales) & (scales > 0)).all():
         raise BadCheckpoint(f"{tensor.file}: tensor {quoted(name)} should hold scales, finite and above 0")
-    return found
+    return scales
 
 
 def _one_of(

@@ -101,9 +101,9 @@ class Checkpoint:
         """Return the values of a small tensor. Raises BadCheckpoint unless it has ``shape`` and one of ``dtypes``."""
         tensor = self.tensors.get(name)
         if tensor is None or tensor.shape != shape or tensor.dtype not in dtypes:
-            found = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+            actual = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
             raise BadCheckpoint(
-                f"{self.folder}: tensor {quoted(name)} should be {' or '.join(dtypes)}{list(shape)}, it is {found}"
+                f"{self.folder}: tensor {quoted(name)} should be {' or '.join(dtypes)}{list(shape)}, it is {actual}"
             )
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.offset)

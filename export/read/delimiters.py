@@ -53,15 +53,15 @@ class DelimiterEncoder:
         line = self._encode("\n")
         after_newline = self._encode("\n" + text)
         ways = [ids, after_newline[len(line) :] if after_newline[: len(line)] == line else [], self._part_by_part(text)]
-        found = next((way for way in ways if self._text(way) == text.encode()), None)
-        if found is None:
+        exact = next((way for way in ways if self._text(way) == text.encode()), None)
+        if exact is None:
             raise BadRecipe(f"{key}: the tokenizer has no tokens for {quoted(text)}; use a text it can encode")
-        if self._missing_byte is not None and any(self.vocabulary.tokens[token] for token in found):
+        if self._missing_byte is not None and any(self.vocabulary.tokens[token] for token in exact):
             raise BadRecipe(
                 f"{key}: a delimiter that is text needs a tokenizer with a token for every byte, there is none for "
                 f"{self._missing_byte}; got {quoted(text)}; use a delimiter that is one token"
             )
-        return Delimiter(text=text, ids=tuple(found))
+        return Delimiter(text=text, ids=tuple(exact))
 
     def contains(self, delimiter: Delimiter, other: Delimiter) -> bool:
         """Whether the text of ``delimiter`` contains the text of ``other``."""

@@ -155,11 +155,11 @@ def _causal(how: Fields, kinds: list[str] | None, layers: int, *, slides: bool, 
 
     ``every``: all layers slide because of ``use_swa``; they see the complete block. vLLM and TensorRT-LLM read it so.
     """
-    given = [how.flag(name, False) for name in ("causal", "is_causal") if name in how.data]
-    if len(set(given)) > 1:
-        raise BadCheckpoint(f"config.json: causal and is_causal should be equal, they are {quoted(given)}")
-    if given or every or not slides:
-        return (bool(given) and given[0],) * layers
+    flags = [how.flag(name, False) for name in ("causal", "is_causal") if name in how.data]
+    if len(set(flags)) > 1:
+        raise BadCheckpoint(f"config.json: causal and is_causal should be equal, they are {quoted(flags)}")
+    if flags or every or not slides:
+        return (bool(flags) and flags[0],) * layers
     if not kinds:
         raise BadCheckpoint(
             "config.json: use_sliding_window without layer_types does not say which layers of a block draft slide; "

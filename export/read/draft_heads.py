@@ -170,15 +170,15 @@ def read_features(fields: Fields, name: str, target: ModelSpec, *, offset: int =
     layers = target.layers
     if not isinstance(named, list) or any(isinstance(each, bool) or not isinstance(each, int) for each in named):
         raise BadCheckpoint(f"{fields.where}: {name} should be a list of layers, it is {quoted(named)}")
-    found = tuple(each + offset for each in named)
-    if any(not 0 <= each < layers for each in found) or len(set(found)) < len(found):
+    numbers = tuple(each + offset for each in named)
+    if any(not 0 <= each < layers for each in numbers) or len(set(numbers)) < len(numbers):
         what = "outputs" if offset else "inputs"
         raise BadCheckpoint(
             f"{fields.where}: {name} should name different layers of the target by their {what}, "
             f"{-offset}..{layers - 1 - offset} (tools disagree on {layers - offset}, the last layer's output), it is "
             f"{quoted(named)}"
         )
-    return found
+    return numbers
 
 
 def read_mask_token(fields: Fields, name: str) -> int:

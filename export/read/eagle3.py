@@ -151,20 +151,20 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parall
 
 
 def _flat_mask_token(fields: Fields) -> int:
-    found = next((name for name in _MASK_TOKENS if name in fields.data), None)
-    if found is None:
+    field = next((name for name in _MASK_TOKENS if name in fields.data), None)
+    if field is None:
         raise BadCheckpoint(
             f"config.json: {_MASK_TOKENS[0]} should be an id, it is missing: SpecForge does not save it; add the id of "
             "the training run (by default the tokenizer's mask token, else its number of tokens; Qwen3: 151669)"
         )
-    return read_mask_token(fields, found)
+    return read_mask_token(fields, field)
 
 
 def _features(fields: Fields, name: str, target: ModelSpec, *, offset: int = 0) -> tuple[int, ...]:
     """Return ``read_features``, or the published default if the config lists no layers."""
-    found = read_features(fields, name, target, offset=offset)
-    if found is not None:
-        return found
+    features = read_features(fields, name, target, offset=offset)
+    if features is not None:
+        return features
     ids = (2, target.layers // 2, target.layers - 3)
     if len(set(ids)) < 3 or min(ids) < 1:
         raise BadCheckpoint(

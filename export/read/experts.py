@@ -370,11 +370,11 @@ def _sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 def _equal_in_all_layers(fields: Fields, name: str, layers: int, default: int) -> int:
     """Read an integer, or a list with the same integer for every layer."""
-    found: Any = fields.get(name, default)
-    if isinstance(found, list) and len(found) >= layers and len(set(map(str, found[:layers]))) == 1:
-        found = found[0]
-    if type(found) is not int or found < 1:
+    value: Any = fields.get(name, default)
+    if isinstance(value, list) and len(value) >= layers and len(set(map(str, value[:layers]))) == 1:
+        value = value[0]
+    if type(value) is not int or value < 1:
         raise BadCheckpoint(
-            f"config.json: {name} should be an integer of at least 1, the same in every layer, it is {quoted(found)}"
+            f"config.json: {name} should be an integer of at least 1, the same in every layer, it is {quoted(value)}"
         )
-    return found
+    return value

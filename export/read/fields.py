@@ -84,5 +84,5 @@ class Fields:
             )
 
     def _bad(self, name: str, rule: str) -> BadCheckpoint:
-        found = f"is {quoted(self.data[name])}" if name in self.data else "is missing"
-        return BadCheckpoint(f"{self.where}: {name} should be {rule}, it {found}")
+        actual = f"is {quoted(self.data[name])}" if name in self.data else "is missing"
+        return BadCheckpoint(f"{self.where}: {name} should be {rule}, it {actual}")

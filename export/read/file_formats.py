@@ -52,7 +52,7 @@ def other_format(names: Iterable[str]) -> str | None:
     """Return the other model format that files of these ``names`` have, with advice; None: no known format."""
     there = sorted(names)
     for patterns, what, advice in _OTHER_FORMATS:
-        found = [name for pattern in patterns for name in there if fnmatchcase(name, pattern)]
-        if found:
-            return f"{what} ({found[0]}); {advice}"
+        matching = [name for pattern in patterns for name in there if fnmatchcase(name, pattern)]
+        if matching:
+            return f"{what} ({matching[0]}); {advice}"
     return None

@@ -68,9 +68,9 @@ def fetch(
     snapshot = partial(snapshot_download, repository, revision=revision, allow_patterns=FILES, ignore_patterns=OTHERS)
     try:
         with suppress(LocalEntryNotFoundError):
-            found = Path(snapshot(local_files_only=True))
-            if _is_complete(found, needed):
-                return found
+            cached = Path(snapshot(local_files_only=True))
+            if _is_complete(cached, needed):
+                return cached
         if begin is not None:
             begin(f"Fetch {name} from the Hugging Face hub")
         fetched = Path(snapshot(tqdm_class=_bar(progress)))

@@ -52,11 +52,11 @@ def latent(fields: Fields) -> Latent:
 
 def latent_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     """Return the scale of attention scores; with YaRN, ``mscale_all_dim`` sharpens them."""
-    found: dict[str, object] = {}
+    scaling: dict[str, object] = {}
     for name in ("rope_scaling", "rope_parameters"):
         part = fields.get(name)
-        found |= part if isinstance(part, Mapping) else {}
-    share, factor = found.get("mscale_all_dim") or 0, found.get("factor") or 1.0
+        scaling |= part if isinstance(part, Mapping) else {}
+    share, factor = scaling.get("mscale_all_dim") or 0, scaling.get("factor") or 1.0
     if not all(isinstance(each, int | float) and each >= 0 for each in (share, factor)):
         raise BadCheckpoint(
             f"{fields.where}: mscale_all_dim and factor should be numbers, they are {quoted([share, factor])}"

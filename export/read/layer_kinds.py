@@ -100,15 +100,15 @@ def alternating_windows(period: int, *, full: int = -1, named: str | None = None
 
     def read(fields: Fields, layers: int) -> Windows:
         kinds = layer_types(fields, layers)
-        given: Any = fields.get(named, period) if named else period
+        every: Any = fields.get(named, period) if named else period
         if fields.get("sliding_window") is None:
             kinds = kinds or [False] * layers
         if kinds is None:
-            if not isinstance(given, int) or given < 1:
+            if not isinstance(every, int) or every < 1:
                 raise BadCheckpoint(
-                    f"config.json: {named} should be an integer where there are no layer_types, it is {quoted(given)}"
+                    f"config.json: {named} should be an integer where there are no layer_types, it is {quoted(every)}"
                 )
-            kinds = [i % given != full % given for i in range(layers)]
+            kinds = [i % every != full % every for i in range(layers)]
         return _window_of(fields, kinds), tuple(kinds)
 
     return read
@@ -241,26 +241,26 @@ def all_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...
 def listed_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
     """SmolLM3: ``no_rope_layers``, with 1 for layers that rotate; by default all but the last of each interval."""
     interval = fields.integer("no_rope_layer_interval", 4)
-    given = fields.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
-    if not isinstance(given, list) or len(given) < layers or any(x not in (0, 1) for x in given):
+    rotates = fields.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
+    if not isinstance(rotates, list) or len(rotates) < layers or any(x not in (0, 1) for x in rotates):
         raise BadCheckpoint(
-            f"config.json: no_rope_layers should hold 0 or 1 for each of {layers} layers, it is {quoted(given)}"
+            f"config.json: no_rope_layers should hold 0 or 1 for each of {layers} layers, it is {quoted(rotates)}"
         )
-    return tuple(bool(x) for x in given[:layers])
+    return tuple(bool(x) for x in rotates[:layers])
 
 
 def rotary_by_theta(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
     """Granite with sliding windows: ``layer_rope_theta``, with 0 for layers that do not rotate."""
-    found = fields.get("layer_rope_theta")
-    if found is None:
+    thetas = fields.get("layer_rope_theta")
+    if thetas is None:
         return (True,) * layers
     theta = fields.data.get("rope_theta", (fields.data.get("rope_parameters") or {}).get("rope_theta", 10_000.0))
-    if not isinstance(found, list) or len(found) != layers or not all(each in (0, theta) for each in found):
+    if not isinstance(thetas, list) or len(thetas) != layers or not all(each in (0, theta) for each in thetas):
         raise BadCheckpoint(
             f"config.json: layer_rope_theta should be a list with rope_theta, {quoted(theta)}, or 0 for each layer, it "
-            f"is {quoted(found)}; other frequencies per layer are not supported"
+            f"is {quoted(thetas)}; other frequencies per layer are not supported"
         )
-    return tuple(each != 0 for each in found)
+    return tuple(each != 0 for each in thetas)
 
 
 def no_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
@@ -276,9 +276,9 @@ def configured_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bo
 def rotary_if_configured(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:  # noqa: ARG001
     """OLMo Hybrid: all layers rotate if there are rope_parameters, or the fields of older configs."""
     names = ("rope_parameters", "rope_scaling", "rope_theta")
-    given = fields.get("rope_parameters")
+    parameters = fields.get("rope_parameters")
     rotates = any(fields.data.get(name) is not None for name in names)
-    return (rotates and not (isinstance(given, dict) and given.get("rope_theta", 1) is None),) * layers
+    return (rotates and not (isinstance(parameters, dict) and parameters.get("rope_theta", 1) is None),) * layers
 
 
 def sliding_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:

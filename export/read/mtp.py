@@ -82,9 +82,9 @@ class MtpSpec(DraftHeadSpec):
             fields.finish(ignored)
         else:
             layer = target
-            found = ModelSpec.from_hf(config, ignored=ignored)
-            if (found.layers, found.hidden, found.vocab) != (target.layers, target.hidden, target.vocab):
-                raise mismatch("num_hidden_layers", f"the target's, {target.layers}", found.layers)
+            stated = ModelSpec.from_hf(config, ignored=ignored)
+            if (stated.layers, stated.hidden, stated.vocab) != (target.layers, target.hidden, target.vocab):
+                raise mismatch("num_hidden_layers", f"the target's, {target.layers}", stated.layers)
             if layer.recurrent is not None:
                 require_one_layer(config)
             elif not mtp_prefixes(config, layer.layers):
@@ -157,13 +157,13 @@ def _tensors(
             f"{checkpoint.folder}: config.json should have the quantization_config where an MTP layer drafts, it is in "
             'a separate file (ModelOpt); copy it into config.json, as quantization_config with quant_method "modelopt"'
         )
-    found = next((p for p in forms if any(name.startswith(f"{p[0]}.") for name in checkpoint.tensors)), None)
-    if found is None:
+    prefixes = next((p for p in forms if any(name.startswith(f"{p[0]}.") for name in checkpoint.tensors)), None)
+    if prefixes is None:
         raise BadCheckpoint(
             f"{checkpoint.folder}: should hold tensors {' or '.join(repr(f'{each[0]}.*') for each in forms)}, it holds "
             "none; choose a checkpoint with an MTP layer, or another draft"
         )
-    empty = next((p for p in found if not any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
+    empty = next((p for p in prefixes if not any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
     if empty is not None:
         raise BadCheckpoint(
             f"{checkpoint.folder}: should hold tensors {f'{empty}.*'!r}, as num_nextn_predict_layers in config.json "
@@ -172,9 +172,9 @@ def _tensors(
     tensors: dict[str, Any] = {}
     quantized: dict[str, tuple[str, Scheme]] = {}
     for name, tensor in checkpoint.tensors.items():
-        at = next((at for at, each in enumerate(found) if name.startswith(f"{each}.")), 0)
-        stem = name.removeprefix(f"{found[at]}.")
-        if found[at] == _QWEN:
+        at = next((at for at, each in enumerate(prefixes) if name.startswith(f"{each}.")), 0)
+        stem = name.removeprefix(f"{prefixes[at]}.")
+        if prefixes[at] == _QWEN:
             stem = stem.removeprefix("layers.0.")
         if stem == name and alone and name not in _OF_TARGET:
             raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} does not belong to an MTP layer")
@@ -192,7 +192,7 @@ def _tensors(
             quantized[f"{new}.weight"] = source, scheme
         else:
             tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
-    return tensors, quantized, forms[found]
+    return tensors, quantized, forms[prefixes]
 
 
 def of_index(name: str) -> bool:

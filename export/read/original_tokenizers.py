@@ -67,9 +67,9 @@ def _convert_tiktoken(file: Path, out: Path) -> None:
     backend: Backend = converter.converted()
     listed, begin = config.get("added_tokens_decoder") or {}, backend.get_vocab_size()
     for at in range(begin, begin + _RESERVED):
-        given = listed.get(str(at), {})
-        token = AddedToken(given.get("content", f"<|reserved_token_{at}|>"), normalized=False)
-        (backend.add_special_tokens if given.get("special", True) else backend.add_tokens)([token])
+        entry = listed.get(str(at), {})
+        token = AddedToken(entry.get("content", f"<|reserved_token_{at}|>"), normalized=False)
+        (backend.add_special_tokens if entry.get("special", True) else backend.add_tokens)([token])
     out.mkdir()
     backend.save(str(out / "tokenizer.json"))
     kept = {name: value for name, value in config.items() if name != "auto_map"}
@@ -83,10 +83,10 @@ def _can_convert_tiktoken(file: Path) -> bool:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _split(file: Path) -> str | None:

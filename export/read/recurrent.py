@@ -70,10 +70,10 @@ def kimi_delta(fields: Fields, layers: int) -> KimiDelta:
     """Kimi Linear: the layers of ``kda_layers``, counted from 1; as transformers saves it, those of ``layer_types``."""
     default = ["full_attention" if at and at % 4 == 0 else "linear_attention" for at in range(layers)]
     names, inner = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), fields
-    if (given := fields.get("linear_attn_config")) is not None:
-        if not isinstance(given, dict):
-            raise BadCheckpoint(f"config.json: linear_attn_config should be an object, it is {quoted(given)}")
-        names, inner = ("num_heads", "head_dim", "short_conv_kernel_size"), Fields(given, "linear_attn_config")
+    if (section := fields.get("linear_attn_config")) is not None:
+        if not isinstance(section, dict):
+            raise BadCheckpoint(f"config.json: linear_attn_config should be an object, it is {quoted(section)}")
+        names, inner = ("num_heads", "head_dim", "short_conv_kernel_size"), Fields(section, "linear_attn_config")
         of_kinds = [inner.get(name, []) for name in ("kda_layers", "full_attn_layers")]
         listed = [at for kind in of_kinds if isinstance(kind, list) for at in kind]
         if any(type(at) is not int for at in listed) or sorted(listed) != list(range(1, layers + 1)):
@@ -91,10 +91,10 @@ def kimi_delta(fields: Fields, layers: int) -> KimiDelta:
 
 def short_convolution(fields: Fields, layers: int) -> ShortConvolution | None:
     """LFM2: the layers that ``layer_types`` calls conv, else all but those of ``full_attn_idxs``."""
-    given = fields.get("full_attn_idxs", list(range(layers)))
-    if not isinstance(given, list) or not all(type(at) is int for at in given):
-        raise BadCheckpoint(f"config.json: full_attn_idxs should be a list of layers, it is {quoted(given)}")
-    default = ["full_attention" if at in given else "conv" for at in range(layers)]
+    attention_layers = fields.get("full_attn_idxs", list(range(layers)))
+    if not isinstance(attention_layers, list) or not all(type(at) is int for at in attention_layers):
+        raise BadCheckpoint(f"config.json: full_attn_idxs should be a list of layers, it is {quoted(attention_layers)}")
+    default = ["full_attention" if at in attention_layers else "conv" for at in range(layers)]
     return _convolution(fields, named_layers(fields, layers, ("conv",), ("full_attention",), default), 3)
 
 
@@ -116,11 +116,13 @@ def granite_mamba2(fields: Fields, layers: int) -> Mamba2 | None:
 
 def bamba_mamba2(fields: Fields, layers: int) -> Mamba2 | None:
     """Bamba: all layers but those of ``attn_layer_indices``."""
-    given = fields.get("attn_layer_indices", [])
-    if not isinstance(given, list) or not all(type(at) is int for at in given):
-        raise BadCheckpoint(f"config.json: attn_layer_indices should be a list of layers, it is {quoted(given)}")
+    attention_layers = fields.get("attn_layer_indices", [])
+    if not isinstance(attention_layers, list) or not all(type(at) is int for at in attention_layers):
+        raise BadCheckpoint(
+            f"config.json: attn_layer_indices should be a list of layers, it is {quoted(attention_layers)}"
+        )
     fields.skip("layers_block_type", "layer_types")  # transformers derives them from attn_layer_indices
-    return _mamba2(fields, tuple(at not in given for at in range(layers)))
+    return _mamba2(fields, tuple(at not in attention_layers for at in range(layers)))
 
 
 def falcon_mamba2(fields: Fields, layers: int) -> Mamba2:
@@ -182,12 +184,12 @@ def nemotron_layers(fields: Fields) -> tuple[tuple[str, str | None], ...]:
     blocks = fields.get("layers_block_type", fields.get("hybrid_override_pattern"))
     fields.skip("hybrid_override_pattern")
     kinds = [_NEMOTRON_BLOCKS.get(each) for each in blocks] if isinstance(blocks, list | str) else [None]
-    found: list[tuple[str, str | None]] = []
+    layers: list[tuple[str, str | None]] = []
     for kind in kinds:
         if kind in ("mamba", "attention"):
-            found.append((kind, None))
-        elif kind is not None and found and found[-1][1] is None:
-            found[-1] = found[-1][0], kind
+            layers.append((kind, None))
+        elif kind is not None and layers and layers[-1][1] is None:
+            layers[-1] = layers[-1][0], kind
         else:
             raise BadCheckpoint(
                 "config.json: hybrid_override_pattern should name mixers, M or *, each perhaps with an MLP, - or E, "
@@ -198,7 +200,7 @@ def nemotron_layers(fields: Fields) -> tuple[tuple[str, str | None], ...]:
             f"config.json: num_hidden_layers should be the number of blocks, {len(kinds)}, it is "
             f"{quoted(fields.get('num_hidden_layers'))}"
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def nemotron_count(fields: Fields) -> int:
@@ -211,10 +213,10 @@ def nemotron_mlps(fields: Fields) -> tuple[bool, ...]:
 
 def numbers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
     """Return a field of ``count`` numbers, which are 1 if it is absent."""
-    given = fields.get(name, [1.0] * count)
-    if not isinstance(given, list) or len(given) != count or not all(type(x) in (int, float) for x in given):
-        raise BadCheckpoint(f"config.json: {name} should be {count} numbers, it is {quoted(given)}")
-    return tuple(map(float, given))
+    values = fields.get(name, [1.0] * count)
+    if not isinstance(values, list) or len(values) != count or not all(type(x) in (int, float) for x in values):
+        raise BadCheckpoint(f"config.json: {name} should be {count} numbers, it is {quoted(values)}")
+    return tuple(map(float, values))
 
 
 def _shared_evenly(net: DeltaNet) -> DeltaNet:

@@ -45,12 +45,12 @@ def sections_of(net: RecurrentLayers) -> Mapping[str, tuple[Section, ...]]:
         wide = ("q_proj", "k_proj", "v_proj", "f_b_proj", "g_b_proj", "q_conv1d", "k_conv1d", "v_conv1d", "dt_bias")
         return dict.fromkeys(wide, (values,)) | {"b_proj": (heads,), "A_log": (heads,)}
     values, heads, keys = (net.mixed, net.heads), (net.heads, net.heads), (net.groups * net.state_dim, net.groups)
-    found: dict[str, tuple[Section, ...]] = {
+    sections: dict[str, tuple[Section, ...]] = {
         "in_proj": (values, values, keys, keys, heads),  # gates, values, keys, queries, step sizes
         "conv1d": (values, keys, keys),
         "norm": (values,),
     }
-    return found | dict.fromkeys(("A_log", "D", "dt_bias"), (heads,))
+    return sections | dict.fromkeys(("A_log", "D", "dt_bias"), (heads,))
 
 
 def obstacle(net: RecurrentLayers, ranks: int) -> str | None:
@@ -75,12 +75,12 @@ def obstacle(net: RecurrentLayers, ranks: int) -> str | None:
 def _of_delta_net(net: DeltaNet) -> Mapping[str, tuple[Section, ...]]:
     keys = (net.key_heads * net.key_dim, net.key_heads)
     values, heads = (net.mixed, net.value_heads), (net.value_heads, net.value_heads)
-    found: dict[str, tuple[Section, ...]] = {
+    sections: dict[str, tuple[Section, ...]] = {
         "in_proj_qkv": (keys, keys, values),
         "in_proj_qkvz": ((net.channels + net.mixed, net.key_heads),),  # ordered by key head
         "in_proj_ba": ((2 * net.value_heads, net.key_heads),),
         "conv1d": (keys, keys, values),
     }
-    found |= dict.fromkeys(("q_proj", "k_proj", "q_conv1d", "k_conv1d"), (keys,))
-    found |= dict.fromkeys(("v_proj", "v_conv1d", "in_proj_z"), (values,))
-    return found | dict.fromkeys(("in_proj_a", "in_proj_b", "A_log", "dt_bias"), (heads,))
+    sections |= dict.fromkeys(("q_proj", "k_proj", "q_conv1d", "k_conv1d"), (keys,))
+    sections |= dict.fromkeys(("v_proj", "v_conv1d", "in_proj_z"), (values,))
+    return sections | dict.fromkeys(("in_proj_a", "in_proj_b", "A_log", "dt_bias"), (heads,))

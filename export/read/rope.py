@@ -96,16 +96,16 @@ def ropes(
         return Rope.from_hf(config, head_dims[0], max_length, rules=rules, length=length), None
     local: Mapping[str, Any] = {}
     if isinstance(config.get("rope_theta"), list):
-        found = _listed(config, rules, sliding)
+        parameters = _listed(config, rules, sliding)
     else:
-        found = _parameters(config, rules)
+        parameters = _parameters(config, rules)
         local = {"rope_theta": config.number(*rules.local_theta)}
-    if "full_attention" in found or "sliding_attention" in found:
-        local = {**local, **_object(config, found.get("sliding_attention", {}))}
-        found = {"rope_theta": found["rope_theta"], **_object(config, found.get("full_attention", {}))}
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        local = {**local, **_object(config, parameters.get("sliding_attention", {}))}
+        parameters = {"rope_theta": parameters["rope_theta"], **_object(config, parameters.get("full_attention", {}))}
     rope, other = (
         _read(config, part, head_dim, max_length, rules, length or max_length)
-        for part, head_dim in zip((found, local), head_dims, strict=True)
+        for part, head_dim in zip((parameters, local), head_dims, strict=True)
     )
     return rope, other if other != rope else None
 
@@ -113,7 +113,7 @@ def ropes(
 def _listed(config: Fields, rules: RopeRules, sliding: tuple[bool, ...]) -> dict[str, Any]:
     """Step 3.5: ``rope_theta`` and ``partial_rotary_factors`` with a value per layer; only full layers are scaled."""
     layers, theta = len(sliding), rules.default["rope_theta"]
-    found: dict[str, Any] = {"rope_theta": theta, "full_attention": {}, "sliding_attention": {}}
+    parameters: dict[str, Any] = {"rope_theta": theta, "full_attention": {}, "sliding_attention": {}}
     lists = (("rope_theta", "rope_theta", theta), ("partial_rotary_factors", "partial_rotary_factor", rules.partial))
     for listed, name, default in lists:
         values = without_mtp(config, config.get(listed, [default] * layers), layers)
@@ -125,27 +125,27 @@ def _listed(config: Fields, rules: RopeRules, sliding: tuple[bool, ...]) -> dict
                     f"{config.where}: {listed} should have a value for each of {layers} layers, equal in layers of the "
                     f"same kind, it is {quoted(values)}"
                 )
-            found[kind][name] = of_kind[0] if of_kind else default
+            parameters[kind][name] = of_kind[0] if of_kind else default
     if config.get("rope_scaling") is not None:
-        found["full_attention"] |= _object(config, config.get("rope_scaling"))
-    return found
+        parameters["full_attention"] |= _object(config, config.get("rope_scaling"))
+    return parameters
 
 
 def _parameters(config: Fields, rules: RopeRules) -> dict[str, Any]:
-    given = {name: config.get(name) for name in _NAMES}
-    if all(value is None for value in given.values()):
+    values = {name: config.get(name) for name in _NAMES}
+    if all(value is None for value in values.values()):
         return dict(rules.default)
-    theta = given.pop("rope_theta")
+    theta = values.pop("rope_theta")
     merged = {"rope_theta": rules.default["rope_theta"] if theta is None else theta}
-    for found in given.values():
-        merged |= {} if found is None else _object(config, found)
+    for section in values.values():
+        merged |= {} if section is None else _object(config, section)
     return merged
 
 
-def _object(config: Fields, found: Any) -> dict[str, Any]:
-    if not isinstance(found, Mapping):
-        raise BadCheckpoint(f"{config.where}: rope_parameters should be an object, it is {quoted(found)}")
-    return dict(found)
+def _object(config: Fields, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadCheckpoint(f"{config.where}: rope_parameters should be an object, it is {quoted(value)}")
+    return dict(value)
 
 
 def _read(

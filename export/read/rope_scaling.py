@@ -63,11 +63,11 @@ def longrope(
         "original_max_position_embeddings", config.integer("original_max_position_embeddings", max_length)
     )
     lists = [fields.get(name) for name in ("short_factor", "long_factor")]
-    for name, found in zip(("short_factor", "long_factor"), lists, strict=True):
-        numbers = isinstance(found, list) and all(isinstance(x, int | float) and x > 0 for x in found)
-        if not numbers or len(found) != len(waves):
+    for name, factors in zip(("short_factor", "long_factor"), lists, strict=True):
+        numbers = isinstance(factors, list) and all(isinstance(x, int | float) and x > 0 for x in factors)
+        if not numbers or len(factors) != len(waves):
             rule = f"{name} should be {len(waves)} numbers above 0, one for each rotated pair"
-            raise BadCheckpoint(f"{fields.where}: {rule}, it is {quoted(found)}")
+            raise BadCheckpoint(f"{fields.where}: {rule}, it is {quoted(factors)}")
     factor = fields.number("factor", max_length / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     chosen = torch.tensor(lists[length > original], dtype=torch.float32)

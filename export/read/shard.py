@@ -69,8 +69,8 @@ class Shard:
     def _part(self, name: str, tensor: StoredTensor, spec: ModelSpec) -> StoredTensor:
         if name in self.columns:
             return self.columns[name]
-        found = rows_of(tensor, name, spec, self.rank, self.ranks)
-        return tensor if found is None else part_of_rows(tensor, *found[0])
+        rows = rows_of(tensor, name, spec, self.rank, self.ranks)
+        return tensor if rows is None else part_of_rows(tensor, *rows[0])
 
 
 def columns_of(tensor: StoredTensor, rank: int, ranks: int) -> tuple[int, int]:
@@ -91,12 +91,12 @@ def rows_of(
         return None
     if sum(rows for rows, _ in sections) != _rows(tensor):  # the graph rejects its shape
         return None
-    found, begin = [], 0
+    of_rank, begin = [], 0
     for rows, parts in sections:
         each = rows // parts
-        found.append((begin + rank * parts // ranks * each, max(1, parts // ranks) * each))
+        of_rank.append((begin + rank * parts // ranks * each, max(1, parts // ranks) * each))
         begin += rows
-    return tuple(found)
+    return tuple(of_rank)
 
 
 def part_of_rows(tensor: StoredTensor, first: int, count: int) -> StoredTensor:
@@ -155,10 +155,10 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
 
 def _sections(name: str, rows: int, spec: ModelSpec, ranks: int) -> tuple[Section, ...] | None:
     """Return the sections of a tensor with ``rows`` rows that is split by rows; None: it is not."""
-    found = _TENSOR.fullmatch(name)
-    if found is None or Shard.is_split_by_inputs(name):
+    match = _TENSOR.fullmatch(name)
+    if match is None or Shard.is_split_by_inputs(name):
         return None
-    module, part = found["module"], found["part"]
+    module, part = match["module"], match["part"]
     if module == "mlp":
         return ((rows, ranks),) if _MLP.fullmatch(part) else None
     if module == "self_attn":

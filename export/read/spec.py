@@ -262,24 +262,26 @@ class ModelSpec:
 def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]:
     """Return the config of the text part as one object, its architecture, and its family."""
     named, kind = config.get("architectures") or [], config.get("model_type")
-    found = [str(name) for name in named] if isinstance(named, list) else [str(named)]
+    architectures = [str(name) for name in named] if isinstance(named, list) else [str(named)]
     if (architecture := vision_language(config)) is not None:
         config, text = text_config(config, architecture)
-        found, kind = [text], None
-    if not found:
-        found = next(([name] for name, row in FAMILIES.items() if kind in (row.name, *row.aliases)), [])
-    family = FAMILIES.get(found[0]) if len(found) == 1 else None
-    if family is None and found and found[0] in UNSUPPORTED:
-        raise BadCheckpoint(f"config.json: {found[0]} is not exported: {UNSUPPORTED[found[0]]}; choose another model")
-    if family is None and len(found) == 1:
-        why = without_head(found[0]) or "it is none of the architectures that docs/models.md lists"
-        raise BadCheckpoint(f"config.json: {clipped(found[0])} is not exported: {why}; choose another model")
+        architectures, kind = [text], None
+    if not architectures:
+        architectures = next(([name] for name, row in FAMILIES.items() if kind in (row.name, *row.aliases)), [])
+    family = FAMILIES.get(architectures[0]) if len(architectures) == 1 else None
+    if family is None and architectures and architectures[0] in UNSUPPORTED:
+        raise BadCheckpoint(
+            f"config.json: {architectures[0]} is not exported: {UNSUPPORTED[architectures[0]]}; choose another model"
+        )
+    if family is None and len(architectures) == 1:
+        why = without_head(architectures[0]) or "it is none of the architectures that docs/models.md lists"
+        raise BadCheckpoint(f"config.json: {clipped(architectures[0])} is not exported: {why}; choose another model")
     if family is None or kind not in (None, family.name, *family.aliases):
         raise BadCheckpoint(
             f"config.json: architectures should be one of those that docs/models.md lists, it is {quoted(named)} with "
             f"model_type {quoted(kind)}"
         )
-    return dict(config), found[0], family
+    return dict(config), architectures[0], family
 
 
 def _with_common_names(config: Mapping[str, Any], family: Family) -> dict[str, Any]:

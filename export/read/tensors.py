@@ -72,10 +72,10 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     for name, tensor in checkpoint.tensors.items():
         text_name = name if images is None else text_tensor(name)
         if text_name is not None and not text_name.startswith((*further, *unread)) and not of_index(text_name):
-            found = dict(_parts(_common(text_name, spec), tensor, spec, transposed))
-            tensors |= found
+            parts = dict(_parts(_common(text_name, spec), tensor, spec, transposed))
+            tensors |= parts
             stored = name.rpartition(".")[0]
-            modules = {each.rpartition(".")[0] for each in found} - {stored}
+            modules = {each.rpartition(".")[0] for each in parts} - {stored}
             stored_names |= dict.fromkeys(modules, stored_names.get(stored, stored))
     return replace(checkpoint, tensors=tensors, stored_names=stored_names)
 
@@ -106,8 +106,8 @@ def _common(name: str, spec: ModelSpec) -> str:
     if attention is not None and spec.recurrent_of(int(attention[1])) is not None:
         for part, graph_name in _KIMI.items():
             name = name.replace(f".self_attn.{part}", f".linear_attn.{graph_name}")
-    name = _TORCHAO.sub(lambda found: ".weight" if found[1] == "qdata" else f".weight_{found[1]}", name)
-    return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
+    name = _TORCHAO.sub(lambda match: ".weight" if match[1] == "qdata" else f".weight_{match[1]}", name)
+    return _MIXTRAL.sub(lambda match: f"{match[1]}{_OF_MIXTRAL[match[2]]}.", name)
 
 
 def _of_block(block: int, part: str, spec: ModelSpec) -> str:

@@ -101,14 +101,18 @@ class CheckpointTokenizer:
         encoder = DelimiterEncoder.open(self.folder, self.size, [*texts.values()])
         encoded = {name: encoder.encode(f"reasoning.{name}", text) for name, text in texts.items()}
         start, forced_end = encoded.pop("think_start"), encoded.pop("forced_end")
-        ends = tuple(found for name, found in encoded.items() if name.startswith("think_ends"))
-        implicit_ends = tuple(found for name, found in encoded.items() if name.startswith("implicit"))
+        ends = tuple(delimiter for name, delimiter in encoded.items() if name.startswith("think_ends"))
+        implicit_ends = tuple(delimiter for name, delimiter in encoded.items() if name.startswith("implicit"))
         every = [start, *ends, *implicit_ends]
-        twice = [found.text for at, found in enumerate(every) if found.text in [other.text for other in every[:at]]]
+        twice = [
+            delimiter.text
+            for at, delimiter in enumerate(every)
+            if delimiter.text in [other.text for other in every[:at]]
+        ]
         if twice:
             rule = "reasoning: think_start, think_ends and implicit_ends must differ"
             raise BadRecipe(f"{rule}; {quoted(twice[0])} appears twice")
-        if stopping := [found.text for found in (*every, forced_end) if set(found.ids) & set(stop_ids)]:
+        if stopping := [delimiter.text for delimiter in (*every, forced_end) if set(delimiter.ids) & set(stop_ids)]:
             raise BadRecipe(
                 f"reasoning: a delimiter must not hold a stop token, which ends the text; {quoted(stopping[0])} does; "
                 "choose another"

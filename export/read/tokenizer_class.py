@@ -71,11 +71,11 @@ def split_notes(
     tokenizer_config.json.
     """
     notes = []
-    if found := find_split_difference(ours, folder, config, tokenizer_config):
+    if split := find_split_difference(ours, folder, config, tokenizer_config):
         notes.append(
-            f"transformers opens this tokenizer with {found.opened_by}, which splits {quoted(found.text)} into "
-            f"{len(found.theirs)} tokens, {clipped(found.theirs)}; the bundle splits it by tokenizer.json, into "
-            f"{len(found.ours)}, {clipped(found.ours)}, as {FILE} of transformers does"
+            f"transformers opens this tokenizer with {split.opened_by}, which splits {quoted(split.text)} into "
+            f"{len(split.theirs)} tokens, {clipped(split.theirs)}; the bundle splits it by tokenizer.json, into "
+            f"{len(split.ours)}, {clipped(split.ours)}, as {FILE} of transformers does"
         )
     if config.get("model_type") in _MISTRAL and (folder / "tekken.json").is_file():
         notes.append(

@@ -20,10 +20,10 @@ def read_values(tensor: StoredTensor) -> npt.NDArray:
 
 def require_scales(tensor: StoredTensor) -> None:
     """Raise BadCheckpoint unless all values of ``tensor`` are finite and above zero."""
-    found = read_values(tensor).astype(np.float32)
-    wrong = ~(np.isfinite(found) & (found > 0))
+    scales = read_values(tensor).astype(np.float32)
+    wrong = ~(np.isfinite(scales) & (scales > 0))
     if wrong.any():
         raise BadCheckpoint(
             f"{tensor.file}: tensor {quoted(tensor.name)} should hold scales, finite and above 0; {int(wrong.sum())} "
-            f"of {found.size} are not, the first is {found[wrong][0]}; quantize the model again"
+            f"of {scales.size} are not, the first is {scales[wrong][0]}; quantize the model again"
         )

@@ -68,10 +68,10 @@ def lfm3_attention(fields: Fields, heads: Heads, windows: Windows) -> Variants: 
 def step_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
     """Step 3.5: other query heads in sliding layers, a gate per head, and bounds of activations in listed layers."""
     sliding, query = windows[1], heads.query
-    given = fields.get("attention_other_setting", {})
-    if not isinstance(given, Mapping):
-        raise BadCheckpoint(f"config.json: attention_other_setting should be an object, it is {quoted(given)}")
-    other = Fields(given, "config.json, attention_other_setting")
+    section = fields.get("attention_other_setting", {})
+    if not isinstance(section, Mapping):
+        raise BadCheckpoint(f"config.json: attention_other_setting should be an object, it is {quoted(section)}")
+    other = Fields(section, "config.json, attention_other_setting")
     for name, same in (
         *(("attention_type", "sliding_attention"), ("num_attention_groups", heads.kv)),
         *(("head_dim", heads.dim), ("true_head_dim", heads.dim)),
@@ -131,10 +131,10 @@ def _full_heads(fields: Fields, heads: Heads, sliding: tuple[bool, ...], as_keys
     """Return the heads of full layers: from ``global_*`` fields, or as transformers 5 saves them, layer by layer."""
     saved = _saved_layers(fields)
     if saved is None:
-        found = {"head_dim": fields.integer("global_head_dim", 512, most=65_536)}
+        sizes = {"head_dim": fields.integer("global_head_dim", 512, most=65_536)}
         kv_heads = fields.get("num_global_key_value_heads")
         if as_keys and kv_heads is not None:
-            found["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
+            sizes["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
     else:
         fields.skip("global_head_dim", "num_global_key_value_heads")
         layers = [str(layer) for layer, slides in enumerate(sliding) if not slides]
@@ -145,10 +145,10 @@ def _full_heads(fields: Fields, heads: Heads, sliding: tuple[bool, ...], as_keys
                 f"is {quoted(saved)}"
             )
         inner = Fields(each[0], "config.json, per_layer_config")
-        found = {"head_dim": inner.integer("head_dim", heads.dim, most=65_536)}
-        found["num_key_value_heads"] = inner.integer("num_key_value_heads", heads.kv)
+        sizes = {"head_dim": inner.integer("head_dim", heads.dim, most=65_536)}
+        sizes["num_key_value_heads"] = inner.integer("num_key_value_heads", heads.kv)
         inner.finish()
-    full = Heads(heads.query, found.get("num_key_value_heads", heads.kv), found["head_dim"])
+    full = Heads(heads.query, sizes.get("num_key_value_heads", heads.kv), sizes["head_dim"])
     if full.query % full.kv or full.dim % 2:
         raise BadCheckpoint(
             "config.json: num_global_key_value_heads should divide num_attention_heads, and global_head_dim should be "

@@ -127,7 +127,7 @@ def text_config(config: Mapping[str, Any], architecture: str) -> tuple[dict[str,
     part = VISION_LANGUAGE[architecture]
     text = config.get(part.config_field)
     if text is None and part.flat is not None and config.get("model_type") == part.flat:
-        text, found = {}, next(iter(part.architectures.values()))
+        text, text_architecture = {}, next(iter(part.architectures.values()))
     else:
         kind = text.get("model_type") if isinstance(text, Mapping) else None
         if not isinstance(text, Mapping) or str(kind) not in part.architectures:
@@ -135,13 +135,15 @@ def text_config(config: Mapping[str, Any], architecture: str) -> tuple[dict[str,
                 f"config.json: {part.config_field} should be an object whose model_type is one of "
                 f"{', '.join(part.architectures)}, it is {quoted(text)}"
             )
-        found = part.architectures[str(kind)]
+        text_architecture = part.architectures[str(kind)]
     merged = {**part.defaults, **config, **text}
     if "tie_word_embeddings" in config and part.config_field == "text_config":  # transformers reads the outer one
         merged["tie_word_embeddings"] = config["tie_word_embeddings"]
     if runs_the_same_model(config.get("auto_map", {}), architecture):
         merged.pop("auto_map", None)
-    return {name: value for name, value in merged.items() if name not in (*_FIELDS_OF_IMAGES, "model_type")}, found
+    return {
+        name: value for name, value in merged.items() if name not in (*_FIELDS_OF_IMAGES, "model_type")
+    }, text_architecture
 
 
 def text_tensor(name: str) -> str | None:

@@ -22,10 +22,10 @@ def problems(folder: Path, *, bundle: Bundle | None = None, backends: Path | Non
     given, the Python version of its stub is compared with the running Python.
     """
     try:
-        found = config.read_config(folder / config.FILE_NAME)
+        model_config = config.read_config(folder / config.FILE_NAME)
     except BadRepository as error:
         return [str(error)]
-    lines = config.differences(found, config.model_config(folder.name, parameters={}))
+    lines = config.differences(model_config, config.model_config(folder.name, parameters={}))
     model = folder / VERSION / "model.py"
     try:
         written = model.read_bytes() == MODEL_FILE.encode()
@@ -35,7 +35,7 @@ def problems(folder: Path, *, bundle: Bundle | None = None, backends: Path | Non
         if not written:
             lines.append(f"{model} must be the file that `tandemrt export triton` writes; write the repository again")
     try:
-        deployment = Deployment.read({key: value.string_value for key, value in found.parameters.items()})
+        deployment = Deployment.read({key: value.string_value for key, value in model_config.parameters.items()})
         lines += _deployment(folder, deployment, bundle)
     except BadRepository as error:
         lines.append(str(error))
@@ -80,9 +80,9 @@ def _stub(backends: Path) -> list[str]:
     except OSError as error:
         return [f"{backends / STUB} must be the server's Python stub; {error.strerror}"]
     installed = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = library[1].decode() if library else "unknown"
-    if found == installed:
+    linked = library[1].decode() if library else "unknown"
+    if linked == installed:
         return []
     return [
-        f"the server's stub must run Python {installed}, where TandemRT is installed; {backends / STUB} runs {found}"
+        f"the server's stub must run Python {installed}, where TandemRT is installed; {backends / STUB} runs {linked}"
     ]

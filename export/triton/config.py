@@ -67,16 +67,16 @@ def differences(config: Any, expected: Any) -> list[str]:
         lines.append("model_transaction_policy must be decoupled; it is not")
     for kind in ("input", "output"):
         wanted = {tensor.name: tensor for tensor in getattr(expected, kind)}
-        found = {tensor.name: tensor for tensor in getattr(config, kind)}
-        lines += [f"{kind} {name} must be there; it is missing" for name in wanted if name not in found]
+        actual = {tensor.name: tensor for tensor in getattr(config, kind)}
+        lines += [f"{kind} {name} must be there; it is missing" for name in wanted if name not in actual]
         lines += [
-            f"{kind} {name} must not be there; this version does not have it" for name in found if name not in wanted
+            f"{kind} {name} must not be there; this version does not have it" for name in actual if name not in wanted
         ]
         lines += [
             f"{kind} {name} must be as this version writes it ({_line(wanted[name])}); it is "
-            f"{clipped(_line(found[name]))}"
+            f"{clipped(_line(actual[name]))}"
             for name in wanted
-            if name in found and wanted[name] != found[name]
+            if name in actual and wanted[name] != actual[name]
         ]
     return lines
 

@@ -75,13 +75,13 @@ def build_elsewhere(
         result = Path(job.result)
         if not result.is_file():
             raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {_last_lines(ended.stderr)}")
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        if found["error"] is not None:
-            raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {with_advice(found['error'])}")
+        report: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        if report["error"] is not None:
+            raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {with_advice(report['error'])}")
         with nullcontext() if timing_cache else suppress(OSError):  # the default file in the user's folder is optional
             write_file(timings, measured.read_bytes())
     inputs, outputs = (
-        tuple(Binding(name, from_tensorrt(dtype), tuple(shape)) for name, dtype, shape in found[side])
+        tuple(Binding(name, from_tensorrt(dtype), tuple(shape)) for name, dtype, shape in report[side])
         for side in ("inputs", "outputs")
     )
     return EngineReport(
@@ -90,14 +90,14 @@ def build_elsewhere(
             engine_path,
             compiler=compiler,
             built_for=built_for,
-            layers=found["layers"],
+            layers=report["layers"],
             profiles=ranges,
-            opened=found,
+            opened=report,
         ),
         compiler=compiler,
         built_for=built_for,
-        layers=found["layers"],
-        contract=Contract(inputs, outputs, tuple((output, source) for output, source in found["aliases"])),
+        layers=report["layers"],
+        contract=Contract(inputs, outputs, tuple((output, source) for output, source in report["aliases"])),
         nbytes=engine_path.stat().st_size,
         seconds=time.perf_counter() - begin,
     )
@@ -117,14 +117,14 @@ def release(python: str) -> str:
 
 
 def _run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    found = shutil.which(python)
-    if found is None:
+    interpreter = shutil.which(python)
+    if interpreter is None:
         raise BadRecipe(
             f"backend.python must be a Python interpreter, a path or a name on PATH; got {quoted(python)}. Correct it"
         )
     # These variables describe this interpreter's packages.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    command = [found, worker.__file__, *arguments]
+    command = [interpreter, worker.__file__, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -32,10 +32,10 @@ def head_profiles(recipe: Recipe, contract: Contract) -> dict[str, Profile]:
 
 def optimization_profile(builder: Any, inputs: Mapping[str, tuple[int | str, ...]], profile: Profile) -> Any:
     """Make a profile for ``inputs``, name -> shape with symbols. Raises BadRecipe for a missing or invalid range."""
-    made = builder.create_optimization_profile()
+    optimization = builder.create_optimization_profile()
     for name, ranges in resolve(inputs, profile).items():
-        made.set_shape(name, *zip(*ranges, strict=True))
-    return made
+        optimization.set_shape(name, *zip(*ranges, strict=True))
+    return optimization
 
 
 def resolve(inputs: Mapping[str, tuple[int | str, ...]], profile: Profile) -> dict[str, list[Range]]:
@@ -48,8 +48,8 @@ def _range(name: str, dim: int | str, profile: Profile) -> Range:
         return Range(dim, dim, dim)
     if dim not in profile:
         raise BadRecipe(f"profile: input {name} has the dimension {dim!r}, which has no range; add one")
-    found = Range(*profile[dim])
+    sizes = Range(*profile[dim])
     least = 0 if dim == "window" else 1  # a step may have no drafts
-    if not least <= found.least <= found.best <= found.most:
-        raise BadRecipe(f"profile: a range must be {least} <= least <= best <= most; got {dim} {tuple(found)}")
-    return found
+    if not least <= sizes.least <= sizes.best <= sizes.most:
+        raise BadRecipe(f"profile: a range must be {least} <= least <= best <= most; got {dim} {tuple(sizes)}")
+    return sizes

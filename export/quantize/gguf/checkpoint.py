@@ -82,7 +82,7 @@ def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for part in parts_of(file):
         try:
             reader = BoundedReader(part)
-            metadata = {name: found.contents() for name, found in reader.fields.items()} | metadata
+            metadata = {name: field.contents() for name, field in reader.fields.items()} | metadata
         except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
             raise BadCheckpoint(f"{part}: should be a GGUF file: {clipped(error)}; download it again") from error
         except OSError as error:

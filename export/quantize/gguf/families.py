@@ -78,8 +78,8 @@ class GgufFamily:
             return None
         if module in _EXPERTS and kind == "weight":
             return f"model.layers.{layer}.mlp.experts.{{}}.{_EXPERTS[module]}.weight"
-        found = (_LAYER | dict(self.norms)).get(module)
-        return None if found is None else f"model.layers.{layer}.{found}.{kind}"
+        stored_module = (_LAYER | dict(self.norms)).get(module)
+        return None if stored_module is None else f"model.layers.{layer}.{stored_module}.{kind}"
 
     def config(self, metadata: Metadata, name: str, *, tied: bool, vocab: int) -> dict[str, Any]:
         """Return config.json for the metadata of the family ``name``. Raises BadCheckpoint for an unknown key."""

@@ -42,7 +42,7 @@ def quantization_config(bits_of: Mapping[str, int], modules: Sequence[str]) -> d
     for bits in sorted(set(bits_of.values())):
         weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": bits == 8}
         groups[f"group_{bits}"] = {
-            "targets": [module for module, found in bits_of.items() if found == bits],
+            "targets": [module for module, module_bits in bits_of.items() if module_bits == bits],
             "weights": weights | {"dynamic": False},
             "input_activations": None,
             "output_activations": None,
@@ -60,8 +60,8 @@ def quantization_config(bits_of: Mapping[str, int], modules: Sequence[str]) -> d
 
 def _blocks(data: Rows, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Return float16 scales [outputs, groups] and bytes [outputs, groups, bytes]."""
-    found = np.ascontiguousarray(data())
-    blocks = found.reshape(len(found), -1, _BLOCK_BYTES[kind])
+    stored = np.ascontiguousarray(data())
+    blocks = stored.reshape(len(stored), -1, _BLOCK_BYTES[kind])
     return np.ascontiguousarray(blocks[:, :, :2]).view(np.float16)[:, :, 0], blocks[:, :, 2:]
 
 

@@ -11,11 +11,11 @@ _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 def parts_of(file: Path) -> list[Path]:
     """Return the files of the model that ``file`` is, or is a part of. Raises BadCheckpoint if one is absent."""
-    found = _PART.fullmatch(file.name)
-    if found is None:
+    match = _PART.fullmatch(file.name)
+    if match is None:
         return [file]
-    count = int(found["count"])
-    parts = [file.with_name(f"{found['name']}-{number:05}-of-{found['count']}.gguf") for number in range(1, count + 1)]
+    count = int(match["count"])
+    parts = [file.with_name(f"{match['name']}-{number:05}-of-{match['count']}.gguf") for number in range(1, count + 1)]
     if absent := [part.name for part in parts if not part.is_file()]:
         raise BadCheckpoint(f"{file}: it is one of {count} parts, {clipped(', '.join(absent))} should be next to it")
     return parts
@@ -27,5 +27,5 @@ def only_model(files: Collection[Path]) -> Path | None:
     if first is None or len(files) == 1:
         return first
     same = _PART.fullmatch(first.name)
-    names = {(found["name"], found["count"]) if (found := _PART.fullmatch(file.name)) else None for file in files}
+    names = {(match["name"], match["count"]) if (match := _PART.fullmatch(file.name)) else None for file in files}
     return first if same is not None and len(names) == 1 else None

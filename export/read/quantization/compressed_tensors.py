@@ -68,11 +68,11 @@ def _group(group: dict[str, Any], where: str, stored: Any) -> tuple[Callable[...
     fields.finish()
     scheme = _weights(Fields(weights, f"{where}: weights"), stored)
     if inputs is not None:
-        given = Fields(_object(inputs, f"{where}: input_activations"), f"{where}: input_activations")
+        activations = Fields(_object(inputs, f"{where}: input_activations"), f"{where}: input_activations")
         if scheme.weight == "float8_e4m3fn":
-            how, block = _inputs(given)
+            how, block = _inputs(activations)
             return targets, replace(scheme, inputs=how, input_group=block)
-        return targets, replace(scheme, unrounded=_unrounded(given))
+        return targets, replace(scheme, unrounded=_unrounded(activations))
     return targets, scheme
 
 
@@ -158,10 +158,10 @@ def _unrounded(fields: Fields) -> str:
 
 
 def _block(fields: Fields) -> tuple[int, int]:
-    found = fields.get("block_structure", [128, 128])
-    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)):
-        raise BadCheckpoint(f"{fields.where}: block_structure should be two integers, it is {quoted(found)}")
-    return found[0], found[1]
+    sizes = fields.get("block_structure", [128, 128])
+    if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int and n > 0 for n in sizes)):
+        raise BadCheckpoint(f"{fields.where}: block_structure should be two integers, it is {quoted(sizes)}")
+    return sizes[0], sizes[1]
 
 
 def _one_of(fields: Fields, name: str, value: Any, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
@@ -172,13 +172,13 @@ def _one_of(fields: Fields, name: str, value: Any, known: dict[str, tuple[int, i
 
 def _named(patterns: Sequence[str], where: str) -> Callable[..., bool]:
     """Return a test of a module's names: exact names, "Linear", or "re:" and an expression for the start of a name."""
-    found = [compile_pattern(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
+    expressions = [compile_pattern(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
     listed, linear = set(patterns), "Linear" in patterns
-    named = any_name(lambda module: module in listed or any(each.match(module) for each in found))
+    named = any_name(lambda module: module in listed or any(each.match(module) for each in expressions))
     return lambda *names: (linear and EMBEDDING not in names) or named(*names)
 
 
-def _object(found: Any, where: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise BadCheckpoint(f"{where} should be an object, it is {quoted(found)}")
-    return found
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{where} should be an object, it is {quoted(value)}")
+    return value

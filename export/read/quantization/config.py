@@ -39,31 +39,31 @@ def read_quantization(config: Mapping[str, Any], folder: Path) -> Quantization |
 
     Raises BadCheckpoint, by name, for unknown fields and values.
     """
-    given = config.get("quantization_config")
+    section = config.get("quantization_config")
     where = "config.json: quantization_config"
-    if given is None and (folder / _SEPARATE_FILE).is_file():
+    if section is None and (folder / _SEPARATE_FILE).is_file():
         where = _SEPARATE_FILE
-        given = _read_separate_file(folder / _SEPARATE_FILE)
+        section = _read_separate_file(folder / _SEPARATE_FILE)
     mlx = config.get("quantization")  # MLX writes this field, and older versions no other
-    if isinstance(mlx, dict) and given in (None, mlx):
-        where, given = "config.json: quantization", {"quant_method": "mlx", **mlx}
-    if given is None:
+    if isinstance(mlx, dict) and section in (None, mlx):
+        where, section = "config.json: quantization", {"quant_method": "mlx", **mlx}
+    if section is None:
         return None
-    method = _method(given) if isinstance(given, dict) else None
-    if isinstance(given, dict):
-        require_implemented(method, given, where)
+    method = _method(section) if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        require_implemented(method, section, where)
     if method is None or method not in METHODS:
-        found = quoted(given) if not isinstance(given, dict) else "missing" if method is None else quoted(method)
+        actual = quoted(section) if not isinstance(section, dict) else "missing" if method is None else quoted(method)
         raise BadCheckpoint(
-            f"{where}: quant_method should be one of {', '.join(METHODS)}, it is {found}; quantize the model with a "
+            f"{where}: quant_method should be one of {', '.join(METHODS)}, it is {actual}; quantize the model with a "
             "tool that writes one of these, or export the checkpoint that is not quantized"
         )
-    return METHODS[method](given, where)
+    return METHODS[method](section, where)
 
 
-def _method(given: dict[str, Any]) -> str | None:
-    method = given.get("quant_method")
-    if method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+def _method(section: dict[str, Any]) -> str | None:
+    method = section.get("quant_method")
+    if method is None and (section.get("load_in_4bit") or section.get("load_in_8bit")):
         return "bitsandbytes"  # older versions write no quant_method, and transformers reads it like this
     return None if method is None else str(method)
 
@@ -73,7 +73,7 @@ def _read_separate_file(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{file}: should hold JSON: {clipped(error)}; download it again") from error
-    given = data.get("quantization") if isinstance(data, dict) else None
-    if not isinstance(given, dict):
+    section = data.get("quantization") if isinstance(data, dict) else None
+    if not isinstance(section, dict):
         raise BadCheckpoint(f"{file}: should have an object 'quantization', it holds {quoted(data)}")
-    return {"quant_method": "modelopt", **given}
+    return {"quant_method": "modelopt", **section}

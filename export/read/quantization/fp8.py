@@ -70,11 +70,11 @@ def read_fbgemm_fp8(config: dict[str, Any], where: str) -> Quantization:
 
 
 def _block(fields: Fields) -> tuple[int, int]:
-    found = fields.data.get("weight_block_size", [128, 128])  # null: one scale per tensor; absent: the default
+    sizes = fields.data.get("weight_block_size", [128, 128])  # null: one scale per tensor; absent: the default
     fields.skip("weight_block_size")
-    if found is None:
+    if sizes is None:
         return FULL_DIM, FULL_DIM
-    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)):
+    if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int and n > 0 for n in sizes)):
         rule = "weight_block_size should be two integers or null"
-        raise BadCheckpoint(f"{fields.where}: {rule}, it is {quoted(found)}")
-    return found[0], found[1]
+        raise BadCheckpoint(f"{fields.where}: {rule}, it is {quoted(sizes)}")
+    return sizes[0], sizes[1]

@@ -81,15 +81,15 @@ def read_gptq(config: dict[str, Any], where: str) -> Quantization:
 _Named = Sequence[tuple[Callable[[str], Any], Scheme | None]]
 
 
-def _dynamic(given: Any, scheme: Scheme, where: str) -> _Named:
+def _dynamic(settings: Any, scheme: Scheme, where: str) -> _Named:
     """Read ``dynamic`` of GPTQModel: expressions of module names, with other settings, or "-:" for unquantized ones.
 
     The first that matches the beginning of a name counts.
     """
-    if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
-        raise BadCheckpoint(f"{where}: dynamic should map expressions to objects, it is {quoted(given)}")
+    if not isinstance(settings, dict) or not all(isinstance(each, dict) for each in settings.values()):
+        raise BadCheckpoint(f"{where}: dynamic should map expressions to objects, it is {quoted(settings)}")
     named: list[tuple[Callable[[str], Any], Scheme | None]] = []
-    for name, changes in given.items():
+    for name, changes in settings.items():
         sign, expression = (name[:2], name[2:]) if name.startswith(("-:", "+:")) else ("", name)
         other = None
         if sign != "-:":
@@ -144,12 +144,12 @@ def read_auto_round(config: dict[str, Any], where: str) -> Quantization:
         raise BadCheckpoint(f"{where}: extra_config should map modules to objects, it is {quoted(own)}")
     rules: list[tuple[Callable[..., bool], Scheme]] = []
     unquantized = []
-    for module, given in own.items():
-        if given.get("bits", 4) >= 16:
+    for module, settings in own.items():
+        if settings.get("bits", 4) >= 16:
             unquantized.append(module)
             continue
         other = Fields(
-            {"bits": config.get("bits"), "group_size": config.get("group_size"), "sym": symmetric} | given, where
+            {"bits": config.get("bits"), "group_size": config.get("group_size"), "sym": symmetric} | settings, where
         )
         other.skip(*_AUTO_ROUND, "scale_dtype")
         other.only("data_type", "int")

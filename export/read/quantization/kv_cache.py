@@ -21,13 +21,13 @@ def read_cache_scheme(fields: Fields) -> bool:
 
     Raises BadCheckpoint, by name, for any other scheme.
     """
-    given: Any = fields.get("kv_cache_scheme")
-    if given is None:
+    section: Any = fields.get("kv_cache_scheme")
+    if section is None:
         return False
     where = f"{fields.where}: kv_cache_scheme"
-    if not isinstance(given, dict):
-        raise BadCheckpoint(f"{where} should be an object, it is {quoted(given)}")
-    scheme = Fields(given, where)
+    if not isinstance(section, dict):
+        raise BadCheckpoint(f"{where} should be an object, it is {quoted(section)}")
+    scheme = Fields(section, where)
     scheme.only("type", "float")
     scheme.only("num_bits", 8)
     scheme.only("strategy", "tensor")
@@ -52,14 +52,14 @@ def cache_scales(tensors: Mapping[str, StoredTensor], attention: str) -> tuple[f
     """
     for pair in _NAMES:
         names = [f"{attention}.{name}" for name in pair]
-        found = [tensors[name] for name in names if name in tensors]
-        if len(found) == 1:
+        scales = [tensors[name] for name in names if name in tensors]
+        if len(scales) == 1:
             missing = next(name for name in names if name not in tensors)
             raise BadCheckpoint(
-                f"{found[0].file}: tensor {quoted(missing)} should accompany {quoted(found[0].name)}, it is missing"
+                f"{scales[0].file}: tensor {quoted(missing)} should accompany {quoted(scales[0].name)}, it is missing"
             )
-        if found:
-            keys, of_values = (_number(tensor) for tensor in found)
+        if scales:
+            keys, of_values = (_number(tensor) for tensor in scales)
             return keys, of_values
     return 1.0, 1.0
 

@@ -56,8 +56,8 @@ def _by_module(layers: Any, ignored: Callable[..., bool], where: str) -> tuple[t
     if not isinstance(layers, dict) or not layers or not all(isinstance(each, dict) for each in layers.values()):
         raise BadCheckpoint(f"{where}: quantized_layers should map modules to objects, it is {quoted(layers)}")
     modules: dict[str, set[str]] = {}
-    for module, given in layers.items():
-        inner = Fields(given, f"{where}: quantized_layers, {module}")
+    for module, settings in layers.items():
+        inner = Fields(settings, f"{where}: quantized_layers, {module}")
         inner.only("quant_algo", *_SCHEMES)
         inner.skip("group_size", "has_zero_point", "pre_quant_scale")
         algorithm = inner.get("quant_algo", "FP8")

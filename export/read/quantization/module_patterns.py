@@ -15,10 +15,10 @@ EMBEDDING = "model.embed_tokens"  # the matmul of a tied lm_head; no library qua
 
 def read_strings(fields: Fields, name: str) -> tuple[str, ...]:
     """Read a list of strings; () if the field is absent. Raises BadCheckpoint for another type."""
-    found: Any = fields.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise BadCheckpoint(f"{fields.where}: {name} should be a list of strings, it is {quoted(found)}")
-    return tuple(found)
+    strings: Any = fields.get(name, [])
+    if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
+        raise BadCheckpoint(f"{fields.where}: {name} should be a list of strings, it is {quoted(strings)}")
+    return tuple(strings)
 
 
 def any_name(matches: Callable[[str], object]) -> Callable[..., bool]:

@@ -44,8 +44,8 @@ def read_quark(config: dict[str, Any], where: str) -> Quantization:
         )
     rules: list[tuple[Callable[..., bool], Scheme]] = []
     matchers: list[Callable[..., bool]] = [excluded]
-    for pattern, given in own.items():
-        scheme = _scheme(given, f"{where}: layer_quant_config, {pattern}", cached=pattern in cached)
+    for pattern, settings in own.items():
+        scheme = _scheme(settings, f"{where}: layer_quant_config, {pattern}", cached=pattern in cached)
         matches = _matcher((pattern,), where)
         rules.append((partial(_is_first, matches, tuple(matchers)), scheme))
         matchers.append(matches)
@@ -59,9 +59,9 @@ def _is_first(matches: Callable[..., bool], earlier: Sequence[Callable[..., bool
     return others(*names)
 
 
-def _scheme(given: Any, where: str, *, cached: bool = False) -> Scheme:
+def _scheme(settings: Any, where: str, *, cached: bool = False) -> Scheme:
     """Read how modules are quantized. ``cached``: their outputs are keys or values in float8 with a static scale."""
-    fields = Fields(_object(given, where), where)
+    fields = Fields(_object(settings, where), where)
     fields.only("bias", None)
     fields.skip("target_device")
     weight, inputs, outputs = (fields.get(name) for name in ("weight", "input_tensors", "output_tensors"))
@@ -78,13 +78,13 @@ def _scheme(given: Any, where: str, *, cached: bool = False) -> Scheme:
             f"{where}: weight is rounded {len(weight)} times, such as to INT4 and FP8, which the exporter does not "
             "implement; quantize the model to FP8 or MXFP4, or export the checkpoint that is not quantized"
         )
-    given = Fields(_object(weight, f"{where}: weight"), f"{where}: weight")
-    if given.get("dtype") == "fp4":
-        return _mxfp4(given, inputs, where)
-    if given.get("dtype") == "fp8_e4m3":
-        return _float8(given, inputs, where)
+    weights = Fields(_object(weight, f"{where}: weight"), f"{where}: weight")
+    if weights.get("dtype") == "fp4":
+        return _mxfp4(weights, inputs, where)
+    if weights.get("dtype") == "fp8_e4m3":
+        return _float8(weights, inputs, where)
     raise BadCheckpoint(
-        f"{given.where}: dtype is {quoted(given.get('dtype'))}, which the exporter does not implement; supported: "
+        f"{weights.where}: dtype is {quoted(weights.get('dtype'))}, which the exporter does not implement; supported: "
         "'fp8_e4m3', 'fp4'; quantize the model to FP8 or MXFP4, or export the checkpoint that is not quantized"
     )
 
@@ -101,21 +101,21 @@ def _float8(fields: Fields, inputs: Any, where: str) -> Scheme:
     scheme = Scheme("float8_e4m3fn", "modelopt", block)
     if inputs is None:
         return scheme
-    given = Fields(_object(inputs, f"{where}: input_tensors"), f"{where}: input_tensors")
-    if not given.flag("is_dynamic", False):
-        _require_static(given)
+    activations = Fields(_object(inputs, f"{where}: input_tensors"), f"{where}: input_tensors")
+    if not activations.flag("is_dynamic", False):
+        _require_static(activations)
         return Scheme("float8_e4m3fn", "modelopt", block, inputs="static")
-    if given.get("qscheme") == "per_tensor":
+    if activations.get("qscheme") == "per_tensor":
         raise BadCheckpoint(
-            f"{given.where}: a dynamic scale per tensor would let the requests of a batch change one another; "
+            f"{activations.where}: a dynamic scale per tensor would let the requests of a batch change one another; "
             "quantize with dynamic scales per channel, or with static scales"
         )
-    given.only("dtype", "fp8_e4m3")
-    given.only("qscheme", "per_channel")  # along axis 1 of [tokens, inputs] or the last: a scale per token
-    given.only("ch_axis", 1, -1)
-    given.only("group_size", None)
-    given.skip("scale_format", "mx_element_dtype", *_SEARCHED)
-    given.finish()
+    activations.only("dtype", "fp8_e4m3")
+    activations.only("qscheme", "per_channel")  # along axis 1 of [tokens, inputs] or the last: a scale per token
+    activations.only("ch_axis", 1, -1)
+    activations.only("group_size", None)
+    activations.skip("scale_format", "mx_element_dtype", *_SEARCHED)
+    activations.finish()
     return Scheme("float8_e4m3fn", "modelopt", block, inputs="token")
 
 
@@ -126,11 +126,11 @@ def _mxfp4(fields: Fields, inputs: Any, where: str) -> Scheme:
     _finish_weight(fields, scale_formats=("e8m0",))
     if inputs is None:
         return Scheme("mxfp4", "modelopt", (1, MX_GROUP))
-    given = Fields(_object(inputs, f"{where}: input_tensors"), f"{where}: input_tensors")
-    given.only("dtype", *_INPUTS)
-    dtype = given.get("dtype", "fp4")
-    given.skip("qscheme", "ch_axis", "group_size", "is_dynamic", "scale_format", "mx_element_dtype", *_SEARCHED)
-    given.finish()
+    activations = Fields(_object(inputs, f"{where}: input_tensors"), f"{where}: input_tensors")
+    activations.only("dtype", *_INPUTS)
+    dtype = activations.get("dtype", "fp4")
+    activations.skip("qscheme", "ch_axis", "group_size", "is_dynamic", "scale_format", "mx_element_dtype", *_SEARCHED)
+    activations.finish()
     return Scheme("mxfp4", "modelopt", (1, MX_GROUP), unrounded=_INPUTS[dtype])
 
 
@@ -162,9 +162,9 @@ def _read_cached(export: dict[str, Any], where: str) -> tuple[str, ...]:
     return cached
 
 
-def _require_folded(given: Any, where: str) -> None:
+def _require_folded(algorithms: Any, where: str) -> None:
     """Raise BadCheckpoint for algorithms of ``algo_config`` that also change what matmuls read, such as rotations."""
-    for each in given if isinstance(given, list) else [] if given is None else [given]:
+    for each in algorithms if isinstance(algorithms, list) else [] if algorithms is None else [algorithms]:
         name = _object(each, f"{where}: algo_config").get("name")
         if name not in _FOLDED:
             raise BadCheckpoint(
@@ -175,14 +175,14 @@ def _require_folded(given: Any, where: str) -> None:
 
 def _matcher(patterns: Sequence[str], where: str) -> Callable[..., bool]:
     """Return a test of a module's names: names with wildcards, or "re:" and an expression for the start of a name."""
-    found = [compile_pattern(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
+    expressions = [compile_pattern(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
     names = [each for each in patterns if not each.startswith("re:")]
     return any_name(
-        lambda module: any(fnmatchcase(module, each) for each in names) or any(e.match(module) for e in found)
+        lambda module: any(fnmatchcase(module, each) for each in names) or any(e.match(module) for e in expressions)
     )
 
 
-def _object(found: Any, where: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise BadCheckpoint(f"{where} should be an object, it is {quoted(found)}")
-    return found
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{where} should be an object, it is {quoted(value)}")
+    return value

@@ -55,8 +55,8 @@ def _require_rows(data: dict[str, Any], where: str) -> None:
         fields.only(name, None)
     fields.skip("granularity")
     fields.finish()
-    given = data.get("granularity")
-    for each in given if isinstance(given, list) else [given]:
+    granularity = data.get("granularity")
+    for each in granularity if isinstance(granularity, list) else [granularity]:
         if each is not None and (not isinstance(each, dict) or each.get("_type") != "PerRow"):
             raise BadCheckpoint(
                 f"{where}: granularity should be PerRow, for weights and inputs, it is {quoted(each)}; dynamic scales "
