@@ -26,7 +26,6 @@ from tandemrt.engines.bundle.manifest import (
     Manifest,
 )
 from tandemrt.engines.contract.draft_sampling import DraftSampling
-from tandemrt.engines.contract.dtypes import BITS
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.recipe.models import NgramDraft, NoDraft, PardDraft
 from tandemrt.engines.recipe.recipe import Recipe
@@ -41,22 +40,14 @@ from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.provenance import collect
 from tandemrt.export.bundle.shared_weights import with_shared_weights
 from tandemrt.export.bundle.tokenizer_file import TOKENIZER_FILE, quick_form
+from tandemrt.export.bundle.written_weights import WeightsWriter
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
-from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.columns import write_shards
-from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
-from tandemrt.export.quantize.float_tiles import write_tiles
-from tandemrt.export.quantize.per_channel import write_per_channel
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import resolve_checkpoints
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.export.staging import check_destination, place, staged
-
-_NO_COMPILER = (
-    "no C compiler works here, so matmuls use onnxruntime's kernels (install gcc or clang, or name a compiler in CC, "
-    "and build again)"
-)
 
 
 @dataclass(frozen=True)
@@ -210,71 +201,13 @@ def _quantize(
     models: Models, folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
 ) -> tuple[Models, tuple[str, ...]]:
     """Write the weights in the dtypes of the recipe into ``folder``; return the models and notes, one line each."""
-    notes: list[str] = []
-    if isinstance(models[-1], DraftHead):
-        notes.extend(models[-1].notes())
-
-    def in_tiles(model: Model) -> Model:
-        if model.on_cpu and model.compute == "float32" and not model.tiled:
-            notes.append(f"{model.role}: {_NO_COMPILER}; the bundle will need longer to open")
-        if not model.tiled:
-            return model
-        with clock.step(f"Write the weights of {model.role} in tiles"):
-            written = write_tiles(model.checkpoint, model.spec, folder / model.role, progress)
-        return replace(model, checkpoint=written)
-
-    def packed(model: Model) -> Model:
-        quantization = model.quantization
-        if quantization is not None and model.dtype not in BITS and not model.blocks_become_channels:
-            notes.extend(f"{model.role}: {note}" for note in quantization.notes())
-        if not model.packed:
-            return in_tiles(model)
-        if model.dequantize and (stored := model.stored_quantization) is not None:
-            with clock.step(f"Dequantize the weights of {model.role} to {model.compute}"):
-                where = folder / model.role
-                plain = write_dequantized(model.source, model.spec, stored, where, model.compute, progress)
-            notes.append(
-                f"{model.role}: {plain.weights} quantized weights ({stored.method}) became {model.compute}: "
-                f"{plain.after / 1e9:.2f} GB instead of {plain.before / 1e9:.2f}"
-            )
-            return in_tiles(replace(model, checkpoint=plain.checkpoint))
-        if quantization is not None and model.rewrites_float8:
-            with clock.step(f"Write the {model.role}'s float8 weights for a GPU"):
-                rewritten = write_per_channel(model.source, model.spec, quantization, folder / model.role, progress)
-            if model.blocks_become_channels:
-                notes.append(
-                    f"{model.role}: scales of blocks became one per output, which changed the weights by "
-                    f"{rewritten.error:.2%} (root mean square), and inputs get one per token"
-                )
-            if rewritten.experts:
-                kept = f"{rewritten.experts} weights of experts keep their values"
-                notes.append(f"{model.role}: {kept}, and their inputs stay unquantized")
-            return replace(model, checkpoint=rewritten.checkpoint)
-        rounded = model.dtype in BITS
-        title = (
-            f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
-        )
-        with clock.step(title):
-            bits = BITS.get(model.dtype)
-            where = folder / model.role
-            written = write_quantized(
-                model.source, model.spec, where, bits, progress, tiles=model.tiles, interleaved=model.interleaved
-            )
-        if model.on_cpu_in_float32 and not model.interleaved and any(".int4." in n for n in written.checkpoint.tensors):
-            notes.append(f"{model.role}: {_NO_COMPILER}; matmuls in 4 bits will take about twice as long")
-        if quantization is not None and written.kept:
-            how = f"{written.kept} quantized weights ({quantization.method}) were repacked"
-            changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"
-            notes.append(f"{model.role}: {how}, {changed if written.scales_error else 'their values are the same'}")
-        if rounded:
-            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
-        return replace(model, checkpoint=written.checkpoint)
-
-    target = packed(models[0])
+    notes = models[-1].notes() if isinstance(models[-1], DraftHead) else ()
+    writer = WeightsWriter(folder, clock.step, progress, [*notes])
+    target = writer.write(models[0])
     if len(models) == 1:
-        return (target,), tuple(notes)
-    draft = packed(models[1]) if isinstance(models[1], Model) else models[1]
-    return (target, draft), tuple(notes)
+        return (target,), tuple(writer.notes)
+    draft = writer.write(models[1]) if isinstance(models[1], Model) else models[1]
+    return (target, draft), tuple(writer.notes)
 
 
 def _split(target: Model, ranks: int, folder: Path, progress: Callable[[str, int, int], None] | None) -> Model:

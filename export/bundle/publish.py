@@ -69,30 +69,13 @@ def publish(
     ``group``.
     """
     checkpoint = Checkpoint.open(folder)
-    if quantized := read_quantization(checkpoint.config, checkpoint.folder):
-        raise BadCheckpoint(
-            f"{folder}: is quantized already ({quantized.method}); give the checkpoint it was made from"
-        )
     of_head = "fc.weight" in checkpoint.tensors
-    if of_head and scheme != "fp8":
-        raise BadRequest(f"scheme must be fp8 for a draft that reads its target's states; got {scheme}")
-    if not of_head and ModelSpec.from_hf(checkpoint.config).experts is not None:
-        raise BadCheckpoint(
-            f"{folder}: has experts, which are not quantized here; use llm-compressor, or another model"
-        )
+    _require_unquantized(checkpoint, scheme, of_head=of_head)
     if group not in GROUPS:
         raise BadRequest(f"group must be one of {', '.join(map(str, GROUPS))}; got {group}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise BadRequest(f"out must be free or an empty folder; {out} holds something. Choose another place with --out")
-    matmuls = {
-        name for name in checkpoint.tensors if (_QUANTIZED_OF_HEAD if of_head else _QUANTIZED_OF_MODEL).fullmatch(name)
-    }
-    if not matmuls:
-        wanted = _QUANTIZED_OF_HEAD if of_head else _QUANTIZED_OF_MODEL
-        raise BadCheckpoint(
-            f"{folder}: must have matmuls to quantize, weights whose names match {wanted.pattern}; got "
-            f"{quoted(sorted(checkpoint.tensors))}; quantize it with llm-compressor, or give another checkpoint"
-        )
+    matmuls = _matmuls(checkpoint, _QUANTIZED_OF_HEAD if of_head else _QUANTIZED_OF_MODEL)
     maker = _Maker(scheme, group, matmuls, progress)
     if progress is not None:
         progress("weights", 0, len(matmuls))
@@ -109,20 +92,47 @@ def publish(
         if len(checkpoint.files) > 1:
             index = {"metadata": {"total_size": after}, "weight_map": maker.shards}
             (place / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        others = _UNQUANTIZED_OF_HEAD if of_head else _UNQUANTIZED_OF_MODEL
-        unquantized = sorted(
-            name
-            for name, tensor in checkpoint.tensors.items()
-            if name not in matmuls and len(tensor.shape) == 2 and others.fullmatch(name)
-        )
-        unquantized += ["lm_head.weight"] if "lm_head.weight" not in matmuls else []
-        quantization = quantization_config(
-            scheme, group, unquantized=[name.removesuffix(".weight") for name in unquantized]
-        )
-        config = {**checkpoint.config, "quantization_config": quantization}
+        others = _unquantized(checkpoint, matmuls, _UNQUANTIZED_OF_HEAD if of_head else _UNQUANTIZED_OF_MODEL)
+        config = {**checkpoint.config, "quantization_config": quantization_config(scheme, group, unquantized=others)}
         (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     before = sum(shard.stat().st_size for shard in checkpoint.files)
     return Published(out, maker.errors, before, after)
+
+
+def _require_unquantized(checkpoint: Checkpoint, scheme: SchemeName, *, of_head: bool) -> None:
+    """Raise BadCheckpoint for a model that is not quantized here, and BadRequest for a scheme that it cannot have."""
+    folder = checkpoint.folder
+    if quantization := read_quantization(checkpoint.config, folder):
+        method = quantization.method
+        raise BadCheckpoint(f"{folder}: is quantized already ({method}); give the checkpoint it was made from")
+    if of_head and scheme != "fp8":
+        raise BadRequest(f"scheme must be fp8 for a draft that reads its target's states; got {scheme}")
+    if not of_head and ModelSpec.from_hf(checkpoint.config).experts is not None:
+        raise BadCheckpoint(
+            f"{folder}: has experts, which are not quantized here; use llm-compressor, or another model"
+        )
+
+
+def _matmuls(checkpoint: Checkpoint, quantized: re.Pattern[str]) -> set[str]:
+    """Return the names of the weights to quantize. Raises BadCheckpoint if there are none."""
+    matmuls = {name for name in checkpoint.tensors if quantized.fullmatch(name)}
+    if not matmuls:
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: must have matmuls to quantize, weights whose names match {quantized.pattern}; got "
+            f"{quoted(sorted(checkpoint.tensors))}; quantize it with llm-compressor, or give another checkpoint"
+        )
+    return matmuls
+
+
+def _unquantized(checkpoint: Checkpoint, matmuls: Collection[str], others: re.Pattern[str]) -> list[str]:
+    """Return the modules that config.json lists as unquantized: matrices that match ``others``, and lm_head."""
+    names = sorted(
+        name
+        for name, tensor in checkpoint.tensors.items()
+        if name not in matmuls and len(tensor.shape) == 2 and others.fullmatch(name)
+    )
+    names += ["lm_head.weight"] if "lm_head.weight" not in matmuls else []
+    return [name.removesuffix(".weight") for name in names]
 
 
 class _Maker:

@@ -4,7 +4,7 @@ DeepSeek-V3, MiMo, Qwen3-Next and Qwen3.5 store such layers in the target's chec
 in its own checkpoint.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,18 +157,7 @@ def _tensors(
             f"{checkpoint.folder}: config.json should have the quantization_config where an MTP layer drafts, it is in "
             'a separate file (ModelOpt); copy it into config.json, as quantization_config with quant_method "modelopt"'
         )
-    prefixes = next((p for p in forms if any(name.startswith(f"{p[0]}.") for name in checkpoint.tensors)), None)
-    if prefixes is None:
-        raise BadCheckpoint(
-            f"{checkpoint.folder}: should hold tensors {' or '.join(repr(f'{each[0]}.*') for each in forms)}, it holds "
-            "none; choose a checkpoint with an MTP layer, or another draft"
-        )
-    empty = next((p for p in prefixes if not any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
-    if empty is not None:
-        raise BadCheckpoint(
-            f"{checkpoint.folder}: should hold tensors {f'{empty}.*'!r}, as num_nextn_predict_layers in config.json "
-            "says, it holds none; choose a complete checkpoint, or lower that number"
-        )
+    prefixes = _prefixes(checkpoint, forms)
     tensors: dict[str, Any] = {}
     quantized: dict[str, tuple[str, Scheme]] = {}
     for name, tensor in checkpoint.tensors.items():
@@ -193,6 +182,23 @@ def _tensors(
         else:
             tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
     return tensors, quantized, forms[prefixes]
+
+
+def _prefixes(checkpoint: Checkpoint, forms: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the prefixes of the layers' tensors, the first of ``forms`` that the checkpoint has."""
+    prefixes = next((p for p in forms if any(name.startswith(f"{p[0]}.") for name in checkpoint.tensors)), None)
+    if prefixes is None:
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: should hold tensors {' or '.join(repr(f'{each[0]}.*') for each in forms)}, it holds "
+            "none; choose a checkpoint with an MTP layer, or another draft"
+        )
+    empty = next((p for p in prefixes if not any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
+    if empty is not None:
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: should hold tensors {f'{empty}.*'!r}, as num_nextn_predict_layers in config.json "
+            "says, it holds none; choose a complete checkpoint, or lower that number"
+        )
+    return prefixes
 
 
 def of_index(name: str) -> bool:

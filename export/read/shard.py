@@ -16,6 +16,7 @@ from math import prod
 
 from tandemrt.engines.validation.errors import BadRecipe, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.recurrent_shards import Section, obstacle, part_of, sections_of
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import WIDTH_MULTIPLE
@@ -122,14 +123,8 @@ def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, i
 def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) -> str | None:
     if any("gate_up_proj" in name for name in checkpoint.tensors):
         return f"{spec.family} joins gate and up in one tensor, which is not split yet"
-    if spec.experts is not None and inputs > 1:
-        return f"{spec.family} has experts and quantized weights, which are not split yet"
-    if spec.experts is not None:
-        shared = spec.experts.shared
-        for width in (spec.experts.intermediate, WIDTH_MULTIPLE * ranks if shared is None else shared.intermediate):
-            if width % (ranks * WIDTH_MULTIPLE):
-                rule = f"does not give {ranks} ranks multiples of {WIDTH_MULTIPLE} each"
-                return f"the width of its experts, {width}, {rule}"
+    if spec.experts is not None and (why := _obstacle_of_experts(spec.experts, spec.family, ranks, inputs)) is not None:
+        return why
     if spec.recurrent is not None and (why := obstacle(spec.recurrent, ranks)) is not None:
         return why
     if spec.qk_norm is not None and spec.qk_norm.over_all_heads:
@@ -150,6 +145,19 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
         return f"its hidden size, {spec.hidden}, is no multiple of {_STEP}, in which ranks exchange parts on a GPU"
     if transposed := [name for name, tensor in checkpoint.tensors.items() if tensor.transposed]:
         return f"{quoted(transposed[0])} is stored as [inputs, outputs]"
+    return None
+
+
+def _obstacle_of_experts(experts: Experts, family: str, ranks: int, inputs: int) -> str | None:
+    if inputs > 1:
+        return f"{family} has experts and quantized weights, which are not split yet"
+    widths = [experts.intermediate]
+    if experts.shared is not None:
+        widths.append(experts.shared.intermediate)
+    for width in widths:
+        if width % (ranks * WIDTH_MULTIPLE):
+            rule = f"does not give {ranks} ranks multiples of {WIDTH_MULTIPLE} each"
+            return f"the width of its experts, {width}, {rule}"
     return None
 
 
