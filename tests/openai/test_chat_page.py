@@ -128,9 +128,17 @@ def test_a_rejected_message_shows_the_error_and_stays_where_it_was_typed(served:
         rejected = served.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": long.strip()}]})[1]
         assert alert == rejected["error"]["message"]
         assert page.evaluate("$('text').value") == long.strip()
+        assert page.evaluate("$('text').style.height === $('text').scrollHeight + 2 + 'px'"), "all of it is in view"
         assert page.evaluate("messages") == []
         assert say(page, QUESTION)["tokens"]
         assert page.evaluate("document.querySelectorAll('[role=alert]').length") == 0
+
+
+@browser
+def test_a_message_that_is_sent_before_the_models_are_known_is_answered(served: Served) -> None:
+    with opened(served) as page:
+        page.evaluate("$('model').replaceChildren()")
+        assert say(page, QUESTION)["text"]
 
 
 @browser
