@@ -48,7 +48,7 @@ HELP = """\
 /save FILE       write the chat to a new file, as a line of JSON
 /new             start a new chat
 /help            print this help
-exit             quit, as Ctrl-D does; Ctrl-C stops an answer
+/exit            quit, as Ctrl-D does; Ctrl-C stops an answer
 Reasoning is dim. Drafted text is underlined."""
 
 
@@ -64,7 +64,7 @@ def chat(
     *,
     options: RuntimeOptions,
 ) -> None:
-    """Chat with a model. /help lists commands; Ctrl-C stops an answer, exit quits."""
+    """Chat with a model. /help lists commands; Ctrl-C stops an answer, /exit quits."""
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft))
     options.require_fit(Bundle.read(bundle).limits)
@@ -87,10 +87,10 @@ def chat(
 
 
 def _next_line() -> str | None:
-    """Return the next line, None for `exit` or at the end of the input. Ctrl-C discards the line."""
+    """Return the next line, None for exit or at the end of the input. Ctrl-C discards the line."""
     try:
         line = input("> ").strip()
-        return None if line == "exit" else line
+        return None if line in ("exit", "/exit") else line
     except KeyboardInterrupt:
         print()
         return ""
@@ -114,6 +114,7 @@ def _handle(console: Console, session: "ChatSession", line: str) -> None:
         session.system = value
     elif name == "save":
         _save(session, value)
+        console.print(Text(f"saved to {value}", style="dim"), soft_wrap=True)
     elif name == "temperature":
         _change(session, temperature=_number(line, value, float) or 0.0)
     elif name == "schema":
@@ -160,6 +161,8 @@ def _say_full(console: Console, session: "ChatSession") -> None:
 
 def _save(session: "ChatSession", value: str) -> None:
     """Write the messages to a new file. ``tandemrt bench --prompts`` reads the format."""
+    if not value:
+        raise BadRequest("/save: must be followed by a new file, received nothing")
     try:
         with Path(value).open("x", encoding="utf-8") as file:
             file.write(json.dumps({"messages": session.conversation()}, ensure_ascii=False) + "\n")

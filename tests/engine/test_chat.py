@@ -122,7 +122,7 @@ def test_a_chat_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
 
 def test_settings_of_a_chat_last_and_new_forgets_every_message(terminal: Terminal, tmp_path: Path) -> None:
     def saved(name: str) -> list[dict[str, str]]:
-        assert "BadRequest" not in terminal.ask(f"/save {tmp_path / name}")
+        assert f"saved to {tmp_path / name}" in terminal.ask(f"/save {tmp_path / name}")
         messages: list[dict[str, str]] = json.loads((tmp_path / name).read_text())["messages"]
         return messages
 
@@ -139,6 +139,7 @@ def test_settings_of_a_chat_last_and_new_forgets_every_message(terminal: Termina
         "the second question",
     ]
     assert "/save: must be followed by a new file, received" in terminal.ask(f"/save {tmp_path / 'two.json'}")
+    assert "/save: must be followed by a new file, received nothing" in terminal.ask("/save")
     assert len(saved("again.json")) == 5
     terminal.ask("/new")
     assert [message["role"] for message in saved("new.json")] == ["system"]
@@ -164,7 +165,7 @@ def test_a_full_context_is_reported_and_exit_leaves(tiny_bundle: Path) -> None:
         assert "ContextLengthExceeded" in later
         assert full in later
         terminal.ask("/new")
-        terminal.type("exit\n")
+        terminal.type("/exit\n")
         assert terminal.process.wait(PATIENCE_S) == 0
     finally:
         terminal.close()
