@@ -26,6 +26,10 @@ class CompiledGrammar(Protocol):
     def size_bytes(self) -> int:
         """An estimate of its memory, in bytes."""
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether further requests must compile it again."""
+
     def matcher(self, stop_ids: Iterable[int] | None = None) -> Grammar:
         """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
 

@@ -20,11 +20,17 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, key: tuple[Any, ...]) -> CompiledGrammar | None:
+        """Return the grammar of ``key``, or None. One that is exhausted leaves the cache."""
         with self._lock:
             if key not in self._entries:
                 return None
+            grammar, size = self._entries[key]
+            if grammar.exhausted:
+                del self._entries[key]
+                self._bytes -= size
+                return None
             self._entries.move_to_end(key)
-            return self._entries[key][0]
+            return grammar
 
     def put(self, key: tuple[Any, ...], grammar: CompiledGrammar, size: int) -> None:
         """Add ``grammar`` of ``size`` bytes, unless it alone exceeds the limit."""

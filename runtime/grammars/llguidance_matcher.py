@@ -1,5 +1,6 @@
 """The llguidance implementation of Grammar: the state of one text, and mask rows."""
 
+import time
 from collections.abc import Iterable, Sequence, Set
 from itertools import takewhile
 from typing import NamedTuple
@@ -18,6 +19,7 @@ _PARSER = "Parser Error"  # prefix of llguidance's errors about limits of the pa
 _NO_TOKEN = "NoExtensionBias"  # prefix of its error after a text that no token can continue
 # The default of 200,000 ends a text in the middle if its string has a pattern and a long maxLength.
 LIMITS = llguidance.LLParserLimits(step_lexer_fuel=2_000_000)
+_LONGEST_S = 0.1  # of a new lexer in the engine loop, where other requests wait for it
 _LEXER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 50
 _CONTROL = b"\xff"  # the first byte that llguidance gives for a control token
 
@@ -28,7 +30,8 @@ class LLGuidanceMatcher:
     An llguidance matcher that reaches a limit stays in an error state. All copies of a matcher share one lexer and its
     limit, so the text of another request may have caused the error. ``_replace_matcher`` therefore replaces a matcher
     in an error state and feeds the new one the same tokens: after a lexer limit a matcher with its own lexer, after a
-    parser limit another copy. The request fails with BadRequest only if the new matcher also fails.
+    parser limit another copy. The request fails with BadRequest only if the new matcher also fails, or if a new lexer
+    takes so long that the engine loop cannot wait for it.
 
     ``accept`` decides by the precomputed rows if there are any. The llguidance matcher consumes these tokens later, in
     ``_feed``.
@@ -188,17 +191,24 @@ class LLGuidanceMatcher:
 
     def _replace_matcher(self) -> None:
         # A new lexer does not help against a parser limit, and is slow to create.
-        parsers = self._matcher.get_error().startswith(_PARSER)
-        self._matcher = self._grammar.copy() if parsers else self._grammar.fresh()
+        if self._matcher.get_error().startswith(_PARSER):
+            self._matcher = self._grammar.copy()
+        elif self._grammar.seconds <= _LONGEST_S:
+            self._matcher = self._grammar.fresh()
+        else:
+            self._grammar.exhausted = True
+            return
         self._matcher.consume_tokens(self._text)
         self._fed = len(self._text)
 
     def _require_no_error(self) -> None:
-        if self._matcher.is_error():
-            raise BadRequest(
-                f"structured_outputs: the text so far makes the grammar too complex: {_reason(self._matcher)}; "
-                "simplify the schema or the expression"
-            )
+        if not self._matcher.is_error():
+            return
+        again = ", or send it again: texts of other requests count, too" if self._grammar.exhausted else ""
+        raise BadRequest(
+            f"structured_outputs: the text so far makes the grammar too complex: {_reason(self._matcher)}; "
+            f"simplify the schema or the expression{again}"
+        )
 
 
 class _PrecomputedRows(NamedTuple):
@@ -216,7 +226,13 @@ class _PrecomputedRows(NamedTuple):
 
 
 class LLGuidanceGrammar:
-    """A compiled grammar. Requests and threads may share it."""
+    """A compiled grammar. Requests and threads may share it.
+
+    Attributes:
+        seconds: CPU time of the compilation.
+        exhausted: whether its lexer is at a limit and takes too long to replace in the engine loop. It must be compiled
+            again for further requests.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, tokenizer: llguidance.LLTokenizer, source: str, stop_ids: tuple[int, ...]
@@ -227,10 +243,14 @@ class LLGuidanceGrammar:
         self.stop_ids = stop_ids
         self._tokenizer = tokenizer
         self._source = source
+        self.exhausted = False
+        begun = time.thread_time()
         self._first = self.fresh()
+        if not self._first.is_error():
+            self._first.compute_bitmask()  # slow for the first row; copies share the result
+        self.seconds = time.thread_time() - begun
         if self._first.is_error():
             raise ValueError(_reason(self._first))
-        self._first.compute_bitmask()  # slow for the first row; copies share the result
 
     @property
     def size_bytes(self) -> int:

@@ -99,6 +99,10 @@ class XGrammarGrammar:
     def size_bytes(self) -> int:
         return int(self.compiled.memory_size_bytes)
 
+    @property
+    def exhausted(self) -> bool:
+        return False
+
     def matcher(self, stop_ids: Iterable[int] | None = None) -> XGrammarMatcher:
         """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
         stops = frozenset(self.stop_ids if stop_ids is None else stop_ids)

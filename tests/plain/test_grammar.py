@@ -1,6 +1,8 @@
 """Grammar matchers on llguidance and xgrammar behave alike, and the vocabulary that they are built from."""
 
 import json
+import time
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -11,6 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tandemrt.engines.text.vocabulary import Vocabulary, vocabulary_from_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, InternalError
+from tandemrt.runtime.grammars.compiler import GrammarCompiler
+from tandemrt.runtime.grammars.grammar_cache import GrammarCache
 from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES
 from tests.plain.constraints import (
     CALL,
@@ -410,11 +414,41 @@ def test_a_long_string_with_a_pattern_does_not_end_in_the_middle(filled):
         assert matcher.accept(token)
 
 
-def test_a_text_that_exceeds_the_lexer_limit_is_an_error_with_and_without_rows():
-    schema = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 60_000}
-    grammar = compiler().compile("json", json.dumps(schema))
+COMPLEX = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 60_000}  # its text exceeds the lexer limit
+
+
+def object_of(**properties):
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def test_a_text_that_exceeds_the_lexer_limit_is_an_error():
+    grammar = compiler().compile("json", json.dumps(object_of(a=COMPLEX)))
     with pytest.raises(BadRequest, match="makes the grammar too complex"):
-        accept_text(grammar.matcher(), '"aé, aé')
+        accept_text(grammar.matcher(), '{"a": "aé, aé')
+
+
+def test_a_grammar_whose_first_row_exceeds_the_lexer_limit_is_not_compiled():
+    vocabulary = replace(VOCABULARY, tokens=(*VOCABULARY.tokens, '"aé, aé'.encode()))
+    with pytest.raises(BadRequest, match="cannot be compiled: lexer error: too many expressions"):
+        GrammarCompiler(vocabulary, [STOP]).compile("json", json.dumps(COMPLEX))
+
+
+def test_a_lexer_that_takes_long_to_replace_ends_the_request_and_is_compiled_again_for_the_next():
+    """The engine loop cannot wait for it. The failed text may be that of another request."""
+    slow = object_of(a=COMPLEX, **{f"b{i}": {"type": "integer", "multipleOf": 9000 + i} for i in range(8)})
+    cache, grammar = GrammarCache(), compiler().compile("json", json.dumps(slow))
+    cache.put(("slow",), grammar, 1)
+    matcher = grammar.matcher()
+    assert cache.get(("slow",)) is grammar
+    begun = time.thread_time()
+    with pytest.raises(BadRequest, match=r"too complex: lexer error: too many expressions .* or send it again"):
+        accept_text(matcher, '{"a": "aé, aé')
+    assert time.thread_time() - begun < grammar.seconds
+    with pytest.raises(BadRequest, match="too complex"):
+        row_of(matcher)
+    assert cache.get(("slow",)) is None
+    cache.put(("slow",), compiler().compile("json", '{"type": "string"}'), 1)
+    assert cache.get(("slow",)) is not None
 
 
 def test_the_lexer_limit_of_one_request_does_not_affect_others(monkeypatch):

@@ -246,6 +246,11 @@ class UniqueItemsGrammar:
         """An estimate of the memory in bytes."""
         return 2 * self._inner.size_bytes
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether further requests must compile it again."""
+        return self._inner.exhausted
+
     def matcher(self, stop_ids: Iterable[int] | None = None) -> UniqueItemsMatcher:
         """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
         return UniqueItemsMatcher(self._inner.matcher(stop_ids), self._reader, self._index, [self._reader.start])
