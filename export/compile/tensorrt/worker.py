@@ -108,8 +108,7 @@ def keep_dtypes(trt: Any, network: Any, config: Any, *, half: bool) -> None:
         return  # no other type is allowed than float32
     config.set_flag(trt.BuilderFlag.FP16)
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-    for i in range(network.num_layers):
-        layer = network.get_layer(i)
+    for layer in layers(network):
         dtype = layer.get_output(0).dtype
         if layer.type.name in _COMPUTING and dtype in (trt.float32, trt.float16):
             layer.precision = dtype
@@ -125,15 +124,17 @@ def load_timings(config: Any, timings: bytes) -> None:
 
 def aliases(network: Any) -> list[tuple[str, str]]:
     """Return the outputs that a layer writes in place, each with the input whose memory it shares."""
-    layers = [network.get_layer(i) for i in range(network.num_layers)]
-    updates = [layer for layer in layers if layer.type.name == "KV_CACHE_UPDATE"]
+    updates = [layer for layer in layers(network) if layer.type.name == "KV_CACHE_UPDATE"]
     return [(layer.get_output(0).name, layer.get_input(0).name) for layer in updates]
 
 
 def count_layers(network: Any) -> dict[str, int]:
     """Count the network's layers by kind, as parsed, before the builder fuses them."""
-    kinds = Counter(network.get_layer(i).type.name for i in range(network.num_layers))
-    return dict(sorted(kinds.items()))
+    return dict(sorted(Counter(layer.type.name for layer in layers(network)).items()))
+
+
+def layers(network: Any) -> list[Any]:
+    return [network.get_layer(i) for i in range(network.num_layers)]
 
 
 def opened(trt: Any, log: Any, plan: bytes, profiles: int) -> dict[str, Any]:
