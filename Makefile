@@ -43,7 +43,7 @@ VOCABULARIES = engines/built/vocabularies
 .PHONY: help demo real serve test test-python test-others test-hybrids test-real test-vocabularies test-tensorrt test-serve test-clients test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s  %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.demo ## build the demo bundle and answer three sentences, with speculation on and off (DEMO=demo-hybrid: another recipe)
 	@$(BIN)/tandemrt export build $(DEMO) --out engines/built/$(DEMO)
