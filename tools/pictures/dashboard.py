@@ -4,11 +4,13 @@ Writes docs/pictures/dashboard-*.png: light, dark and as wide as a phone. The fi
 """
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from tools.browser import Page
 from tools.clients.openai import OpenAIServer, openai_server
@@ -19,7 +21,7 @@ _CLIENTS, _SECONDS = 10, 62.0
 _VIEWS = {"light": (1200, False), "dark": (1200, True), "phone": (390, False)}
 
 
-def photograph(bundle: Path) -> None:
+def photograph(bundle: Annotated[Path, typer.Argument(help="The demo's bundle.", metavar="BUNDLE")]) -> None:
     """Serve ``bundle`` to parallel clients and write a picture of the page in each view."""
     ended = threading.Event()
     with openai_server(bundle, threads=1, clients=_CLIENTS, options=["--dashboard-texts"]) as server:
@@ -51,4 +53,4 @@ def _send(server: OpenAIServer, ended: Callable[[], bool], number: int) -> None:
 
 
 if __name__ == "__main__":
-    photograph(Path(sys.argv[1]))
+    typer.run(photograph)
