@@ -105,10 +105,11 @@ gpu:
 test-fast: $(VENV)/.dev ## run the tests that build nothing
 	$(BIN)/python -m pytest $(PARALLEL) tests/plain
 
-check: $(VENV)/.dev ## run ruff (lint and format) and mypy, and collect the tests that need a GPU
+check: $(VENV)/.dev ## run ruff (lint and format), mypy and tools.lint, and collect the tests that need a GPU
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tools.lint
 	$(BIN)/python -m pytest --collect-only -qq tests/gpu > /dev/null
 
 format: $(VENV)/.dev ## fix and format the code with ruff
