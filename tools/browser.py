@@ -73,7 +73,7 @@ class Page:
 
     def wait_for(self, script: str, seconds: float = 60.0) -> Any:
         """Return the value of an expression as soon as it is true in JavaScript's sense. Raises TimeoutError."""
-        found = self.evaluate(
+        value = self.evaluate(
             f"""new Promise(resolve => {{
               const end = performance.now() + {1000 * seconds};
               const look = () => {{
@@ -84,9 +84,9 @@ class Page:
               look();
             }})"""
         )
-        if not found:
+        if not value:
             raise TimeoutError(f"not true within {seconds:g} s: {script}")
-        return found
+        return value
 
     def screenshot(self, file: Path) -> None:
         """Write the whole page as a PNG, as wide as the window."""
@@ -120,11 +120,11 @@ class Page:
         return message
 
     def _hear(self, event: Mapping[str, Any]) -> None:
-        found = event.get("params", {})
+        params = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
-            details = found["exceptionDetails"]
+            details = params["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description", details["text"]))
         elif event.get("method") == "Runtime.consoleAPICalled":
-            self.errors.append(" ".join(str(each.get("value")) for each in found["args"]))
+            self.errors.append(" ".join(str(each.get("value")) for each in params["args"]))
         elif event.get("method") == "Log.entryAdded":
-            self.errors.append(found["entry"]["text"])
+            self.errors.append(params["entry"]["text"])

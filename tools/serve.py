@@ -223,15 +223,15 @@ def _environment() -> dict[str, str]:
 
 def _free_ports(count: int) -> list[int]:
     """Return free ports below 32,768, because Linux gives those above to the connections of other processes."""
-    found: list[int] = []
+    ports: list[int] = []
     with ExitStack() as stack:
         for port in random.SystemRandom().sample(range(10_000, 32_000), 1000):
             with suppress(OSError):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
+                ports.append(port)
+            if len(ports) == count:
                 break
-    return found
+    return ports
 
 
 if __name__ == "__main__":

@@ -55,14 +55,14 @@ def measure(weights: Weights, shape: Shape, *, scales: list[float], temperature:
 
     first = _layer(functional.embedding(tokens, embedding), weights, shape, 0, 1.0)
     draft = drawn(first)
-    found = []
+    agreements = []
     for scale in scales:
         hidden = first
         for layer in range(1, shape.layers):
             hidden = _layer(hidden, weights, shape, layer, scale)
         same = float((drawn(hidden) == draft).float().mean())
-        found.append(Agreement(scale, same, sum(same**i for i in range(window + 1))))
-    return found
+        agreements.append(Agreement(scale, same, sum(same**i for i in range(window + 1))))
+    return agreements
 
 
 def tune(weights: Weights, shape: Shape, *, length: float, temperature: float, window: int) -> Iterator[Agreement]:

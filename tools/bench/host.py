@@ -115,27 +115,27 @@ class Bench:
             copied = HostCopy(torch.randn(kind.window + 1, self._vocab))
             copied.copy_out()
             logits = dict.fromkeys(range(self._batch), copied)
-        found: dict[str, list[float]] = {"round": [], "fill": [], "commit": []}
+        microseconds: dict[str, list[float]] = {"round": [], "fill": [], "commit": []}
         for at in range(0, emitted * (WARM + self._rounds), emitted):
             seconds: dict[str, float] = {}
             with _timed(seconds, "round"):
-                this = plan_round(slots, windows, slots.count)
+                plan = plan_round(slots, windows, slots.count)
             drafts = torch.tensor([text[at : at + kind.window]] * self._batch, dtype=torch.int64)
             buffers.draft_tokens.host_view(self._batch, kind.window).copy_(drafts)
             with _timed(seconds, "fill"):
-                drafts_of = writer.write(this)
+                drafts_of = writer.write(plan)
             decided = torch.tensor([text[at : at + kind.window + 1]] * self._batch, dtype=torch.int64)
             buffers.tokens.host_view(self._batch, kind.window + 1).copy_(decided)
             buffers.count.host_view(self._batch).fill_(emitted)
             verified = {slot: len(draft.tokens) for slot, draft in drafts_of.items()}
             from_drafter = {slot: draft.num_from_drafter for slot, draft in drafts_of.items()}
             with _timed(seconds, "commit"):
-                committer.commit(VerifiedRound(this, verified, from_drafter, logits))
+                committer.commit(VerifiedRound(plan, verified, from_drafter, logits))
             for name, value in seconds.items():
-                found[name].append(1e6 * value / self._batch)
+                microseconds[name].append(1e6 * value / self._batch)
         if len(slots) != self._batch:
             raise RuntimeError(f"no request may end during the measurement: {len(slots)} of {self._batch} are left")
-        fill, commit, whole = (statistics.median(found[name][WARM:]) for name in ("fill", "commit", "round"))
+        fill, commit, whole = (statistics.median(microseconds[name][WARM:]) for name in ("fill", "commit", "round"))
         return {"round": whole, "fill": fill, "commit": commit, "commit per token": commit / emitted}
 
     def _waiting(self, kind: Kind) -> QueuedRequest:

@@ -87,8 +87,8 @@ def main(
         report.add("cost of batch invariance", COLUMNS, rows)
         if texts and tuned:
             parted = (count_diverged(way.llm, way.bundle, texts, TEMPERATURE, WINDOW) for way in ways.values())
-            found = tuple(each["diverged"] for each in parted)
-            report.add(f"of {texts} texts differ with speculation", dict.fromkeys(ways, ""), [found])
+            diverged = tuple(each["diverged"] for each in parted)
+            report.add(f"of {texts} texts differ with speculation", dict.fromkeys(ways, ""), [diverged])
         for way in ways.values():
             way.llm.close()
 
@@ -121,20 +121,20 @@ class _Way:
 
 
 def _line(ways: Mapping[str, _Way], repeats: int, batch: int, drafted: int, prompt: int, tokens: int) -> Row:
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for name in _in_turns(ways, repeats):
-        found[name].append(ways[name].decode(batch, drafted, prompt, tokens))
-    least = {name: tuple(map(min, zip(*each, strict=True))) for name, each in found.items()}
+        times[name].append(ways[name].decode(batch, drafted, prompt, tokens))
+    least = {name: tuple(map(min, zip(*each, strict=True))) for name, each in times.items()}
     without, invariant = least["without"], least["with"]
     costs = (100 * (one / other - 1) for one, other in zip(invariant, without, strict=True))
     return f"round of {drafted} drafts" if drafted else "token", batch, without[0], invariant[0], *costs
 
 
 def _first_tokens(ways: Mapping[str, _Way], repeats: int, count: int, length: int) -> Row:
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for seed, name in enumerate(_in_turns(ways, repeats + 1)):  # the first run binds the calls
-        found[name].append(ways[name].first_tokens(count, length, seed))
-    without, invariant = (min(found[name][1:]) for name in ("without", "with"))
+        times[name].append(ways[name].first_tokens(count, length, seed))
+    without, invariant = (min(times[name][1:]) for name in ("without", "with"))
     return f"first tokens of {length}", count, without, invariant, 100 * (invariant / without - 1), None
 
 

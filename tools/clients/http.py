@@ -38,8 +38,8 @@ def post_lines(port: int, path: str, body: Body) -> Generator[bytes]:
 def events(data: bytes) -> list[dict[str, Any]]:
     """Parse the JSON objects of a response: its server-sent events, or its single object if it was not streamed."""
     prefix = b"data: {"
-    found = [json.loads(line[len(prefix) - 1 :]) for line in data.splitlines() if line.startswith(prefix)]
-    return found or [json.loads(data)]
+    objects = [json.loads(line[len(prefix) - 1 :]) for line in data.splitlines() if line.startswith(prefix)]
+    return objects or [json.loads(data)]
 
 
 def encode(body: Body) -> bytes:

@@ -49,9 +49,9 @@ def openai_server(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r":(\d+)/v1", process.stdout.readline())
-            if found is None:
+            address = re.search(r":(\d+)/v1", process.stdout.readline())
+            if address is None:
                 raise RuntimeError(f"{bundle}: tandemrt serve did not start; its messages are above")
-            yield OpenAIServer(int(found[1]), process.pid)
+            yield OpenAIServer(int(address[1]), process.pid)
         finally:
             process.terminate()

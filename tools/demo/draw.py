@@ -47,12 +47,12 @@ class Draw:
 
     def people(self, count: int) -> list[tuple[str, str]]:
         """Return ``count`` (first name, last name) pairs with distinct first names."""
-        found: list[tuple[str, str]] = []
-        while len(found) < count:
+        names: list[tuple[str, str]] = []
+        while len(names) < count:
             first, last = self.choice(lexicon.FIRST_NAMES), self.choice(lexicon.LAST_NAMES)
-            if is_reserved(first, last) == self.held_out and all(first != other for other, _ in found):
-                found.append((first, last))
-        return found
+            if is_reserved(first, last) == self.held_out and all(first != other for other, _ in names):
+                names.append((first, last))
+        return names
 
     def person(self) -> str:
         return " ".join(self.people(1)[0])

@@ -77,8 +77,8 @@ def _loss(hybrid: Any, draft: Any) -> Loss:
 
     def states(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         masks = {"full_attention": None, "linear_attention": None}  # rows are padded at their ends
-        found = model.model(input_ids=ids, attention_mask=masks, use_cache=False, output_hidden_states=True)
-        return tuple(found.hidden_states)
+        outputs = model.model(input_ids=ids, attention_mask=masks, use_cache=False, output_hidden_states=True)
+        return tuple(outputs.hidden_states)
 
     def loss(ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

@@ -61,10 +61,10 @@ def draw(batch: Batch, window: int, kept: float, generator: torch.Generator) -> 
     rows, anchors, depths = there.nonzero(as_tuple=True)
     sizes = there.sum((1, 2))
     column = torch.arange(len(rows), device=drawn.device) - (sizes.cumsum(0) - sizes)[rows]
-    found = Chains(*(torch.full((count, int(sizes.max())), fill, device=drawn.device) for fill in (-1, 1)))
-    found.anchors[rows, column] = anchors
-    found.depths[rows, column] = depths + 1
-    return found
+    chains = Chains(*(torch.full((count, int(sizes.max())), fill, device=drawn.device) for fill in (-1, 1)))
+    chains.anchors[rows, column] = anchors
+    chains.depths[rows, column] = depths + 1
+    return chains
 
 
 def with_masks(ids: torch.Tensor, chains: Chains) -> Rows:

@@ -60,9 +60,9 @@ def train(
         torch.set_float32_matmul_precision("high")
     target.requires_grad_(False)
     ends = tokenizer.eos_token_id
-    found = texts_of(target, prompts, written, seed=seed, ends=ends, longest=longest, together=together)
-    drafted, share = most_frequent(found, vocabulary, target.config.vocab_size)
+    texts = texts_of(target, prompts, written, seed=seed, ends=ends, longest=longest, together=together)
+    drafted, share = most_frequent(texts, vocabulary, target.config.vocab_size)
     draft = untrained(kind, target, tokenizer, sizes, drafted.to(target.device), seed)
     if not kind.has_full_vocabulary:
         _console.print(f"{len(drafted)} tokens are drafted, which are {share:.2%} of what the target writes")
-    fit(draft, batches(found, batch, seed, target.device), steps, rate, out)
+    fit(draft, batches(texts, batch, seed, target.device), steps, rate, out)

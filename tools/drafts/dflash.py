@@ -103,8 +103,8 @@ class DFlash(nn.Module):
             attend = _attend_after(layer.self_attn.keys_and_values(state, context), mask)
             x = layer(x, layer.input_layernorm(x), places, attend)
         x = x.view(*anchors.shape, block, -1)[:, :, 1:]
-        found: torch.Tensor = self.lm_head(self.norm(x))
-        return found
+        logits: torch.Tensor = self.lm_head(self.norm(x))
+        return logits
 
     def save(self, folder: Path) -> None:
         """As Draft.save, in the format of ``speculators``."""

@@ -35,8 +35,8 @@ class Eagle3(FeedbackHead):
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         """As FeedbackHead.begin."""
-        found: torch.Tensor = self.fc(features)
-        return found
+        state: torch.Tensor = self.fc(features)
+        return state
 
     def step(
         self, embedded: torch.Tensor, state: torch.Tensor, places: torch.Tensor, attend: Attend

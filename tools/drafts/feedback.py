@@ -54,11 +54,11 @@ class FeedbackHead(nn.Module):
         total, right = tokens.new_zeros((), dtype=torch.float32), []
         for step, logits in enumerate(self(tokens, lesson.features, self.ahead)):
             places = (slice(None), slice(1 + step, None))  # positions whose distribution this step predicts
-            loss, found = score(
+            loss, right_of_step = score(
                 logits, lesson.probabilities[places], lesson.best[places], matters[places], self.vocabulary
             )
             total = total + loss * 0.8**step
-            right.append(found)
+            right.append(right_of_step)
         return total, right
 
     def forward(self, ids: torch.Tensor, features: torch.Tensor, steps: int) -> list[torch.Tensor]:
@@ -67,15 +67,15 @@ class FeedbackHead(nn.Module):
         ``ids`` [batch, length], ``features`` [batch, length, layers * hidden]. Row j of step s predicts the token at
         j + 2 + s: it has the state of token j and the tokens up to j + 1 + s.
         """
-        state, attend, found = self.begin(features[:, :-1]), _Unrolled(), []
+        state, attend, logits_of_steps = self.begin(features[:, :-1]), _Unrolled(), []
         for step in range(steps):
             rows = ids.shape[1] - 1 - step
             places = torch.arange(rows, device=ids.device) + step
             with torch.no_grad():
                 embedded = self._target[0].model.embed_tokens(ids[:, 1 + step :])
             logits, state = self.step(embedded, state[:, :rows], places, attend)
-            found.append(logits)
-        return found
+            logits_of_steps.append(logits)
+        return logits_of_steps
 
 
 class _Unrolled:

@@ -42,9 +42,9 @@ def fit(draft: Draft, batches: Iterator[Batch], steps: int, rate: float, folder:
         optimizer.step()
         schedule.step()
         if step % reports == 0 or step == steps:
-            found = " ".join(f"{float(each):.3f}" for each in right)
+            shares = " ".join(f"{float(each):.3f}" for each in right)
             seconds = time.perf_counter() - started
-            _console.print(f"step {step}/{steps}: loss {loss.item():.4f}, foreseen {found}, {seconds:.0f} s")
+            _console.print(f"step {step}/{steps}: loss {loss.item():.4f}, foreseen {shares}, {seconds:.0f} s")
             _save(draft, folder)
     _console.print(f"saved {folder}")
 

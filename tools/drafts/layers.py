@@ -43,8 +43,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
         """[batch, length, hidden]."""
         mixed = attend(self.queries(x, places), *self.keys_and_values(x, places))
-        found: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return found
+        projected: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return projected
 
 
 class Mlp(nn.Module):
@@ -62,8 +62,8 @@ class Mlp(nn.Module):
             self.down_proj.weight.copy_(like.mlp.down_proj.weight[:, chosen])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return found
+        projected: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
 
 
 class Layer(nn.Module):
@@ -83,8 +83,8 @@ class Layer(nn.Module):
     def forward(self, stream: torch.Tensor, read: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Add the attention over ``read`` and the MLP to the residual ``stream`` [batch, length, hidden]."""
         stream = stream + self.self_attn(read, places, attend)
-        found: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
-        return found
+        output: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return output
 
 
 def masked(mask: torch.Tensor) -> Attend:
@@ -94,27 +94,27 @@ def masked(mask: torch.Tensor) -> Attend:
 
 def fusion(features: int, hidden: int) -> nn.Linear:
     """Return a projection of ``features`` states to one, initialized to the last of them."""
-    found = linear(features * hidden, hidden)
+    projection = linear(features * hidden, hidden)
     with torch.no_grad():
-        found.weight.zero_()
-        found.weight[:, -hidden:] = torch.eye(hidden)
-    return found
+        projection.weight.zero_()
+        projection.weight[:, -hidden:] = torch.eye(hidden)
+    return projection
 
 
 def last_norm(target: Any) -> nn.RMSNorm:
     """Return a norm, initialized from the target's last one."""
-    found = nn.RMSNorm(target.config.hidden_size, eps=target.config.rms_norm_eps)
+    norm = nn.RMSNorm(target.config.hidden_size, eps=target.config.rms_norm_eps)
     with torch.no_grad():
-        found.weight.copy_(target.model.norm.weight)
-    return found
+        norm.weight.copy_(target.model.norm.weight)
+    return norm
 
 
 def reduced_head(target: Any, vocabulary: torch.Tensor) -> nn.Linear:
     """Return an lm_head for the tokens ``vocabulary`` (ids of the target), initialized from the target's."""
-    found = linear(target.config.hidden_size, len(vocabulary))
+    head = linear(target.config.hidden_size, len(vocabulary))
     with torch.no_grad():
-        found.weight.copy_(target.lm_head.weight[vocabulary])
-    return found
+        head.weight.copy_(target.lm_head.weight[vocabulary])
+    return head
 
 
 def linear(inner: int, width: int) -> nn.Linear:

@@ -51,13 +51,13 @@ class Pard:
     def states(self, tokens: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the input of the lm_head [batch, length + rows, hidden] for texts [batch, length] and masks."""
         masks = rows.anchors.shape[1] - tokens.shape[1]
-        found: torch.Tensor = self.draft.model(
+        hidden: torch.Tensor = self.draft.model(
             input_ids=torch.cat([tokens, tokens.new_full((len(tokens), masks), self.mask)], 1),
             position_ids=rows.places,
             attention_mask=rows.seen,
             use_cache=False,
         ).last_hidden_state
-        return found
+        return hidden
 
     def save(self, folder: Path) -> None:
         """As Draft.save: an ordinary checkpoint in float16 with ``pard_token``."""

@@ -99,8 +99,8 @@ class PEagle(nn.Module):
         layer: Any
         for layer in self.layers[1:]:
             state = layer(state, layer.input_layernorm(state), places, attend)
-        found: torch.Tensor = self.norm(state)
-        return found
+        normed: torch.Tensor = self.norm(state)
+        return normed
 
     def save(self, folder: Path) -> None:
         """As Draft.save, in the format of ``speculators``."""

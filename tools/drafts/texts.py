@@ -34,7 +34,7 @@ def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: 
     Every second batch is sampled at temperature 1, the others are greedy. Answers end with the token ``ends``, or after
     ``longest`` tokens. Samples depend on the state of torch's generator.
     """
-    found = []
+    texts = []
     order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))  # similar lengths, so that padding is short
     batches = [order[at : at + together] for at in range(0, len(order), together)]
     for number, batch in enumerate(track(batches, description="the target writes")):
@@ -56,10 +56,10 @@ def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: 
         for at, row, pad in zip(batch, output, padding.tolist(), strict=True):
             over = (row[width:] == ends).nonzero()
             stop = width + int(over[0]) + 1 if len(over) else len(row)
-            found.append(Text(row[pad:stop].clone(), len(prompts[at])))
+            texts.append(Text(row[pad:stop].clone(), len(prompts[at])))
     if target.device.type == "cuda":
         torch.cuda.empty_cache()  # a cache that grows token by token fragments memory
-    return found
+    return texts
 
 
 def origin(target: Any, prompts: Sequence[Sequence[int]], *, seed: int, **asked: int) -> dict[str, str]:

@@ -33,10 +33,10 @@ def quantize_matmuls(weights: Weights, weight_format: WeightFormat) -> Weights:
     if weight_format is WeightFormat.UNQUANTIZED:
         return weights
     quantize = _in_float8 if weight_format is WeightFormat.FP8 else _in_int4
-    found: Weights = {}
+    quantized: Weights = {}
     for name, tensor in weights.items():
-        found |= quantize(name, tensor) if name.endswith(_MATMULS) else {name: tensor}
-    return found
+        quantized |= quantize(name, tensor) if name.endswith(_MATMULS) else {name: tensor}
+    return quantized
 
 
 def write_quantization_config(folder: Path, weight_format: WeightFormat, unquantized: Sequence[str] = ()) -> None:

@@ -203,17 +203,17 @@ def _published(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]
     """
     if not any(name.endswith(".experts.gate_up_proj") for name in shapes):
         return shapes
-    found: dict[str, tuple[int, ...]] = {}
+    published: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         stem, _, last = name.rpartition(".")
         if not stem.endswith(".experts"):
-            found[name] = shape
+            published[name] = shape
             continue
         kinds = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
         for expert in range(shape[0]):
             each = shape[1] // len(kinds), shape[2]
-            found |= {f"{stem}.{expert}.{kind}.weight": each for kind in kinds}
-    return dict(sorted(found.items()))
+            published |= {f"{stem}.{expert}.{kind}.weight": each for kind in kinds}
+    return dict(sorted(published.items()))
 
 
 def vocab_of(family: Family, size: Size) -> int:

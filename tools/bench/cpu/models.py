@@ -58,11 +58,11 @@ def make(entrant: Entrant, environment: Environment, checkpoint: Path, folder: P
 
     Raises OSError or ValueError.
     """
-    made = {"tandemrt": _bundle, "genai": _genai, "openvino": _gguf, "llama_cpp": _gguf}
-    if entrant.engine not in made:
+    converters = {"tandemrt": _bundle, "genai": _genai, "openvino": _gguf, "llama_cpp": _gguf}
+    if entrant.engine not in converters:
         return str(checkpoint)
     name = f"{checkpoint.resolve().name}-{entrant.engine}-{entrant.form}"
-    return made[entrant.engine](entrant.form, environment, checkpoint.resolve(), folder / name)
+    return converters[entrant.engine](entrant.form, environment, checkpoint.resolve(), folder / name)
 
 
 def _bundle(form: str, environment: Environment, checkpoint: Path, out: Path) -> str:

@@ -33,16 +33,16 @@ class Results:
         self.figures.setdefault(entrant, {}).setdefault(name, []).append(figure)
 
     def median(self, entrant: Entrant, name: str) -> float | None:
-        found = self.figures.get(entrant, {}).get(name)
-        return statistics.median(found) if found else None
+        values = self.figures.get(entrant, {}).get(name)
+        return statistics.median(values) if values else None
 
     def best(self, name: str, *, quantized: bool, ours: bool, more_is_better: bool) -> tuple[float, Entrant] | None:
         """Return the best median of our entrants or of the others, and its entrant."""
         entrants = [each for each in self.figures if each.quantized == quantized and (each.engine == OURS) == ours]
-        found = [(median, each) for each in entrants if (median := self.median(each, name)) is not None]
-        if not found:
+        medians = [(median, each) for each in entrants if (median := self.median(each, name)) is not None]
+        if not medians:
             return None
-        return (max if more_is_better else min)(found, key=lambda pair: pair[0])
+        return (max if more_is_better else min)(medians, key=lambda pair: pair[0])
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Results":
@@ -91,7 +91,7 @@ def markdown(results: Results, measures: Mapping[str, Measure], *, quantized: bo
 
 def agreement(results: Results, name: str) -> str:
     """Return how many float32 engines generated the text of the first one."""
-    texts = {each: made[name] for each, made in results.outputs.items() if name in made and not each.quantized}
+    texts = {each: output[name] for each, output in results.outputs.items() if name in output and not each.quantized}
     first = next(iter(texts.values()), None)
     same = [each for each, text in texts.items() if text == first]
     return f"{len(same)} of {len(texts)}"

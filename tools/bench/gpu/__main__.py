@@ -174,10 +174,10 @@ def main(
             torch.cuda.empty_cache()  # the weights are in files now
 
         def exported() -> Bundle:
-            given: dict[str, Any] = {"batch": slots, "length": length, "chunk": chunk, "window": window}
-            given |= {"kind": draft, "kv_dtype": kv_dtype, "batch_invariant": batch_invariant, "reuse": reuse}
-            given["tensor_parallel"] = tensor_parallel
-            return make_bundle(folder, name, device=device, **given)
+            limits: dict[str, Any] = {"batch": slots, "length": length, "chunk": chunk, "window": window}
+            limits |= {"kind": draft, "kv_dtype": kv_dtype, "batch_invariant": batch_invariant, "reuse": reuse}
+            limits["tensor_parallel"] = tensor_parallel
+            return make_bundle(folder, name, device=device, **limits)
 
         bundle = bench.part("bundle", exported)
         options: Any = {"device": device, "profile": True, "synthetic_rule": not tuned, "adaptive_draft_tokens": False}
@@ -271,30 +271,30 @@ class Lines:
             "unconstrained": (texts, requests.unconstrained(*sizes)),
             "constrained": (requests.opened(self._bundle, texts), requests.constrained(*sizes, budget)),
         }
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+        figures: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
         for _ in range(pairs):
-            for name, (given, params) in ways.items():
-                measured = Burst(self._llm, WARM, self._tokens).run(given, params)
-                found[name].append(measured.to_json())
+            for name, (prompts, params) in ways.items():
+                measured = Burst(self._llm, WARM, self._tokens).run(prompts, params)
+                figures[name].append(measured.to_json())
                 self._print(name, batch, measured)
         ratios = [
             constrained["ms_per_round"] / unconstrained["ms_per_round"]
-            for unconstrained, constrained in zip(found["unconstrained"], found["constrained"], strict=True)
+            for unconstrained, constrained in zip(figures["unconstrained"], figures["constrained"], strict=True)
         ]
         cost = statistics.median(ratios) - 1
         console.print(
             f"  grammar, budget and seed cost {100 * cost:+.2f} % of a round (runs: {[f'{r:.4f}' for r in ratios]})"
         )
-        return {**found, "cost": cost, "budget": budget}
+        return {**figures, "cost": cost, "budget": budget}
 
     def ties(self, texts: int, window: int) -> dict[str, Any]:
         """Compare texts with and without speculation."""
-        found = count_diverged(self._llm, self._bundle, texts, self._temperature, window)
+        ties = count_diverged(self._llm, self._bundle, texts, self._temperature, window)
         console.print(
-            f"  {found['diverged']} of {texts} texts of {found['tokens']} tokens differ from autoregressive decoding, "
-            f"at {found['at']}; {found['accepted']} drafted tokens were accepted"
+            f"  {ties['diverged']} of {texts} texts of {ties['tokens']} tokens differ from autoregressive decoding, "
+            f"at {ties['at']}; {ties['accepted']} drafted tokens were accepted"
         )
-        return found
+        return ties
 
     def trace(self, batch: int, window: int) -> dict[str, Any]:
         """Return the GPU's records of a third of a second of rounds."""

@@ -156,14 +156,14 @@ def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
         unread = (1 - experts["per_token"] / experts["count"]) ** tokens
         weights -= unread * sum(nbytes for name, nbytes in tensors.items() if ".experts." in name)
     token = state = 0  # bytes of a row: those of a token's keys and values, and those of its states
-    for held in bundle.contract("target").inputs:
-        if not held.name.startswith("past_"):
+    for binding in bundle.contract("target").inputs:
+        if not binding.name.startswith("past_"):
             continue
-        shape = held.resolve({"blocks": 1, "slots": 1, "batch": 1})
-        size = math.prod(shape) * BYTES[held.dtype]
-        if held.name.startswith(("past_key.", "past_value.")):
+        shape = binding.resolve({"blocks": 1, "slots": 1, "batch": 1})
+        size = math.prod(shape) * BYTES[binding.dtype]
+        if binding.name.startswith(("past_key.", "past_value.")):
             token += size // shape[2]
-        elif held.name.startswith("past_state."):
+        elif binding.name.startswith("past_state."):
             state += 2 * size
     return 1e3 * (weights + ranks * rows * (context * token + state)) / ranks / bandwidth()
 

@@ -37,21 +37,21 @@ class PromptParts:
 
         Requests end with that token, as in the peers' measurements, or those that have theirs decode meanwhile.
         """
-        found: dict[str, Any] = {}
+        times: dict[str, Any] = {}
         for ending, window in product((True, False), dict.fromkeys((0, self._window))):
             asked = partial(self._requests, window=window, ending=ending)
             name = f"window {window}, {'one token each' if ending else 'decoding goes on'}"
             first_tokens(self._llm, *asked(max(wanted)))  # binds the calls
             for requests_at_once in wanted:
                 each = [first_tokens(self._llm, *asked(requests_at_once)) for _ in range(_REPEATS)]
-                found[f"{requests_at_once} x {name}"] = each
+                times[f"{requests_at_once} x {name}"] = each
                 rate = 1e3 * requests_at_once * self._tokens / median(each)
                 self._say(f"{requests_at_once} prompts, {name}: {_ms(each)}, {rate:,.0f} prompt tokens/s")
-        return found
+        return times
 
     def shared(self, wanted: Sequence[int], known: int) -> dict[str, Any]:
         """Measure the same for prompts that share their first ``known`` tokens, which are cached."""
-        found: dict[str, Any] = {}
+        times: dict[str, Any] = {}
         for requests_at_once in wanted:
             each, before = [], self._llm.metrics.cached
             for _ in range(_REPEATS):
@@ -60,12 +60,12 @@ class PromptParts:
                 first_tokens(self._llm, prompts[:1], params[:1])
                 each.append(first_tokens(self._llm, prompts[1:], params[1:]))
             reused = (self._llm.metrics.cached - before) / (_REPEATS * requests_at_once)
-            found[str(requests_at_once)] = {"first_tokens_ms": each, "reused": reused}
+            times[str(requests_at_once)] = {"first_tokens_ms": each, "reused": reused}
             self._say(
                 f"{requests_at_once} prompts, {known} of {self._tokens} tokens shared, {reused:.0f} cached: "
                 + _ms(each)
             )
-        return found
+        return times
 
     def arrivals(self, running: int, window: int, chunk: int | None) -> dict[str, Any]:
         """Measure the latency of ``running`` requests while as many prompts arrive at once.
@@ -83,14 +83,14 @@ class PromptParts:
         decoding = self._requests(running, window)
         first_tokens(self._llm, *self._requests(2 * running, window))  # binds the calls
         coming, alike = (self._requests(running, window, ending=True) for _ in range(2))
-        found = arrivals(self._llm, decoding, coming, alike, seconds=_SECONDS)
+        times = arrivals(self._llm, decoding, coming, alike, seconds=_SECONDS)
         self._say(
             f"{running} prompts arrive while {running} requests decode, window {window}: gaps p50 "
-            f"{found['gap_p50_ms']:.1f}, p99 {found['gap_p99_ms']:.1f}, worst {found['gap_worst_ms']:.1f} ms; first "
-            f"tokens of all after {found['first_tokens_ms']:.1f} ms, alone {found['first_tokens_alone_ms']:.1f}; "
-            f"{100 * found['work']:.1f} % of the work of both parts alone"
+            f"{times['gap_p50_ms']:.1f}, p99 {times['gap_p99_ms']:.1f}, worst {times['gap_worst_ms']:.1f} ms; first "
+            f"tokens of all after {times['first_tokens_ms']:.1f} ms, alone {times['first_tokens_alone_ms']:.1f}; "
+            f"{100 * times['work']:.1f} % of the work of both parts alone"
         )
-        return found
+        return times
 
     def busy(self, requests_at_once: int) -> dict[str, Any]:
         """Measure the share of time that the GPU works, from the first to the last prompt token."""
@@ -101,11 +101,11 @@ class PromptParts:
             first_tokens(self._llm, *asked)
             return self._llm.metrics.rounds - before
 
-        found = traced(work)
-        self._say(f"{requests_at_once} prompts: the GPU works {100 * (1 - found['idle_share']):.1f} % of the time")
-        for kernel in found["kernels"]:
+        trace = traced(work)
+        self._say(f"{requests_at_once} prompts: the GPU works {100 * (1 - trace['idle_share']):.1f} % of the time")
+        for kernel in trace["kernels"]:
             self._say(f"  {kernel['us_each']:9.1f} us each  {kernel['name']}")
-        return found
+        return trace
 
     def long(self) -> dict[str, Any]:
         """Measure one prompt of ``tokens`` tokens."""

@@ -38,11 +38,11 @@ def main(
             context = _context(shared, Path(folder), shapes)
             processes.wait_until_opened()
             processes.command(lambda memory: memory.fill(1))
-            found = _measured(context, shapes)
+            times = _measured(context, shapes)
         finally:
             processes.close()
     lines: list[dict[str, Any]] = []
-    for (row, column), microseconds in zip(shapes, found, strict=True):
+    for (row, column), microseconds in zip(shapes, times, strict=True):
         nbytes = 2 * row * column
         lines.append({"rows": row, "columns": column, "us": microseconds, "GB/s": nbytes / microseconds / 1e3})
         print(f"{row:6} x {column:<6} {microseconds:8.1f} us  {lines[-1]['GB/s']:7.0f} GB/s of each part")
@@ -59,12 +59,12 @@ def _context(shared: SharedRanks, kernels: Path, shapes: Sequence[tuple[int, int
 
 def _measured(context: Context, shapes: Sequence[tuple[int, int]]) -> list[float]:
     """Return microseconds per call of each shape. All ranks call this at the same time."""
-    found = []
+    times = []
     for row, column in shapes:
         x = torch.randn(row, column, dtype=torch.bfloat16, device=context.device)
         call = launch_all_reduce({"x": x, "sum": torch.empty_like(x)}, {}, context)
-        found.append(best_us(lambda call=call: [call.run() for _ in range(_IN_A_ROW)], _IN_A_ROW))  # type: ignore[misc]
-    return found
+        times.append(best_us(lambda call=call: [call.run() for _ in range(_IN_A_ROW)], _IN_A_ROW))  # type: ignore[misc]
+    return times
 
 
 def _serve(link: Link, kernels: str, shapes: Sequence[tuple[int, int]]) -> None:

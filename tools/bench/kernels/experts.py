@@ -107,16 +107,16 @@ def _low_bit_call(
     """Bind the operator to random weights, whose results no other kernel reads."""
     rows, experts = logits.shape
     x = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
-    given = {"x": x, "router_logits": logits, "mixed": torch.empty_like(x)}
+    tensors = {"x": x, "router_logits": logits, "mixed": torch.empty_like(x)}
     bits = 8 if numbers.endswith("8") else 4
     for name, outputs, inner in (("gate_up", 2 * experts * width, hidden), ("down", experts * hidden, width)):
-        given[name] = torch.randint(0, 120, (outputs, inner * bits // 8), dtype=torch.uint8, device="cuda")
+        tensors[name] = torch.randint(0, 120, (outputs, inner * bits // 8), dtype=torch.uint8, device="cuda")
         groups = inner // group if numbers == "float8" else -(-inner // group // 4) * 4
         scales = torch.rand(outputs, groups, device="cuda") / 1000
         if numbers == "float4":
-            given[f"{name}_scales"] = (scales * 1e5).to(torch.uint8)
-            given[f"{name}_factors"] = torch.rand(outputs, device="cuda") / 1000
+            tensors[f"{name}_scales"] = (scales * 1e5).to(torch.uint8)
+            tensors[f"{name}_factors"] = torch.rand(outputs, device="cuda") / 1000
         else:
-            given[f"{name}_scales"] = scales if numbers == "float8" else scales.to(torch.bfloat16)
+            tensors[f"{name}_scales"] = scales if numbers == "float8" else scales.to(torch.bfloat16)
     routing = {"per_token": chosen, "normalized": 1, "gate_up_group": group, "down_group": group}
-    return launcher(f"{numbers}_experts", context)(given, routing, context)
+    return launcher(f"{numbers}_experts", context)(tensors, routing, context)

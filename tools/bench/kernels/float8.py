@@ -90,8 +90,8 @@ def _relative_errors(inputs: int, *, signs: bool) -> tuple[float, float]:
     exact, one = x.double() @ weight.double().t(), torch.ones(1, device="cuda")
 
     def error(*, fast: bool) -> float:
-        found = torch._scaled_mm(x, weight.t(), one, one, out_dtype=FLOAT32, use_fast_accum=fast)
-        return float(((found - exact).norm() / exact.norm()).item())
+        product = torch._scaled_mm(x, weight.t(), one, one, out_dtype=FLOAT32, use_fast_accum=fast)
+        return float(((product - exact).norm() / exact.norm()).item())
 
     return error(fast=False), error(fast=True)
 
@@ -107,7 +107,7 @@ def _layer_times(rows: int, context: Context) -> tuple[float, ...]:
     quantized, middle = positive(rows, HIDDEN, dtype=FLOAT8), positive(rows, MID, dtype=FLOAT8)
     scales, made_scales = positive(rows, 1, dtype=FLOAT32), positive(rows, 1, dtype=FLOAT32)
     qkv, gate_up = positive(rows, SHAPES["qkv"][0]), positive(rows, 2 * MID)
-    found: dict[str, list[Call]] = {"norm": [], "swiglu": [], "rounding": [], "layer": []}
+    calls_of: dict[str, list[Call]] = {"norm": [], "swiglu": [], "rounding": [], "layer": []}
     for _ in range(LAYERS):
         weight_scales = {name: positive(width, dtype=FLOAT32) for name, (width, _) in SHAPES.items()}
         weights = {name: positive(*shape, dtype=FLOAT8).view(torch.uint8) for name, shape in SHAPES.items()}
@@ -140,11 +140,11 @@ def _layer_times(rows: int, context: Context) -> tuple[float, ...]:
             out=qkv,
         )
         o, gate_and_up, down = (
-            call("float8_matmul", quantized=x, weight=weights[name], out=made)
-            for name, x, made in (("o", quantized, out), ("gate, up", quantized, gate_up), ("down", middle, out))
+            call("float8_matmul", quantized=x, weight=weights[name], out=result)
+            for name, x, result in (("o", quantized, out), ("gate, up", quantized, gate_up), ("down", middle, out))
         )
-        found["norm"].append(norm)
-        found["swiglu"].append(swiglu)
-        found["rounding"].append(rounding)
-        found["layer"] += [norm, first, rounding, o, norm, gate_and_up, swiglu, down]
-    return tuple(best_us(run_all(calls), LAYERS) for calls in found.values())
+        calls_of["norm"].append(norm)
+        calls_of["swiglu"].append(swiglu)
+        calls_of["rounding"].append(rounding)
+        calls_of["layer"] += [norm, first, rounding, o, norm, gate_and_up, swiglu, down]
+    return tuple(best_us(run_all(calls), LAYERS) for calls in calls_of.values())

@@ -65,10 +65,10 @@ def _session(shape: Any, tensors: dict[str, torch.Tensor], stream: Any) -> onnxr
         return helper.make_tensor_value_info(name, _element(tensors[like]), tensors[like].shape)
 
     qkv, keys, values, cumulative, past, table, cosine, sine, slots, bounds = _INPUTS
-    given = [qkv, "", "", keys, values, cumulative, past, table, cosine, sine, slots, "", "", "", "", "", bounds]
+    inputs = [qkv, "", "", keys, values, cumulative, past, table, cosine, sine, slots, "", "", "", "", "", bounds]
     attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "do_rotary": 1}
     node = helper.make_node(
-        "PagedAttention", given, ["mixed", "key_out", "value_out"], domain="com.microsoft", **attributes
+        "PagedAttention", inputs, ["mixed", "key_out", "value_out"], domain="com.microsoft", **attributes
     )
     outputs = [value("mixed", "mixed"), value("key_out", "key_cache"), value("value_out", "value_cache")]
     graph = helper.make_graph([node], "paged", [value(name, name) for name in _INPUTS], outputs)

@@ -46,10 +46,12 @@ def main() -> None:
 
 
 def _models() -> None:
-    found = {name: measure.check_drawn_texts(schema, count=20, seed=0) for name, schema in models.schemas()}
-    refused = [name for name, broken in found.items() if broken is None]
-    unsound = [name for name, broken in found.items() if broken]
-    print(f"pydantic: {len(found) - len(refused)} of {len(found)} admitted, unsound {unsound or 0}, refused {refused}")
+    results = {name: measure.check_drawn_texts(schema, count=20, seed=0) for name, schema in models.schemas()}
+    refused = [name for name, broken in results.items() if broken is None]
+    unsound = [name for name, broken in results.items() if broken]
+    print(
+        f"pydantic: {len(results) - len(refused)} of {len(results)} admitted, unsound {unsound or 0}, refused {refused}"
+    )
 
 
 def _collection(name: str, cases: list[sources.Case]) -> None:
@@ -59,13 +61,13 @@ def _collection(name: str, cases: list[sources.Case]) -> None:
     _judged(f"{name}, other names too", measure.judge_instances(cases, closed=False))
 
 
-def _judged(name: str, found: Counter[str]) -> None:
+def _judged(name: str, counts: Counter[str]) -> None:
     print(
-        f"{name}: {found['admitted']} of {found['schemas']} admitted "
-        f"({_percent(found['admitted'], found['schemas'])}), "
-        f"{found['unsound']} unsound ({found['invalid taken']} of {found['invalid']} invalid taken), "
-        f"{found['valid taken']} of {found['valid']} valid taken "
-        f"({_percent(found['valid taken'], found['valid'])})",
+        f"{name}: {counts['admitted']} of {counts['schemas']} admitted "
+        f"({_percent(counts['admitted'], counts['schemas'])}), "
+        f"{counts['unsound']} unsound ({counts['invalid taken']} of {counts['invalid']} invalid taken), "
+        f"{counts['valid taken']} of {counts['valid']} valid taken "
+        f"({_percent(counts['valid taken'], counts['valid'])})",
         flush=True,
     )
 

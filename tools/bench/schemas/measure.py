@@ -30,25 +30,25 @@ def judge_instances(cases: Sequence[Case], *, closed: bool) -> Counter[str]:
     ``closed``: objects have no names but the described ones.
     """
     compiler = GrammarCompiler(BYTES, [STOP])
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for case in cases:
-        found["schemas"] += 1
+        counts["schemas"] += 1
         try:
             schema = enforceable(case.schema, closed=closed)
             grammar = compiler.compile("json", json.dumps(schema))
         except BadRequest:
-            found["refused"] += 1
+            counts["refused"] += 1
             continue
-        found["admitted"] += 1
+        counts["admitted"] += 1
         walk = Walk(grammar.matcher(), schema, STOP)
         wrong = False
         for value, valid in case.instances:
             taken = walk.takes(value, whole_numbers=valid)
-            found["valid" if valid else "invalid"] += 1
-            found["valid taken" if valid else "invalid taken"] += taken
+            counts["valid" if valid else "invalid"] += 1
+            counts["valid taken" if valid else "invalid taken"] += taken
             wrong |= taken and not valid
-        found["unsound"] += wrong
-    return found
+        counts["unsound"] += wrong
+    return counts
 
 
 def check_drawn_texts(schema: dict[str, Any], count: int, seed: int) -> int | None:

@@ -23,16 +23,16 @@ def collections(folder: Path) -> dict[str, list[Case]]:
     (``src/schemas/json`` with ``src/test`` and ``src/negative_test``). MaskBench disables some keywords by an
     underscore; they are restored in a second collection.
     """
-    found: dict[str, list[Case]] = {}
+    cases: dict[str, list[Case]] = {}
     for place in sorted(folder.rglob("maskbench/data")):
-        found["MaskBench"] = list(_maskbench(place))
-        found["MaskBench, restored"] = [replace(case, schema=_restored(case.schema)) for case in found["MaskBench"]]
+        cases["MaskBench"] = list(_maskbench(place))
+        cases["MaskBench, restored"] = [replace(case, schema=_restored(case.schema)) for case in cases["MaskBench"]]
     for place in sorted(folder.rglob("tests/draft*")):
         if place.name in ("draft2020-12", "draft2019-09", "draft7", "draft6", "draft4"):
-            found[f"suite {place.name}"] = list(_suite(place))
+            cases[f"suite {place.name}"] = list(_suite(place))
     for place in sorted(folder.rglob("src/schemas/json")):
-        found["SchemaStore"] = list(_schemastore(place))
-    return found
+        cases["SchemaStore"] = list(_schemastore(place))
+    return cases
 
 
 def _maskbench(folder: Path) -> Iterator[Case]:

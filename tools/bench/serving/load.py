@@ -196,9 +196,9 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]
 
 def _object(option: str, text: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise BadRequest(f"{option}: must be a JSON object, received {quoted(text)}")
-    return given
+    return fields

@@ -24,8 +24,8 @@ def prompts(source: str | None, count: int, seed: int) -> list[Fields]:
     """
     if source is not None and source.startswith("random:"):
         return _random(source.removeprefix("random:"), count, seed)
-    found = list(_read(BENCH_PROMPTS if source is None else Path(source)))
-    return [found[at % len(found)] for at in range(count)]
+    rows = list(_read(BENCH_PROMPTS if source is None else Path(source)))
+    return [rows[at % len(rows)] for at in range(count)]
 
 
 def _random(length: str, count: int, seed: int) -> list[Fields]:
@@ -48,10 +48,10 @@ def _read(path: Path) -> Iterator[Fields]:
     if not rows:
         raise BadRequest(f"--prompts: must hold at least one prompt, received {clipped(path)}, which has none")
     read = (_fields(row, f"row {number} of {clipped(path)}") for number, row in enumerate(rows, 1))
-    found = [each for each in read if each is not None]
-    if not found:
+    questions = [each for each in read if each is not None]
+    if not questions:
         raise BadRequest(f"--prompts: must hold at least one question, received {clipped(path)}, which has none")
-    yield from found
+    yield from questions
 
 
 def _rows(text: str, path: Path) -> list[Any]:

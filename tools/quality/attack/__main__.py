@@ -59,9 +59,9 @@ def main(
     console, exceeded, figures = Console(highlight=False), [], {}
     for name in [each for each in FRONTENDS if frontend in (Choice.BOTH, each)]:
         with FRONTENDS[name](bundle) as opened:
-            found = run(opened, only, clients, limit, console)
-        exceeded += found["exceeded"]
-        figures[name] = found
+            outcome = run(opened, only, clients, limit, console)
+        exceeded += outcome["exceeded"]
+        figures[name] = outcome
     if out is not None:
         out.write_text(json.dumps(figures, indent=1))
     for line in exceeded:

@@ -107,48 +107,48 @@ def _status(frontend: HttpFrontend, header: bytes) -> str:
 
 
 def _half_sent(frontend: HttpFrontend) -> str:
-    held = []
+    connections = []
     try:
         for _ in range(50):
             for beginning in (b"POST /v1/comp", _request(b"{", 99)):
-                held.append(_connect(frontend))
-                held[-1].sendall(beginning)
+                connections.append(_connect(frontend))
+                connections[-1].sendall(beginning)
         time.sleep(SECONDS)
     finally:
-        for connection in held:
+        for connection in connections:
             connection.close()
-    return f"{len(held)} connections"
+    return f"{len(connections)} connections"
 
 
 def _silent(frontend: HttpFrontend) -> str:
     """Open more connections than an address may have, and ask for /health meanwhile."""
-    held = [_connect(frontend) for _ in range(SILENT)]
+    connections = [_connect(frontend) for _ in range(SILENT)]
     try:
         time.sleep(SECONDS)
         health = get(frontend.port, "/health", ATTACKER)
     finally:
-        for connection in held:
+        for connection in connections:
             connection.close()
-    return f"{len(held)} connections, /health {health}"
+    return f"{len(connections)} connections, /health {health}"
 
 
 def _unfinished(frontend: HttpFrontend, clients: int, size: int) -> str:
     """Send all of several bodies but the last byte."""
-    held = []
+    connections = []
     refused = 0
     try:
         for _ in range(clients):
             connection = _connect(frontend)
-            held.append(connection)
+            connections.append(connection)
             try:
                 connection.sendall(_request(b" " * (size - 1), size))
             except OSError:  # refused before its end
                 refused += 1
         time.sleep(SECONDS)
     finally:
-        for connection in held:
+        for connection in connections:
             connection.close()
-    return f"{len(held)} bodies, {refused} cut off"
+    return f"{len(connections)} bodies, {refused} cut off"
 
 
 def _slow_reader(frontend: HttpFrontend) -> str:

@@ -35,9 +35,9 @@ def main(
     for name in names or list(FAMILIES):
         for kind in dtype or ["float32", "int8"]:
             with tempfile.TemporaryDirectory() as folder:
-                found = check(name, kind, Path(folder))
-            failed |= bool(found)
-            console.print(f"{name} {kind}: {found or 'the same texts'}", style="red" if found else None)
+                difference = check(name, kind, Path(folder))
+            failed |= bool(difference)
+            console.print(f"{name} {kind}: {difference or 'the same texts'}", style="red" if difference else None)
     raise typer.Exit(int(failed))
 
 

@@ -71,8 +71,18 @@ class ExpertsCase:
         out, count = np.zeros((pairs, self.width), DTYPES[self.dtype]), at_end(np.array([len(items)], np.int32))
         allow(library, (*t.values(), items, count))
         library.gate_up(
-            *(getattr(library, f"gate_up_{self.kind}"), address(t["x"]), *self._weight("gate_up"), address(t["order"])),
-            *(address(items), address(count), t["x"].shape[1], self.width, _CHOICES, address(out), blocks, _RING),
+            getattr(library, f"gate_up_{self.kind}"),
+            address(t["x"]),
+            *self._weight("gate_up"),
+            address(t["order"]),
+            address(items),
+            address(count),
+            t["x"].shape[1],
+            self.width,
+            _CHOICES,
+            address(out),
+            blocks,
+            _RING,
         )
         return out
 
@@ -82,8 +92,18 @@ class ExpertsCase:
         out = np.zeros((len(x), hidden), np.float32)
         allow(library, (*t.values(), items, count, x))
         library.down(
-            *(getattr(library, f"down_{self.kind}"), address(x), *self._weight("down"), address(t["order"])),
-            *(address(items), address(count), address(t["shares"]), hidden, self.width, address(out), blocks, _RING),
+            getattr(library, f"down_{self.kind}"),
+            address(x),
+            *self._weight("down"),
+            address(t["order"]),
+            address(items),
+            address(count),
+            address(t["shares"]),
+            hidden,
+            self.width,
+            address(out),
+            blocks,
+            _RING,
         )
         return out
 
@@ -93,7 +113,12 @@ class ExpertsCase:
         allow(library, t.values())
         *pointers, shift = self._weight("down")
         library.weights(
-            *(getattr(library, f"weights_{self.kind}"), *pointers, len(out), self.width, shift, address(out)),
+            getattr(library, f"weights_{self.kind}"),
+            *pointers,
+            len(out),
+            self.width,
+            shift,
+            address(out),
             -(-t["down"].nbytes // 16 // THREADS),
         )
         return out
@@ -105,8 +130,8 @@ class ExpertsCase:
     def _values(self, name: str) -> np.ndarray:
         numbers, t = self.name.removeprefix("experts_"), self.tensors
         more = [t[end] for end in (f"{name}_zeros", f"{name}_factors") if end in t]
-        found: np.ndarray = VALUES[numbers](t[name], t[f"{name}_scales"], *more, group_size=self.group)
-        return found
+        values: np.ndarray = VALUES[numbers](t[name], t[f"{name}_scales"], *more, group_size=self.group)
+        return values
 
 
 def expert_cases(name: str) -> Iterator[ExpertsCase]:
@@ -116,17 +141,17 @@ def expert_cases(name: str) -> Iterator[ExpertsCase]:
         for group in EXPERTS[name]:
             for hidden, width in _SIZES:
                 pairs = sum(_PAIRS)
-                given = {"x": rng.normal(size=(pairs // _CHOICES, hidden)).astype(DTYPES[dtype])}
-                given["order"] = rng.permutation(pairs).astype(np.int32)
-                given["shares"] = rng.uniform(0.1, 1, pairs).astype(np.float32)
+                tensors = {"x": rng.normal(size=(pairs // _CHOICES, hidden)).astype(DTYPES[dtype])}
+                tensors["order"] = rng.permutation(pairs).astype(np.int32)
+                tensors["shares"] = rng.uniform(0.1, 1, pairs).astype(np.float32)
                 for key, outputs, inner in (("gate_up", 2 * width, hidden), ("down", hidden, width)):
-                    given |= _stored(rng, name, key, _COUNT * outputs, inner, group, DTYPES[dtype])
-                yield ExpertsCase(name, dtype, group, width, {key: at_end(each) for key, each in given.items()})
+                    tensors |= _stored(rng, name, key, _COUNT * outputs, inner, group, DTYPES[dtype])
+                yield ExpertsCase(name, dtype, group, width, {key: at_end(each) for key, each in tensors.items()})
                 if name == "experts_int4":
                     for key in ("gate_up", "down"):
-                        outputs, groups = given[f"{key}_scales"].shape
-                        given[f"{key}_zeros"] = rng.integers(0, 256, (outputs, groups // 2), dtype=np.uint8)
-                    yield ExpertsCase(name, dtype, group, width, {key: at_end(each) for key, each in given.items()})
+                        outputs, groups = tensors[f"{key}_scales"].shape
+                        tensors[f"{key}_zeros"] = rng.integers(0, 256, (outputs, groups // 2), dtype=np.uint8)
+                    yield ExpertsCase(name, dtype, group, width, {key: at_end(each) for key, each in tensors.items()})
 
 
 def _stored(
@@ -149,8 +174,8 @@ def _stored(
 
 def _items(most: int) -> np.ndarray:
     """Return {expert, first place, pairs, 0} of items of at most ``most`` pairs."""
-    found, first = [], 0
+    items, first = [], 0
     for expert, pairs in enumerate(_PAIRS):
-        found += [(expert, first + at, min(most, pairs - at), 0) for at in range(0, pairs, most)]
+        items += [(expert, first + at, min(most, pairs - at), 0) for at in range(0, pairs, most)]
         first += pairs
-    return at_end(np.array(found, np.int32))
+    return at_end(np.array(items, np.int32))

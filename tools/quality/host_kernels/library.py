@@ -58,7 +58,7 @@ def equal(one: np.ndarray, other: np.ndarray) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def require_near(found: np.ndarray, exact: np.ndarray, what: str) -> None:
-    """Raise AssertionError unless ``found`` is ``exact`` but for rounding to 16 bits."""
-    error = np.abs(found.astype(np.float64) - exact)
+def require_near(result: np.ndarray, exact: np.ndarray, what: str) -> None:
+    """Raise AssertionError unless ``result`` is ``exact`` but for rounding to 16 bits."""
+    error = np.abs(result.astype(np.float64) - exact)
     assert (error <= 2.0**-7 * (np.abs(exact) + np.abs(exact).mean())).all(), f"{what}: results differ"

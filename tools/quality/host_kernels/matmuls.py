@@ -50,12 +50,12 @@ class MatmulCase:
     def check(self, library: Any) -> None:
         """Raise AssertionError, which names the case, for a difference."""
         what = f"{self.name} {self.dtype}, groups of {self.group}, {self.width} x {self.inner}, {sorted(self.tensors)}"
-        found = self._matmul(library, _ROWS[-1], 1)
-        require_near(found, self._defined(self.tensors["x"]), what)
+        result = self._matmul(library, _ROWS[-1], 1)
+        require_near(result, self._defined(self.tensors["x"]), what)
         for rows in _ROWS:
-            assert equal(self._matmul(library, rows, 1), found[:rows]), f"{what}: {rows} rows have other bits"
+            assert equal(self._matmul(library, rows, 1), result[:rows]), f"{what}: {rows} rows have other bits"
         if self.inner <= 1024:  # of more, two blocks add in another order
-            assert equal(self._matmul(library, 5, 2), found[:5]), f"{what}: a cluster has other bits"
+            assert equal(self._matmul(library, 5, 2), result[:5]), f"{what}: a cluster has other bits"
         weight = self._defined(np.eye(self.inner)).T.astype(np.float32).astype(DTYPES[self.dtype])
         assert (self._weights(library) == weight).all(), f"{what}: dequantized weights differ"
 
@@ -71,14 +71,16 @@ class MatmulCase:
         x, out = at_end(self.tensors["x"][:rows]), np.zeros((rows, self.width), DTYPES[self.dtype])
         self._allow(library, x)
         library.matmul(
-            *(
-                getattr(library, f"matmul_{tile}{self.suffix}"),
-                address(x),
-                *weight_addresses(self.tensors, "weight"),
-                rows,
-                self.width,
-            ),
-            *(self.inner, GROUPS[self.name].index(self.group), address(out), -(-self.width // 32), blocks),
+            getattr(library, f"matmul_{tile}{self.suffix}"),
+            address(x),
+            *weight_addresses(self.tensors, "weight"),
+            rows,
+            self.width,
+            self.inner,
+            GROUPS[self.name].index(self.group),
+            address(out),
+            -(-self.width // 32),
+            blocks,
             4 * THREADS // 32 * tile * _PITCH,
         )
         return out
@@ -87,13 +89,13 @@ class MatmulCase:
         out, weight = np.zeros((self.width, self.inner), DTYPES[self.dtype]), self.tensors["weight"]
         self._allow(library)
         library.weights(
-            *(
-                getattr(library, f"weights{self.suffix}"),
-                *weight_addresses(self.tensors, "weight"),
-                self.width,
-                self.inner,
-            ),
-            *(GROUPS[self.name].index(self.group), address(out), -(-weight.nbytes // 16 // THREADS)),
+            getattr(library, f"weights{self.suffix}"),
+            *weight_addresses(self.tensors, "weight"),
+            self.width,
+            self.inner,
+            GROUPS[self.name].index(self.group),
+            address(out),
+            -(-weight.nbytes // 16 // THREADS),
         )
         return out
 

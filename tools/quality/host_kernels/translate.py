@@ -13,12 +13,12 @@ def translated(file: Path) -> str:
     """Return ``file`` (NAME.cu) as C++ that includes host.h."""
     text = _TYPES.sub("", "\n".join(_lines(file, set())))
     text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", _SHARED, text)
-    made, end = "", 0
-    for found in re.finditer(r"\basm(?: volatile)?\s*\(", text):
-        made += text[end : found.start()]
-        end = _closing(text, found.end() - 1)
-        made += _call(text[found.end() : end - 1])
-    return f'#include "{HOST}"\n#define INFINITE __int_as_float(0x7f800000)\n{made}{text[end:]}'
+    code, end = "", 0
+    for assembly in re.finditer(r"\basm(?: volatile)?\s*\(", text):
+        code += text[end : assembly.start()]
+        end = _closing(text, assembly.end() - 1)
+        code += _call(text[assembly.end() : end - 1])
+    return f'#include "{HOST}"\n#define INFINITE __int_as_float(0x7f800000)\n{code}{text[end:]}'
 
 
 _SHARED = r"\1* \2 = reinterpret_cast<\1*>(shared_begin(current->block));"
@@ -48,9 +48,9 @@ def _call(assembly: str) -> str:
     if f"{name}(" not in _INSTRUCTIONS and f"{name} " not in _INSTRUCTIONS:
         return f'fail("{re.escape(instruction)}")'.replace("\\", "")
     operands, at = [], template.end()
-    while found := re.compile(r'"[=+]*\w"\s*\(').search(assembly, at):
-        at = _closing(assembly, found.end() - 1)
-        operands.append(assembly[found.end() : at - 1])
+    while operand := re.compile(r'"[=+]*\w"\s*\(').search(assembly, at):
+        at = _closing(assembly, operand.end() - 1)
+        operands.append(assembly[operand.end() : at - 1])
     return f"{name}({', '.join(operands)})"
 
 

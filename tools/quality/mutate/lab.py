@@ -94,9 +94,9 @@ class Lab:
                 return []
             if code == 0:
                 return None
-            found = Path(folder) / "v" / "cache" / "lastfailed"
-            if found.is_file():
-                return [test for test in json.loads(found.read_text()) if test]  # "": the collection
+            failures = Path(folder) / "v" / "cache" / "lastfailed"
+            if failures.is_file():
+                return [test for test in json.loads(failures.read_text()) if test]  # "": the collection
             if code in (4, 5) and not planted:  # pytest found no such tests
                 raise RuntimeError(f"{mutant.name}: its tests must run, got\n{output.read_text()}")
             return list(tests)  # the process crashed, or never came to a test

@@ -46,13 +46,13 @@ class Recording:
         """Raises NoRecording."""
         if not (folder / "lines").is_file():
             raise NoRecording(f"{folder} holds no recording; run python -m tools.quality.mutate record")
-        found = json.loads((folder / "tests.json").read_text())
+        recorded = json.loads((folder / "tests.json").read_text())
         self._tree = tree
-        self._digests: dict[str, str] = found["files"]
-        self._fixtures: dict[str, float] = found["fixtures"]
+        self._digests: dict[str, str] = recorded["files"]
+        self._fixtures: dict[str, float] = recorded["fixtures"]
         self._lines = CoverageData(str(folder / "lines"))
         self._lines.read()
-        self._tests = [self._test(name, test) for name, test in sorted(found["tests"].items()) if test["passed"]]
+        self._tests = [self._test(name, test) for name, test in sorted(recorded["tests"].items()) if test["passed"]]
         self._contexts = cache(self._read_contexts)
 
     def tests_of(self, file: str, edit: Edit) -> list[RecordedTest]:
@@ -84,9 +84,9 @@ class Recording:
                 total += cost
         return ids, total
 
-    def _test(self, name: str, found: dict[str, object]) -> RecordedTest:
-        fixtures = found["fixtures"]
-        seconds = found["seconds"]
+    def _test(self, name: str, recorded: dict[str, object]) -> RecordedTest:
+        fixtures = recorded["fixtures"]
+        seconds = recorded["seconds"]
         assert isinstance(fixtures, list)
         assert isinstance(seconds, float)
         module = name.partition("::")[0]
@@ -97,8 +97,8 @@ class Recording:
     def _running(self, file: str, lines: Iterable[int] | None) -> set[str]:
         contexts = self._contexts(file)
         same = _digest(self._tree / file) == self._digests.get(file)
-        found = contexts.values() if lines is None or not same else (contexts.get(line, ()) for line in lines)
-        return {context for line in found for context in line}
+        tests_of_lines = contexts.values() if lines is None or not same else (contexts.get(line, ()) for line in lines)
+        return {context for line in tests_of_lines for context in line}
 
     def _naming(self, names: Sequence[str]) -> set[str]:
         word = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
@@ -133,7 +133,7 @@ def record(tests: Sequence[str], jobs: int, folder: Path = CACHE) -> int:
 
 def merge(parts: Path, tree: Path, folder: Path) -> None:
     """Write the recording of all processes that left data in ``parts`` to ``folder``."""
-    found = [json.loads(part.read_text()) for part in parts.glob("tests-*.json")]
+    recorded = [json.loads(part.read_text()) for part in parts.glob("tests-*.json")]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     lines = CoverageData(str(folder / "lines"))
@@ -143,8 +143,8 @@ def merge(parts: Path, tree: Path, folder: Path) -> None:
         lines.update(data, map_path=lambda path: os.path.relpath(path, tree))
     files = [path for top in TOPS for path in (tree / top).rglob("*.py")]
     content = {
-        "tests": {name: test for part in found for name, test in part["tests"].items()},
-        "fixtures": {name: seconds for part in found for name, seconds in part["fixtures"].items()},
+        "tests": {name: test for part in recorded for name, test in part["tests"].items()},
+        "fixtures": {name: seconds for part in recorded for name, seconds in part["fixtures"].items()},
         "files": {str(path.relative_to(tree)): _digest(path) for path in sorted(files)},
     }
     (folder / "tests.json").write_text(json.dumps(content))

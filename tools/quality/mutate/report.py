@@ -41,7 +41,7 @@ def report_sampled(console: Console, mutants: Sequence[Mutant], verdicts: Mappin
         for row in (folder, "all"):
             verdict = verdicts[mutant.name]
             counts.setdefault(row, Counter())["seen" if verdict.found else str(verdict)] += 1
-    rows = Table("folder", *("seen", "not seen", "share", "no test runs it"), show_edge=False)
+    rows = Table("folder", "seen", "not seen", "share", "no test runs it", show_edge=False)
     for folder in [*sorted(counts.keys() - {"all"}), "all"]:
         count = counts[folder]
         seen, unseen = count["seen"], count[Verdict.UNSEEN]

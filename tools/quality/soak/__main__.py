@@ -175,9 +175,9 @@ def _drivers(
 
     def driver(name: str, kind: str, reference: Reference, **options: Any) -> Driver:
         open_llm = partial(_open, bundles[kind], queue_limit=QUEUE, **options)
-        made = Driver(name, open_llm, plans, reference, patience_s=patience_s)
-        stack.callback(made.close)
-        return made
+        opened = Driver(name, open_llm, plans, reference, patience_s=patience_s)
+        stack.callback(opened.close)
+        return opened
 
     def reference(kind: str, coupled: Reference | None = None) -> Reference:
         return Reference(stack.enter_context(_open(bundles[kind])), plans, coupled)

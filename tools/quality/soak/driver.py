@@ -82,18 +82,18 @@ class Driver:
         """
         self.reference.run({attempt.plan for attempt in (*attempts, *flood)})
         before, self._tally = self.llm.metrics.copy(), Tally()
-        found: list[str] = []
+        differences: list[str] = []
         self.faults.refuse_threads(self._refuse_first)
         self._refuse_first = 0
         results = run_concurrently(self._attempt, attempts, self._patience_s)
         for attempt, lines in zip(attempts, results, strict=True):
             if lines is None:
                 self.stuck = True
-                found.append(f"{attempt}: no answer within {self._patience_s:.0f} s")
+                differences.append(f"{attempt}: no answer within {self._patience_s:.0f} s")
             else:
-                found += [f"{attempt}: {line}" for line in lines]
+                differences += [f"{attempt}: {line}" for line in lines]
         if not self.stuck:
-            found += self._flood(flood) if flood else []
+            differences += self._flood(flood) if flood else []
         if not self.stuck:
             self.faults.clear()
             self.ended += self._tally.ended
@@ -101,8 +101,8 @@ class Driver:
             self.rejected += self._tally.refused
             counted = self.llm.metrics.since(before)
             self.preemptions += counted.preemptions
-            found += self._check_state(counted)
-        return [f"{self.name}: {line}" for line in found]
+            differences += self._check_state(counted)
+        return [f"{self.name}: {line}" for line in differences]
 
     def _attempt(self, attempt: Attempt) -> list[str]:
         plan, since = self._plans[attempt.plan], self._faults_met()
@@ -177,7 +177,7 @@ class Driver:
         """Submit more requests than may wait, and one that can never fit. Each is answered or rejected."""
         since = self._faults_met()
         accepted: list[tuple[Attempt, Listener]] = []
-        found: list[str] = []
+        differences: list[str] = []
         for attempt in attempts:
             plan, listener = self._plans[attempt.plan], Listener()
             try:
@@ -186,7 +186,7 @@ class Driver:
             except QueueFull:
                 self.rejected += 1
             except InternalError as error:
-                found += self._check(attempt, self._with_faults(Answer(None, str(error)), since))
+                differences += self._check(attempt, self._with_faults(Answer(None, str(error)), since))
         if not all(listener.wait(self._patience_s) for _, listener in accepted):
             self.stuck = True
             return [f"a flood: no answer within {self._patience_s:.0f} s"]
@@ -194,13 +194,13 @@ class Driver:
             output = listener.output
             answer = _answer(listener.items, self.reference.output(attempt.plan), output.error if output else None)
             answer = self._with_faults(answer, since)
-            found += [f"in a flood, {attempt}: {line}" for line in self._check(attempt, answer)]
+            differences += [f"in a flood, {attempt}: {line}" for line in self._check(attempt, answer)]
         try:
             self.llm.generate([0], SamplingParams(max_tokens=10**6))
         except BadRequest:
             self.rejected += 1
-            return found
-        return [*found, "a request that cannot fit was accepted"]
+            return differences
+        return [*differences, "a request that cannot fit was accepted"]
 
     def _check_state(self, counted: Metrics) -> list[str]:
         """Check that no request is left, that no cache block is held, and that ``counted`` agrees with the answers."""

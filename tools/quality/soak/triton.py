@@ -34,20 +34,20 @@ class TritonDriver:
         before = self._metrics()
         with ThreadPoolExecutor(CLIENTS) as pool:
             answers = list(pool.map(self._attempt, attempts))
-        found, responses, unseen = [], list[TritonResponse](), 0
+        differences, responses, unseen = [], list[TritonResponse](), 0
         for attempt, answer in zip(attempts, answers, strict=True):
             alone = self._reference.output(attempt.plan)
             if isinstance(answer, str):
-                found.append(f"{attempt}: {answer}")
+                differences.append(f"{attempt}: {answer}")
             elif answer is None:
                 unseen += len(alone.token_ids)
             else:
                 responses.append(answer)
                 expected = TritonResponse(alone.text, alone.reasoning, alone.token_ids, alone.finish_reason)
-                found += [f"{attempt}: {answer!r}, alone {expected!r}"] if answer != expected else []
-        if not found:  # the counters of a failed request are not defined
-            found = self._check_metrics(before, responses, len(attempts), unseen)
-        return [f"Triton, {line}" for line in found]
+                differences += [f"{attempt}: {answer!r}, alone {expected!r}"] if answer != expected else []
+        if not differences:  # the counters of a failed request are not defined
+            differences = self._check_metrics(before, responses, len(attempts), unseen)
+        return [f"Triton, {line}" for line in differences]
 
     def _attempt(self, attempt: Attempt) -> "TritonResponse | str | None":
         """Return the response, or an error message; None if the client hung up."""
@@ -79,8 +79,8 @@ class TritonDriver:
             lines = answer.read().decode().splitlines()
         values: Counter[str] = Counter()
         for line in lines:
-            if found := re.fullmatch(r"(tandemrt_\w+)\{(.*)\} (\S+)", line):
-                name, labels, value = found.groups()
+            if sample := re.fullmatch(r"(tandemrt_\w+)\{(.*)\} (\S+)", line):
+                name, labels, value = sample.groups()
                 values[name] += float(value)  # type: ignore[assignment]  # seconds are not integers
                 if reason := re.search(r'reason="(\w+)"', labels):
                     values[f"{name}.{reason[1]}"] += int(float(value))

@@ -26,13 +26,13 @@ class LlamaCpp:
                 drafts = LlamaPromptLookupDecoding(max_ngram_size=3, num_pred_tokens=5)
                 self._lookup = Llama(self._model, draft_model=drafts, **self._how)
             llama = self._lookup
-        made: list[int] = []
+        generated: list[int] = []
         llama.reset()
         for token in llama.generate(prompts[0], temp=0.0, repeat_penalty=1.0, reset=True, **how):
-            made.append(token)
-            if len(made) == tokens or (schema and token == llama.token_eos()):
+            generated.append(token)
+            if len(generated) == tokens or (schema and token == llama.token_eos()):
                 break
-        return [made]
+        return [generated]
 
 
 if __name__ == "__main__":
