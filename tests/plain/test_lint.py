@@ -59,10 +59,10 @@ def test_a_test_is_named_after_what_holds_and_may_be_long() -> None:
 def test_a_public_class_of_the_product_has_a_name_of_its_own() -> None:
     (line,) = lint(engines_a="class Cache: pass", plugins_b="\nclass Cache: pass")
     assert line == "engines/a.py:1, plugins/b.py:2: class Cache has several meanings"
-    assert lint(engines_a="class Cache: pass", plugins_b="class _Cache: pass", tests_c="class Cache: pass") == []
+    assert lint(engines_a="class Cache: pass", plugins_b="class _Cache: pass", tools_c="class Cache: pass") == []
 
 
-def test_the_folders_of_the_product_have_no_violation() -> None:
+def test_the_checked_folders_have_no_violation() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tools.lint"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
