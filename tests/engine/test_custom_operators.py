@@ -1,8 +1,10 @@
 """Operators with a C kernel: compiled once, equal on every path, and replaced by their function without a compiler."""
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -13,9 +15,10 @@ from tandemrt.export.bundle import models
 from tandemrt.export.bundle.build import build
 from tandemrt.export.model import activation, grouped_attention
 from tandemrt.export.passes import residual_norms
+from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.onnxruntime import custom_operators
 from tandemrt.plugins.operators.launch import Context
-from tests.engine.implementation_cases import KINDS, cases, hold
+from tests.engine.implementation_cases import KINDS, Case, allocated, cases, hold
 from tests.engine.quantized import texts_with_and_without_speculation
 from tests.engine.test_row_bits import BY_ROW
 from tests.engine.test_row_bits import test_an_operator_gives_a_row_the_same_bits_in_any_number_of_rows as hold_row_bits
@@ -48,6 +51,37 @@ def hold_all() -> None:
                 hold(operator, case, Context(torch.device("cpu"), threads=1))
         if operator in BY_ROW:
             hold_row_bits(operator, 2)
+
+
+@pytest.mark.parametrize("width", range(1, 18))
+def test_a_gated_activation_of_any_width_equals_the_reference(width: int) -> None:
+    values = np.random.default_rng(width).normal(size=(3, 1, 2 * width)).astype(np.float32)
+    hold("swiglu", Case({"gate_up": values}), Context(torch.device("cpu"), threads=1))
+
+
+class Mallinfo2(ctypes.Structure):
+    """What mallinfo2 of glibc returns: ten sizes, the eighth of which is the bytes in use."""
+
+    _fields_ = [(f"size_{number}", ctypes.c_size_t) for number in range(10)]
+
+
+def memory_in_use() -> int:
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo2
+    return int(mallinfo().size_7)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_calls_of_a_kernel_leak_no_memory(operator: str) -> None:
+    context = Context(torch.device("cpu"), threads=1)
+    case = next(cases(operator, "float32"))
+    tensors, _ = allocated(operator, case, context.device)
+    call = launcher(operator, context)(tensors, case.attributes, context)
+    call.run()
+    before, count = memory_in_use(), 200
+    for _ in range(count):
+        call.run()
+    assert memory_in_use() - before < 16 * count
 
 
 def test_a_library_is_compiled_once_for_all_processes_of_its_user(

@@ -11,6 +11,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.quantize.stored_weights import read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.torchao import read_torchao
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 from tests.engine import quantized
@@ -83,3 +84,31 @@ def test_zero_points_are_rejected(tmp_path: Path) -> None:
     quantized.write(tmp_path, INT8, partial(in_int8, zero=1))
     with pytest.raises(BadCheckpoint, match="weight_zero_point' should hold zeros"):
         quantized.packed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "other"),
+    [
+        ("weight_dtype", FLOAT8, "float8_e5m2"),
+        ("activation_dtype", FLOAT8, "float8_e5m2"),
+        ("packing_format", "PLAIN", "OPAQUE"),
+        ("act_mapping_type", "SYMMETRIC", "ASYMMETRIC"),
+        ("group_size", None, 32),
+        ("activation_value_lb", None, 0.5),
+        ("activation_value_ub", None, 0.5),
+        ("granularity", [BY_ROW, BY_ROW], [BY_ROW, {"_type": "PerTensor"}]),
+        ("granularity", BY_ROW, {"_type": "PerGroup"}),
+    ],
+)
+def test_each_field_is_accepted_with_its_value_alone(name: str, value: object, other: object) -> None:
+    kind = "Float8DynamicActivationFloat8WeightConfig"
+    assert read_torchao(config(kind, **{name: value}), "here").method == "torchao"
+    with pytest.raises(BadCheckpoint, match=rf"here: .*{name}"):
+        read_torchao(config(kind, **{name: other}), "here")
+
+
+def test_unknown_fields_and_quantized_embeddings_are_rejected() -> None:
+    with pytest.raises(BadCheckpoint, match="weight_scheme"):
+        read_torchao(config("Int8WeightOnlyConfig", weight_scheme=1), "here")
+    with pytest.raises(BadCheckpoint, match="include_input_output_embeddings"):
+        read_torchao(INT8 | {"include_input_output_embeddings": True}, "here")

@@ -191,3 +191,8 @@ def test_names_that_are_not_listed_obey_the_rest_of_the_schema() -> None:
 def test_what_a_notation_cannot_enforce_is_rejected(style: str, schema: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         accepts(style, schema, "")
+
+
+def test_names_in_gemmas_form_are_sorted_whatever_their_case() -> None:
+    assert NOTATIONS["gemma_arguments"].spelled({"b": 1, "C": 2, "A": {"y": 3, "X": 4}}) == "A:{X:4,y:3},b:1,C:2"
+    assert NOTATIONS["python_arguments"].spelled({"b": 1, "A": 2}) == "b=1, A=2"

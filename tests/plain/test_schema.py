@@ -458,6 +458,14 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
             ["a"],
         ),
         (
+            {
+                "$defs": {"p/q~": {"$id": "http://x/t.json", "$defs": {"i": INTEGER}, "$ref": "#/$defs/i"}},
+                "$ref": "#/$defs/p~1q~0",
+            },
+            [1],
+            ["a"],
+        ),
+        (
             {"properties": {"next": {"$ref": "#"}, "v": INTEGER}, "type": "object"},
             [{"next": {"next": {"v": 1}}}],
             [{"next": 1}],

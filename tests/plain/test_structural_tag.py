@@ -46,6 +46,7 @@ def triggered(*tags: dict[str, Any], triggers: tuple[str, ...] = (TOOL,), **more
 
 CALLS = triggered(tag(TOOL + "f ", content(SCHEMA)), tag(TOOL + "g ", content(INTEGER)))
 WORD = {"type": "regex", "pattern": "[a-z]+"}
+FIXED, DIGITS = ({"type": "const_string", "value": value} for value in ("xy", "1;"))
 
 
 def compiled(form: dict[str, Any]) -> CompiledGrammar:
@@ -270,6 +271,10 @@ def test_fast_forward_tokens_stop_before_a_control_token() -> None:
         ({"type": "sequence", "elements": [CALLS, {"type": "const_string", "value": "a"}]}, "must come last"),
         (
             {"type": "sequence", "elements": [content({}), {"type": "const_string", "value": "1"}]},
+            "must not begin with one of",
+        ),
+        (
+            {"type": "sequence", "elements": [content(INTEGER), {"type": "or", "elements": [FIXED, DIGITS]}]},
             "must not begin with one of",
         ),
         (between_brackets(at_least_one=False), "must come last"),

@@ -58,6 +58,12 @@ def test_a_call_takes_the_profile_tuned_closest_to_it(shape: tuple[int, ...], us
     assert (None if index is None else list(TOKENS)[index]) == use
 
 
+@pytest.mark.parametrize(("length", "index"), [(4, 0), (16, 1)])
+def test_the_tuned_shape_counts_and_not_the_largest_one(length: int, index: int) -> None:
+    profiles = [{"token_ids": ((1, 1), (1, 4), (1, 64))}, {"token_ids": ((1, 1), (1, 16), (1, 16))}]
+    assert choose_profile(profiles, {"token_ids": (1, length)}) == index
+
+
 def test_one_input_out_of_range_rules_a_profile_out() -> None:
     profiles = [profile | {"write_index": ((1,), (4,), (4,))} for profile in PROFILES]
     assert choose_profile(profiles, {"token_ids": (8, 5), "write_index": (8,)}) is None
