@@ -112,6 +112,7 @@ def _schemas() -> dict[str, Make]:
         "a large prime multipleOf": {"type": "integer", "multipleOf": 9_999_991},
         "a large common multiple": {"allOf": [{"multipleOf": prime} for prime in (3, 5, 7, 11, 13, 17, 19, 23)]},
         "a large multipleOf that is admitted": {"type": "integer", "multipleOf": 9_973},
+        "a lexer at its limit, slow to replace": _at_lexer_limit(multiples=4),
     }
     checked = {
         "a pattern that backtracks": {"enum": ["a" * 40 + "!"], "not": {"pattern": "^(a+)+$"}},
@@ -151,3 +152,11 @@ def _counted(levels: int) -> dict[str, Any]:
     for _ in range(levels):
         schema = {"type": "array", "items": schema, "minItems": 50, "maxItems": 100}
     return schema
+
+
+def _at_lexer_limit(multiples: int) -> dict[str, Any]:
+    """A schema whose text reaches a limit of the lexer, and whose lexer takes as long to create as its multiples."""
+    limited = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 60_000}
+    slow = {f"b{index}": {"type": "integer", "multipleOf": 9_000 + index} for index in range(multiples)}
+    properties = {"a": limited, **slow}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
