@@ -105,7 +105,7 @@ def test_metrics_have_every_value_of_every_model(both: Served) -> None:
     found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def counted() -> list[Any]:
-        metrics = [llm.metrics for llm in both.llms.values()]
+        metrics = [llm.metrics.traffic for llm in both.llms.values()]
         return [(list(counters(each)), [(h.sum, list(h.counts)) for _, h in histograms(each)]) for each in metrics]
 
     def nothing_is_counted_meanwhile() -> bool:  # a loop goes on counting after the last answer
@@ -116,9 +116,9 @@ def test_metrics_have_every_value_of_every_model(both: Served) -> None:
     assert eventually(nothing_is_counted_meanwhile)
     for name, llm in both.llms.items():
         label = ("model", name)
-        for (metric, labels), value in counters(llm.metrics):
+        for (metric, labels), value in counters(llm.metrics.traffic):
             assert found[metric, tuple(sorted((label, *labels)))] == value
-        for metric, histogram in histograms(llm.metrics):
+        for metric, histogram in histograms(llm.metrics.traffic):
             assert found[f"{metric}_sum", (label,)] == pytest.approx(histogram.sum)
             assert found[f"{metric}_count", (label,)] == histogram.count
             bounds = [*map(str, histogram.buckets), "+Inf"]
