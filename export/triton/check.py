@@ -53,7 +53,7 @@ def _deployment(folder: Path, deployment: Deployment, expected: Bundle | None) -
     try:
         served = Bundle.read(folder / VERSION / deployment.bundle)
     except BadBundle as error:
-        return [*lines, f"bundle: {error}"]
+        return [*lines, f"bundle: {str(error).removeprefix('bundle: ')}"]
     lines += [f"bundle: {line}" for line in served.problems()]
     lines += [
         f"bundle: engine {name!r} must be built for one of {', '.join(RUNNABLE)}, which this version runs; it is for "

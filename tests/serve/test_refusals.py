@@ -26,7 +26,7 @@ HELLO = {"text_input": "Hello", "max_tokens": 4}
         ({**HELLO, "logit_bias": '{"7": 101}'}, "logit_bias.7: must be at most 100.0"),
         ({**HELLO, "temperature": -1.0}, "temperature: must be at least 0"),
         ({**HELLO, "max_tokens": 0}, "max_tokens: must be at least 1"),
-        ({**HELLO, "max_tokens": 600}, "engine's length 512"),
+        ({**HELLO, "max_tokens": 600}, "maximum context length is 512 tokens"),
         ({**HELLO, "max_tokens": 2**40}, "1099511627776"),
         ({**HELLO, "max_tokens": 2**32 + 4}, "4294967300"),
         ({**HELLO, "max_tokens": -(2**40)}, "-1099511627776"),

@@ -145,7 +145,7 @@ def _unreadable(file: Path) -> None:
         (lambda model: _unreadable(model / "1/model.py"), "model.py must be a readable file; Input/output error"),
         (lambda model: (model / "1/model.py").write_bytes(b"\xff"), "model.py must be the file"),
         (lambda model: (model / "1/model.py").write_text("pass"), "model.py must be the file"),
-        (lambda model: (model / "1/bundle").unlink(), "bundle must be a folder"),
+        (lambda model: (model / "1/bundle").unlink(), "1/bundle' does not exist. Correct the path"),
         (_edit("decoupled: true", "decoupled: false"), "must be decoupled"),
         (_edit('backend: "python"', 'backend: "vllm"'), "backend must be 'python'"),
         (_edit('name: "top_p"', 'name: "nucleus"'), "input top_p must be there"),
