@@ -6,9 +6,9 @@ import sys
 import pytest
 import typer
 
-from tools.bench import bench_invariance
-from tools.bench import gpu as bench_gpu
+from tools.bench import invariance as bench_invariance
 from tools.bench.acceptance import draft_lengths
+from tools.bench.gpu import __main__ as bench_gpu
 from tools.bench.gpu.models import make_bundle
 from tools.bench.gpu.trace import summary
 from tools.models.random_checkpoint import Dtype, Size

@@ -141,7 +141,7 @@ def test_a_missing_library_is_named_with_its_installation(tmp_path: Path, monkey
         return None if name == "sentencepiece" else there(name, *more)
 
     monkeypatch.setattr(converted_tokenizer.importlib.util, "find_spec", without)
-    with pytest.raises(BadCheckpoint, match=r"sentencepiece is not installed: pip install 'tandemrt\[tokenizers\]'"):
+    with pytest.raises(BadCheckpoint, match=r"sentencepiece is not installed: pip install '\.\[tokenizers\]'"):
         CheckpointTokenizer.open(tmp_path / "model")
 
 

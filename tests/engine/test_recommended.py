@@ -36,5 +36,7 @@ def test_max_tokens_of_a_request_replace_the_recommended_ones(llm: LLM, asked: i
     prompt, room = [5] * 60, llm.bundle.limits.length - 60
     output = llm.generate(prompt, SamplingParams(ignore_eos=True, max_tokens=asked))
     assert len(output.token_ids) == (room if asked is None else asked)
-    with pytest.raises(BadRequest, match=f"max_tokens: .* received {room + 1}; ask for at most {room}"):
+    with pytest.raises(
+        BadRequest, match=f"max_tokens: .* an output of {room + 1} was asked for; ask for at most {room}"
+    ):
         llm.generate(prompt, SamplingParams(max_tokens=room + 1))

@@ -59,6 +59,9 @@ class FakeTarget:
     def on_failure(self, call: Any) -> None:
         pass
 
+    def end_waits(self, overdue: Any) -> None:
+        pass
+
     def check(self) -> None:
         pass
 
