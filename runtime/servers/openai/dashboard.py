@@ -1,4 +1,4 @@
-"""The data of the dashboard beside /metrics: the trace of one request of each model while it runs."""
+"""The data of the dashboard that /metrics does not have: the trace of one request of each model while it runs."""
 
 from collections.abc import Callable
 from typing import Any
