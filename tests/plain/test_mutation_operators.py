@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.quality.mutate.mutants import ROOT, Mutant
+from tools.quality.mutate.mutants import ROOT
 from tools.quality.mutate.operators import changed, edits, is_bug
 from tools.quality.mutate.sampling import FOLDERS, drawn
 
@@ -115,14 +115,6 @@ def test_a_seed_draws_the_same_bugs_and_every_line_once(tree: Path) -> None:
         ("engines/b.py", 2),
     ]
     assert {edit.operator for _, edit in first} >= {"boundary", "comparison", "constant"}
-
-
-def test_a_bug_that_the_list_calls_harmless_is_not_drawn(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn_bugs = {(edit.text, edit.becomes) for file, edit in drawn(tree, ["engines"], 3) if file == "engines/b.py"}
-    [(text, becomes)] = drawn_bugs  # one line, one bug
-    harmless = Mutant("n", "engines/b.py", text, becomes, ("tests",), "nothing", harmless="it is the same")
-    monkeypatch.setattr("tools.quality.mutate.sampling.read_mutants", lambda: [harmless])
-    assert {file for file, _ in drawn(tree, ["engines"], 3)} == {"engines/a.py"}
 
 
 def test_every_bug_of_the_packages_is_a_replacement_in_its_line() -> None:

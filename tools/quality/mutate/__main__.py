@@ -1,14 +1,10 @@
 """Plant small bugs in a copy of the tree, one at a time, and check that the tests find them.
 
-    python -m tools.quality.mutate listed --jobs 8
-    python -m tools.quality.mutate listed --only top-k-off-by-one
     python -m tools.quality.mutate record
     python -m tools.quality.mutate sample 60 --seed 1
 
-``listed`` plants the bugs of ``tools/mutants/*.toml`` and runs the tests that the list names. ``sample`` plants bugs
-that operators make of any line (``operators.py``) and runs the tests that run the line. ``record`` finds these tests
-once, which takes twice as long as the tests do. A sampled bug that no test needs to find belongs into the list, as
-harmless; it is not drawn again.
+``sample`` plants bugs that operators make of any line (``operators.py``) and runs the tests that run the line.
+``record`` finds these tests once, which takes twice as long as the tests do.
 
 Why not a library: mutmut 3 chooses tests per function, draws no sample, and forks the process that has loaded the
 tests, although the threads of onnxruntime do not survive a fork. cosmic-ray edits the checkout and runs all tests for
@@ -17,7 +13,7 @@ every mutant. mutatest samples, runs all tests too, and is not maintained. cover
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -26,38 +22,17 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tools.quality.mutate.lab import Lab, Verdict, copied_tree, environment_of
-from tools.quality.mutate.mutants import ROOT, Mutant, read_mutants
+from tools.quality.mutate.lab import Lab, Verdict, copied_tree
+from tools.quality.mutate.mutants import ROOT, Mutant
 from tools.quality.mutate.recording import CACHE, TESTS, NoRecording, Recording
 from tools.quality.mutate.recording import record as record_tests
-from tools.quality.mutate.report import described, report_listed, report_sampled, table
+from tools.quality.mutate.report import described, report
 from tools.quality.mutate.results import Results
 from tools.quality.mutate.sampling import FOLDERS
 from tools.quality.mutate.sampling import sample as draw_sample
 
-Only = Annotated[list[str] | None, typer.Option(help="Only these mutants; a part of the name is enough.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Copies of the tree in which tests run side by side.")]
-
 app = typer.Typer(help=__doc__.splitlines()[0], rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(highlight=False, soft_wrap=True)
-
-
-@app.command()
-def listed(
-    only: Only = None,
-    jobs: Jobs = 1,
-    names: Annotated[bool, typer.Option("--list", help="Name the mutants and run nothing.")] = False,
-    serve_python: Annotated[Path, typer.Option(help="Python of the environment with a Triton server.")] = ROOT
-    / ".venv-serve/bin/python",
-) -> None:
-    """Plant the listed bugs. The exit code is 1 if one that matters is not found or does not apply."""
-    mutants = _selected(read_mutants(), only)
-    if names:
-        console.print(table([(mutant, mutant.harmless) for mutant in mutants], "harmless because"))
-        return
-    served = serve_python if serve_python.is_file() else None
-    if not report_listed(console, mutants, _judged(mutants, jobs, served, Lab.judge, Results(None))):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -75,8 +50,8 @@ def sample(
     seed: Annotated[int, typer.Option(help="The same seed draws the same bugs from the same tree.")] = 0,
     folder: Annotated[list[str] | None, typer.Option(help=f"Where to plant; all of {' '.join(FOLDERS)}.")] = None,
     seconds: Annotated[float, typer.Option(help="Recorded duration of the tests that one bug may take.")] = 60.0,
-    only: Only = None,
-    jobs: Jobs = 1,
+    only: Annotated[list[str] | None, typer.Option(help="Only these; a part of the name is enough.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Copies of the tree in which tests run side by side.")] = 1,
     names: Annotated[bool, typer.Option("--list", help="Name the mutants and run nothing.")] = False,
     bar: Annotated[float, typer.Option(help="The exit code is 1 if a smaller share is found.")] = 0.9,
     results: Annotated[
@@ -94,8 +69,8 @@ def sample(
         for mutant in mutants:
             console.print(escape(described(mutant)))
         return
-    verdicts = _judged(mutants, jobs, None, Lab.judge_with_sound_tests, Results(results))
-    if report_sampled(console, mutants, verdicts) < bar:
+    verdicts = _judged(mutants, jobs, Results(results))
+    if report(console, mutants, verdicts) < bar:
         raise typer.Exit(1)
 
 
@@ -107,26 +82,20 @@ def _selected(mutants: Sequence[Mutant], only: Sequence[str] | None) -> list[Mut
     return selected
 
 
-def _judged(
-    mutants: Sequence[Mutant],
-    jobs: int,
-    served: Path | None,
-    judge: Callable[[Lab, Mutant], Verdict],
-    results: Results,
-) -> dict[str, Verdict]:
+def _judged(mutants: Sequence[Mutant], jobs: int, results: Results) -> dict[str, Verdict]:
     """Judge ``mutants`` in ``jobs`` copies of the tree; print each verdict when it is known, and add it to ``results``.
 
     Mutants that ``results`` says are found are not judged again.
     """
-    verdicts = {mutant.name: verdict for mutant in mutants if (verdict := results.found(mutant)) is not None}
+    verdicts = {mutant.name: verdict for mutant in mutants if (verdict := results.detection(mutant)) is not None}
     waiting = iter([mutant for mutant in mutants if mutant.name not in verdicts])
 
     def work(_: int) -> None:
         with copied_tree() as tree:
-            lab = Lab(tree, Path(sys.executable), environment_of(tree, served) if served else None)
+            lab = Lab(tree, Path(sys.executable))
             for mutant in waiting:
                 start = time.perf_counter()
-                verdict = verdicts[mutant.name] = judge(lab, mutant)
+                verdict = verdicts[mutant.name] = lab.judge_with_sound_tests(mutant)
                 results.add(mutant, verdict)
                 console.print(f"{verdict:<26}{escape(mutant.name)}  ({time.perf_counter() - start:.0f} s)")
 

@@ -18,16 +18,16 @@ _NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "built", "build", "dist"
 )
 
+_OPTIONS = ("-n", "0", "-p", "no:randomly", "--hypothesis-seed=0")  # of pytest
+
 
 class Verdict(StrEnum):
     SEEN = "seen"
     HANGS = "seen, tests hang"
     UNSEEN = "not seen"
     UNCOVERED = "no test runs it"
-    MISFIT = "does not apply"
     BROKEN = "its tests fail without it"
     SLOW = "its tests hang without it"
-    NOT_RUN = "not run"
 
     @property
     def found(self) -> bool:
@@ -35,25 +35,18 @@ class Verdict(StrEnum):
 
 
 class Lab:
-    """A copy of the tree, and the interpreters for its tests. ``served``: None without a Triton server.
+    """A copy of the tree, and the interpreter for its tests. ``broken``: tests that fail without any mutant."""
 
-    ``broken``: the tests that were found to fail without any mutant.
-    """
-
-    def __init__(self, tree: Path, python: Path, served: Path | None) -> None:
+    def __init__(self, tree: Path, python: Path) -> None:
         self.tree = tree
         self.broken: set[str] = set()
-        self._pythons = {False: python, True: served}
+        self._python = python
         self._sound: set[str] = set()
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Run the tests of ``mutant`` with it, and those that fail also without it, unless their result is known."""
-        if not mutant.applies(self.tree):
-            return Verdict.MISFIT
         if not mutant.tests:
             return Verdict.UNCOVERED
-        if self._pythons[mutant.served] is None:
-            return Verdict.NOT_RUN
         with mutant.applied(self.tree):
             failed = self._failed(mutant, mutant.tests, planted=True)
         if failed is None:
@@ -85,8 +78,8 @@ class Lab:
         packages = os.pathsep.join(filter(None, [str(self.tree / "src"), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
         with tempfile.TemporaryDirectory() as folder:
-            options = ["-q", "-x", "-o", f"cache_dir={folder}", "--basetemp", f"{folder}/tests", *_options(mutant)]
-            command = [str(self._pythons[mutant.served]), "-m", "pytest", *options, *tests]
+            options = ["-q", "-x", "-o", f"cache_dir={folder}", "--basetemp", f"{folder}/tests", *_OPTIONS]
+            command = [str(self._python), "-m", "pytest", *options, *tests]
             output = Path(folder) / "output"
             with output.open("w") as out:  # a pipe would stay open in processes that the tests leave running
                 code = _run(command, self.tree, environment, out.fileno(), mutant.limit_s)
@@ -124,28 +117,3 @@ def copied_tree() -> Iterator[Path]:
         tree = Path(folder).resolve() / "tree"
         shutil.copytree(ROOT, tree, symlinks=True, ignore=_NOT_COPIED)
         yield tree
-
-
-def environment_of(tree: Path, python: Path) -> Path:
-    """Copy the environment of ``python`` next to ``tree``, with ``tree`` as the installed package; return its Python.
-
-    Triton's stub ignores PYTHONPATH and imports the environment's packages.
-    """
-    home, theirs = tree.parent / "environment", python.absolute().parents[1]
-    [site] = theirs.glob("lib/python*/site-packages")
-    mine = home / site.relative_to(theirs)
-    mine.mkdir(parents=True)
-    for entry in site.iterdir():
-        if not entry.name.startswith("__editable__"):
-            (mine / entry.name).symlink_to(entry)
-    (mine / "tree.pth").write_text(f"{tree / 'src'}\n")
-    shutil.copy2(theirs / "pyvenv.cfg", home)
-    (home / "bin").mkdir()
-    for name in ("python", "python3"):  # the stub looks for the second on its PATH
-        (home / "bin" / name).symlink_to(python.resolve())
-    return home / "bin" / "python"
-
-
-def _options(mutant: Mutant) -> list[str]:
-    # The environment of the server has none of these plugins.
-    return [] if mutant.served else ["-n", "0", "-p", "no:randomly", "--hypothesis-seed=0"]

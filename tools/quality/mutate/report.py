@@ -12,24 +12,7 @@ from tools.quality.mutate.lab import Verdict
 from tools.quality.mutate.mutants import Mutant
 
 
-def report_listed(console: Console, mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict]) -> bool:
-    """Print the mutants that were not found and the share that was; return whether all is well."""
-    run = [m for m in mutants if verdicts[m.name] is not Verdict.NOT_RUN]
-    matter = [m for m in run if not m.harmless]
-    seen = sum(verdicts[m.name].found for m in matter)
-    missed = [m for m in run if not verdicts[m.name].found]
-    if missed:
-        console.print(table([(m, m.harmless or str(verdicts[m.name])) for m in missed], "why"))
-    share = f" ({seen / len(matter):.2f})" if matter else ""
-    console.print(f"{seen} of {len(matter)} that matter were seen{share}; {len(run) - len(matter)} are harmless")
-    if len(run) < len(mutants):
-        console.print(f"{len(mutants) - len(run)} need a Triton server and were not run; see --serve-python")
-    return seen == len(matter) and not any(
-        verdicts[m.name] in (Verdict.MISFIT, Verdict.BROKEN, Verdict.SLOW) for m in run
-    )
-
-
-def report_sampled(console: Console, mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict]) -> float:
+def report(console: Console, mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict]) -> float:
     """Print the mutants that were not found and the share by folder; return the share of those that tests run."""
     for verdict in (Verdict.UNSEEN, Verdict.UNCOVERED, Verdict.SLOW):
         for mutant in mutants:
@@ -55,13 +38,6 @@ def described(mutant: Mutant) -> str:
     """A sampled mutant in one line."""
     text, becomes = (" ".join(each.split()) for each in (mutant.text, mutant.becomes))
     return f"{mutant.name}: {text!r} -> {becomes!r} ({len(mutant.tests)} tests)"
-
-
-def table(rows: Sequence[tuple[Mutant, str]], heading: str) -> Table:
-    columns = Table("name", "file", "effect", heading, show_edge=False)
-    for mutant, remark in rows:
-        columns.add_row(*map(escape, (mutant.name, mutant.file, mutant.means, remark)))
-    return columns
 
 
 def _share(seen: int, unseen: int) -> str:

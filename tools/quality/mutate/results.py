@@ -21,7 +21,7 @@ class Results:
         known: Mapping[str, str] = json.loads(file.read_text()) if file is not None and file.is_file() else {}
         self._verdicts = {bug: Verdict(verdict) for bug, verdict in known.items()}
 
-    def found(self, mutant: Mutant) -> Verdict | None:
+    def detection(self, mutant: Mutant) -> Verdict | None:
         """Return the verdict of an earlier run, or None unless it found the bug."""
         verdict = self._verdicts.get(_bug(mutant))
         return verdict if verdict is not None and verdict.found else None

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from tools.quality.mutate.mutants import Mutant, read_mutants
-from tools.quality.mutate.operators import Edit, changed, edits, is_bug
+from tools.quality.mutate.mutants import Mutant
+from tools.quality.mutate.operators import Edit, edits, is_bug
 from tools.quality.mutate.recording import Recording
 
 FOLDERS = ("engines", "export", "plugins", "runtime")
@@ -17,10 +17,8 @@ _SLOWER = 5.0  # than recorded, before a test counts as hanging
 def drawn(tree: Path, folders: Sequence[str], seed: int) -> Iterator[tuple[str, Edit]]:
     """Yield the bugs that operators can plant in the modules of ``folders``, in the order of ``seed``.
 
-    Every line is equally likely and has at most one bug; so are the operators that apply to a line. Bugs that the list
-    calls harmless are left out.
+    Every line is equally likely and has at most one bug; so are the operators that apply to a line.
     """
-    harmless = {(mutant.file, _changed(mutant, tree)) for mutant in read_mutants() if mutant.harmless}
     lines: dict[tuple[str, int], list[Edit]] = {}
     for folder in folders:
         for path in sorted((tree / folder).rglob("*.py")):
@@ -34,8 +32,7 @@ def drawn(tree: Path, folders: Sequence[str], seed: int) -> Iterator[tuple[str, 
     for place in places:
         operator = dice.choice(sorted({edit.operator for edit in lines[place]}))
         edit = dice.choice([edit for edit in lines[place] if edit.operator == operator])
-        source = (tree / place[0]).read_text()
-        if is_bug(source, edit) and (place[0], changed(source, edit)) not in harmless:
+        if is_bug((tree / place[0]).read_text(), edit):
             yield place[0], edit
 
 
@@ -46,11 +43,6 @@ def sample(
     return [_mutant(file, edit, recording, seconds) for file, edit in islice(drawn(tree, folders, seed), count)]
 
 
-def _changed(mutant: Mutant, tree: Path) -> str | None:
-    path = tree / mutant.file
-    return mutant.changed(path.read_text()) if path.is_file() else None
-
-
 def _mutant(file: str, edit: Edit, recording: Recording, seconds: float) -> Mutant:
     tests, total = recording.chosen(recording.tests_of(file, edit), seconds)
     return Mutant(
@@ -59,7 +51,6 @@ def _mutant(file: str, edit: Edit, recording: Recording, seconds: float) -> Muta
         text=edit.text,
         becomes=edit.becomes,
         tests=tuple(tests),
-        means=edit.operator,
         start=edit.start,
         limit_s=_START_S + _SLOWER * total,
     )
