@@ -156,12 +156,20 @@ def soak_result(**changed: Any) -> SoakResult:
         "ended": Counter({"length": 5, "cancelled": 2}),
         "memory_mb": [500.0] * 9,
         "threads": [4, 9, *[9] * 7],
+        "drivers": ["one"],
     } | changed
-    return SoakResult(0, [], ["one"], requests=10, abandoned=1, rejected=2, **figures)
+    return SoakResult(0, [], requests=10, abandoned=1, rejected=2, **figures)
 
 
 def test_a_run_without_growth_or_lost_requests_has_no_violation() -> None:
     assert soak_result().violations() == []
+
+
+def test_memory_of_runtimes_that_still_start_is_no_growth() -> None:
+    """Each kind of bundle allocates its memory in its first waves."""
+    rising = [500.0 + 20 * wave for wave in range(7)]
+    assert soak_result(memory_mb=rising, drivers=["one", "two", "three"]).violations() == []
+    assert soak_result(memory_mb=rising).violations() == ["memory rose by 80 MB, to 620 MB"]
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,19 @@ class SoakResult:
 
     @property
     def growth_mb(self) -> float:
-        """Growth of memory over the last two thirds of the run, by linear regression."""
-        part = self.memory_mb[len(self.memory_mb) // 3 :]
+        """Growth of memory over the last two thirds of the run, by linear regression, after all runtimes have begun."""
+        part = self.memory_mb[max(len(self.memory_mb) // 3, self._starting) :]
         if len(part) < 2:
             return 0.0
         mean, middle = sum(part) / len(part), (len(part) - 1) / 2
         slope = sum((at - middle) * (mb - mean) for at, mb in enumerate(part))
         slope /= sum((at - middle) ** 2 for at in range(len(part)))
         return slope * (len(part) - 1)
+
+    @property
+    def _starting(self) -> int:
+        """Number of waves in which runtimes still start threads and allocate their memory."""
+        return 2 * len(self.drivers)
 
     def measure(self) -> None:
         """Record memory and threads now."""
@@ -65,7 +70,7 @@ class SoakResult:
 
     def violations(self) -> list[str]:
         """Return one line for each violation over the whole run: every request ends once, and nothing grows."""
-        lines, threads = [], self.threads[2 * len(self.drivers) :]  # after every runtime has started its threads
+        lines, threads = [], self.threads[self._starting :]
         if not self.stuck and self.requests != self.ended.total() + self.abandoned + self.rejected:
             lines.append(
                 f"{self.requests} sent, {self.ended.total()} answered, "
