@@ -39,9 +39,9 @@ class BlockAllocator:
         Returns None, and changes nothing, if too few blocks are free. A row never shrinks. A row without blocks first
         gets the cached blocks of the leading ``hashes`` (``count_cached``), which must not cover more than ``tokens``.
         """
-        held = self._rows.get(row, _Row())
-        shared = [] if held.blocks else [self._registered[each] for each in hashes[: self.count_cached(hashes)]]
-        missing = blocks_of(tokens) - len(held.blocks) - len(shared)
+        owned = self._rows.get(row, _Row())
+        shared = [] if owned.blocks else [self._registered[each] for each in hashes[: self.count_cached(hashes)]]
+        missing = blocks_of(tokens) - len(owned.blocks) - len(shared)
         if missing > self.available - sum(not self._ref_counts[block] for block in shared):
             return None
         for block in shared:
@@ -49,9 +49,9 @@ class BlockAllocator:
         got = shared + [self._take() for _ in range(missing)]
         for block in got:
             self._ref_counts[block] += 1
-        held.blocks += got
-        held.registered = max(held.registered, len(shared))
-        self._rows[row] = held
+        owned.blocks += got
+        owned.registered = max(owned.registered, len(shared))
+        self._rows[row] = owned
         return got
 
     def count_cached(self, hashes: Sequence[bytes]) -> int:
@@ -63,13 +63,13 @@ class BlockAllocator:
 
         A hash that is already registered keeps its block.
         """
-        held = self._rows[row]
-        for at in range(held.registered, len(hashes)):
-            block, name = held.blocks[at], hashes[at]
+        owned = self._rows[row]
+        for at in range(owned.registered, len(hashes)):
+            block, name = owned.blocks[at], hashes[at]
             if name not in self._registered:
                 self._registered[name] = block
                 self._hashes[block] = name
-        held.registered = max(held.registered, len(hashes))
+        owned.registered = max(owned.registered, len(hashes))
 
     def num_blocks(self, row: int) -> int:
         """Return how many blocks ``row`` holds."""

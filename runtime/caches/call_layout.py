@@ -155,8 +155,8 @@ class PackedLayout:
         parts = {name: np.zeros(size, np.int64) for name, size in self._sizes.items()}
         ids: list[int] = []
         for slot, start, end in chunks:
-            found = texts[slot][start + ahead : end + ahead]
-            ids += [*found, *[0] * (end - start - len(found))]
+            known_ids = texts[slot][start + ahead : end + ahead]
+            ids += [*known_ids, *[0] * (end - start - len(known_ids))]
         counts = [chunk.tokens for chunk in chunks]
         parts["ids"][: len(ids)] = ids
         parts["index"][: len(chunks)] = [chunk.start for chunk in chunks]

@@ -103,22 +103,22 @@ class BlockTable:
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         """See KVCacheManager.reserve."""
-        held = self.allocator.num_blocks(slot)
-        if held >= blocks_of(tokens):  # the usual case, because every round reserves memory for every slot
+        num_held = self.allocator.num_blocks(slot)
+        if num_held >= blocks_of(tokens):  # the usual case, because every round reserves memory for every slot
             return 0
-        found = 0 if held else self.allocator.count_cached(hashes)
-        if found and self._snapshots:  # recurrent layers continue only from a copy of their state
-            found = self._snapshots.longest(hashes[:found])
-            hashes = hashes[:found]
+        num_cached = 0 if num_held else self.allocator.count_cached(hashes)
+        if num_cached and self._snapshots:  # recurrent layers continue only from a copy of their state
+            num_cached = self._snapshots.longest(hashes[:num_cached])
+            hashes = hashes[:num_cached]
         blocks = self.allocator.allocate(slot, tokens, hashes)
         if blocks is None:
             return None
-        upload(blocks, self.device[slot, held : held + len(blocks)])
-        if not held:
+        upload(blocks, self.device[slot, num_held : num_held + len(blocks)])
+        if not num_held:
             self._snapshots.restart(slot)
-        if found and self._snapshots:
-            self._snapshots.restore(slot, hashes[found - 1])
-        return found * BLOCK_SIZE
+        if num_cached and self._snapshots:
+            self._snapshots.restore(slot, hashes[num_cached - 1])
+        return num_cached * BLOCK_SIZE
 
     def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
         """See KVCacheManager.register_prefix."""
@@ -168,18 +168,18 @@ class PagedCache:
     ) -> Call:
         """See Cache.bind."""
         index = tensors["write_index"]
-        given = {**self.rows(slot, len(index)), **tensors}
+        bound = {**self.rows(slot, len(index)), **tensors}
         if self._states is None:
-            return engine.bind(given)
+            return engine.bind(bound)
         if prompt_slots is not None:
             covered = torch.empty(len(prompt_slots), dtype=torch.int64, device=engine.device)
-            given |= {"prompt_slots": prompt_slots, "prompt_state_index": covered}
-        call = engine.bind(given)
-        if len(given["token_ids"]) > len(given["prompt_rows"]):  # the call has windows
+            bound |= {"prompt_slots": prompt_slots, "prompt_state_index": covered}
+        call = engine.bind(bound)
+        if len(bound["token_ids"]) > len(bound["prompt_rows"]):  # the call has windows
             call = self._states.committing(call, slot, index if final is None else final, certain)
         if prompt_slots is None:
             return call
-        runs = PromptRuns(prompt_slots, given["prompt_starts"], given["prompt_index"], covered)
+        runs = PromptRuns(prompt_slots, bound["prompt_starts"], bound["prompt_index"], covered)
         return self._states.with_runs(call, runs)
 
 

@@ -90,23 +90,23 @@ class LinearCacheManager:
         """See KVCacheManager.reserve."""
         if slot in self._hashes and slot not in self._free:
             return 0
-        source, found = slot, 0
-        for other, held in self._hashes.items():
-            same = _num_common(held, hashes)
-            if same > found:
-                source, found = other, same
+        source, num_cached = slot, 0
+        for other, other_hashes in self._hashes.items():
+            same = _num_common(other_hashes, hashes)
+            if same > num_cached:
+                source, num_cached = other, same
         if self._snapshots:  # recurrent layers continue only from a copy of their state
-            found = self._snapshots.longest(hashes[:found])
+            num_cached = self._snapshots.longest(hashes[:num_cached])
         self._snapshots.clear(slot)
         saved = source in self._free
         self._hashes[slot] = []  # no source for others until the copy is complete
         self._free.discard(slot)
-        if found:
-            self._copy(source, slot, found * BLOCK_SIZE, saved=saved)
+        if num_cached:
+            self._copy(source, slot, num_cached * BLOCK_SIZE, saved=saved)
             if self._snapshots:
-                self._snapshots.restore(slot, hashes[found - 1])
-        self._hashes[slot] = list(hashes[:found])
-        return found * BLOCK_SIZE
+                self._snapshots.restore(slot, hashes[num_cached - 1])
+        self._hashes[slot] = list(hashes[:num_cached])
+        return num_cached * BLOCK_SIZE
 
     def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:  # noqa: ARG002
         """See KVCacheManager.register_prefix."""

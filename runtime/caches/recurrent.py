@@ -78,8 +78,8 @@ class RecurrentStates:
 
     def restore(self, slot: int, snapshot: "Snapshot") -> None:
         """Set the states of ``slot`` to a copy of them."""
-        for tensor, held in zip(self.tensors.values(), snapshot.tensors, strict=True):
-            tensor[slot].copy_(held)
+        for tensor, saved in zip(self.tensors.values(), snapshot.tensors, strict=True):
+            tensor[slot].copy_(saved)
         if self._split is not None:
             self._split.restore_states(self._caches, slot, snapshot.place)
         self._covered[slot].copy_(snapshot.covered)
@@ -157,23 +157,23 @@ class Snapshots:
         checked = not any(states.waits for states in self._models)
         if checked and not all(_is_at(len(hashes), states.covered(slot)) for states in self._models):
             return
-        held = self._held.pop(hashes[-1], None)
-        if held is None or not held.checked:
+        snapshot = self._held.pop(hashes[-1], None)
+        if snapshot is None or not snapshot.checked:
             if len(self._held) == self._most:
                 self._held.popitem(last=False)
             used = {copies.of_models[0].place for copies in self._held.values()}
             place = next(place for place in range(self._most) if place not in used)
-            held = _Copies([states.copy(slot, place) for states in self._models], checked)
-        self._held[hashes[-1]] = held
+            snapshot = _Copies([states.copy(slot, place) for states in self._models], checked)
+        self._held[hashes[-1]] = snapshot
 
     def longest(self, hashes: Sequence[bytes]) -> int:
         """Return the number of leading ``hashes`` at whose end a copy was taken; 0 if there is none."""
         for count in range(len(hashes), 0, -1):
-            held = self._held.get(hashes[count - 1])
-            if held is None:
+            copies = self._held.get(hashes[count - 1])
+            if copies is None:
                 continue
-            held.checked = held.checked or all(_is_at(count, int(copy.covered)) for copy in held.of_models)
-            if held.checked:
+            copies.checked = copies.checked or all(_is_at(count, int(copy.covered)) for copy in copies.of_models)
+            if copies.checked:
                 return count
             del self._held[hashes[count - 1]]
         return 0
@@ -181,8 +181,8 @@ class Snapshots:
     def restore(self, slot: int, name: bytes) -> None:
         """Set all states of ``slot`` to the copy at the end of the block with hash ``name``."""
         self._held.move_to_end(name)
-        for states, held in zip(self._models, self._held[name].of_models, strict=True):
-            states.restore(slot, held)
+        for states, copy in zip(self._models, self._held[name].of_models, strict=True):
+            states.restore(slot, copy)
 
 
 def _is_at(blocks: int, covered: int) -> bool:

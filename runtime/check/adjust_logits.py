@@ -26,8 +26,8 @@ def check_adjust(name: str, engine: Engine, limits: Limits) -> CheckResult:
         case = edge_case_adjust_batch(
             vocab=vocab, window=window, columns=min(vocab, 64 << seed), batch=batch, seed=seed
         )
-        found, expected = run_adjust(engine, case), reference_adjust(case, engine.contract["logits"].dtype)
-        differ = ~((found == expected) | (np.isnan(found) & np.isnan(expected)))
+        logits, expected = run_adjust(engine, case), reference_adjust(case, engine.contract["logits"].dtype)
+        differ = ~((logits == expected) | (np.isnan(logits) & np.isnan(expected)))
         wrong += int(differ.reshape(batch, -1).any(axis=1).sum())
         total += batch
     return CheckResult(

@@ -73,8 +73,8 @@ def round_to(logits: np.ndarray, dtype: str) -> np.ndarray:
 
 def reference_verify(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and counts by definition. Without ``draft_probs`` every draft token has probability 1."""
-    given = {name: values for name, values in case.items() if name not in ("bitmask", "target_ids")}
-    return verify_draft(**{**given, "logits": token_bitmask(case["logits"], case["bitmask"])})
+    arguments = {name: values for name, values in case.items() if name not in ("bitmask", "target_ids")}
+    return verify_draft(**{**arguments, "logits": token_bitmask(case["logits"], case["bitmask"])})
 
 
 def reference_draft(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -41,9 +41,9 @@ def compare_bundles(
 ) -> Iterator[CheckResult]:
     """Open one bundle after the other, score the text ``tokens`` with each and compare the scores."""
     with LLM(bundle.folder, **options.given()) as llm:
-        found = score_text(llm, tokens)
+        scores = score_text(llm, tokens)
     with LLM(other.folder, **options.given()) as llm:
-        yield from compare_scores(found, score_text(llm, tokens), tokens, other.name)
+        yield from compare_scores(scores, score_text(llm, tokens), tokens, other.name)
 
 
 def shared_tokens(bundle: Bundle, other: Bundle, options: RuntimeOptions, text: str) -> list[int]:
@@ -94,10 +94,10 @@ def score_text(llm: LLM, tokens: Sequence[int]) -> TextScores:
     return TextScores(logits, llm.metrics.since(before).acceptance_length)
 
 
-def compare_scores(found: TextScores, other: TextScores, tokens: Sequence[int], name: str) -> Iterator[CheckResult]:
+def compare_scores(scores: TextScores, other: TextScores, tokens: Sequence[int], name: str) -> Iterator[CheckResult]:
     """Compare ``found`` with ``other``, the scores of the bundle ``name``."""
-    against, count = f"bundle {name}", min(len(found.logits), len(other.logits)) - 1
-    mine, theirs = (each.logits[:count].log_softmax(-1) for each in (found, other))
+    against, count = f"bundle {name}", min(len(scores.logits), len(other.logits)) - 1
+    mine, theirs = (each.logits[:count].log_softmax(-1) for each in (scores, other))
     following = torch.tensor(tokens[1 : count + 1])[:, None]
     perplexity = [math.exp(-float(each.gather(1, following).mean())) for each in (mine, theirs)]
     yield CheckResult(
@@ -107,7 +107,7 @@ def compare_scores(found: TextScores, other: TextScores, tokens: Sequence[int], 
         "measured",
         {"tokens": count, "perplexity": perplexity[0], "against": perplexity[1]},
     )
-    gap, same = found.logits[:count] - other.logits[:count], int((mine.argmax(-1) == theirs.argmax(-1)).sum())
+    gap, same = scores.logits[:count] - other.logits[:count], int((mine.argmax(-1) == theirs.argmax(-1)).sum())
     relative = float(gap.norm() / other.logits[:count].norm())
     divergence = float((theirs.exp() * (theirs - mine)).sum(-1).mean())
     yield CheckResult(
@@ -118,11 +118,11 @@ def compare_scores(found: TextScores, other: TextScores, tokens: Sequence[int], 
         "measured",
         {"root_mean_square": relative, "divergence": divergence, "same_largest": same, "tokens": count},
     )
-    lengths = [f"{each:.2f}" if each is not None else "none" for each in (found.acceptance, other.acceptance)]
+    lengths = [f"{each:.2f}" if each is not None else "none" for each in (scores.acceptance, other.acceptance)]
     yield CheckResult(
         "tokens per request and round",
         against,
         f"{lengths[0]} against {lengths[1]}, greedy, parts of the text continued",
         "measured",
-        {"acceptance_length": found.acceptance or 0.0, "against": other.acceptance or 0.0},
+        {"acceptance_length": scores.acceptance or 0.0, "against": other.acceptance or 0.0},
     )

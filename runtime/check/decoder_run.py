@@ -140,9 +140,9 @@ class DecoderRunner:
             index: position of each row's first token.
             score: int64[batch, rows], which tokens of the call get logits.
         """
-        given = {**window_bindings(self._engine.contract, tokens, score), "write_index": torch.tensor(index)}
+        tensors = {**window_bindings(self._engine.contract, tokens, score), "write_index": torch.tensor(index)}
         certain = 0 if score.shape[1] else tokens.shape[1] - 1  # a prompt is final up to its last token, as in serving
-        return self._run(given, first, certain=certain)
+        return self._run(tensors, first, certain=certain)
 
     def run_packed(
         self, texts: Sequence[Sequence[int]], runs: Sequence[tuple[int, int]], query: int, positions: Sequence[int]
@@ -159,7 +159,7 @@ class DecoderRunner:
         padding = 0 if query else 1  # one padding token if there are no windows
         ends = counts.cumsum(0)
         score = torch.arange(rows * query).view(rows, query) if query else (ends - 1).clamp(min=0)[:, None]
-        given = {
+        tensors = {
             "token_ids": torch.tensor(ids + [0] * padding),
             "write_index": torch.tensor(positions),
             "score_rows": score,
@@ -168,37 +168,39 @@ class DecoderRunner:
             "prompt_index": torch.tensor([at for at, _ in runs]),
         }
         slots = torch.arange(rows, device=self._engine.device)
-        return self._run({**given, "prompt_table": self.cache.rows(0, rows)["block_table"]}, 0, prompt_slots=slots)
+        return self._run({**tensors, "prompt_table": self.cache.rows(0, rows)["block_table"]}, 0, prompt_slots=slots)
 
     def _run(
-        self, given: Mapping[str, Any], first: int, *, certain: int = 0, prompt_slots: torch.Tensor | None = None
+        self, inputs: Mapping[str, Any], first: int, *, certain: int = 0, prompt_slots: torch.Tensor | None = None
     ) -> torch.Tensor:
         contract, device = self._engine.contract, self._engine.device
-        shape = (*given["score_rows"].shape, logits_width(contract))
+        shape = (*inputs["score_rows"].shape, logits_width(contract))
         logits = torch.full(shape, float("nan"), dtype=getattr(torch, contract["logits"].dtype), device=device)
-        on_device = {name: tensor.to(device) for name, tensor in given.items()}
+        on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
         tensors = {**on_device, **state_tensors(contract, on_device), "logits": logits}
         self.cache.bind(self._engine, first, tensors, certain=certain, prompt_slots=prompt_slots).run()
         return logits.float().cpu()
 
 
-def state_tensors(contract: Contract, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def state_tensors(contract: Contract, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the hidden-state and feature tensors that ``contract`` has (of targets and draft heads).
 
     The state of a token depends on its id alone, so it is the same in every call.
     """
-    found = {}
-    sizes = {"batch": given["score_rows"].shape[0], "rows": given["score_rows"].shape[1]}
-    sizes |= dict(zip(("tokens",) if is_paged(contract) else ("batch", "query"), given["token_ids"].shape, strict=True))
+    hidden = {}
+    sizes = {"batch": tensors["score_rows"].shape[0], "rows": tensors["score_rows"].shape[1]}
+    sizes |= dict(
+        zip(("tokens",) if is_paged(contract) else ("batch", "query"), tensors["token_ids"].shape, strict=True)
+    )
     for binding in (*contract.inputs, *contract.outputs):
         if binding.name in ("states", "features", "next_states"):
-            found[binding.name] = torch.zeros(
-                binding.resolve(sizes), dtype=getattr(torch, binding.dtype), device=given["token_ids"].device
+            hidden[binding.name] = torch.zeros(
+                binding.resolve(sizes), dtype=getattr(torch, binding.dtype), device=tensors["token_ids"].device
             )
-    if "states" in found:
-        wave = torch.arange(found["states"].shape[-1], device=found["states"].device)
-        found["states"].copy_((given["token_ids"][..., None] + 1) * (wave + 1) % 97 / 48.5 - 1)
-    return found
+    if "states" in hidden:
+        wave = torch.arange(hidden["states"].shape[-1], device=hidden["states"].device)
+        hidden["states"].copy_((tensors["token_ids"][..., None] + 1) * (wave + 1) % 97 / 48.5 - 1)
+    return hidden
 
 
 def is_decoder(contract: Contract) -> bool:

@@ -114,10 +114,10 @@ def _preempted(
     longest = max(len(output.prompt_token_ids) + len(output.token_ids) for output in texts.wanted)
     tokens = max(bundle.limits.capacity, 2 * longest)
     with _open(bundle, options, prefix_caching=False, cache_tokens=tokens) as llm:
-        found = requests.run(llm)
+        outputs = requests.run(llm)
         preemptions = llm.metrics.preemptions
     if preemptions:
-        yield texts.compare(f"{check}, {preemptions} times", found)
+        yield texts.compare(f"{check}, {preemptions} times", outputs)
     else:
         yield CheckResult(check, _REFERENCE, f"memory for {tokens} tokens preempted no request", "not applicable")
 
@@ -129,26 +129,31 @@ class _Comparison:
     wanted: list[RequestOutput]
     promised: bool
 
-    def compare(self, how: str, found: list[RequestOutput], *, cached: bool = False) -> CheckResult:
+    def compare(self, how: str, outputs: list[RequestOutput], *, cached: bool = False) -> CheckResult:
         """Compare the texts. ``cached``: tokens of prompts must come from the prefix cache, or nothing is compared."""
         check, places = f"texts: {how}", {}
-        hits = sum(output.num_cached_tokens for output in found)
+        hits = sum(output.num_cached_tokens for output in outputs)
         if cached and not hits:
             return CheckResult(check, _REFERENCE, "no token of a prompt came from the cache", "not applicable")
-        for number, (one, other) in enumerate(zip(self.wanted, found, strict=True)):
+        for number, (one, other) in enumerate(zip(self.wanted, outputs, strict=True)):
             if (one.token_ids, one.finish_reason) != (other.token_ids, other.finish_reason):
                 same = (a == b for a, b in zip(one.token_ids, other.token_ids, strict=False))
                 shorter = min(len(one.token_ids), len(other.token_ids))
                 places[number] = next((at for at, equal in enumerate(same) if not equal), shorter)
-        errors = [output.error for output in (*self.wanted, *found) if output.finish_reason == "error"]
-        tokens = sum(len(output.token_ids) for output in found)
-        result = f"{len(found) - len(places)} of {len(found)} texts equal, {tokens} tokens"
+        errors = [output.error for output in (*self.wanted, *outputs) if output.finish_reason == "error"]
+        tokens = sum(len(output.token_ids) for output in outputs)
+        result = f"{len(outputs) - len(places)} of {len(outputs)} texts equal, {tokens} tokens"
         result += f", {hits} prompt tokens from the cache" if cached else ""
         result += "".join(f"; text {number} parts at token {at}" for number, at in list(places.items())[:_NAMED])
         result += f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
         result += f"; {len(errors)} ended in an error: {errors[0]}" if errors else ""
         verdict = passed_if(not places and not errors) if self.promised or errors else "measured"
-        numbers = {"texts": len(found), "parted": len(places), "tokens": tokens, **({"cached": hits} if cached else {})}
+        numbers = {
+            "texts": len(outputs),
+            "parted": len(places),
+            "tokens": tokens,
+            **({"cached": hits} if cached else {}),
+        }
         return CheckResult(check, _REFERENCE, result, verdict, numbers)
 
 
@@ -161,7 +166,7 @@ def _sizes(most: int) -> list[int]:
     return sorted({*(1 << power for power in range(most.bit_length())), most})
 
 
-def _requests(bundle: Bundle, given: Sequence[Prompt] | None) -> _Requests:
+def _requests(bundle: Bundle, custom: Sequence[Prompt] | None) -> _Requests:
     """Return ``given`` prompts, or random ones of all lengths; greedy and sampled in turns."""
     limits, draw = bundle.limits, Random(7)
     # A prompt should fill a block of the prefix cache, and leave room for a next turn.
@@ -172,9 +177,9 @@ def _requests(bundle: Bundle, given: Sequence[Prompt] | None) -> _Requests:
     tokens = [token for token in range(bundle.valid_tokens) if token not in control]
     lengths = [1 + (longest - 1) * number // (_COUNT - 1) for number in range(_COUNT)]
     prompts: list[Prompt] = [[draw.choice(tokens) for _ in range(length)] for length in lengths]
-    chosen = prompts if given is None else list(given)
+    chosen = prompts if custom is None else list(custom)
     params = [
-        SamplingParams(temperature=_TEMPERATURES[number % 2], seed=number, max_tokens=output, ignore_eos=given is None)
+        SamplingParams(temperature=_TEMPERATURES[number % 2], seed=number, max_tokens=output, ignore_eos=custom is None)
         for number in range(len(chosen))
     ]
     return _Requests(chosen, params)

@@ -55,21 +55,21 @@ def check_poisoned_cache(name: str, engine: Engine, plan: DecodePlan) -> CheckRe
     """Repeat the calls with caches full of NaN, then of finite garbage. Unwritten entries must not change logits."""
     tolerance = TOLERANCES[engine.contract["logits"].dtype]
     clean = [logits for *_, logits in score_as_served(engine, plan)]
-    found = {}
+    differences = {}
     for word, poison in (("NaN", float("nan")), ("finite garbage", GARBAGE)):
-        found[word] = LogitsDifference()
+        differences[word] = LogitsDifference()
         for (kind, *_, logits), expected in zip(score_as_served(engine, plan, poison), clean, strict=True):
-            found[word].add(kind, logits, expected)
+            differences[word].add(kind, logits, expected)
     # Library operators read a linear cache and multiply masked entries by 0. It never contains NaN in serving.
     paged = is_paged(engine.contract)
-    passed = found["finite garbage"].within(tolerance) and (found["NaN"].within(tolerance) or not paged)
-    words = [f"{word}: {_in_words(difference, tolerance)}" for word, difference in found.items()]
+    passed = differences["finite garbage"].within(tolerance) and (differences["NaN"].within(tolerance) or not paged)
+    words = [f"{word}: {_in_words(difference, tolerance)}" for word, difference in differences.items()]
     return CheckResult(
         f"poisoned cache of {name}",
         "the same engine on a clean cache",
         "; ".join(words) + ("" if paged else " (a linear cache never holds NaN)"),
         passed_if(passed),
-        {"tolerance": tolerance, "scored": len(clean), "largest_absolute": found["finite garbage"].largest},
+        {"tolerance": tolerance, "scored": len(clean), "largest_absolute": differences["finite garbage"].largest},
     )
 
 

@@ -16,13 +16,13 @@ def memory_in_use() -> dict[str, int]:
 
     Types whose use cannot be measured are absent.
     """
-    found = {}
+    used = {}
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        found["cuda"] = total - free
+        used["cuda"] = total - free
     if _STATM.is_file():
-        found["cpu"] = int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
-    return found
+        used["cpu"] = int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
+    return used
 
 
 def measure_memory(llm: LLM, before: dict[str, int], after: dict[str, int]) -> CheckResult:

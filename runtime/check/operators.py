@@ -52,17 +52,17 @@ def _check(
     for seed in range(total // batch):
         batch_case = edge_case_batch(vocab=vocab, window=window, batch=batch, seed=seed, dtype=dtype, filters=filters)
         case = {key: batch_case[key] for key in inputs}
-        found, expected = run_engine(engine, case, filters=filters), definition(case)
-        tokens = found[outputs[0]]
+        results, expected = run_engine(engine, case, filters=filters), definition(case)
+        tokens = results[outputs[0]]
         differ = (tokens != expected[0]).reshape(batch, -1).any(axis=1)
         for row in np.flatnonzero(differ):
             alone = {key: values if key == "target_ids" else values[[row]] for key, values in case.items()}
             tie = is_tie(alone, tokens[row], definition)
             ties, wrong = ties + tie, wrong + (not tie)
-        if "count" in found:
-            wrong += int((found["count"] != (tokens >= 0).sum(axis=1)).sum())
-        if "draft_probs" in found:
-            apart = max(apart, float(np.abs(found["draft_probs"] - expected[1])[~differ].max(initial=0)))
+        if "count" in results:
+            wrong += int((results["count"] != (tokens >= 0).sum(axis=1)).sum())
+        if "draft_probs" in results:
+            apart = max(apart, float(np.abs(results["draft_probs"] - expected[1])[~differ].max(initial=0)))
     draft_probs = f"; draft probabilities at most {apart:.1g} apart" if "draft_probs" in outputs else ""
     return CheckResult(
         name,
@@ -82,15 +82,15 @@ def run_engine(engine: Engine, case: Case, *, filters: bool) -> dict[str, np.nda
         values = torch.from_numpy(np.ascontiguousarray(case[binding.name]))
         return values.to(getattr(torch, binding.dtype)).to(engine.device)
 
-    made = {
+    out_tensors = {
         b.name: torch.full(b.resolve(sizes), _SENTINEL, dtype=getattr(torch, b.dtype), device=engine.device)
         for b in engine.contract.outputs
     }
-    engine.bind({b.name: tensor(b) for b in engine.contract.inputs} | made, filters=filters).run()
-    return {name: values.cpu().numpy() for name, values in made.items()}
+    engine.bind({b.name: tensor(b) for b in engine.contract.inputs} | out_tensors, filters=filters).run()
+    return {name: values.cpu().numpy() for name, values in out_tensors.items()}
 
 
-def is_tie(case: Case, found: np.ndarray, definition: Definition) -> bool:
+def is_tie(case: Case, tokens: np.ndarray, definition: Definition) -> bool:
     """Return whether the definition gives ``found`` after its inputs change by about float32 rounding."""
     rng = np.random.default_rng(0)
     for _ in range(_NUDGES):
@@ -98,6 +98,6 @@ def is_tie(case: Case, found: np.ndarray, definition: Definition) -> bool:
         moved = {**case, "logits": case["logits"] * nudge}
         for name in ("top_p", "min_p"):
             moved[name] = np.minimum(case[name] * np.float32(1 + 2e-6 * rng.uniform(-1, 1)), np.float32(1))
-        if np.array_equal(definition(moved)[0][0], found):
+        if np.array_equal(definition(moved)[0][0], tokens):
             return True
     return False

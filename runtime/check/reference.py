@@ -71,10 +71,10 @@ def open_reference_unquantized_cache(
     def in_dtype(bindings: tuple[Binding, ...], names: Collection[str]) -> tuple[Binding, ...]:
         return tuple(replace(b, dtype=entry.dtype) if b.name in names else b for b in bindings)
 
-    given = entry.contract
+    stored = entry.contract
     caches = {name for step in entry.decoder.operators for pair in step.in_place().items() for name in pair}
     changed = {"steps": tuple(map(unquantized, entry.decoder.steps)), "values": in_dtype(entry.decoder.values, caches)}
-    contract = Contract(in_dtype(given.inputs, caches), in_dtype(given.outputs, caches), given.aliases)
+    contract = Contract(in_dtype(stored.inputs, caches), in_dtype(stored.outputs, caches), stored.aliases)
     return open_float32_steps(bundle.folder, entry.decoder.model_copy(update=changed), contract, threads, call)
 
 
@@ -140,12 +140,12 @@ class RankedReference:
 
     def bind(self, tensors: Mapping[str, Tensor], *, filters: bool = True) -> Call:
         """See Engine.bind. The caches of the other ranks begin with zeros."""
-        held = {source for _, source in self.contract.aliases}
-        shared = {name: tensor for name, tensor in tensors.items() if name not in held and name != "features"}
-        blocks = {"blocks": tensors[min(held)].shape[0]}
+        cache_names = {source for _, source in self.contract.aliases}
+        shared = {name: tensor for name, tensor in tensors.items() if name not in cache_names and name != "features"}
+        blocks = {"blocks": tensors[min(cache_names)].shape[0]}
         calls = [self._executors[0].bind(tensors, filters=filters)]
         for executor in self._executors[1:]:
-            own = {name: torch.zeros(executor.contract[name].resolve(blocks)) for name in sorted(held)}
+            own = {name: torch.zeros(executor.contract[name].resolve(blocks)) for name in sorted(cache_names)}
             calls.append(executor.bind({**shared, **own, "logits": torch.empty(*tensors["logits"].shape)}))
         return _InThreads(calls, self._errors)
 
@@ -252,8 +252,8 @@ def _float32_bindings(bindings: tuple[Binding, ...]) -> tuple[Binding, ...]:
 
 
 def _values(graph: ir.Graph) -> list[ir.Value]:
-    made = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]
-    return [*graph.inputs, *made]
+    computed = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]
+    return [*graph.inputs, *computed]
 
 
 def _set_float32(value: ir.Value) -> None:

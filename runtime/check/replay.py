@@ -32,16 +32,16 @@ def check_replay(name: str, engine: Engine, limits: Limits, plan: DecodePlan) ->
         why = f"only {len(steps)} consecutive call fits the capacity {limits.capacity}: none to replay"
         return CheckResult(check, against, why, "not applicable")
     cache: Mapping[str, Any] = make_cache(engine, len(plan.tokens)).rows(0, len(plan.tokens)) if decodes else {}
-    given = {key: values.to(engine.device) for key, values in steps[0].items()}
-    outputs = _outputs(engine, given)
-    state = {source: given[source] for _, source in engine.contract.aliases if source in given}  # updated in place
-    call = engine.bind({**given, **outputs, **cache})
+    inputs = {key: values.to(engine.device) for key, values in steps[0].items()}
+    outputs = _outputs(engine, inputs)
+    state = {source: inputs[source] for _, source in engine.contract.aliases if source in inputs}  # updated in place
+    call = engine.bind({**inputs, **outputs, **cache})
     graphs = Graphs(engine.device)
     metrics = graphs.metrics
     different = 0
     for step in steps:
         for key, values in step.items():
-            given[key].copy_(values)
+            inputs[key].copy_(values)
         graphs.run(name, call.run, outputs=list(outputs.values()), state=list(state.values()))
         replayed = {key: values.clone() for key, values in (outputs | state).items()}
         for key, values in state.items():
@@ -64,9 +64,9 @@ def _decoder_inputs(engine: Engine, plan: DecodePlan) -> Iterator[Inputs]:
     for step in range(_RUNS):
         tokens = [row[step * query : (step + 1) * query] for row in plan.tokens]
         if len(tokens[0]) == query:
-            given = window_bindings(engine.contract, torch.tensor(tokens), torch.arange(query).repeat(rows, 1))
-            states = {name: each for name, each in state_tensors(engine.contract, given).items() if name == "states"}
-            yield {**given, **states, "write_index": torch.full((rows,), step * query)}
+            tensors = window_bindings(engine.contract, torch.tensor(tokens), torch.arange(query).repeat(rows, 1))
+            states = {name: each for name, each in state_tensors(engine.contract, tensors).items() if name == "states"}
+            yield {**tensors, **states, "write_index": torch.full((rows,), step * query)}
 
 
 def _operator_inputs(engine: Engine, limits: Limits) -> Iterator[Inputs]:
@@ -97,10 +97,10 @@ def _operator_inputs(engine: Engine, limits: Limits) -> Iterator[Inputs]:
         }
 
 
-def _outputs(engine: Engine, given: Inputs) -> Inputs:
+def _outputs(engine: Engine, inputs: Inputs) -> Inputs:
     sizes: dict[str, int] = {}
     for binding in engine.contract.inputs:
-        shape = given[binding.name].shape if binding.name in given else ()
+        shape = inputs[binding.name].shape if binding.name in inputs else ()
         sizes |= {dim: size for dim, size in zip(binding.shape, shape, strict=False) if isinstance(dim, str)}
     aliased = {output for output, _ in engine.contract.aliases}
     return {

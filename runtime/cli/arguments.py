@@ -88,16 +88,16 @@ def read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
     except (OSError, ValueError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
         raise BadRequest(f"--prompts: must be a readable file, received {clipped(path)}: {clipped(why)}") from error
-    given: list[Prompt] = []
+    prompts: list[Prompt] = []
     schemas: list[Any] = []
     for number, line in enumerate(lines, 1):
-        if line.strip() and len(given) < count:
+        if line.strip() and len(prompts) < count:
             row = _row(line, f"{clipped(path)} line {number}")
-            given.append(row["messages"] if "messages" in row else row["prompt"])
+            prompts.append(row["messages"] if "messages" in row else row["prompt"])
             schemas.append(row.get("schema"))
-    if not given:
+    if not prompts:
         raise BadRequest(f"--prompts: must hold at least one line, received {clipped(path)}, which has none")
-    return given, schemas
+    return prompts, schemas
 
 
 def _row(line: str, where: str) -> dict[str, Any]:

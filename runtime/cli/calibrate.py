@@ -105,7 +105,7 @@ def acceptance_lengths(
     depend on the scale, so only the drafts differ. (On a GPU texts may also differ at ties.)
     Raises InternalError if a request fails.
     """
-    found: dict[float, list[float]] = {}
+    lengths: dict[float, list[float]] = {}
     for scale in SCALES:
         for each in params.values():
             before = llm.metrics.copy()
@@ -116,6 +116,6 @@ def acceptance_lengths(
             outputs = llm.generate(list(prompts), [each.model_copy(update=change) for change in changes])
             if failed := next((output.error for output in outputs if output.finish_reason == "error"), None):
                 raise InternalError(f"a request failed at temperature_scale {scale:g}: {failed}")
-            found.setdefault(scale, []).append(llm.metrics.since(before).acceptance_length)
+            lengths.setdefault(scale, []).append(llm.metrics.since(before).acceptance_length)
             on_run()
-    return found
+    return lengths

@@ -70,16 +70,16 @@ def check(
 
     rows: list[dict[str, Any]] = []
     if invariance:
-        given = None if prompts is None else read_prompts(prompts, _MAX_PROMPTS)[0]
-        results = check_invariance(bundle, options, given)
+        chosen = None if prompts is None else read_prompts(prompts, _MAX_PROMPTS)[0]
+        results = check_invariance(bundle, options, chosen)
     else:
         content = "" if text is None else read_text(text)
         results = check_bundle(bundle, options, compare_with=compare_with, text=content)
     with Status("opening the bundle" if invariance else "checking the files", console=console) as status:
-        for found in results:
-            _print(found, same_reference=bool(rows) and rows[-1]["against"] == found.against)
-            rows.append(found.to_json())
-            status.update(f"checked {escape(found.check)}")
+        for result in results:
+            _print(result, same_reference=bool(rows) and rows[-1]["against"] == result.against)
+            rows.append(result.to_json())
+            status.update(f"checked {escape(result.check)}")
     if invariance:
         compared, parted = (sum(row["numbers"].get(name, 0) for row in rows) for name in ("texts", "parted"))
         console.print(f"{compared} texts compared, {parted or 'none'} parted", highlight=False)
@@ -91,12 +91,12 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
-def _print(found: "CheckResult", *, same_reference: bool) -> None:
+def _print(result: "CheckResult", *, same_reference: bool) -> None:
     """Print a result in two lines that are never cut: the verdict and what was compared, then the figures.
 
     ``same_reference``: as in the result before, so that it need not be repeated.
     """
-    against = f", with {found.against}" if found.against and not same_reference else ""
-    verdict = f"[{_COLOURS[found.verdict]}]{found.verdict:14}[/]"
-    console.print(f"{verdict}  {escape(found.check + against)}", highlight=False, soft_wrap=True)
-    console.print(f"{'':16}[dim]{escape(found.result)}[/]", highlight=False, soft_wrap=True)
+    against = f", with {result.against}" if result.against and not same_reference else ""
+    verdict = f"[{_COLOURS[result.verdict]}]{result.verdict:14}[/]"
+    console.print(f"{verdict}  {escape(result.check + against)}", highlight=False, soft_wrap=True)
+    console.print(f"{'':16}[dim]{escape(result.result)}[/]", highlight=False, soft_wrap=True)

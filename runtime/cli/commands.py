@@ -87,10 +87,10 @@ def bench(
     """Measure tokens/s and acceptance with and without speculation. It also prints the host time per round."""
     if prompts is not None and length is not None:
         raise BadRequest(f"--length: must not come with --prompts, received {length}; drop one of them")
-    given, schemas = read_prompts(prompts or BENCH_PROMPTS, requests)
+    bench_prompts, schemas = read_prompts(prompts or BENCH_PROMPTS, requests)
     bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft))
     if length is not None:
-        given, schemas = _random_prompts(bundle, requests, length)
+        bench_prompts, schemas = _random_prompts(bundle, requests, length)
     params = [
         SamplingParams(
             temperature=temperature,
@@ -103,7 +103,7 @@ def bench(
     ]
     require_bundle_fit(bundle, options, *params)
     if prompts is None and length is None:
-        given = _as_bundle_takes_them(bundle, given)
+        bench_prompts = _as_bundle_takes_them(bundle, bench_prompts)
     from tandemrt.runtime.cli.bench import compare
     from tandemrt.runtime.llm.llm import LLM
 
@@ -116,7 +116,7 @@ def bench(
 
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=repeats + 1)
-        result = compare(open_llm, given, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
+        result = compare(open_llm, bench_prompts, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
     _show_comparison(result)
     if length is not None:
         console.print("[dim]prompts of random tokens: acceptance on real ones differs[/]", soft_wrap=True)

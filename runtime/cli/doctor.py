@@ -160,9 +160,9 @@ def _has_gpu() -> bool:
 def _rtx_gpu() -> str:
     import torch
 
-    found = torch.cuda.get_device_capability()
+    sm = torch.cuda.get_device_capability()
     known = get_args(ComputeCapability)
-    return "" if f"{found[0]}.{found[1]}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
+    return "" if f"{sm[0]}.{sm[1]}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
 
 
 _REPLACED_BY = {"onnxruntime": "onnxruntime-gpu"}  # the same module

@@ -48,8 +48,8 @@ class CachedModel:
 def cached_models() -> list[CachedModel]:
     """Return the models in the cache folder, the latest first. A link, which leads out of the cache, is none."""
     folders = [folder for kind in (BUNDLES, CHECKPOINTS) for folder in (cache_folder() / kind).glob("[!.]*")]
-    found = [CachedModel.read(folder) for folder in folders if folder.is_dir() and not folder.is_symlink()]
-    return sorted(found, key=lambda model: model.built, reverse=True)
+    models = [CachedModel.read(folder) for folder in folders if folder.is_dir() and not folder.is_symlink()]
+    return sorted(models, key=lambda model: model.built, reverse=True)
 
 
 @models.command("list")

@@ -135,16 +135,16 @@ def _print_without(answer: "StreamedAnswer", without: "StreamedAnswer", *, same:
 
 
 def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:
-    given: dict[str, Any] = {} if tools is None else {"tools": read_json(tools, "--tools")}
+    chat: dict[str, Any] = {} if tools is None else {"tools": read_json(tools, "--tools")}
     if variables is not None:
         try:
-            given["chat_template_kwargs"] = json.loads(variables)
+            chat["chat_template_kwargs"] = json.loads(variables)
         except (ValueError, RecursionError) as error:
             raise BadRequest(
                 f"--chat-template-kwargs: must be a JSON object, received {quoted(variables)}: {clipped(error)}"
             ) from error
-    ChatOptions(**given)  # validate before the bundle opens
-    return given
+    ChatOptions(**chat)  # validate before the bundle opens
+    return chat
 
 
 def _as_json(output: "RequestOutput") -> dict[str, Any]:

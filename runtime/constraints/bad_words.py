@@ -35,7 +35,7 @@ class BadWords:
         """Return the node after ``token``, which must not complete a word."""
         for byte in self._vocabulary.tokens[token]:
             text = self._prefixes[node] + bytes([byte])
-            node = next(found for at in range(len(text) + 1) if (found := self._node.get(text[at:])) is not None)
+            node = next(child for at in range(len(text) + 1) if (child := self._node.get(text[at:])) is not None)
         return node
 
     def allowed(self, node: int) -> np.ndarray:

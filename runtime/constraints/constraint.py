@@ -169,18 +169,18 @@ class Constraint:
         The grammar, a start delimiter or a forced end determines this text. The list ends where there is a choice.
         Other tokens may detokenize to the same text, so these tokens are drafted and verified like any others.
         """
-        found: list[int] = []
+        forced: list[int] = []
         state = self._state
         try:
-            while len(found) < limit and (tokens := self._lookahead.fast_forward_tokens(state)):
-                for token in tokens[: limit - len(found)]:
+            while len(forced) < limit and (tokens := self._lookahead.fast_forward_tokens(state)):
+                for token in tokens[: limit - len(forced)]:
                     state, _ = self._transitions.step(state, token)
-                    found.append(token)
+                    forced.append(token)
         except Exception:
             pass  # a banned token or a text that is too complex; `fill_rows` raises the error for this request alone
         finally:
             self._undo()
-        return found
+        return forced
 
     def fill_rows(
         self, draft: Sequence[int], masks: MaskRows, first: int, *, limit: int = 0, override: bool = False

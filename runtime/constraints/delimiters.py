@@ -108,10 +108,10 @@ class DelimiterMatcher:
 
         ``node`` is the matcher's node at the end of that text.
         """
-        found: set[int] = set()
+        token_ids: set[int] = set()
         for rest in _rests(self.nodes[node].path, self._start, least):
-            found.update(self._vocabulary.tokens_with_prefix(rest), self._vocabulary.tokens_that_prefix(rest))
-        return found
+            token_ids.update(self._vocabulary.tokens_with_prefix(rest), self._vocabulary.tokens_that_prefix(rest))
+        return token_ids
 
     def _closing_after(self, node: MatcherNode) -> frozenset[int]:
         rests = {rest for end in self._ends for rest in _rests(node.path, end, 1)}
@@ -168,13 +168,13 @@ def matcher(
 ) -> DelimiterMatcher:
     """Return the automaton of a rule; requests with the same delimiters share it."""
     key = (matcher, start, ends, implicit_ends)
-    found: DelimiterMatcher | None = vocabulary.derived.get(key)
-    if found is None:
+    delimiter_matcher: DelimiterMatcher | None = vocabulary.derived.get(key)
+    if delimiter_matcher is None:
         closings = [EndDelimiter(end, implicit=False) for end in ends] + [
             EndDelimiter(end, implicit=True) for end in implicit_ends
         ]
-        found = vocabulary.derived[key] = DelimiterMatcher(vocabulary, start, closings)
-    return found
+        delimiter_matcher = vocabulary.derived[key] = DelimiterMatcher(vocabulary, start, closings)
+    return delimiter_matcher
 
 
 def last_tokens_covering(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -115,8 +115,8 @@ class MaskRows:
     @property
     def first_changed(self) -> int:
         """The index of the first row written since ``mark_clean``, or the number of rows if none was."""
-        found = self._written.find(1)
-        return len(self._written) if found < 0 else found
+        first_written = self._written.find(1)
+        return len(self._written) if first_written < 0 else first_written
 
     @property
     def changed_end(self) -> int:

@@ -133,7 +133,7 @@ _shared_rows = lru_cache(maxsize=64)(_base_rows)
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:
     """Return ``tokens``, the argument ``name``, as integers below ``valid``. Raises BadRequest for any other value."""
-    found = []
+    ids = []
     for token in tokens:
         try:
             number = operator.index(token)
@@ -141,8 +141,8 @@ def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:
             raise BadRequest(f"{name}: must be token ids, got {quoted(token)}") from None
         if not 0 <= number < valid:
             raise BadRequest(f"{name}: token ids must be in 0..{valid - 1}, got {quoted(number)}")
-        found.append(number)
-    return found
+        ids.append(number)
+    return ids
 
 
 def _check_lengths(min_tokens: Any, max_tokens: Any) -> None:

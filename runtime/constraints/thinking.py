@@ -73,18 +73,18 @@ class ThinkingRule:
 def _find_end(rule: ThinkingRule) -> range:
     symbols = rule.vocabulary.symbols_of
     forced_end = symbols(rule.forced_end)
-    found = [
+    places = [
         range(begin, begin + len(end))
         for end in map(symbols, rule.think_ends)
         for begin in range(len(forced_end) - len(end) + 1)
         if forced_end[begin : begin + len(end)] == end
     ]
-    if not found:
+    if not places:
         raise BadRequest(
             f"forced_end: must contain one of think_ends {[list(end) for end in rule.think_ends]}, or the block would "
             f"never close; got {quoted(list(rule.forced_end))}. Append an end delimiter"
         )
-    return min(found, key=lambda place: (place.stop, place.start))
+    return min(places, key=lambda place: (place.stop, place.start))
 
 
 def _delimiters(name: str, value: Any, width: int) -> tuple[Delimiter, ...]:

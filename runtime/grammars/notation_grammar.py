@@ -198,8 +198,8 @@ def _in_quotes(expression: str, form: ObjectForm) -> str:
 
 
 def _either(ways: Iterable[str]) -> str:
-    found = list(ways)
-    return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+    alternatives = list(ways)
+    return alternatives[0] if len(alternatives) == 1 else f"({' | '.join(alternatives)})"
 
 
 def _quoted(text: str) -> str:

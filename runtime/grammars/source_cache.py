@@ -54,20 +54,20 @@ def _key(structured: StructuredOutputs, most: int) -> bytes:
 
     Raises BadRequest for a value that is not JSON, or larger than the limit for its kind.
     """
-    given = structured.json_schema if structured.structural_tag is None else structured.structural_tag
+    source = structured.json_schema if structured.structural_tag is None else structured.structural_tag
     kinds: dict[str, Any] = {"choice": structured.choice, "regex": structured.regex, "grammar": structured.grammar}
     schema = "json" if structured.structural_tag is None else "structural_tag"
-    kind, value = next(((kind, value) for kind, value in kinds.items() if value is not None), (schema, given))
+    kind, value = next(((kind, value) for kind, value in kinds.items() if value is not None), (schema, source))
     if not isinstance(value, dict) and exceeds(value, limit := min(most, MAX_REGEX_BYTES) if kind == "regex" else most):
         rule = "" if kind == "regex" else " (max_grammar_bytes)"
         raise BadRequest(
             f"structured_outputs.{kind}: must be at most {limit} bytes{rule}, got more: {quoted(value)}; shorten it"
         )
-    if given is None:
+    if source is None:
         return b""
     from tandemrt.runtime.grammars.sources import schema_of
 
     # The copy has no cycles, which marshal cannot write.
-    value = given if isinstance(given, str) else schema_of(given, most, kind)
+    value = source if isinstance(source, str) else schema_of(source, most, kind)
     options = (structured.whitespace, structured.disable_additional_properties, structured.validate_output)
     return marshal.dumps((kind, value, options, structured.engine), 2)

@@ -84,15 +84,15 @@ def _converted(text: str, loose: bool, closed: bool, in_worker: InWorker | None)
         return in_worker(enforceable_json, text, loose, closed)
 
 
-def _tags(given: dict[str, Any] | str, most_bytes: int, in_worker: InWorker | None) -> str:
+def _tags(tags: dict[str, Any] | str, most_bytes: int, in_worker: InWorker | None) -> str:
     """Return the format of a structural tag as JSON, with every schema converted."""
-    found = structural_tag.read(schema_of(given, most_bytes, "structural_tag"))
+    tag_format = structural_tag.read(schema_of(tags, most_bytes, "structural_tag"))
 
     def converted(schema: Any) -> Any:
         return json.loads(_converted(json.dumps(schema), False, True, in_worker)[0])
 
-    written = structural_tag.with_schemas(found, converted)
-    notation = next((style for style in structural_tag.styles(found) if style != "json"), None)
+    written = structural_tag.with_schemas(tag_format, converted)
+    notation = next((style for style in structural_tag.styles(tag_format) if style != "json"), None)
     if notation and structural_tag.with_schemas(written, without_unique_items) != written:
         raise BadRequest(
             "structured_outputs.structural_tag: uniqueItems of unlisted values is only supported in JSON, received a "
@@ -107,19 +107,19 @@ def enforceable_json(schema: str, loose: bool, closed: bool, quick: bool = False
     return json.dumps((relaxed if loose else enforceable)(value, closed=closed, quick=quick)), dialect_of(value)
 
 
-def schema_of(given: dict[str, Any] | bool | str, most_bytes: int, kind: str = "json") -> Any:
+def schema_of(source: dict[str, Any] | bool | str, most_bytes: int, kind: str = "json") -> Any:
     """Return a copy of a schema, or of a structural tag if ``kind`` says so; a text is parsed as JSON.
 
     Raises BadRequest for a value that is not JSON or too large. The size counts all characters and values, and a
     repeated value each time.
     """
-    if isinstance(given, str):
+    if isinstance(source, str):
         try:
-            given = json.loads(given, parse_constant=_reject_constant)
+            source = json.loads(source, parse_constant=_reject_constant)
         except (ValueError, RecursionError) as error:
             what = "the schema" if kind == "json" else "the value"
             raise BadRequest(f"structured_outputs.{kind}: {what} is not JSON: {clipped(error)}") from None
-    return _SchemaCopier(most_bytes, kind).read(given)
+    return _SchemaCopier(most_bytes, kind).read(source)
 
 
 class _SchemaCopier:
@@ -185,11 +185,11 @@ def _full_pattern(pattern: str) -> str:
 
 
 def _checked_ebnf(source: str) -> str:
-    found = next((match["rejected"] for match in _EBNF.finditer(source) if match["rejected"]), None)
-    if found:
+    rejected = next((match["rejected"] for match in _EBNF.finditer(source) if match["rejected"]), None)
+    if rejected:
         raise BadRequest(
             f"structured_outputs.grammar: rule options and token macros are not supported, got "
-            f"{quoted(found)}; write the limit as a repetition"
+            f"{quoted(rejected)}; write the limit as a repetition"
         )
     return source
 

@@ -105,8 +105,8 @@ class Tag(Part):
     @property
     def ends(self) -> tuple[str, ...]:
         """The alternative end texts; empty if the tag has no end."""
-        found = (self.end,) if isinstance(self.end, str) else self.end
-        return () if found == ("",) else found
+        ends = (self.end,) if isinstance(self.end, str) else self.end
+        return () if ends == ("",) else ends
 
     @property
     def overlaps(self) -> list[str]:
@@ -177,23 +177,23 @@ _FORMATS: TypeAdapter[Format] = TypeAdapter(Format)
 _KINDS = [kind.model_fields["type"].annotation.__args__[0] for kind in Part.__subclasses__()]  # type: ignore[union-attr]
 
 
-def read(given: Any) -> Format:
+def read(tag: Any) -> Format:
     """Parse a ``structural_tag``: the new format (``format``) or the old one (``structures``). Raises BadRequest."""
-    if not isinstance(given, dict) or given.get("type", "structural_tag") != "structural_tag":
-        raise _error(f"must be an object of type structural_tag, got {quoted(given)}")
-    if ("format" in given) == ("structures" in given):
+    if not isinstance(tag, dict) or tag.get("type", "structural_tag") != "structural_tag":
+        raise _error(f"must be an object of type structural_tag, got {quoted(tag)}")
+    if ("format" in tag) == ("structures" in tag):
         raise _error("must have format, or structures and triggers, and not both")
-    known = {"type", "format"} if "format" in given else {"type", "structures", "triggers"}
-    if unknown := set(given) - known:
+    known = {"type", "format"} if "format" in tag else {"type", "structures", "triggers"}
+    if unknown := set(tag) - known:
         raise _error(f"{quoted(min(unknown))} is not a known key; leave it out")
     try:
-        found = _FORMATS.validate_python(given["format"] if "format" in given else _from_structures(given))
+        tag_format = _FORMATS.validate_python(tag["format"] if "format" in tag else _from_structures(tag))
     except ValidationError as error:
         lines = explain(error, tags=_KINDS).split("\n")
         raise BadRequest("\n".join(f"structured_outputs.structural_tag: {line}" for line in lines)) from None
-    _check(found, ends=())
-    _check_goes_on(found, None)
-    return found
+    _check(tag_format, ends=())
+    _check_goes_on(tag_format, None)
+    return tag_format
 
 
 def with_schemas(part: Any, change: Callable[[Any], Any]) -> Any:
@@ -222,8 +222,8 @@ def styles(part: Any) -> Iterator[Style]:
         yield from styles([value for name, value in part.items() if name != "json_schema"])
 
 
-def _from_structures(given: dict[str, Any]) -> dict[str, Any]:
-    structures = given["structures"]
+def _from_structures(legacy_tag: dict[str, Any]) -> dict[str, Any]:
+    structures = legacy_tag["structures"]
     if not isinstance(structures, list | tuple) or not all(isinstance(each, dict) for each in structures):
         raise _error(f"structures must be a list of objects with begin, schema and end, got {quoted(structures)}")
     tags = [
@@ -232,7 +232,7 @@ def _from_structures(given: dict[str, Any]) -> dict[str, Any]:
     ]
     for tag in tags:
         del tag["schema"]
-    return {"type": "triggered_tags", "triggers": given.get("triggers", ()), "tags": tags}
+    return {"type": "triggered_tags", "triggers": legacy_tag.get("triggers", ()), "tags": tags}
 
 
 def _check(part: Part, ends: Sequence[str]) -> None:

@@ -158,10 +158,10 @@ class TagGrammar:
 
 def split_controls(text: str, control: Mapping[str, int]) -> list[str | int]:
     """Split ``text`` into the ids of control tokens and the texts between them. ``control``: ids by name."""
-    found = [(text.find(name), -len(name), token) for name, token in control.items() if name in text]
-    if not found:
+    places = [(text.find(name), -len(name), token) for name, token in control.items() if name in text]
+    if not places:
         return [text]
-    at, length, token = min(found)
+    at, length, token = min(places)
     before, after = text[:at], text[at - length :]
     return [*([before] if before else []), token, *(split_controls(after, control) if after else [])]
 
@@ -191,8 +191,8 @@ def _and_without(words: Sequence[str]) -> str:
 
 
 def _either(ways: Iterable[str]) -> str:
-    found = list(ways)
-    return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+    alternatives = list(ways)
+    return alternatives[0] if len(alternatives) == 1 else f"({' | '.join(alternatives)})"
 
 
 def _token(token: int) -> str:

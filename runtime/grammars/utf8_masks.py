@@ -39,8 +39,8 @@ class Utf8:
         """uint8 [states, tokens]: the state after each token, ``_REJECTED`` for invalid UTF-8."""
         steps = np.full((STATES + 1, 256), _REJECTED, np.uint8)
         for state, transitions in enumerate(_TRANSITIONS):
-            for found, after in transitions:
-                steps[state, found.start : found.stop] = after
+            for byte_range, after in transitions:
+                steps[state, byte_range.start : byte_range.stop] = after
         ends = np.empty((STATES, len(self._tokens)), np.uint8)
         ends[:, :] = np.where(np.arange(STATES) == START, START, _REJECTED)[:, None]
         for index, token in enumerate(self._tokens):

@@ -138,8 +138,8 @@ class LLM:
             raise BadRequest(f"params: one for each of the {len(prompts)} prompts, received {len(each)}")
         collectors = [_OutputCollector(p) for p in each]
         groups = [
-            self._admit(prompt, given, collector.on_output, streams=False)
-            for prompt, given, collector in zip(prompts, each, collectors, strict=True)
+            self._admit(prompt, request_params, collector.on_output, streams=False)
+            for prompt, request_params, collector in zip(prompts, each, collectors, strict=True)
         ]
         try:
             for group in groups:

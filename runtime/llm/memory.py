@@ -36,13 +36,13 @@ def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     window = limits.num_draft_tokens if options.max_draft_tokens is None else options.max_draft_tokens
     # Engine "context" writes into the draft's cache and has none of its own.
     contracts = [engine.contract for name, engine in bundle.manifest.engines.items() if name != "context"]
-    held = [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
-    held.append(bundle.manifest.engines["target"].contract["logits"])
+    bindings = [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
+    bindings.append(bundle.manifest.engines["target"].contract["logits"])
     sizes = {"batch": limits.batch, "slots": limits.batch, "rows": window + 1}
     sizes["blocks"] = num_cache_blocks(limits, options.cache_tokens)
-    dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in held]
-    each_size = [prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True)]
-    recurrent = [size for each, size in zip(held, each_size, strict=True) if each.name.startswith(STATES)]
+    dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in bindings]
+    each_size = [prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(bindings, dtypes, strict=True)]
+    recurrent = [size for each, size in zip(bindings, each_size, strict=True) if each.name.startswith(STATES)]
     copies = num_snapshots(limits.batch, limits.cache) if options.prefix_caching else 0
     return sum(each_size) + copies * sum(recurrent) // limits.batch
 

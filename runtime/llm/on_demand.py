@@ -19,8 +19,8 @@ def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES) -> Path
     with suppress(OSError, ValueError):  # the path is too long or has a zero byte
         is_bundle = (Path(model) / FILE_NAME).exists()
     if is_bundle:
-        if given := options.given():
-            raise BadRequest(f"{', '.join(given)}: {quoted(str(model))} is built already; build it anew to change")
+        if changed := options.given():
+            raise BadRequest(f"{', '.join(changed)}: {quoted(str(model))} is built already; build it anew to change")
         return Path(model)
     from tandemrt.engines.options.model_name import require_model  # takes long to import, and no bundle needs it
 

@@ -82,5 +82,5 @@ def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
     blocks = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK).max(axis=1)
     # ``count`` blocks hold a value of at least ``least``, so the largest values do too. This saves sorting all values.
     least = np.partition(blocks, -count)[-count] if len(blocks) >= count else -np.inf
-    found = np.flatnonzero(values >= least)
-    return found[np.argsort(-values[found], kind="stable")][:count]
+    likely = np.flatnonzero(values >= least)
+    return likely[np.argsort(-values[likely], kind="stable")][:count]

@@ -276,8 +276,8 @@ def mark_end_of_last(messages: Sequence[Message]) -> list[Message]:
 
 def cut_at_end_mark(text: str, messages: Sequence[Message]) -> str:
     """Return a prompt of marked messages up to the mark. Raises BadRequest if the template dropped the message."""
-    text, found, following = text.rpartition(_END_MARK)
-    if not found:
+    text, mark, following = text.rpartition(_END_MARK)
+    if not mark:
         raise BadRequest(
             f"continue_final_message: the chat template leaves out the last message, received {quoted(messages[-1])}; "
             "leave it out"

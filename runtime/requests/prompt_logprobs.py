@@ -91,9 +91,9 @@ class PromptLogprobsCollector:
         if self._failure is not None:
             for request in self.requests:
                 request.cancel()
-        held, self._held = self._held, []
+        waiting, self._held = self._held, []
         with ExitStack() as stack:  # callbacks run in reverse order, each even if another one raises
-            for each in reversed(held):
+            for each in reversed(waiting):
                 stack.callback(self.on_output, each)
 
     def _pass_on(self, item: StreamOutput, output: RequestOutput, logprobs: list[TokenLogprobs]) -> None:
@@ -117,16 +117,16 @@ def scoring_request(
     arrival_time: float,
 ) -> QueuedRequest:
     """Return the request that scores the prompt of ``first``, which has at least two tokens, for ``collector``."""
-    given, prompt = first.params, first.prompt
+    first_params, prompt = first.params, first.prompt
     params = SamplingParams(
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        min_p=given.min_p,
-        logprobs=given.prompt_logprobs,
-        logprobs_mode=given.logprobs_mode,
-        priority=given.priority,
-        timeout_s=given.timeout_s,
+        temperature=first_params.temperature,
+        top_p=first_params.top_p,
+        top_k=first_params.top_k,
+        min_p=first_params.min_p,
+        logprobs=first_params.prompt_logprobs,
+        logprobs_mode=first_params.logprobs_mode,
+        priority=first_params.priority,
+        timeout_s=first_params.timeout_s,
     )
     request = Request(
         prompt[:1],

@@ -148,14 +148,14 @@ class Scheduler:
         constraints could not be created."""
         with self._changed:
             displaced, self._displaced = self._displaced, []
-            found = [dropped for each in (*self._preempted, *self._waiting) if (dropped := each.dropped(now))]
-            gone = {dropped.queued for dropped in found}
+            ended = [dropped for each in (*self._preempted, *self._waiting) if (dropped := each.dropped(now))]
+            gone = {dropped.queued for dropped in ended}
             self._preempted = [each for each in self._preempted if each not in gone]
             self._waiting = [each for each in self._waiting if each not in gone]
             self._changed.notify_all()
-        for dropped in (*displaced, *found):
+        for dropped in (*displaced, *ended):
             dropped.queued.constraints.cancel()  # a grammar that no request needs is not compiled
-        return displaced + found
+        return displaced + ended
 
     def overdue(self) -> bool:
         """Return whether a request that has begun must end: it is cancelled or out of time."""
@@ -276,11 +276,11 @@ class Scheduler:
         left = [each for each in self._waiting if each not in self._joining]
         displaced: list[QueuedRequest] = []
         for _ in range(too_many):
-            found = pick_displaced(left, newcomer, count, self._in_slots.values())
-            if found is None:
+            victim = pick_displaced(left, newcomer, count, self._in_slots.values())
+            if victim is None:
                 raise full
-            displaced.append(found)
-            left.remove(found)
+            displaced.append(victim)
+            left.remove(victim)
         for each in displaced:
             self._remove(each.request)
             self._displaced.append(DroppedRequest(each, Finish("error", full)))

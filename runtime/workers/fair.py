@@ -76,9 +76,9 @@ class WorkerShares(Generic[T]):
 
     def remove(self, work: T) -> None:
         """Remove ``work`` if it waits."""
-        found = next((index for index, (_, each) in enumerate(self._waiting) if each is work), None)
-        if found is not None:
-            del self._waiting[found]
+        position = next((index for index, (_, each) in enumerate(self._waiting) if each is work), None)
+        if position is not None:
+            del self._waiting[position]
 
     def clear(self) -> list[T]:
         """Remove and return all queued work."""
@@ -94,9 +94,9 @@ def remove_when_cancelled(
     waiting = ref(work)  # a future keeps its callbacks: with the work, a refused prompt would wait for a collection
 
     def remove(done: "Future[Any]") -> None:
-        if done.cancelled() and (found := waiting()) is not None:
+        if done.cancelled() and (work := waiting()) is not None:
             with lock:
-                shares.remove(found)
+                shares.remove(work)
 
     future.add_done_callback(remove)
 

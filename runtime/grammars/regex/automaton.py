@@ -42,7 +42,7 @@ class Nfa:
     back to, so that the end of a text is reached whatever follows.
     """
 
-    def __init__(self, found: Iterable[str]) -> None:
+    def __init__(self, patterns: Iterable[str]) -> None:
         self._epsilon: list[list[int]] = []
         self._conditional: dict[int, list[tuple[Condition, int]]] = {}
         self._steps: list[list[tuple[tuple[Range, ...], int]]] = []
@@ -50,7 +50,7 @@ class Nfa:
         self.starts: set[int] = set()
         self.ends: set[int] = set()
         self.final: set[int] = set()
-        for pattern in found:
+        for pattern in patterns:
             for branch in parser.read(pattern).branches:
                 self._search(branch)
 
@@ -151,15 +151,15 @@ class Nfa:
     def by_class(self, classes: list[list[Range]]) -> list[dict[int, list[int]]]:
         """Return, by state, the next states by character class."""
         lows = [one[0][0] for one in classes]
-        found: list[dict[int, list[int]]] = []
+        table: list[dict[int, list[int]]] = []
         for steps in self._steps:
             row: dict[int, list[int]] = {}
             for ranges, target in steps:
                 for index, low in enumerate(lows):
                     if any(first <= low <= last for first, last in ranges):
                         row.setdefault(index, []).append(target)
-            found.append(row)
-        return found
+            table.append(row)
+        return table
 
 
 def character_classes(ranges: list[Range]) -> list[list[Range]]:

@@ -13,29 +13,29 @@ _EMPTY = ""  # the expression that matches only the empty text; None matches no 
 
 
 @lru_cache(maxsize=256)
-def complement(found: tuple[str, ...]) -> str | None:
+def complement(patterns: tuple[str, ...]) -> str | None:
     """Return an expression for the texts that contain no match of ``found``, or None if there is no such text.
 
     Raises UnsupportedPattern if the result would be too large.
     """
-    table, accepting, classes = deterministic(found)
+    table, accepting, classes = deterministic(patterns)
     return _to_expression(table, [state for state in range(len(table)) if state not in accepting], classes)
 
 
 @lru_cache(maxsize=256)
-def without_conditions(found: str) -> str | None:
+def without_conditions(pattern: str) -> str | None:
     """Return an expression for the texts that contain a match of ``found``, without lookaheads and the like.
 
     Returns None if there is no such text. Raises UnsupportedPattern if the result would be too large.
     """
-    table, accepting, classes = deterministic((found,))
+    table, accepting, classes = deterministic((pattern,))
     return _to_expression(table, accepting, classes)
 
 
 @lru_cache(maxsize=256)
-def complement_size(found: tuple[str, ...]) -> int:
+def complement_size(patterns: tuple[str, ...]) -> int:
     """Return the number of states that ``complement`` builds, a measure of its work. Raises UnsupportedPattern."""
-    return Nfa(found).size
+    return Nfa(patterns).size
 
 
 def _to_expression(table: Table, ends: Iterable[int], classes: list[list[Range]]) -> str | None:

@@ -30,13 +30,13 @@ class _State(NamedTuple):
     lookbehinds: tuple[_Threads, ...]  # of each lookbehind
 
 
-def deterministic(found: tuple[str, ...]) -> tuple[Table, frozenset[int], list[list[Range]]]:
+def deterministic(patterns: tuple[str, ...]) -> tuple[Table, frozenset[int], list[list[Range]]]:
     """Build the smallest complete deterministic automaton of the texts that contain a match of a pattern.
 
     Returns the transitions by state and character class, the accepting states, and the classes. State 0 is the first.
     Raises UnsupportedPattern if there are too many states.
     """
-    run = _Run(Nfa(found))
+    run = _Run(Nfa(patterns))
     first = run.first()
     known, table, pending = {first: 0}, [dict[int, int]()], [first]
     while pending:

@@ -19,15 +19,15 @@ def few_texts(written: str, most: int) -> set[str] | None:
 
 
 def _of_branches(group: Group, most: int) -> set[str] | None:
-    found: set[str] = set()
+    union: set[str] = set()
     for branch in group.branches:
         texts: set[str] | None = {""}
         for item in branch:
             texts = _followed(texts, _repeated(item, most), most)
-        if texts is None or len(found | texts) > most:
+        if texts is None or len(union | texts) > most:
             return None
-        found |= texts
-    return found
+        union |= texts
+    return union
 
 
 def _repeated(item: Item, most: int) -> set[str] | None:
@@ -58,6 +58,6 @@ def _of_characters(characters: Characters, most: int) -> set[str] | None:
 
 
 def _followed(texts: Iterable[str] | None, more: Iterable[str] | None, most: int) -> set[str] | None:
-    found = {text + other for text in texts or () for other in more or ()}
-    known = texts is not None and more is not None and len(found) <= most
-    return found if known and max(map(len, found), default=0) <= _MAX_LENGTH else None
+    joined = {text + other for text in texts or () for other in more or ()}
+    known = texts is not None and more is not None and len(joined) <= most
+    return joined if known and max(map(len, joined), default=0) <= _MAX_LENGTH else None

@@ -71,9 +71,9 @@ class _Reader:
         branches: list[tuple[Item, ...]] = []
         items: list[Item] = []
         while self._at < len(self._text) and self._text[self._at] != ")":
-            if found := _FLAGS.match(self._text, self._at + 1) if self._text[self._at] == "(" else None:
-                self._at = found.end()
-                self._set_flags(found[1], True)
+            if match := _FLAGS.match(self._text, self._at + 1) if self._text[self._at] == "(" else None:
+                self._at = match.end()
+                self._set_flags(match[1], True)
             elif self._takes("|"):
                 branches.append(tuple(items))
                 items = []
@@ -106,13 +106,13 @@ class _Reader:
         return Item(atom, repeats)
 
     def _repeats(self) -> str:
-        found = BOUNDS.match(self._text, self._at)
+        match = BOUNDS.match(self._text, self._at)
         if _TOO_MANY.match(self._text, self._at):
             raise UnsupportedPattern("a repetition with a number of more than 9 digits")
-        if found:
-            repeats = found[0]
-            self._at = found.end()
-            if found[3] and int(found[3]) < int(found[1]):
+        if match:
+            repeats = match[0]
+            self._at = match.end()
+            if match[3] and int(match[3]) < int(match[1]):
                 raise MalformedPattern(f"the repetition {repeats}")
         elif self._text[self._at : self._at + 1] in ("*", "+", "?"):
             repeats = self._next()
@@ -125,11 +125,11 @@ class _Reader:
         return repeats
 
     def _look(self) -> Look | None:
-        found = _LOOK.match(self._text, self._at)
-        if found is None:
+        match = _LOOK.match(self._text, self._at)
+        if match is None:
             return None
-        self._at = found.end()
-        return Look(self._inside(), ahead=found[1] == "", negated=found[2] == "!")
+        self._at = match.end()
+        return Look(self._inside(), ahead=match[1] == "", negated=match[2] == "!")
 
     def _word_boundary(self) -> Group | None:
         """Read what follows a backslash as ``\\b`` or ``\\B``: a letter of words on one side, or on both or none."""
@@ -152,13 +152,13 @@ class _Reader:
         return without_case(characters) if self._ignore_case else characters
 
     def _group(self) -> Group:
-        if found := _GROUP.match(self._text, self._at):
-            self._at = found.end()
-        elif found := _FLAGS_OF_GROUP.match(self._text, self._at):
-            self._at = found.end()
+        if match := _GROUP.match(self._text, self._at):
+            self._at = match.end()
+        elif match := _FLAGS_OF_GROUP.match(self._text, self._at):
+            self._at = match.end()
             outside = self._ignore_case, self._dot_all
-            self._set_flags(found[1], True)
-            self._set_flags(found[2] or "", False)
+            self._set_flags(match[1], True)
+            self._set_flags(match[2] or "", False)
             group = self._inside()
             self._ignore_case, self._dot_all = outside
             return group
@@ -206,14 +206,14 @@ class _Reader:
         return self._escape()
 
     def _escape(self) -> Characters:
-        if found := _CODE.match(self._text, self._at):
-            self._at = found.end()
-            if found[3]:
-                high, low = int(found[3], 16), int(found[4], 16)
+        if match := _CODE.match(self._text, self._at):
+            self._at = match.end()
+            if match[3]:
+                high, low = int(match[3], 16), int(match[4], 16)
                 return _only(0x10000 + ((high & 0x3FF) << 10 | low & 0x3FF))
-            code = int(found[1] or found[2] or found[5], 16)
+            code = int(match[1] or match[2] or match[5], 16)
             if 0xD800 <= code <= 0xDFFF or code > LAST:
-                raise UnsupportedPattern(f"the escape \\{found[0]}, a lone surrogate")
+                raise UnsupportedPattern(f"the escape \\{match[0]}, a lone surrogate")
             return _only(code)
         character = self._next("a backslash at the end")
         if character.lower() in _SHORTHANDS:
@@ -221,14 +221,14 @@ class _Reader:
             return Characters(tuple(inverted(ranges) if character.isupper() else ranges))
         if character in _CONTROLS and not (character == "0" and self._text[self._at : self._at + 1].isdigit()):
             return _only(_CONTROLS[character])
-        if character in "pP" and (found := _PROPERTY.match(self._text, self._at)) and found[1] in _SHORT:
+        if character in "pP" and (match := _PROPERTY.match(self._text, self._at)) and match[1] in _SHORT:
             if self._ignore_case:
                 raise UnsupportedPattern(f"the escape \\{character} where case is ignored")
-            self._at = found.end()
-            return Characters((), (f"\\{character}{{{_SHORT[found[1]]}}}",))
-        if character == "c" and (found := _CONTROL.match(self._text, self._at)):
-            self._at = found.end()
-            return _only(ord(found[0]) % 32)
+            self._at = match.end()
+            return Characters((), (f"\\{character}{{{_SHORT[match[1]]}}}",))
+        if character == "c" and (match := _CONTROL.match(self._text, self._at)):
+            self._at = match.end()
+            return _only(ord(match[0]) % 32)
         if character.isascii() and (character.isalnum()):
             raise UnsupportedPattern(f"the escape \\{character}")
         return _only(ord(character))

@@ -115,19 +115,19 @@ def _in_python(written: str) -> re.Pattern[str]:
     return re.compile(_CODE.sub(_python_code, _CLASS.sub(_shorter_class, written)))
 
 
-def _shorter_class(found: re.Match[str]) -> str:
+def _shorter_class(match: re.Match[str]) -> str:
     """Write a class by what it excludes if that is less: Python compiles every character of a class."""
-    [[item]] = read(found[0].replace("\\x{", "\\u{")).branches
+    [[item]] = read(match[0].replace("\\x{", "\\u{")).branches
     assert isinstance(item.atom, Characters)
     ranges = item.atom.covered()
     others = inverted(ranges)
     if not others or sum(high - low for low, high in ranges) <= sum(high - low for low, high in others):
-        return found[0]
+        return match[0]
     return "[^" + "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in others) + "]"
 
 
-def _python_code(found: re.Match[str]) -> str:
-    return f"\\U{int(found[1], 16):08x}"
+def _python_code(match: re.Match[str]) -> str:
+    return f"\\U{int(match[1], 16):08x}"
 
 
 def _groups(pattern: str) -> Iterator[tuple[int, int]]:

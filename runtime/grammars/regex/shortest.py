@@ -18,9 +18,9 @@ def shortest_text(written: Sequence[str], least: int, most: int | None) -> str |
     Returns None if there is none, or if the search would visit more than ``MAX_STATES`` states.
     """
     try:
-        found = [Nfa([f"^(?:{patterns.as_pattern(each)})$"]) for each in written]
-        classes = character_classes([pair for nfa in found for pair in nfa.ranges()])
-        return _search([_Automaton(nfa, classes) for nfa in found], classes, least, most)
+        automata = [Nfa([f"^(?:{patterns.as_pattern(each)})$"]) for each in written]
+        classes = character_classes([pair for nfa in automata for pair in nfa.ranges()])
+        return _search([_Automaton(nfa, classes) for nfa in automata], classes, least, most)
     except UnsupportedPattern:
         return None
 

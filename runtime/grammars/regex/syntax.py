@@ -88,8 +88,8 @@ class Item:
 
     def bounds(self) -> tuple[int, int | None]:
         """Return the minimum and maximum number of repetitions; a maximum of None is no limit."""
-        if found := BOUNDS.match(self.repeats):
-            return int(found[1]), (int(found[1]) if found[2] is None else int(found[3]) if found[3] else None)
+        if match := BOUNDS.match(self.repeats):
+            return int(match[1]), (int(match[1]) if match[2] is None else int(match[3]) if match[3] else None)
         return {"": (1, 1), "?": (0, 1), "*": (0, None), "+": (1, None)}[self.repeats]
 
 
@@ -110,23 +110,23 @@ def sequence(items: tuple[Item, ...]) -> str:
 
 def merged(ranges: list[Range]) -> list[Range]:
     """Return the same characters as sorted ranges that do not touch."""
-    found: list[Range] = []
+    union: list[Range] = []
     for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        if union and low <= union[-1][1] + 1:
+            union[-1] = (union[-1][0], max(high, union[-1][1]))
         else:
-            found.append((low, high))
-    return found
+            union.append((low, high))
+    return union
 
 
 def inverted(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:
     """Return the ranges of all other characters."""
-    found, start = [], 0
+    gaps, start = [], 0
     for low, high in merged(list(ranges)):
         if low > start:
-            found.append((start, low - 1))
+            gaps.append((start, low - 1))
         start = high + 1
-    return [*found, (start, LAST)] if start <= LAST else found
+    return [*gaps, (start, LAST)] if start <= LAST else gaps
 
 
 def _without_surrogates(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:

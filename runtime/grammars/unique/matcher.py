@@ -113,11 +113,11 @@ class UniqueItemsMatcher:
         """Forbid the tokens that repeat an item, and return the allowed ones after which an item may be repeated."""
         level, index = state.level, self._index
         kept = level is not None and level.kept
-        found = [_within(index.crossing, state) if kept else self._reader.opening(state, index)]
+        continuations = [_within(index.crossing, state) if kept else self._reader.opening(state, index)]
         if level is not None and level.freedom == Freedom.UNKNOWN:
-            found.append(_within(index.comma, state))
+            continuations.append(_within(index.comma, state))
         unfinished: list[tuple[int, State]] = []
-        for tokens in found:
+        for tokens in continuations:
             for token in allowed(tokens, row):
                 after = self._after(state, token)
                 if after is None:
@@ -162,9 +162,9 @@ class UniqueItemsMatcher:
             return key in ahead.going_on
         if not self._inner.accept(token):
             return True
-        found = self._goes_on(after, ahead)
+        goes_on = self._goes_on(after, ahead)
         self._inner.rollback(1)
-        return found
+        return goes_on
 
     def _goes_on(self, state: State, ahead: "_Lookahead", *, spaced: bool = False) -> bool:
         """Return whether a text, which the other matcher has read, has a continuation that repeats no item.
@@ -185,18 +185,18 @@ class UniqueItemsMatcher:
         forbid(np.array([token for token, _ in unfinished], np.int32), row)
         spaces = list(allowed(self._index.spaces, row)) if state.mode in _BETWEEN else []
         forbid(np.array(spaces, np.int32), row)
-        found = bool(row.any())
-        for token, after in () if found else unfinished:
-            found = not _may_be_stuck(after) or self._goes_on_after(token, after, ahead)
-            if found:
+        goes_on = bool(row.any())
+        for token, after in () if goes_on else unfinished:
+            goes_on = not _may_be_stuck(after) or self._goes_on_after(token, after, ahead)
+            if goes_on:
                 break
-        if not found and spaces and not spaced:
+        if not goes_on and spaces and not spaced:
             self._inner.accept(spaces[0])
-            found = self._goes_on(state, ahead, spaced=True)
+            goes_on = self._goes_on(state, ahead, spaced=True)
             self._inner.rollback(1)
-        if found:
+        if goes_on:
             ahead.going_on.add(key)
-        return found
+        return goes_on
 
     def _has_new_item(self, state: State, row: np.ndarray) -> bool:
         """Return whether one of the first tokens of a row makes an item that differs from all others."""

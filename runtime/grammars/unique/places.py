@@ -58,7 +58,7 @@ class Places:
         return self._known[id(schema)]
 
     def _all(self, schema: dict[str, Any]) -> list[Place]:
-        found: list[Place] = []
+        places: list[Place] = []
         for each in self._alternatives(schema):
             if each.get("type") == "array":
                 place = Place(True)
@@ -68,7 +68,7 @@ class Places:
                 place.rest = self._places(each.get("items"))
                 items = [*each.get("prefixItems", ()), each.get("items", True)]
                 place.freedom = max(map(self._freedom, items), default=Freedom.ALWAYS)
-                found.append(place)
+                places.append(place)
             elif each.get("type") == "object":
                 place = Place(False)
                 self._known[id(each)] = (place,)
@@ -77,10 +77,10 @@ class Places:
                 rest = each.get("additionalProperties", True)
                 place.others = tuple(other for child in (*patterns.values(), rest) for other in self._places(child))
                 self.names_repeat |= bool(patterns) or rest is not False
-                found.append(place)
+                places.append(place)
             elif not each:
                 self.names_repeat = True
-        return found
+        return places
 
     def _alternatives(self, schema: Any) -> list[dict[str, Any]]:
         if not isinstance(schema, dict):

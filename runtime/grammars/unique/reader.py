@@ -101,10 +101,10 @@ class TextReader(ABC):
     def read(self, state: State, text: bytes) -> State | None:
         """Return the state after ``text``; None if an item, or a name in an item, equals an earlier one."""
         for byte in text:
-            found = self.step(state, byte)
-            if found is None:
+            following = self.step(state, byte)
+            if following is None:
                 return None
-            state = found
+            state = following
         return state
 
     def control(self, state: State, _token: int) -> State:
@@ -235,26 +235,26 @@ def expected(state: State) -> bytes:
         return _in_string(state)
     if state.mode != VALUE:
         return _SPACE + _EXPECTED[state.mode]
-    found = _SPACE + b"]"
+    allowed = _SPACE + b"]"
     for _, value in state.rivals:
         if isinstance(value, bool) or value is None:
-            found += b"tfn"
+            allowed += b"tfn"
         elif isinstance(value, int | float):
-            found += b"-0123456789"
+            allowed += b"-0123456789"
         else:
-            found += b'"' if isinstance(value, str) else b"[" if isinstance(value, list) else b"{"
-    return found
+            allowed += b'"' if isinstance(value, str) else b"[" if isinstance(value, list) else b"{"
+    return allowed
 
 
 def _in_string(state: State) -> bytes:
     length = len(state.pending)
     if state.pending[:1] == b"\\":
         return b'"\\/bfnrtu' if length == 1 else {6: b"\\", 7: b"u"}.get(length, b"0123456789abcdefABCDEF")
-    found = set() if state.pending else {_QUOTE, _BACKSLASH}
+    allowed = set() if state.pending else {_QUOTE, _BACKSLASH}
     at = len(state.text)
     for _, text in state.rivals:
-        found.update(text[at : at + 1].encode("utf-8", "surrogatepass")[length:][:1])
-    return bytes(found)
+        allowed.update(text[at : at + 1].encode("utf-8", "surrogatepass")[length:][:1])
+    return bytes(allowed)
 
 
 def _ended(level: Level | None, value: Any, rivals: Iterable[Rival]) -> State | None:

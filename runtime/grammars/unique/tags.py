@@ -199,13 +199,13 @@ class TagReader(TextReader):
 
     def _texts(self, texts: Sequence[str], following: _Nodes) -> _Nodes:
         """Return the beginnings of one of ``texts`` with ``following`` after it; of ``following`` without ``texts``."""
-        found: list[_Node] = []
+        nodes: list[_Node] = []
         for text in texts:
             parts = split_controls(text, self._control)
-            found += self._chain([text], following)
+            nodes += self._chain([text], following)
             if any(isinstance(part, int) for part in parts):
-                found += self._chain(parts, following)
-        return _apart(found) if texts else following
+                nodes += self._chain(parts, following)
+        return _apart(nodes) if texts else following
 
     def _chain(self, parts: Sequence[str | int], following: _Nodes) -> _Nodes:
         for part in reversed(parts):
@@ -246,9 +246,9 @@ def _entered(nodes: _Nodes) -> list[_Thread]:
 
 def _state(threads: Iterable[_Thread]) -> State:
     """Return the state of some positions: of a JSON part if it is one."""
-    found = tuple(threads)
-    json = next((node for node, _ in found if isinstance(node, _Json)), None)
-    return State(OUTSIDE, part=found) if json is None else json.reader.start._replace(part=json)
+    distinct = tuple(threads)
+    json = next((node for node, _ in distinct if isinstance(node, _Json)), None)
+    return State(OUTSIDE, part=distinct) if json is None else json.reader.start._replace(part=json)
 
 
 def _stepped(threads: Iterable[_Thread], byte: int) -> Iterator[_Thread]:

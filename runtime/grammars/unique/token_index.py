@@ -70,9 +70,9 @@ def token_index(vocabulary: Vocabulary) -> TokenIndex:
     """Return the index of a vocabulary, which is built once."""
     if TokenIndex not in vocabulary.derived:
         vocabulary.derived[TokenIndex] = TokenIndex(vocabulary)
-    found = vocabulary.derived[TokenIndex]
-    assert isinstance(found, TokenIndex)
-    return found
+    index = vocabulary.derived[TokenIndex]
+    assert isinstance(index, TokenIndex)
+    return index
 
 
 def allowed(ids: np.ndarray, row: np.ndarray) -> Iterator[int]:
@@ -104,8 +104,8 @@ def _sorted(pairs: list[tuple[bytes, int]]) -> Sorted:
 
 
 def _crossing(pairs: list[tuple[bytes, int]], in_string: _Search, elsewhere: _Search) -> Crossing:
-    found = [(text, token) for text, token in pairs if elsewhere(text)]
+    leaving = [(text, token) for text, token in pairs if elsewhere(text)]
     return Crossing(
-        np.array([token for text, token in found if in_string(text)], np.int32),
-        np.array([token for _, token in found], np.int32),
+        np.array([token for text, token in leaving if in_string(text)], np.int32),
+        np.array([token for _, token in leaving], np.int32),
     )

@@ -17,12 +17,12 @@ _FIELDS = {  # of each type of block
 _BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 
 
-def as_messages(given: Any, system: Any = None) -> list[dict[str, Any]]:
+def as_messages(items: Any, system: Any = None) -> list[dict[str, Any]]:
     """Return the messages of a chat, after ``system`` as its first. Raises BadRequest."""
-    if not isinstance(given, list) or not given:
-        raise BadRequest(f"messages: must be a non-empty list of messages, received {quoted(given)}")
+    if not isinstance(items, list) or not items:
+        raise BadRequest(f"messages: must be a non-empty list of messages, received {quoted(items)}")
     messages = [] if system is None else [{"role": "system", "content": _text("system", system)}]
-    for at, message in enumerate(given):
+    for at, message in enumerate(items):
         messages += _messages(f"messages.{at}", message)
     return messages
 

@@ -15,12 +15,12 @@ def bind(config: ServerConfig) -> list[socket.socket]:
     """
     host, port = config.host, config.port
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise BadRequest(f"--host: must be an address of this machine, received {quoted(host)}: {error}") from error
     with ExitStack() as opened:
         sockets: list[socket.socket] = []
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in dict.fromkeys(resolved):
             try:
                 listener = opened.enter_context(socket.socket(family, kind, protocol))
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

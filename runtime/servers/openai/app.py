@@ -99,8 +99,8 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         app.state.writers.shutdown(wait=False)
 
     async def require_key(request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if api_key is None or (scheme.lower() == "bearer" and _same_key(given.strip(" \t"), api_key)):
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        if api_key is None or (scheme.lower() == "bearer" and _same_key(credentials.strip(" \t"), api_key)):
             return
         if _same_key(request.headers.get("x-api-key", ""), api_key):  # of Anthropic's clients
             return
@@ -176,8 +176,8 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
 
 async def _generate(request: Request, models: Models, endpoint: Endpoint, config: ServerConfig) -> Response:
     state = request.app.state
-    with ExitStack() as held:
-        share = held.enter_context(state.bodies.share(_network(request)))
+    with ExitStack() as resources:
+        share = resources.enter_context(state.bodies.share(_network(request)))
         body = await read_body(request, share, config.max_body, config.body_timeout_s)
         with closing(_ClientWatch(request)) as watch:
             await watch.require_connected()  # do not parse for a client that has disconnected
@@ -203,10 +203,10 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
                 if parsed.stream:
                     # The HTTP status waits for the first delta: an earlier failure is an error response, not a stream.
                     first = await watch.while_connected(stream.next())
-                    return EventStream(stream, first, writer, share, held.pop_all())
+                    return EventStream(stream, first, writer, share, resources.pop_all())
                 answer = await writer.answer(await watch.while_connected(stream.outputs()))
                 share.take_answer(len(answer))
-                return WholeAnswer(answer, held.pop_all())
+                return WholeAnswer(answer, resources.pop_all())
             except BaseException:
                 stream.cancel()
                 raise
@@ -298,8 +298,8 @@ def _disconnected() -> ClientDisconnected:
     return ClientDisconnected("the client closed the connection")
 
 
-def _same_key(given: str, key: str) -> bool:
-    return secrets.compare_digest(given.encode("latin-1"), key.encode())  # latin-1 restores the header's bytes
+def _same_key(received: str, key: str) -> bool:
+    return secrets.compare_digest(received.encode("latin-1"), key.encode())  # latin-1 restores the header's bytes
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

@@ -119,8 +119,8 @@ class ServerConfig:
     @property
     def address_limit(self) -> int:
         """``max_connections_per_address``, or its default."""
-        given = self.max_connections_per_address
-        return max(1, self.max_connections // 4) if given is None else given
+        configured = self.max_connections_per_address
+        return max(1, self.max_connections // 4) if configured is None else configured
 
 
 def _is_network(text: str) -> bool:

@@ -42,4 +42,4 @@ _FORMATS = (
 
 def described_format(prompt: str) -> ToolCallFormat | None:
     """Return the format that a prompt with tools describes, if it is a known one."""
-    return next((found for words, found in _FORMATS if words in prompt), None)
+    return next((call_format for words, call_format in _FORMATS if words in prompt), None)

@@ -102,8 +102,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
     """Return the response body for ``error``. ``param`` is the field name at the start of its message, if any."""
     message = str(error) if isinstance(error, TandemError) else named(error)
     known = status_of(error)
-    found = FIELD.match(message) if known.status in (400, 404) else None
-    return error_object(message, known.type, known.code, found[1] if found else None)
+    match = FIELD.match(message) if known.status in (400, 404) else None
+    return error_object(message, known.type, known.code, match[1] if match else None)
 
 
 def error_response(

@@ -44,7 +44,7 @@ def with_client_names(error: BadRequest, names: Mapping[str, str]) -> BadRequest
 
 def renamed(message: str, names: Mapping[str, str]) -> str:
     """Return ``message`` with its fields renamed by ``names``. A name also stands for the fields inside it."""
-    return FIELD.sub(lambda found: names.get(found[1].partition(".")[0], found[1]), message)
+    return FIELD.sub(lambda match: names.get(match[1].partition(".")[0], match[1]), message)
 
 
 @contextmanager

@@ -47,12 +47,12 @@ class BodyBudget:
 
     def take(self, address: str, size: int) -> None:
         """Count ``size`` bytes more. Raises Overloaded."""
-        for held, most in ((self._held[address], self.most_per_client), (self.held, self._limit)):
-            if held + size > most:
+        for taken, most in ((self._held[address], self.most_per_client), (self.held, self._limit)):
+            if taken + size > most:
                 raise Overloaded(
                     f"the server may hold {most} bytes of request bodies and unread answers"
                     f"{' per client' if most < self._limit else ''} at a time (--max-bodies), and holds "
-                    f"{held}; read answers faster, or send it again later"
+                    f"{taken}; read answers faster, or send it again later"
                 )
         self._held[address] += size
 

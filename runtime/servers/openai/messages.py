@@ -11,9 +11,9 @@ _SUPPORTED = ("role", "content", "name", "tool_calls", "tool_call_id", "reasonin
 _ACCEPTED_EMPTY = ("refusal", "audio", "function_call", "annotations")  # clients send answers back with these
 
 
-def parse_messages(given: Sequence[dict[str, Any]]) -> list[Message]:
+def parse_messages(messages: Sequence[dict[str, Any]]) -> list[Message]:
     """Return the messages without null fields. Raises BadRequest."""
-    return [_message(f"messages.{at}", message) for at, message in enumerate(given)]
+    return [_message(f"messages.{at}", message) for at, message in enumerate(messages)]
 
 
 def _message(place: str, message: dict[str, Any]) -> Message:

@@ -219,10 +219,10 @@ def split(
             f"{clipped(name)}: is no field of this endpoint{nearest(name, known)}, received {quoted(value)}; "
             "leave it out"
         )
-    given = {name: value for name, value in body.items() if name in known and value is not None}
-    sampling = {name: given.pop(name) for name in [*given] if name in sampled}
+    fields = {name: value for name, value in body.items() if name in known and value is not None}
+    sampling = {name: fields.pop(name) for name in [*fields] if name in sampled}
     try:
-        return kind(**given), sampling
+        return kind(**fields), sampling
     except ValidationError as error:
         raise BadRequest(explain(error)) from error
 

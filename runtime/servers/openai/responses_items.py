@@ -18,15 +18,15 @@ _FIELDS = {  # of each type of item, and those that answers have and that change
 }
 
 
-def as_messages(given: Any, instructions: str | None = None) -> list[dict[str, Any]]:
+def as_messages(items: Any, instructions: str | None = None) -> list[dict[str, Any]]:
     """Return the messages of a chat: ``instructions`` as a system message, then a text or items. Raises BadRequest."""
     messages = [] if instructions is None else [{"role": "system", "content": instructions}]
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list) or not given or not all(isinstance(item, Mapping) for item in given):
-        raise BadRequest(f"input: must be a text or a non-empty list of items, received {quoted(given)}")
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    if not isinstance(items, list) or not items or not all(isinstance(item, Mapping) for item in items):
+        raise BadRequest(f"input: must be a text or a non-empty list of items, received {quoted(items)}")
     turn: dict[str, Any] | None = None  # the assistant's message that the next items continue
-    for at, item in enumerate(given):
+    for at, item in enumerate(items):
         message = _message(f"input.{at}", item)
         if message["role"] != "assistant":
             turn = None

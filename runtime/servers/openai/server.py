@@ -51,10 +51,10 @@ def bundles_by_name(models: Sequence[str], options: BuildOptions = NO_CHOICES) -
     if two models have the same name.
     """
     folders: dict[str, Path] = {}
-    for given in models:
-        found = _NAME_AND_FOLDER.fullmatch(given)
-        folder = bundle_folder(found["folder"] if found else given, options)
-        name = found["name"] if found else Bundle.read(folder).name
+    for argument in models:
+        match = _NAME_AND_FOLDER.fullmatch(argument)
+        folder = bundle_folder(match["folder"] if match else argument, options)
+        name = match["name"] if match else Bundle.read(folder).name
         if name in folders:
             raise BadRequest(
                 f"BUNDLE: each must have a name of its own, received {quoted(name)} twice; use NAME=FOLDER"

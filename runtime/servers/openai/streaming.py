@@ -26,9 +26,9 @@ class WholeAnswer(Response):
 
     media_type = "application/json"
 
-    def __init__(self, body: bytes, held: ExitStack) -> None:
+    def __init__(self, body: bytes, resources: ExitStack) -> None:
         super().__init__(body)
-        self._held = held
+        self._held = resources
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         with self._held:
@@ -53,10 +53,10 @@ class EventStream(StreamingResponse):
         first: Sequence[OutputDelta],
         writer: AnswerWriter,
         share: BodyShare,
-        held: ExitStack,
+        resources: ExitStack,
     ) -> None:
         self._stream = stream
-        self._held = held
+        self._held = resources
         parts = _event_parts(stream, first, writer, share)
         super().__init__(parts, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 

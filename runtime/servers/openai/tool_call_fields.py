@@ -113,10 +113,10 @@ def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[Field]:
     if missing := next((name for name in required if name not in properties), None):
         raise _unsupported(function, f"the required property {quoted(missing)}, which properties does not list")
     definitions = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
-    for name, given in properties.items():
+    for name, declared in properties.items():
         if not name or any(letter in "<>\"'=\n\x00" for letter in name):
             raise _unsupported(function, f"the property name {quoted(name)}")
-        schema = _resolved(function, given, parameters)
+        schema = _resolved(function, declared, parameters)
         types = frozenset(_types(function, schema, parameters))
         kind: Kind = "json" if "string" not in types else "text" if types == {"string"} else "text or json"
         yield Field(name, schema | definitions if kind == "json" else schema, kind, types)
@@ -128,11 +128,11 @@ def _types(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth
         raise _unsupported(function, "a reference to itself")
     if "enum" in schema or "const" in schema:
         return {kind for value in _values(schema) for kind in _TYPES.get(type(value), ("string",))}
-    found = schema.get("type")
-    if isinstance(found, str):
-        return {found}
-    if isinstance(found, list):
-        return set(found)
+    types = schema.get("type")
+    if isinstance(types, str):
+        return {types}
+    if isinstance(types, list):
+        return set(types)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
             branches = [_resolved(function, each, root) for each in schema[keyword]]

@@ -63,12 +63,12 @@ class TaggedCallParser:
 
     def _text(self) -> Iterator[Step | None]:
         """Read text up to and including the beginning of a call."""
-        while not (found := [at for each in self._triggers if (at := self._held.find(each)) >= 0]):
+        while not (starts := [at for each in self._triggers if (at := self._held.find(each)) >= 0]):
             uncertain = max(_partial(self._held, each) for each in self._triggers)
             if text := self._take(self._held[: len(self._held) - uncertain]):
                 yield text
             yield None
-        if text := self._take(self._held[: min(found)]):
+        if text := self._take(self._held[: min(starts)]):
             yield text
         self._in_call = True
         while not (begun := [form for form in self._formats if self._held.startswith(form.first)]):

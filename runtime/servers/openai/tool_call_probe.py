@@ -49,29 +49,30 @@ def _format_of(source: str) -> ToolCallFormat | None:
     for named_ids in (False, True):
         one = probe.answer(_call(0, _ARGUMENTS, named_id=named_ids))
         if one is not None and _NAMES[0] in one:
-            found = _Comparison(probe, one, named_ids=named_ids).format()
-            ways = [found] if found is not None else []
-            if found is not None and found.fields is not None:  # Seed-OSS writes other values as Python does
-                ways.append(replace(found, style="python"))
+            call_format = _Comparison(probe, one, named_ids=named_ids).format()
+            ways = [call_format] if call_format is not None else []
+            if call_format is not None and call_format.fields is not None:
+                # Seed-OSS writes other values as Python does
+                ways.append(replace(call_format, style="python"))
             return next((each for each in ways if _reads_back(probe, each)), None) or described_format(
                 probe.answer() or ""
             )
     return described_format(probe.answer() or "")
 
 
-def _reads_back(probe: "_Probe", found: ToolCallFormat) -> bool:
+def _reads_back(probe: "_Probe", call_format: ToolCallFormat) -> bool:
     """Return whether the parser finds the calls that the template writes, with any kind of argument or none.
 
     Templates write Python's calls without its quotes and escapes, so those are only read without arguments.
     """
-    several = found.groups or found.between is not None
-    loose = found.style == "python_arguments"
+    several = call_format.groups or call_format.between is not None
+    loose = call_format.style == "python_arguments"
     for arguments in [[{}, {}]] if loose else [[_OTHER_ARGUMENTS, {}], [{}, _ARGUMENTS]]:
         calls = list(zip(_NAMES, arguments, strict=True))[: None if several else 1]
-        asked = [_call(at, each, named_id=found.named_ids) for at, (_, each) in enumerate(calls)]
+        asked = [_call(at, each, named_id=call_format.named_ids) for at, (_, each) in enumerate(calls)]
         text = (probe.answer(*asked) or "").rpartition(_USER)[2]
         try:
-            read = [(name, json.loads(given)) for name, given in _read(found, text)]
+            read = [(name, json.loads(arguments)) for name, arguments in _read(call_format, text)]
         except ValueError:
             return False
         if read != calls:
@@ -79,14 +80,14 @@ def _reads_back(probe: "_Probe", found: ToolCallFormat) -> bool:
     return True
 
 
-def _read(found: ToolCallFormat, text: str) -> list[tuple[str, str]]:
+def _read(call_format: ToolCallFormat, text: str) -> list[tuple[str, str]]:
     """Return names and arguments of the calls in ``text``."""
     calls: list[tuple[str, str]] = []
-    for step in TaggedCallParser(found, dict.fromkeys(_NAMES, _PARAMETERS)).feed(text):
+    for step in TaggedCallParser(call_format, dict.fromkeys(_NAMES, _PARAMETERS)).feed(text):
         if not isinstance(step, str):
-            _, name, given = step
+            _, name, arguments = step
             last, before = (name, "") if name is not None else calls.pop()
-            calls.append((last, before + given))
+            calls.append((last, before + arguments))
     return calls
 
 
@@ -163,26 +164,26 @@ class _Comparison:
         if split is None or not split[0] or _NAME_CHARACTER.match(split[0]):
             return None
         opening, opening_id = split
-        found: dict[str, Any] = {"opening_id": opening_id, "named_ids": self._named_ids, "style": style}
+        options: dict[str, Any] = {"opening_id": opening_id, "named_ids": self._named_ids, "style": style}
         between = self._between(written)
         if between is None:
-            return ToolCallFormat(first, opening, last, groups=False, **found)
+            return ToolCallFormat(first, opening, last, groups=False, **options)
         if _IDS[0] in last or _IDS[0] in between:
             closing, _, after_last = last.partition(_IDS[0])
             before, _, after = between.partition(_IDS[0])
             end = after[: common_prefix_length(after_last, after)]
             if before != closing or not end:
                 return None
-            found |= {"closing": closing, "closing_id": CallId(_ID_PATTERN, end)}
+            options |= {"closing": closing, "closing_id": CallId(_ID_PATTERN, end)}
             last, between = after_last[len(end) :], after[len(end) :]
-        return _joined(first, opening, last, between, found)
+        return _joined(first, opening, last, between, options)
 
     def _field_format(self, first: str) -> ToolCallFormat | None:
         rest, gaps = self._rest, list[str]()
         for key, value in (_TEXT, _NUMBER, _LIST):
             for part in (key, str(value)):
-                gap, found, rest = rest.partition(part)
-                if not found or (gaps and not gap):
+                gap, match, rest = rest.partition(part)
+                if not match or (gaps and not gap):
                     return None
                 gaps.append(gap)
         opened, text_value, separator, json_value, again, list_value = gaps
@@ -210,15 +211,15 @@ class _Comparison:
         if two is None or _NAMES[1] not in two:
             return None
         first = self._split(two, _NAMES[1])[0].rpartition(_NAMES[0])[2]
-        _, found, between = first.rpartition(ending)
-        return between if found else None
+        _, separator, between = first.rpartition(ending)
+        return between if separator else None
 
     def _split_id(self, opening: str) -> tuple[str, CallId | None] | None:
         """Split the text between a name and its arguments at the id of the call; None if the id has no fixed end."""
         two = self._probe.answer(self._call(0), self._call(1)) or ""
         for first, second, pattern in ((*_IDS, _ID_PATTERN), ("0", "1", _INDEX_PATTERN)):
-            before, found, after = opening.partition(first)
-            if found and _NAMES[1] + before + second + after in two:
+            before, separator, after = opening.partition(first)
+            if separator and _NAMES[1] + before + second + after in two:
                 return (before, CallId(pattern, after)) if after else None
         return None if _IDS[0] in opening else (opening, None)
 
@@ -240,16 +241,16 @@ class _Comparison:
         return text[: min((text.find(tag) for tag in self._ends_of_turn() if tag in text), default=len(text))].rstrip()
 
 
-def _joined(first: str, opening: str, last: str, between: str, found: dict[str, Any]) -> ToolCallFormat:
+def _joined(first: str, opening: str, last: str, between: str, options: dict[str, Any]) -> ToolCallFormat:
     """Return the format of several calls: each on its own, or all in one group."""
     alone = between.removesuffix(first).rstrip()
     if between.endswith(first) and last.startswith(alone):
         gap = between.removesuffix(first)[len(alone) :]
-        return ToolCallFormat(first, opening, alone, gap=gap, **found)
+        return ToolCallFormat(first, opening, alone, gap=gap, **options)
     numbered = len(_common_suffix(first, between.replace("1", "0"))) > len(_common_suffix(first, between))
     if numbered or between.startswith(last) or last.startswith(between):
-        return ToolCallFormat(first, opening, last, groups=False, **found)
-    return ToolCallFormat(first, opening, last, between=between, groups=False, **found)
+        return ToolCallFormat(first, opening, last, groups=False, **options)
+    return ToolCallFormat(first, opening, last, between=between, groups=False, **options)
 
 
 def _common_suffix(one: str, other: str) -> str:

@@ -164,8 +164,8 @@ class ToolCallParser:
         ``last`` also releases held text that might have become a call.
         """
         deltas = list(self._deltas(text))
-        if last and self._tagged is not None and (held := self._tagged.finish()):
-            deltas.append(held)
+        if last and self._tagged is not None and (rest := self._tagged.finish()):
+            deltas.append(rest)
         for delta in deltas:
             if isinstance(delta, str):
                 continue

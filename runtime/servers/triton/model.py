@@ -111,10 +111,10 @@ def _reject(sender: Any, error: BaseException) -> None:
 
 def _check_tensors(config: Mapping[str, Any]) -> None:
     for kind, specs in (("input", server_tensors.inputs()), ("output", server_tensors.OUTPUTS)):
-        found = {(tensor["name"], tensor["data_type"], tuple(map(int, tensor["dims"]))) for tensor in config[kind]}
+        received = {(tensor["name"], tensor["data_type"], tuple(map(int, tensor["dims"]))) for tensor in config[kind]}
         known = {(spec.name, server_tensors.config_type(spec), spec.dims) for spec in specs}
-        if found != known:
-            differing = sorted({name for name, _, _ in found ^ known})
+        if received != known:
+            differing = sorted({name for name, _, _ in received ^ known})
             raise BadRepository(
                 f"config.pbtxt: its {kind}s must be those of this version of TandemRT, differing in "
                 f"{', '.join(differing)}; write the repository again with: tandemrt export triton"

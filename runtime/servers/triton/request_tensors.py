@@ -45,20 +45,20 @@ def parse_request(
     ``timeout_us`` is Triton's timeout in microseconds, 0 for none; it may also come as the parameter ``timeout``.
     Raises BadRequest.
     """
-    given, client = _RequestValues(), UNNAMED
+    fields, client = _RequestValues(), UNNAMED
     for name, tensor in tensors.items():
-        given.add(name, _tensor_value(_INPUTS[name], tensor))
+        fields.add(name, _tensor_value(_INPUTS[name], tensor))
     for name, value in (parameters or {}).items():
         if name == "timeout":
-            given.add("timeout_s", _microseconds(value))
+            fields.add("timeout_s", _microseconds(value))
         elif name == server_tensors.CLIENT:
             client = _client(str(value))
         elif name != "id" and not name.startswith("triton_"):  # parameters of the protocol
-            given.add(name, _from_json(name, value) if name in _INPUTS and _INPUTS[name].is_json else value)
+            fields.add(name, _from_json(name, value) if name in _INPUTS and _INPUTS[name].is_json else value)
     if timeout_us:
-        given.add("timeout_s", _microseconds(timeout_us))
-    given.unpack(server_tensors.BUNDLED.name)
-    values = given.values
+        fields.add("timeout_s", _microseconds(timeout_us))
+    fields.unpack(server_tensors.BUNDLED.name)
+    values = fields.values
     prompts = {name: values.pop(name) for name in _PROMPTS if name in values}
     flags = {name: _flag(name, values.pop(name)) for name in _FLAGS if name in values}
     prompt = _prompt(prompts, {name: values.pop(name) for name in _CHAT if name in values})

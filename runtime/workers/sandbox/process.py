@@ -114,10 +114,10 @@ def interpreter() -> str:
     candidates = [Path(prefix) / "bin" / name for prefix in (sys.exec_prefix, sys.base_exec_prefix)]
     if Path(sys.executable or "").name.startswith("python"):
         candidates.insert(0, Path(sys.executable))
-    found = next((str(path) for path in candidates if os.access(path, os.X_OK)), None) or shutil.which(name)
-    if found is None:
+    program = next((str(path) for path in candidates if os.access(path, os.X_OK)), None) or shutil.which(name)
+    if program is None:
         raise BackendUnavailable(f"no {name} was found to start a process with: looked for {candidates[0]} and in PATH")
-    return found
+    return program
 
 
 def _forked() -> None:
