@@ -178,7 +178,7 @@ def _poison(tensor: torch.Tensor) -> None:
     tensor.fill_(float("nan") if tensor.is_floating_point() else -(2**30))
 
 
-def same_bits(found: Any, expected: Any) -> bool:
+def same_bits(actual: Any, expected: Any) -> bool:
     """Return whether two torch tensors of the same dtype and shape are bitwise equal, including NaNs."""
-    bits: list[Any] = [viewed(each.contiguous(), torch.uint8) for each in (found, expected)]
+    bits: list[Any] = [viewed(each.contiguous(), torch.uint8) for each in (actual, expected)]
     return torch.equal(*bits)

@@ -76,8 +76,10 @@ class MappedWeights:
     def _open(self, path: Path, size: int) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         (self._leased if _lease(descriptor) else self._others).append(descriptor)
-        if (found := os.fstat(descriptor).st_size) != size:
-            raise BadBundle(f"{path}: must have {size} bytes, it has {found}; build the bundle again or copy it anew")
+        if (actual_size := os.fstat(descriptor).st_size) != size:
+            raise BadBundle(
+                f"{path}: must have {size} bytes, it has {actual_size}; build the bundle again or copy it anew"
+            )
 
     def _watch(self) -> None:
         try:
@@ -105,9 +107,9 @@ class MappedWeights:
             except OSError:
                 log.exception("bundle %s: weights of %s cannot be copied into memory", self._name, _path(each))
             finally:
-                for held in (self._leased, self._others):
-                    if each in held:
-                        held.remove(each)
+                for owners in (self._leased, self._others):
+                    if each in owners:
+                        owners.remove(each)
                 _release(each)
 
     def _release(self) -> None:

@@ -37,13 +37,13 @@ def at_block_ends(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
 
 def group_equal_chunks(chunks: Iterable[Chunk]) -> list[tuple[Chunk, ...]]:
     """Group ``chunks`` into calls over a linear cache: chunks of equal length in adjacent slots share a call."""
-    found: list[list[Chunk]] = []
+    groups: list[list[Chunk]] = []
     for chunk in sorted(chunks):
-        if found and (found[-1][-1].slot + 1, found[-1][-1].tokens) == (chunk.slot, chunk.tokens):
-            found[-1].append(chunk)
+        if groups and (groups[-1][-1].slot + 1, groups[-1][-1].tokens) == (chunk.slot, chunk.tokens):
+            groups[-1].append(chunk)
         else:
-            found.append([chunk])
-    return [tuple(each) for each in found]
+            groups.append([chunk])
+    return [tuple(each) for each in groups]
 
 
 def num_tokens(chunks: Sequence[Chunk]) -> int:

@@ -16,12 +16,12 @@ class Backlog:
         self._deferred = 0  # how many of them a round has deferred, so that the host may have committed them
         self._processed = True
 
-    def defer(self, this: Round) -> bool:
-        """Return whether ``this`` round, which drafts nothing, defers the backlog; if not, it must process it.
+    def defer(self, round_: Round) -> bool:
+        """Return whether the round, which drafts nothing, defers the backlog; if not, it must process it.
 
         A round with fast-forward tokens defers nothing, because drafters can append only one token per round.
         """
-        self._processed = this.window > 0 or self._most >= self._room
+        self._processed = round_.window > 0 or self._most >= self._room
         self._deferred = 0 if self._processed else self._most
         return not self._processed
 
@@ -33,9 +33,9 @@ class Backlog:
         """Count the last prompt token of a request that joins."""
         self._most = max(1, self._most)
 
-    def emitted(self, this: Round) -> bool:
-        """Count the tokens of ``this`` round. Return whether they replace the backlog; if not, append them."""
-        self._most = this.window + 1 + (0 if self._processed else self._most)
+    def emitted(self, round_: Round) -> bool:
+        """Count the tokens of the round. Return whether they replace the backlog; if not, append them."""
+        self._most = round_.window + 1 + (0 if self._processed else self._most)
         return self._processed
 
     def cached_tokens(self, running: RunningRequest) -> int:

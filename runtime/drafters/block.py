@@ -66,14 +66,14 @@ class BlockDrafter(NullHooks):
             }
         ).run()
 
-    def propose(self, this: Round) -> Buffer | None:
+    def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose. One run of the block."""
-        shape = this.shape.without_prompts
-        return self._sampler.propose(this, shape, lambda: self._sampler.sample(shape, partial(self._head.run, shape)))
+        shape = round_.shape.without_prompts
+        return self._sampler.propose(round_, shape, lambda: self._sampler.sample(shape, partial(self._head.run, shape)))
 
-    def after_target(self, this: Round) -> None:
+    def after_target(self, round_: Round) -> None:
         """See Drafter.after_target. Write the features of the window and of prompts into the cache."""
-        shape, graphs = this.shape.size, self._draft.graphs
+        shape, graphs = round_.shape.size, self._draft.graphs
         call = self._context_call(shape)
         if shape.prompts != NO_PROMPTS:
             graphs.run_eagerly(call.run, "prompts")

@@ -102,10 +102,10 @@ class LayersDrafter(NullHooks):
         for at, layer in enumerate(self._layers):
             shifted = self._chunk_tokens.view(slots, count)
             shifted.copy_(text[:, at + 1 : at + 1 + count])
-            made = self._layer_states[at % 2].view(slots, count, hidden)
-            others = {"states": states, "next_states": made}
+            next_states = self._layer_states[at % 2].view(slots, count, hidden)
+            others = {"states": states, "next_states": next_states}
             linear_prefill_call(layer, self.caches[at], slot, shifted, length, self._sampler.logits, others).run()
-            states = made
+            states = next_states
         for each in range(slots):
             pairs = text[each, 1 : count + 1].tolist()[-self._kept :]
             self._kept_pairs.carry(slot + each, pairs, fused[each])
@@ -123,10 +123,10 @@ class LayersDrafter(NullHooks):
             self._chunks[slot], begin = (slice(begin, begin + end - start), last), begin + end - start
             self._kept_pairs.hide(slot)
 
-    def skip(self, this: Round) -> None:
+    def skip(self, round_: Round) -> None:
         """See Drafter.skip. All layers process the pairs."""
-        if this.batch and not self._backlog.defer(this):
-            shape, draft = RoundShape(this.batch, 0), self._draft
+        if round_.batch and not self._backlog.defer(round_):
+            shape, draft = RoundShape(round_.batch, 0), self._draft
 
             def work() -> None:
                 self._write_first(shape.batch)
@@ -135,9 +135,9 @@ class LayersDrafter(NullHooks):
 
             draft.graphs.run(("feed", shape), work, outputs=[], capturable=draft.capturable)
 
-    def propose(self, this: Round) -> Buffer | None:
+    def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose. One run of each layer over the pairs, further runs of the last."""
-        shape, batch = this.shape.without_prompts, this.batch
+        shape, batch = round_.shape.without_prompts, round_.batch
         self._backlog.mark_processed()
 
         def work() -> None:
@@ -145,11 +145,11 @@ class LayersDrafter(NullHooks):
             for at in range(shape.window, len(self._layers)):  # layers after the window still fill their caches
                 self._run_layer(batch, at, shape.window)
 
-        return self._sampler.propose(this, shape, work)
+        return self._sampler.propose(round_, shape, work)
 
-    def after_target(self, this: Round) -> None:
+    def after_target(self, round_: Round) -> None:
         """See Drafter.after_target. Compute the states of all tokens; all layers process those of prompts."""
-        tokens, prompts = this.window_tokens if this.batch else 0, this.prompts
+        tokens, prompts = round_.window_tokens if round_.batch else 0, round_.prompts
         self._pairs.fuse(tokens + prompts.prompt_tokens)
         if prompts == NO_PROMPTS:
             return
@@ -160,10 +160,10 @@ class LayersDrafter(NullHooks):
         for slot, (positions, last) in self._chunks.items():
             self._kept_pairs.carry(slot, last, fused[positions])
 
-    def after_verify(self, this: Round) -> None:
+    def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify. Append the emitted pairs to the kept ones."""
-        batch, query, buffers = this.batch, this.window + 1, self._draft.buffers
-        self._backlog.emitted(this)
+        batch, query, buffers = round_.batch, round_.window + 1, self._draft.buffers
+        self._backlog.emitted(round_)
         states = self._pairs.fused.view(batch, query, self._pairs.hidden)
         self._kept_pairs.add_emitted(buffers.tokens.view(batch, query), states, buffers.count.view(batch))
 
@@ -202,32 +202,38 @@ class LayersDrafter(NullHooks):
             self._run_layer(batch, step, step)
             return
         if step == depth:
-            made = self._layer_states[(depth - 1) % 2].view(batch * self._pairs.most, self._pairs.hidden)
+            layer_states = self._layer_states[(depth - 1) % 2].view(batch * self._pairs.most, self._pairs.hidden)
             own = self._step_states[step % 2].view(batch, self._pairs.hidden)
-            torch.index_select(made, 0, self._last_rows[:batch], out=own)
+            torch.index_select(layer_states, 0, self._last_rows[:batch], out=own)
         self._step_call(batch, step).run()
 
     def _bind_layer(self, batch: int, at: int) -> Call:
         pairs = self._pairs
         tokens, rows = pairs.first_tokens.view(batch, pairs.most), self._score_rows.view(batch, 1)
-        given = self._layer_states[(at - 1) % 2] if at else pairs.first_states
-        return self._bind(at, tokens, rows, pairs.first_index[:batch], given, self._layer_states[at % 2])
+        layer_states = self._layer_states[(at - 1) % 2] if at else pairs.first_states
+        return self._bind(at, tokens, rows, pairs.first_index[:batch], layer_states, self._layer_states[at % 2])
 
     def _bind_step(self, batch: int, step: int) -> Call:
         depth, sampler = len(self._layers), self._sampler
-        given, made = self._step_states[step % 2], self._step_states[(step + 1) % 2]
+        states, next_states = self._step_states[step % 2], self._step_states[(step + 1) % 2]
         tokens, index = sampler.tokens[step - 1, :batch, None], sampler.index[step - depth + 1, :batch]
-        return self._bind(depth - 1, tokens, self._draft.layout.row_starts(batch, 1), index, given, made)
+        return self._bind(depth - 1, tokens, self._draft.layout.row_starts(batch, 1), index, states, next_states)
 
     def _bind(
-        self, at: int, tokens: torch.Tensor, rows: torch.Tensor, index: torch.Tensor, given: Buffer, made: Buffer
+        self,
+        at: int,
+        tokens: torch.Tensor,
+        rows: torch.Tensor,
+        index: torch.Tensor,
+        states: Buffer,
+        next_states: Buffer,
     ) -> Call:
         """Bind a call of layer ``at`` over ``tokens`` [batch, query] from position ``index`` [batch] on."""
         return self._layers[at].bind(
             {
                 "token_ids": self._draft.layout.token_ids(tokens, NO_PROMPTS),
-                "states": self._pairs.shaped(given, tokens),
-                "next_states": self._pairs.shaped(made, tokens),
+                "states": self._pairs.shaped(states, tokens),
+                "next_states": self._pairs.shaped(next_states, tokens),
                 "score_rows": rows,
                 "write_index": index,
                 "logits": self._sampler.logits.view(len(tokens), 1, self._draft.width),
@@ -239,10 +245,10 @@ class LayersDrafter(NullHooks):
         """Bind the call of layer ``at`` for a round's prompts, whose states follow those of ``before`` tokens."""
         count, pairs = prompts.prompt_tokens, self._pairs
         if at:
-            given = self._layer_states[(at - 1) % 2].view(count, pairs.hidden)
+            states = self._layer_states[(at - 1) % 2].view(count, pairs.hidden)
         else:
-            given = pairs.fused.view(before + count, pairs.hidden)[before:]
-        others = {"states": given, "next_states": self._layer_states[at % 2].view(count, pairs.hidden)}
+            states = pairs.fused.view(before + count, pairs.hidden)[before:]
+        others = {"states": states, "next_states": self._layer_states[at % 2].view(count, pairs.hidden)}
         logits = self._sampler.logits
         return packed_prefill_call(self._layers[at], self.caches[at], self._layouts[at], prompts, logits, others)
 

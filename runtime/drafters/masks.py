@@ -32,12 +32,12 @@ class DraftMasks:
         self._forks: dict[int, tuple[Constraint, RunningRequest]] = {}
 
     @contextmanager
-    def following(self, this: Round) -> Iterator[None]:
-        """Fork the constraints of ``this`` round's requests at their committed texts, for the block."""
+    def following(self, round_: Round) -> Iterator[None]:
+        """Fork the constraints of the round's requests at their committed texts, for the block."""
         try:
-            for slot, running in this.rows.items():
+            for slot, running in round_.rows.items():
                 with suppress(Exception), _counted(running):  # a request that fails is not masked, as in ``apply``
-                    if this.max_drafted(running) > 0:
+                    if round_.max_drafted(running) > 0:
                         self._forks[slot] = (running.constraint.fork(), running)
             yield
         finally:

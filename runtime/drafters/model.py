@@ -75,21 +75,21 @@ class ModelDrafter(NullHooks):
         """See Drafter.write_prompts. The target's prompts are also the draft's."""
         self._reads_prompts = not self._never_drafts.issuperset(chunk.slot for chunk in chunks)
 
-    def skip(self, this: Round) -> None:
+    def skip(self, round_: Round) -> None:
         """See Drafter.skip. The next ``propose`` processes the tokens that are emitted meanwhile."""
-        for slot, running in this.rows.items():
+        for slot, running in round_.rows.items():
             if slot not in self._never_drafts:
                 self._cached[slot] = self.cached_tokens(running)
-        prompts = self._prompts_of(this)
+        prompts = self._prompts_of(round_)
         if prompts != NO_PROMPTS:
             self._run_prompts(self._draft.layout, prompts)
 
-    def propose(self, this: Round) -> Buffer | None:
+    def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose. One run of the model and one sampling call per drafted token."""
-        self._catch_up(this.rows)
-        batch, layout = this.batch, self._draft.layout
-        prompts = calls.repacked(2 * batch, self._prompts_of(this))
-        shape = this.shape._replace(prompts=prompts)
+        self._catch_up(round_.rows)
+        batch, layout = round_.batch, self._draft.layout
+        prompts = calls.repacked(2 * batch, self._prompts_of(round_))
+        shape = round_.shape._replace(prompts=prompts)
         first = self._first_call(RoundShape(batch, 1, prompts=prompts))  # two tokens per row
 
         def run(step: int) -> None:
@@ -104,8 +104,8 @@ class ModelDrafter(NullHooks):
             self._sampler.sample(shape, run)
 
         if prompts == NO_PROMPTS:
-            return self._sampler.propose(this, shape, work)
-        return self._sampler.propose(this, shape, work, packed=first)
+            return self._sampler.propose(round_, shape, work)
+        return self._sampler.propose(round_, shape, work, packed=first)
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
         """See Drafter.replaced. Cache entries of the replaced drafts are invalid."""
@@ -121,9 +121,9 @@ class ModelDrafter(NullHooks):
         cached = max(running.prefill_end, len(running.tokens) - 2)
         return min(self._cached.get(running.slot, cached), cached)
 
-    def _prompts_of(self, this: Round) -> Packed:
+    def _prompts_of(self, round_: Round) -> Packed:
         """The prompts of a round, if any of its requests drafts."""
-        return this.prompts if self._reads_prompts else NO_PROMPTS
+        return round_.prompts if self._reads_prompts else NO_PROMPTS
 
     def _write_first(self, batch: int) -> None:
         """Write positions and scored rows of the first run, over two tokens per row."""

@@ -37,22 +37,22 @@ class NgramDrafter(NullHooks):
         """See Drafter.cached_tokens."""
         return len(running.tokens)
 
-    def window_needed(self, this: Round) -> int:
+    def window_needed(self, round_: Round) -> int:
         """See Drafter.window_needed. 0 without a match: the round then costs one token."""
-        return max(map(len, self._lookups(this).values()), default=0)
+        return max(map(len, self._lookups(round_).values()), default=0)
 
-    def propose(self, this: Round) -> None:
+    def propose(self, round_: Round) -> None:
         """See Drafter.propose."""
-        write_drafts(self._buffers.draft_tokens, this.batch, this.window, self._lookups(this))
+        write_drafts(self._buffers.draft_tokens, round_.batch, round_.window, self._lookups(round_))
 
-    def _lookups(self, this: Round) -> dict[int, list[int]]:
+    def _lookups(self, round_: Round) -> dict[int, list[int]]:
         """Return the fast-forward tokens of each slot, continued by lookup."""
-        found = {}
-        for slot, running in this.rows.items():
-            fast_forward = list(this.fast_forward.get(slot, ()))
-            count = max(0, this.max_drafted(running) - len(fast_forward))
-            found[slot] = fast_forward + self._indexes[slot].lookup(count, fast_forward)
-        return found
+        drafts = {}
+        for slot, running in round_.rows.items():
+            fast_forward = list(round_.fast_forward.get(slot, ()))
+            count = max(0, round_.max_drafted(running) - len(fast_forward))
+            drafts[slot] = fast_forward + self._indexes[slot].lookup(count, fast_forward)
+        return drafts
 
 
 class NgramIndex:
@@ -80,7 +80,7 @@ class NgramIndex:
         self._indexed = newest
         suffix = [*self._tokens[max(0, newest - self._sizes[0]) :], *following]
         for size in self._sizes:
-            found = self._ends.get(tuple(suffix[-size:])) if size < newest + len(following) else None
-            if found is not None:
-                return list(islice(cycle(self._tokens[found : found + count]), count))
+            start = self._ends.get(tuple(suffix[-size:])) if size < newest + len(following) else None
+            if start is not None:
+                return list(islice(cycle(self._tokens[start : start + count]), count))
         return []

@@ -29,21 +29,21 @@ class NullHooks:
     def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """See Drafter.write_prompts."""
 
-    def skip(self, this: Round) -> None:
+    def skip(self, round_: Round) -> None:
         """See Drafter.skip."""
 
-    def after_target(self, this: Round) -> None:
+    def after_target(self, round_: Round) -> None:
         """See Drafter.after_target."""
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
         """See Drafter.replaced."""
 
-    def after_verify(self, this: Round) -> None:
+    def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
 
-    def window_needed(self, this: Round) -> int:
+    def window_needed(self, round_: Round) -> int:
         """See Drafter.window_needed."""
-        return this.window
+        return round_.window
 
 
 class NoDrafter(NullHooks):
@@ -54,7 +54,7 @@ class NoDrafter(NullHooks):
     max_length: int | None = None
     caches = ()
 
-    def propose(self, this: Round) -> None:
+    def propose(self, round_: Round) -> None:
         """See Drafter.propose. Never called: the window is 0."""
 
     def cached_tokens(self, running: RunningRequest) -> int:

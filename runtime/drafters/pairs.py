@@ -104,29 +104,29 @@ class PairDrafter(NullHooks):
         """See Drafter.write_prompts. Each state is paired with the next token."""
         self._draft.layout.write(chunks, texts, sizes, ahead=1)
 
-    def skip(self, this: Round) -> None:
+    def skip(self, round_: Round) -> None:
         """See Drafter.skip. The pairs are processed when the backlog is full."""
-        if this.batch and not self._backlog.defer(this):
-            shape, draft = RoundShape(this.batch, 0), self._draft
+        if round_.batch and not self._backlog.defer(round_):
+            shape, draft = RoundShape(round_.batch, 0), self._draft
             draft.graphs.run(("feed", shape), lambda: self._head.run(shape, 0), outputs=[], capturable=draft.capturable)
 
-    def propose(self, this: Round) -> Buffer | None:
+    def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose."""
-        shape = this.shape.without_prompts
+        shape = round_.shape.without_prompts
         self._backlog.mark_processed()
-        return self._sampler.propose(this, shape, lambda: self._sampler.sample(shape, partial(self._head.run, shape)))
+        return self._sampler.propose(round_, shape, lambda: self._sampler.sample(shape, partial(self._head.run, shape)))
 
-    def after_target(self, this: Round) -> None:
+    def after_target(self, round_: Round) -> None:
         """See Drafter.after_target. Compute the states of all tokens, and process those of prompts."""
-        tokens, prompts = this.window_tokens if this.batch else 0, this.prompts
+        tokens, prompts = round_.window_tokens if round_.batch else 0, round_.prompts
         self._pairs.fuse(tokens + prompts.prompt_tokens)
         if prompts != NO_PROMPTS:
             sizes = repacked(0, prompts)
             self._draft.run_prompts(("draft", tokens, sizes), self._prompts_call(tokens, sizes))
 
-    def after_verify(self, this: Round) -> None:
+    def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
-        self._pairs.add_emitted(this.batch, this.window + 1, replace=self._backlog.emitted(this))
+        self._pairs.add_emitted(round_.batch, round_.window + 1, replace=self._backlog.emitted(round_))
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """See Drafter.cached_tokens."""
@@ -183,11 +183,11 @@ class StepHead:
         return self._draft.bind(tokens, rows, pairs.first_index[:batch], self._sampler.logits, others)
 
     def _bind_step(self, batch: int, step: int) -> Call:
-        given, made = self._own_states[(step - 1) % 2], self._own_states[step % 2]
+        states, next_states = self._own_states[(step - 1) % 2], self._own_states[step % 2]
         tokens, index = self._sampler.tokens[step - 1, :batch, None], self._sampler.index[step, :batch]
         others = {
-            "states": self._pairs.shaped(given, tokens),
-            "next_states": made.view(batch, 1, self._pairs.hidden),
+            "states": self._pairs.shaped(states, tokens),
+            "next_states": next_states.view(batch, 1, self._pairs.hidden),
         }
         return self._draft.bind(tokens, self._draft.layout.row_starts(batch, 1), index, self._sampler.logits, others)
 

@@ -68,27 +68,27 @@ class ParallelDrafter(NullHooks):
         """See Drafter.write_prompts. The target's prompts are also the draft's."""
         self._start([chunk.slot for chunk in chunks], [texts[chunk.slot][chunk.end] for chunk in chunks])
 
-    def skip(self, this: Round) -> None:
+    def skip(self, round_: Round) -> None:
         """See Drafter.skip. The backlog is processed with prompts, or when it is full."""
-        shape = RoundShape(this.batch, 0, prompts=this.prompts)
+        shape = RoundShape(round_.batch, 0, prompts=round_.prompts)
         if shape.prompts != NO_PROMPTS:
             self._backlog.mark_processed()
             self._draft.graphs.run_eagerly(lambda: self._run(shape), "prompts")
-        elif shape.batch and not self._backlog.defer(this):
+        elif shape.batch and not self._backlog.defer(round_):
             graphs = self._draft.graphs
             graphs.run(("feed", shape), lambda: self._run(shape), outputs=[], capturable=self._draft.capturable)
 
-    def propose(self, this: Round) -> Buffer | None:
+    def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose. One run of the model and one sampling call."""
-        shape = this.shape
+        shape = round_.shape
         self._backlog.mark_processed()
-        return self._sampler.propose(this, shape, lambda: self._sampler.sample(shape, lambda _step: self._run(shape)))
+        return self._sampler.propose(round_, shape, lambda: self._sampler.sample(shape, lambda _step: self._run(shape)))
 
-    def after_verify(self, this: Round) -> None:
+    def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
-        batch, query, counts = this.batch, this.window + 1, self._counts[: this.batch]
+        batch, query, counts = round_.batch, round_.window + 1, self._counts[: round_.batch]
         tokens = self._draft.buffers.tokens.view(batch, query)
-        if self._backlog.emitted(this):
+        if self._backlog.emitted(round_):
             self._new_tokens[:batch, :query] = tokens
             self._new_tokens[:batch, query:].fill_(-1)
             counts.copy_(self._draft.buffers.count.view(batch))

@@ -59,8 +59,8 @@ class DraftResources:
     @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of logits and states."""
-        found: torch.dtype = getattr(torch, self.engine.contract["logits"].dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self.engine.contract["logits"].dtype)
+        return dtype
 
     @cached_property
     def width(self) -> int:

@@ -39,14 +39,14 @@ class Sampler(ABC):
         """Sample the window; ``run(step)`` runs the draft, which writes ``logits``."""
 
     def propose(
-        self, this: Round, shape: RoundShape, work: Callable[[], None], *, packed: Call | None = None
+        self, round_: Round, shape: RoundShape, work: Callable[[], None], *, packed: Call | None = None
     ) -> Buffer | None:
         """Run ``work``, which calls ``sample``; return the draft probabilities if a verification rule reads them.
 
         Without prompts the work is captured as a CUDA graph, unless masks make it wait for the host. With prompts in
         ``shape`` it is captured only if ``packed`` is given: the call with the prompts.
         """
-        self._masked = this if this.mask_drafts else None
+        self._masked = round_ if round_.mask_drafts else None
         graphs, key, capturable = self._draft.graphs, ("propose", shape), self._draft.capturable
         outputs = [self._draft_tokens.view(shape.batch, shape.window)]
         if shape.keep_probs:
@@ -71,11 +71,11 @@ class Sampler(ABC):
     @contextmanager
     def _masking(self) -> Iterator[DraftMasks | None]:
         """Yield the masks of the drafts that are sampled in the block; None if the round has no masks."""
-        this, self._masked = self._masked, None
-        if this is None:
+        round_, self._masked = self._masked, None
+        if round_ is None:
             yield None
         else:
-            with self._masks.following(this):
+            with self._masks.following(round_):
                 yield self._masks
 
     def _bind_sample(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, filters: bool) -> Call:

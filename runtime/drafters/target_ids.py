@@ -27,6 +27,6 @@ def read_target_ids(bundle: Bundle) -> TargetIds | None:
     if ids.dtype != np.int32 or ids.shape != (count,):
         raise BadBundle(f"{path} must be {rule}; got {ids.dtype} {list(ids.shape)}; build the bundle again")
     if ids[0] < 0 or ids[-1] >= bundle.vocab or (np.diff(ids) <= 0).any():
-        found = f"{ids.min()} to {ids.max()}, not all above the one before"
-        raise BadBundle(f"{path} must be {rule}; got {found}; build the bundle again")
+        actual = f"{ids.min()} to {ids.max()}, not all above the one before"
+        raise BadBundle(f"{path} must be {rule}; got {actual}; build the bundle again")
     return ids

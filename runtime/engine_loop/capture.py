@@ -31,9 +31,9 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
     """
     shapes = _first_shapes(loop)
     rounds = [*_rounds(shapes)]
-    for done, this in enumerate(rounds):
+    for done, round_ in enumerate(rounds):
         progress(done, len(rounds))
-        _capture_round(loop, this)
+        _capture_round(loop, round_)
     loop.draft_windows.uncaptured = _adaptive(loop)
     for sizes in _prompt_calls(loop)[:1]:
         _run_packed(loop, *sizes)
@@ -51,8 +51,8 @@ def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
         _wait(loop)
         yield
     usual = calls.rounds(loop.slots.count, loop.draft_windows.usual)
-    for this in _rounds(shape for shape in usual if shape not in first):
-        _capture_round(loop, this)
+    for round_ in _rounds(shape for shape in usual if shape not in first):
+        _capture_round(loop, round_)
         _wait(loop)
         yield
     for batch in sorted(_adaptive(loop)):
@@ -79,10 +79,10 @@ def _rounds(shapes: Iterable[calls.Shape]) -> Iterator[Round]:
         yield Round({}, shape.batch, shape.window, filters, frozenset())
 
 
-def _capture_round(loop: EngineLoop, this: Round) -> None:
+def _capture_round(loop: EngineLoop, round_: Round) -> None:
     # All tokens are allowed and all drafts verified, so that the check of a graph compares real tokens.
-    with _inputs(loop, this, mask=-1):
-        _run(loop, this)
+    with _inputs(loop, round_, mask=-1):
+        _run(loop, round_)
 
 
 def _calibrate(loop: EngineLoop, batch: int, window: int) -> None:
@@ -90,33 +90,33 @@ def _calibrate(loop: EngineLoop, batch: int, window: int) -> None:
 
     Without drafts, only one of ``largest + 1`` rounds runs the draft, so as many are timed.
     """
-    this = Round({}, batch, window, filters=False, rules=frozenset())
-    with _inputs(loop, this, mask=0):
+    round_ = Round({}, batch, window, filters=False, rules=frozenset())
+    with _inputs(loop, round_, mask=0):
         rounds = loop.draft_windows.largest + 1
         for _ in range(0 if window else rounds):
-            _run(loop, this)
+            _run(loop, round_)
         _wait(loop)
         start = time.perf_counter()
         for _ in range(rounds):
-            _run(loop, this)
+            _run(loop, round_)
         _wait(loop)
         loop.draft_windows.costs.calibrate(batch, window, (time.perf_counter() - start) / rounds)
 
 
 @contextmanager
-def _inputs(loop: EngineLoop, this: Round, *, mask: int) -> Iterator[None]:
+def _inputs(loop: EngineLoop, round_: Round, *, mask: int) -> Iterator[None]:
     """Fill the masks with ``mask`` and let the whole window be verified; restore both and the slots afterwards.
 
     The next request writes only masks that differ from those on the device.
     """
     own = loop.target.buffers.bitmask.device, loop.target.buffers.draft_len.device
     before = [each.clone() for each in own]
-    for each, value in zip(own, (mask, this.window), strict=True):
+    for each, value in zip(own, (mask, round_.window), strict=True):
         each.fill_(value)
     yield
     for each, values in zip(own, before, strict=True):
         each.copy_(values)
-    _clear(loop, this.batch)
+    _clear(loop, round_.batch)
 
 
 def _clear(loop: EngineLoop, slots: int) -> None:
@@ -126,16 +126,16 @@ def _clear(loop: EngineLoop, slots: int) -> None:
         loop.drafter.leave(slot)
 
 
-def _run(loop: EngineLoop, this: Round) -> None:
+def _run(loop: EngineLoop, round_: Round) -> None:
     draft_probs = None
-    if this.window and loop.drafter.drafts_before_commit:
-        draft_probs = loop.drafter.propose(this)
+    if round_.window and loop.drafter.drafts_before_commit:
+        draft_probs = loop.drafter.propose(round_)
     else:
-        loop.drafter.skip(this)
-    loop.target.score(this)
-    loop.drafter.after_target(this)
-    loop.target.verify(this, draft_probs)
-    loop.drafter.after_verify(this)
+        loop.drafter.skip(round_)
+    loop.target.score(round_)
+    loop.drafter.after_target(round_)
+    loop.target.verify(round_, draft_probs)
+    loop.drafter.after_verify(round_)
 
 
 def _wait(loop: EngineLoop) -> None:
@@ -155,13 +155,15 @@ def _prompt_calls(loop: EngineLoop) -> list[tuple[int, int, int]]:
         return []
     largest = slots * query + calls.packed(slots * query, budget, slots).prompt_tokens
     sizes = sorted({*calls.packed_sizes(min(largest, _MOST_TOKENS)), largest})
-    found = []
+    prompt_calls = []
     for size in reversed(sizes):
         batch = min(slots, (size - 1) // query) if size > budget else 0
-        found.append((batch, size - batch * query, slots))
-    found += [(0, number, number) for number in sorted({min(4**power, slots) for power in range(slots.bit_length())})]
+        prompt_calls.append((batch, size - batch * query, slots))
+    prompt_calls += [
+        (0, number, number) for number in sorted({min(4**power, slots) for power in range(slots.bit_length())})
+    ]
     small = [size for size in sizes if query < size <= min(budget, _CAPTURED_TOKENS)]
-    return found + [(1, size - query, 1) for size in small for _ in range(2)]
+    return prompt_calls + [(1, size - query, 1) for size in small for _ in range(2)]
 
 
 def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int) -> None:
@@ -173,14 +175,14 @@ def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int) -> None
     each = -(-tokens // prompts)
     chunks = plan([Chunk(slot, 0, each) for slot in range(prompts)], tokens)
     sizes = layout.prompts_of(batch * (window + 1), chunks)
-    this = Round({}, batch, window, filters=False, rules=frozenset(), prompts=sizes)
+    round_ = Round({}, batch, window, filters=False, rules=frozenset(), prompts=sizes)
     texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
-    layout.write(chunks, texts, this.prompts)
-    loop.drafter.write_prompts(chunks, texts, this.prompts)
+    layout.write(chunks, texts, round_.prompts)
+    loop.drafter.write_prompts(chunks, texts, round_.prompts)
     if window and loop.drafter.drafts_before_commit:
-        loop.drafter.propose(this)
+        loop.drafter.propose(round_)
     else:
-        loop.drafter.skip(this)
-    loop.target.score(this)
-    loop.drafter.after_target(this)
+        loop.drafter.skip(round_)
+    loop.target.score(round_)
+    loop.drafter.after_target(round_)
     _clear(loop, max(batch, prompts))

@@ -66,19 +66,19 @@ class VerifyInputWriter:
         self._lengths = buffers.draft_len.host.numpy()
         self._masks = MaskRows(buffers.bitmask.host.numpy().reshape(-1, buffers.words))
 
-    def write(self, this: Round) -> dict[int, DraftToVerify]:
-        """Write the inputs of all requests of ``this`` round; other slots of [0, batch) get empty masks.
+    def write(self, round_: Round) -> dict[int, DraftToVerify]:
+        """Write the inputs of all requests of the round; other slots of [0, batch) get empty masks.
 
         Returns the drafts to verify, by slot. Fast-forward tokens that replace drafts are uploaded. A request that
         fails here ends with an error.
         """
-        rows, batch, window = this.rows, this.batch, this.window
+        rows, batch, window = round_.rows, round_.batch, round_.window
         entries = self._buffers.entries
         proposed = self._buffers.draft_tokens.host_view(batch, window).tolist()
         drafts: dict[int, DraftToVerify] = {}
         entries.begin(batch)
         slow = {
-            slot: partial(self._write_masks, running, proposed[slot], this)
+            slot: partial(self._write_masks, running, proposed[slot], round_)
             for slot, running in sorted(rows.items())
             if running.grammar_time is not None and running.grammar_time.last_fill_s > SLOW_S
         }
@@ -86,8 +86,10 @@ class VerifyInputWriter:
         for slot in range(batch):
             if slot in rows:
                 try:
-                    filled = started[slot]() if slot in started else self._write_masks(rows[slot], proposed[slot], this)
-                    drafts[slot] = self._write_one(rows[slot], *filled, this)
+                    filled = (
+                        started[slot]() if slot in started else self._write_masks(rows[slot], proposed[slot], round_)
+                    )
+                    drafts[slot] = self._write_one(rows[slot], *filled, round_)
                     continue
                 except BaseException as error:  # ends only this request
                     self._end(rows[slot], Finish("error", error))
@@ -105,26 +107,26 @@ class VerifyInputWriter:
         """End the threads that write masks."""
         self._parallel.close()
 
-    def _write_masks(self, running: RunningRequest, proposed: list[int], this: Round) -> tuple[list[int], FilledRows]:
+    def _write_masks(self, running: RunningRequest, proposed: list[int], round_: Round) -> tuple[list[int], FilledRows]:
         """Write the masks of one request; return its valid drafts and the result of fill_rows. Thread-safe."""
-        most, first = this.max_drafted(running), running.slot * (this.window + 1)
+        most, first = round_.max_drafted(running), running.slot * (round_.window + 1)
         valid = most if self._max_length is None else max(0, self._max_length + 1 - len(running.tokens))
-        if running.slot in this.undrafted and not this.only_fast_forward:
+        if running.slot in round_.undrafted and not round_.only_fast_forward:
             valid = 0
         draft = proposed[: min(most, valid)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        overrule = running.request.rule is Rule.REJECTION and not this.only_fast_forward
+        overrule = running.request.rule is Rule.REJECTION and not round_.only_fast_forward
         with nullcontext() if running.grammar_time is None else running.grammar_time.step():
-            limit = most if running.slot in this.may_fast_forward else 0
+            limit = most if running.slot in round_.may_fast_forward else 0
             filled = running.fill_rows(draft, self._masks, first, limit=limit, override=overrule)
         if running.grammar_time is not None:
             running.grammar_time.last_fill_s = running.grammar_time.last_step_s
         return draft, filled
 
-    def _write_one(self, running: RunningRequest, draft: list[int], filled: FilledRows, this: Round) -> DraftToVerify:
+    def _write_one(self, running: RunningRequest, draft: list[int], filled: FilledRows, round_: Round) -> DraftToVerify:
         """Write the bias and penalty entries of one request, after its masks, and count its drafts."""
-        request, first = running.request, running.slot * (this.window + 1)
+        request, first = running.request, running.slot * (round_.window + 1)
         if running.grammar_time is not None:
             self._metrics.fill_seconds.observe(running.grammar_time.last_fill_s)
         tokens = filled.tokens
@@ -149,7 +151,7 @@ class VerifyInputWriter:
         self._metrics.drafted += proposed
         self._metrics.evaluated += len(tokens)
         self._metrics.constraint_rejected_drafts += proposed - len(tokens)
-        self._metrics.fast_forward_drafts += len(tokens) - (0 if this.only_fast_forward else kept)
+        self._metrics.fast_forward_drafts += len(tokens) - (0 if round_.only_fast_forward else kept)
         return DraftToVerify(tokens, kept, filled.fast_forward)
 
     def _upload(self, batch: int) -> None:
@@ -187,17 +189,17 @@ class Committer:
 
     def commit(self, verified: VerifiedRound) -> None:
         """Append the emitted tokens of a round, which must be on the host, to the texts."""
-        this = verified.round
-        tokens = self._buffers.tokens.host_view(this.batch, this.window + 1).tolist()
-        counts = self._buffers.count.host_view(this.batch).tolist()
-        for slot, running in this.rows.items():
+        round_ = verified.round
+        tokens = self._buffers.tokens.host_view(round_.batch, round_.window + 1).tolist()
+        counts = self._buffers.count.host_view(round_.batch).tolist()
+        for slot, running in round_.rows.items():
             if not running.finished:  # cancelled since
                 emitted = tokens[slot][: counts[slot]]
                 if running.rereading:
                     self._reread_one(running, emitted)
                     continue
-                if this.adaptive:
-                    proposed = this.num_proposed_for(running)
+                if round_.adaptive:
+                    proposed = round_.num_proposed_for(running)
                     accepted = min(max(0, len(emitted) - 1), verified.num_from_drafter[slot], proposed)
                     self._draft_windows.observe(running, accepted, proposed)
                 self._commit_one(running, emitted, verified)

@@ -98,56 +98,56 @@ class EngineLoop:
         self._served = len(self.slots) > 0
         self._end_requests()
         self._last = self._preemption.reserve_memory(self._last)
-        this = self._plan_round()
-        self._served |= this.has_work
+        round_ = self._plan_round()
+        self._served |= round_.has_work
         last, self._last = self._last, None
-        if this.has_work:
+        if round_.has_work:
             # Fast-forward tokens depend on the committed text, and so do the drafts of the round after them.
-            after_commit = this.drafts_after_commit or (last is not None and last.round.drafts_after_commit)
+            after_commit = round_.drafts_after_commit or (last is not None and last.round.drafts_after_commit)
             schedule = self._overlapped if self.overlap and not after_commit else self._synchronous
-            self._last = schedule(this, last, self.drafter.drafts_before_commit and not after_commit)
-            if this.adaptive and not after_commit and self.metrics.prefilled == prefilled:
+            self._last = schedule(round_, last, self.drafter.drafts_before_commit and not after_commit)
+            if round_.adaptive and not after_commit and self.metrics.prefilled == prefilled:
                 self._observe_duration(last, self._last, time.perf_counter() - started)
         elif last is not None:
             self._steps.commit(last, self._steps.fetch(None, last))
         else:
             self._timeline.pause()
 
-    def _overlapped(self, this: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
+    def _overlapped(self, round_: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
         """Run the target while the host commits the last round and writes masks.
 
         A drafter that reads the text proposes after the commit, and the target runs after it.
         """
         steps = self._steps
-        draft_probs = steps.propose(this) if draft_first else None
-        copied = steps.fetch(this if draft_first else None, last)
+        draft_probs = steps.propose(round_) if draft_first else None
+        copied = steps.fetch(round_ if draft_first else None, last)
         if draft_first:
-            steps.score(this)
+            steps.score(round_)
         steps.commit(last, copied)
-        this = this.unfinished()
-        if not draft_first and this.has_work:
-            draft_probs = steps.propose(this)
-            steps.score(this)
-        if not this.rows:
+        round_ = round_.unfinished()
+        if not draft_first and round_.has_work:
+            draft_probs = steps.propose(round_)
+            steps.score(round_)
+        if not round_.rows:
             return None
-        return steps.verify(this, draft_probs, steps.write_inputs(this, draft_probs))
+        return steps.verify(round_, draft_probs, steps.write_inputs(round_, draft_probs))
 
-    def _synchronous(self, this: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
+    def _synchronous(self, round_: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
         """Run the target after the host has committed the last round and written masks."""
         steps = self._steps
-        draft_probs = steps.propose(this) if draft_first else None
-        copied = steps.fetch(this if draft_first else None, last)
+        draft_probs = steps.propose(round_) if draft_first else None
+        copied = steps.fetch(round_ if draft_first else None, last)
         steps.commit(last, copied)
-        this = this.unfinished()
-        if not this.has_work:
+        round_ = round_.unfinished()
+        if not round_.has_work:
             return None
         if not draft_first:
-            this = steps.fast_forward(this)
-            draft_probs = steps.propose(this)
-            steps.wait_for_drafts(this)
-        drafts = steps.write_inputs(this, draft_probs) if this.rows else {}
-        steps.score(this)
-        return steps.verify(this, draft_probs, drafts) if this.rows else None
+            round_ = steps.fast_forward(round_)
+            draft_probs = steps.propose(round_)
+            steps.wait_for_drafts(round_)
+        drafts = steps.write_inputs(round_, draft_probs) if round_.rows else {}
+        steps.score(round_)
+        return steps.verify(round_, draft_probs, drafts) if round_.rows else None
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot with ``error``, because an engine failed.
@@ -200,20 +200,20 @@ class EngineLoop:
                 waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
                 self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
-            this = self.planner.plan(self.slots, self.draft_windows)
-            for running in this.rows.values():
+            round_ = self.planner.plan(self.slots, self.draft_windows)
+            for running in round_.rows.values():
                 running.forget_plan()
-            return this
+            return round_
 
-    def _observe_duration(self, last: VerifiedRound | None, this: VerifiedRound | None, seconds: float) -> None:
+    def _observe_duration(self, last: VerifiedRound | None, verified: VerifiedRound | None, seconds: float) -> None:
         """Record the duration of a step for adaptive draft windows.
 
         An overlapped step takes the target's part of the last round and the drafts of this one, so it counts only where
         both have one shape.
         """
-        if last is None or this is None:
+        if last is None or verified is None:
             return
-        before, now = last.round, this.round
+        before, now = last.round, verified.round
         if not self.overlap or (before.batch, before.window) == (now.batch, now.window):
             self.draft_windows.costs.observe(now.batch, now.window, seconds)
 
@@ -242,29 +242,29 @@ class RoundSteps:
         self._metrics = metrics
         self._timeline = timeline
 
-    def fast_forward(self, this: Round) -> Round:
+    def fast_forward(self, round_: Round) -> Round:
         """Return the round with its fast-forward tokens and the window that it needs. Call after the last commit."""
         with self._metrics.timed("fill"):
-            this = this.with_fast_forward() if this.may_fast_forward else this
-            for running in this.rows.values():
+            round_ = round_.with_fast_forward() if round_.may_fast_forward else round_
+            for running in round_.rows.values():
                 running.forget_plan()
-        if this.only_fast_forward or this.prompts != NO_PROMPTS:  # prompts fix the window
-            return this
-        window = self._drafter.window_needed(this)
-        return this if window == this.window else replace(this, window=window)
+        if round_.only_fast_forward or round_.prompts != NO_PROMPTS:  # prompts fix the window
+            return round_
+        window = self._drafter.window_needed(round_)
+        return round_ if window == round_.window else replace(round_, window=window)
 
-    def propose(self, this: Round) -> Buffer | None:
+    def propose(self, round_: Round) -> Buffer | None:
         """Write the drafts of the round; return their probabilities, see Drafter.propose."""
-        if this.only_fast_forward:
-            write_drafts(self._target.buffers.draft_tokens, this.batch, this.window, this.fast_forward)
-        if this.only_fast_forward or not this.window:
-            self._drafter.skip(this)
+        if round_.only_fast_forward:
+            write_drafts(self._target.buffers.draft_tokens, round_.batch, round_.window, round_.fast_forward)
+        if round_.only_fast_forward or not round_.window:
+            self._drafter.skip(round_)
             return None
         with self._metrics.timed("propose"), self._timeline.span("propose"):
-            return self._drafter.propose(this)
+            return self._drafter.propose(round_)
 
-    def fetch(self, this: Round | None, last: VerifiedRound | None) -> Any:
-        """Enqueue copies to the host: tokens and logits of the ``last`` round, and the drafts of ``this`` one.
+    def fetch(self, round_: Round | None, last: VerifiedRound | None) -> Any:
+        """Enqueue copies to the host: tokens and logits of the ``last`` round, and the drafts of ``round_``.
 
         Return an event that follows the copies.
         """
@@ -275,22 +275,22 @@ class RoundSteps:
                 buffers.count.copy_out(last.round.batch)
                 for logits in last.logits.values():
                     logits.copy_out()
-            if this is not None and this.window:
-                buffers.draft_tokens.copy_out(this.batch, this.window)
+            if round_ is not None and round_.window:
+                buffers.draft_tokens.copy_out(round_.batch, round_.window)
         return self._streams.record_copies()
 
-    def wait_for_drafts(self, this: Round) -> None:
+    def wait_for_drafts(self, round_: Round) -> None:
         """Copy drafts that were proposed after the commit to the host, and wait for the copy."""
-        if self._drafter.drafts_before_commit and this.window and not this.only_fast_forward:
-            copied = self.fetch(this, None)
+        if self._drafter.drafts_before_commit and round_.window and not round_.only_fast_forward:
+            copied = self.fetch(round_, None)
             with self._metrics.timed("wait"):
                 self._streams.wait(copied)
 
-    def score(self, this: Round) -> None:
+    def score(self, round_: Round) -> None:
         """Run the target over the draft window; see TargetRunner.score."""
         with self._metrics.timed("target"), self._timeline.span("target"):
-            self._target.score(this)
-            self._drafter.after_target(this)
+            self._target.score(round_)
+            self._drafter.after_target(round_)
 
     def commit(self, last: VerifiedRound | None, copied: Any) -> None:
         """Wait for the copies of ``fetch``, and turn the tokens of the ``last`` round into text."""
@@ -303,50 +303,50 @@ class RoundSteps:
             if last is not None:
                 self._committer.commit(last)
 
-    def write_inputs(self, this: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
+    def write_inputs(self, round_: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
         """Write masks, draft lengths and adjusted tokens; return the drafts to verify by slot.
 
         The ``draft_probs`` of fast-forward tokens become zero, because these tokens were not sampled.
         """
         with self._metrics.timed("fill"):
-            drafts = self._verify_inputs.write(this)
-        for slot, running in this.rows.items():
+            drafts = self._verify_inputs.write(round_)
+        for slot, running in round_.rows.items():
             draft = drafts.get(slot)
             if draft is None or not draft.fast_forward:
                 continue
-            if not this.only_fast_forward and draft.num_from_drafter < len(draft.tokens):
+            if not round_.only_fast_forward and draft.num_from_drafter < len(draft.tokens):
                 self._drafter.replaced(running, draft.num_from_drafter)
             if draft_probs is not None:
-                probs = draft_probs.view(this.batch, this.window, self._target.vocab)
+                probs = draft_probs.view(round_.batch, round_.window, self._target.vocab)
                 for position in draft.fast_forward:
                     probs[slot, position].zero_()
         return drafts
 
-    def verify(self, this: Round, draft_probs: Buffer | None, drafts: dict[int, DraftToVerify]) -> VerifiedRound:
+    def verify(self, round_: Round, draft_probs: Buffer | None, drafts: dict[int, DraftToVerify]) -> VerifiedRound:
         """Adjust logits, verify the drafts and advance the slots, after the copies that ``write_inputs`` enqueued."""
         self._streams.wait_for_copies_on_device()
         with self._metrics.timed("verify"), self._timeline.span("verify"):
-            logits = self._copied_logits(this, "raw")
-            self._target.adjust(this)
-            logits |= self._copied_logits(this, "processed")
-            self._target.verify(this, draft_probs)
-            self._drafter.after_verify(this)
+            logits = self._copied_logits(round_, "raw")
+            self._target.adjust(round_)
+            logits |= self._copied_logits(round_, "processed")
+            self._target.verify(round_, draft_probs)
+            self._drafter.after_verify(round_)
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._streams.waits
         num_verified = {slot: len(draft.tokens) for slot, draft in drafts.items()}
         return VerifiedRound(
-            this, num_verified, {slot: draft.num_from_drafter for slot, draft in drafts.items()}, logits
+            round_, num_verified, {slot: draft.num_from_drafter for slot, draft in drafts.items()}, logits
         )
 
-    def _copied_logits(self, this: Round, mode: str) -> dict[int, HostCopy]:
+    def _copied_logits(self, round_: Round, mode: str) -> dict[int, HostCopy]:
         """Copy the logits of requests with this ``logprobs_mode``, because the next round overwrites them."""
         wanted = {
             slot
-            for slot, running in this.rows.items()
+            for slot, running in round_.rows.items()
             if running.request.params.logprobs is not None and running.request.params.logprobs_mode == mode
         }
         if not wanted:
             return {}
-        logits = self._target.buffers.logits.view(this.batch, this.window + 1, self._target.vocab)
+        logits = self._target.buffers.logits.view(round_.batch, round_.window + 1, self._target.vocab)
         return {slot: HostCopy(logits[slot]) for slot in wanted}

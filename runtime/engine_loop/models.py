@@ -64,9 +64,9 @@ class TargetRunner:
             self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits, features
         ).run()
 
-    def score(self, this: Round) -> None:
+    def score(self, round_: Round) -> None:
         """Run the target over the newest and the drafted tokens of every row, and over the round's prompts."""
-        shape = this.shape.size
+        shape = round_.shape.size
         if shape.prompts != NO_PROMPTS:
             self._score_with_prompts(shape)
             return
@@ -102,9 +102,9 @@ class TargetRunner:
         if self._checked is not None:
             self._checked.check()
 
-    def adjust(self, this: Round) -> None:
+    def adjust(self, round_: Round) -> None:
         """Apply biases and penalties to the logits, if a request has any. Their entries must be uploaded."""
-        shape, columns = this.shape.size.without_prompts, self.buffers.entries.columns
+        shape, columns = round_.shape.size.without_prompts, self.buffers.entries.columns
         if not columns:
             return
         self._graphs.run(
@@ -115,12 +115,12 @@ class TargetRunner:
             capturable=self.engines["adjust"].capturable,
         )
 
-    def verify(self, this: Round, draft_probs: Buffer | None) -> None:
+    def verify(self, round_: Round, draft_probs: Buffer | None) -> None:
         """Decide the emitted tokens and advance the slots by them. Masks and draft lengths must be uploaded.
 
         ``draft_probs``: the result of Drafter.propose.
         """
-        shape = this.shape.without_prompts._replace(keep_probs=draft_probs is not None)
+        shape = round_.shape.without_prompts._replace(keep_probs=draft_probs is not None)
         outputs, state = self._verify_outputs(shape)
         self._graphs.run(
             ("verify", shape),
@@ -269,27 +269,27 @@ class Drafter(SlotListener, Protocol):
     def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """Upload the prompts of a round over paged caches. ``texts``: tokens by slot."""
 
-    def propose(self, this: Round) -> Buffer | None:
-        """Draft the window of ``this`` round, at least one token, and process its prompts.
+    def propose(self, round_: Round) -> Buffer | None:
+        """Draft the window of the round, at least one token, and process its prompts.
 
         Returns the probabilities that the drafts were sampled from, float32 [batch, window, vocab], if a verification
         rule of the round reads them.
         """
 
-    def skip(self, this: Round) -> None:
-        """Process the prompts of ``this`` round, which drafts nothing."""
+    def skip(self, round_: Round) -> None:
+        """Process the prompts of the round, which drafts nothing."""
 
-    def after_target(self, this: Round) -> None:
-        """Process the target's outputs (in ``RoundBuffers``) for ``this`` round and its prompts."""
+    def after_target(self, round_: Round) -> None:
+        """Process the target's outputs (in ``RoundBuffers``) for the round and its prompts."""
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
         """Handle that fast-forward tokens replace the drafts of a request after the first ``kept`` ones."""
 
-    def after_verify(self, this: Round) -> None:
-        """Process the emitted tokens of ``this`` round, in ``RoundBuffers``."""
+    def after_verify(self, round_: Round) -> None:
+        """Process the emitted tokens of the round, in ``RoundBuffers``."""
 
-    def window_needed(self, this: Round) -> int:
-        """Return the draft window that ``this`` round needs, at most its planned one. Called after the commit."""
+    def window_needed(self, round_: Round) -> int:
+        """Return the draft window that the round needs, at most its planned one. Called after the commit."""
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """Return a lower bound on the tokens of a text in its caches, ignoring prefill; all tokens without a cache."""

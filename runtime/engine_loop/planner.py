@@ -70,22 +70,22 @@ class RoundPlanner:
         chunks = plan(missing, budget)
         if slots.reuses_whole_chunks:
             chunks = at_block_ends(chunks)
-        this = plan_round(slots, draft_windows, slots.count, chunks)
+        round_ = plan_round(slots, draft_windows, slots.count, chunks)
         layout = self._target.layout
-        if num_tokens(chunks) < num_tokens(missing) and layout.budget(this.window_tokens, budget) < budget:
-            chunks = plan(missing, layout.budget(this.window_tokens, budget))
+        if num_tokens(chunks) < num_tokens(missing) and layout.budget(round_.window_tokens, budget) < budget:
+            chunks = plan(missing, layout.budget(round_.window_tokens, budget))
             if slots.reuses_whole_chunks:
                 chunks = at_block_ends(chunks)
-            this = plan_round(slots, draft_windows, slots.count, chunks)
-        this = replace(this, prompts=layout.prompts_of(this.window_tokens, chunks))
+            round_ = plan_round(slots, draft_windows, slots.count, chunks)
+        round_ = replace(round_, prompts=layout.prompts_of(round_.window_tokens, chunks))
         running = {each.slot: each for each in slots}
         if self._drafter.reads_prompts_late:
             ended = (chunk.slot for chunk in chunks if chunk.end == running[chunk.slot].prefill_end)
-            this = replace(this, undrafted=frozenset(ended))
+            round_ = replace(round_, undrafted=frozenset(ended))
         texts = {chunk.slot: running[chunk.slot].tokens for chunk in chunks}
-        if this.prompts != NO_PROMPTS:
-            layout.write(chunks, texts, this.prompts)
-            self._drafter.write_prompts(chunks, texts, this.prompts)
+        if round_.prompts != NO_PROMPTS:
+            layout.write(chunks, texts, round_.prompts)
+            self._drafter.write_prompts(chunks, texts, round_.prompts)
         else:
             self._place()
             self._prefill(chunks, texts)
@@ -94,7 +94,7 @@ class RoundPlanner:
         for chunk in chunks:
             running[chunk.slot].prefilled = chunk.end
         self._metrics.prefilled += num_tokens(chunks)
-        return this
+        return round_
 
     def _place(self) -> None:
         """Upload the positions that are not on the device yet."""

@@ -60,7 +60,7 @@ def stored_parts(path: Path) -> dict[str, list[StoredWeight]]:
     graph = load_graph(path).graph
     weights = {each.name: stored_tensor(each, path.parent) for each in graph.initializer}
     producers = {name: node for node in graph.node for name in node.output}
-    found = {}
+    parts_of_outputs = {}
     for output in graph.output:
         node = producers.get(output.name)
         if node is None or not (node.op_type == "Identity" or _joins_rows(node)):
@@ -68,8 +68,8 @@ def stored_parts(path: Path) -> dict[str, list[StoredWeight]]:
         parts = [weights.get(name) for name in node.input]
         stored = [part for part in parts if part is not None and part.shape]
         if len(stored) == len(parts):
-            found[output.name] = stored
-    return found
+            parts_of_outputs[output.name] = stored
+    return parts_of_outputs
 
 
 def _joins_rows(node: onnx.NodeProto) -> bool:

@@ -104,28 +104,28 @@ class Executor:
 
     def _bind_step(self, step: Step, named: Mapping[str, torch.Tensor]) -> Call:
         """Bind a step, or reuse a bound one: most steps depend only on the number of tokens of a call."""
-        given = _given(step, named)
-        key = (step.outputs, *((tensor.data_ptr(), *tensor.shape) for tensor in given.values()))
+        bound = _given(step, named)
+        key = (step.outputs, *((tensor.data_ptr(), *tensor.shape) for tensor in bound.values()))
         call = self._bound.get(key)
         if call is None:
             if isinstance(step, Operator):
-                call = self._launchers[step.name](given, step.attributes, self.context)
+                call = self._launchers[step.name](bound, step.attributes, self.context)
             else:
-                call = self._subgraphs[step.file].bind(given)
+                call = self._subgraphs[step.file].bind(bound)
             self._bound[key] = call
         return call
 
     def _between(self, sizes: Sizes) -> dict[str, torch.Tensor]:
         """The intermediate tensors, in the shapes of this call."""
-        found = {}
+        tensors = {}
         for name, buffer in self._buffers.buffer_of.items():
             value, memory = self._values[name], self._memory[buffer]
             shape = value.resolve(sizes)
             if bytes_of(value.dtype, [shape]) > len(memory):
                 raise InternalError(f"bind: a call of {dict(sizes)} is larger than {list(map(dict, self._largest))}")
             dtype = getattr(torch, value.dtype)
-            found[name] = viewed(memory, dtype)[: prod(shape)].view(shape)
-        return found
+            tensors[name] = viewed(memory, dtype)[: prod(shape)].view(shape)
+        return tensors
 
 
 def calls_of(bundle: Bundle) -> tuple[Sizes, ...]:
@@ -160,5 +160,5 @@ def _given(step: Step, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
     if isinstance(step, Subgraph):
         return {name: named[name] for name in (*step.inputs, *step.outputs)}
     in_place = step.definition.in_place
-    given = {name: named[value] for name, value in step.named_inputs().items()}
-    return given | {name: named[value] for name, value in step.named_outputs().items() if name not in in_place}
+    arguments = {name: named[value] for name, value in step.named_inputs().items()}
+    return arguments | {name: named[value] for name, value in step.named_outputs().items() if name not in in_place}

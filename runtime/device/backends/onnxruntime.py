@@ -69,8 +69,8 @@ class OnnxRuntimeEngine:
             content=content,
             initializers=initializers,
         )
-        found = Contract(bindings(session.get_inputs()), bindings(session.get_outputs()), contract.aliases)
-        differences = contract.differences(found)
+        actual = Contract(bindings(session.get_inputs()), bindings(session.get_outputs()), contract.aliases)
+        differences = contract.differences(actual)
         if differences:
             raise BadBundle(f"{path}: bindings differ from the contract: {'; '.join(differences)}; build it again")
         return cls(session, contract, device, initializers)

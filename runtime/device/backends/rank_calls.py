@@ -77,9 +77,9 @@ class Header(NamedTuple):
     def to_array(self) -> np.ndarray:
         """Return the header as HEADER_BYTES bytes of int64; it is not all zeros."""
         values = [self.action, self.graphed, *self.caches, len(self.sizes), *self.sizes]
-        found = np.zeros(HEADER_BYTES // 8, np.int64)
-        found[: len(values)] = values
-        return found
+        array = np.zeros(HEADER_BYTES // 8, np.int64)
+        array[: len(values)] = values
+        return array
 
     @classmethod
     def from_bytes(cls, header: bytes) -> "Header":
@@ -156,10 +156,10 @@ class RankCalls:
 
     def _bound(self, header: bytes) -> Call:
         action, graphed, caches, sizes = Header.from_bytes(header)
-        held = self._caches(caches)
+        rank_caches = self._caches(caches)
         if action is not Action.CALL:
             slot, place = sizes
-            return StatesCall(held, slot, place, restores=action is Action.RESTORE_STATES)
+            return StatesCall(rank_caches, slot, place, restores=action is Action.RESTORE_STATES)
         left = list(sizes)
         shapes = [tuple(left.pop(0) for _ in binding.shape) for binding in self._inputs]
         nbytes = [prod(shape) * BYTES[b.dtype] for b, shape in zip(self._inputs, shapes, strict=True)]
@@ -174,7 +174,7 @@ class RankCalls:
         shape = (*tensors["score_rows"].shape, int(logits.shape[-1]))
         dtype = getattr(torch, logits.dtype)
         out = viewed(self._logits[: prod(shape) * dtype.itemsize], dtype).view(shape)
-        steps = self._executor.bind({**tensors, **held.tensors, "logits": out})
+        steps = self._executor.bind({**tensors, **rank_caches.tensors, "logits": out})
         if self._received is None:
             return steps
         from tandemrt.plugins.kernels.collectives import receive
@@ -183,13 +183,13 @@ class RankCalls:
         return GraphedCall([received, steps], graphed)
 
     def _new_caches(self, caches: Caches) -> "HeldCaches":
-        found, states = {}, []
+        cache_tensors, states = {}, []
         for _, source in self._contract.aliases:
             binding = self._contract[source]
             shape = binding.resolve({"blocks": caches.blocks, "slots": caches.slots})
-            found[source] = torch.zeros(shape, dtype=getattr(torch, binding.dtype), device=self._device)
-            states += [found[source]] if is_state(binding) else []
-        return HeldCaches(found, states)
+            cache_tensors[source] = torch.zeros(shape, dtype=getattr(torch, binding.dtype), device=self._device)
+            states += [cache_tensors[source]] if is_state(binding) else []
+        return HeldCaches(cache_tensors, states)
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ def packed(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 def published(contract: Contract) -> list[Binding]:
     """Return the inputs of a call, which rank 0 publishes."""
-    held = {source for _, source in contract.aliases}
-    return [binding for binding in contract.inputs if binding.name not in held]
+    cache_names = {source for _, source in contract.aliases}
+    return [binding for binding in contract.inputs if binding.name not in cache_names]
 
 
 def is_state(binding: Binding) -> bool:

@@ -80,10 +80,10 @@ class RankedEngine:
         """
         entry, count = bundle.engine("target"), 1 + len(bundle.manifest.ranks)
         on_gpu = device.type == "cuda"
-        if on_gpu and (device.index or 0) + count > (found := torch.cuda.device_count()):
+        if on_gpu and (device.index or 0) + count > (num_gpus := torch.cuda.device_count()):
             raise BackendUnavailable(
-                f"device: a target over {count} ranks needs as many GPUs from {str(device)!r} on, torch finds {found} "
-                "here in all; use another device, or build the bundle with a smaller tensor_parallel"
+                f"device: a target over {count} ranks needs as many GPUs from {str(device)!r} on, torch finds "
+                f"{num_gpus} here in all; use another device, or build the bundle with a smaller tensor_parallel"
             )
         threads = threads or max(1, (os.cpu_count() or 1) // count)
         processes = RankProcesses(
@@ -152,10 +152,10 @@ class RankedEngine:
 
     def _caches_of(self, tensors: Mapping[str, torch.Tensor]) -> Caches:
         """Return the set of caches that ``tensors`` are, by its address."""
-        held = [self.contract[source] for _, source in self.contract.aliases]
-        slots = next((len(tensors[binding.name]) for binding in held if is_state(binding)), 0)
-        blocks = next(len(tensors[binding.name]) for binding in held if not is_state(binding))
-        address = tensors[held[0].name].data_ptr()
+        bindings = [self.contract[source] for _, source in self.contract.aliases]
+        slots = next((len(tensors[binding.name]) for binding in bindings if is_state(binding)), 0)
+        blocks = next(len(tensors[binding.name]) for binding in bindings if not is_state(binding))
+        address = tensors[bindings[0].name].data_ptr()
         return Caches(self._numbers.setdefault(address, len(self._numbers)), blocks, slots)
 
 

@@ -89,15 +89,15 @@ def require_bindings(
 
     Returns the int64 inputs that the engine reads as int32. ``reports_aliases``: see manifest.EngineEntry.
     """
-    found = contract_of(engine, reports_aliases=reports_aliases)
-    lines = contract.differences(widened(found, contract))
-    copied = [alias for alias in contract.aliases if reports_aliases and alias not in found.aliases]
+    actual = contract_of(engine, reports_aliases=reports_aliases)
+    lines = contract.differences(widened(actual, contract))
+    copied = [alias for alias in contract.aliases if reports_aliases and alias not in actual.aliases]
     lines += [f"{output} does not update {source} in place" for output, source in copied]
-    on_host = [b.name for b in found.inputs if engine.get_tensor_location(b.name).name == "HOST"]
+    on_host = [b.name for b in actual.inputs if engine.get_tensor_location(b.name).name == "HOST"]
     lines += [f"{name} is read in host memory" for name in on_host]
     if lines:
         raise BadBundle(f"engine {name!r}: bindings differ from the contract: {'; '.join(lines)}. Build it again")
-    return narrow_inputs(found, contract)
+    return narrow_inputs(actual, contract)
 
 
 def profiles_of(engine: Any, contract: Contract) -> list[Profile]:
