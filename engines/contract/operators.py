@@ -11,6 +11,7 @@ from typing import Literal
 
 from tandemrt.engines.contract.binding import Binding, Dim
 from tandemrt.engines.contract.gpus import FLOAT8_FROM, OLDEST_WITH_KERNELS, Capability
+from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 
 T = "T"
 
@@ -54,17 +55,7 @@ class Schema:
         return tuple(Binding(b.name, dtype if b.dtype == T else b.dtype, shape(b)) for b in bindings)
 
 
-# Sampling parameters per request, for verification and drafting. `seed` has the bits of an unsigned 64-bit integer.
-# `position` is the index, in prompt plus output, of the token that row 0 decides.
-SAMPLING = (
-    Binding("temperature", "float32", ("batch",)),
-    Binding("top_k", "int64", ("batch",)),
-    Binding("top_p", "float32", ("batch",)),
-    Binding("min_p", "float32", ("batch",)),
-    Binding("seed", "int64", ("batch",)),
-    Binding("position", "int64", ("batch",)),
-    Binding("rule", "int64", ("batch",)),
-)
+_SAMPLING = tuple(Binding(name, parameter.dtype, ("batch",)) for name, parameter in SAMPLING_PARAMETERS.items())
 _WINDOW_LOGITS = Binding("logits", T, ("batch", "window+1", "vocab"))
 _DRAFT_TOKENS = Binding("draft_tokens", "int64", ("batch", "window"))
 _DRAFTS = (_DRAFT_TOKENS, Binding("draft_len", "int64", ("batch",)))
@@ -200,14 +191,14 @@ SCHEMAS = {
             in_place={"adjusted": "logits"},
             kernels="adjust",
         ),
-        Schema("verify_draft", inputs=(_WINDOW_LOGITS, *_DRAFTS, *SAMPLING), outputs=_EMITTED, kernels="verify"),
+        Schema("verify_draft", inputs=(_WINDOW_LOGITS, *_DRAFTS, *_SAMPLING), outputs=_EMITTED, kernels="verify"),
         # A separate operator, because a TensorRT plugin has a fixed number of inputs.
         Schema(
             "verify_draft_probs",
             inputs=(
                 _WINDOW_LOGITS,
                 *_DRAFTS,
-                *SAMPLING,
+                *_SAMPLING,
                 Binding("draft_probs", "float32", ("batch", "window", "vocab")),
             ),
             outputs=_EMITTED,
@@ -215,7 +206,11 @@ SCHEMAS = {
         ),
         Schema(  # for a draft with a part of the target's vocabulary, `vocab` is that part and `token` the target's id
             "sample_draft",
-            inputs=(Binding("logits", T, ("batch", 1, "vocab")), *SAMPLING, Binding("target_ids", "int32", ("vocab",))),
+            inputs=(
+                Binding("logits", T, ("batch", 1, "vocab")),
+                *_SAMPLING,
+                Binding("target_ids", "int32", ("vocab",)),
+            ),
             outputs=(Binding("token", "int64", ("batch",)), Binding("draft_probs", "float32", ("batch", "vocab"))),
             optional=("target_ids", "draft_probs"),
             kernels="verify",

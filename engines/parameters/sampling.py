@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError, model_validator
 
 from tandemrt.engines.contract.draft_sampling import GreedyBelow, TemperatureScale
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.engines.validation.records import Record, Section, explain, reject
 
@@ -171,6 +172,15 @@ class SamplingParams(Section):
         """Whether a penalty or a bias changes logits."""
         penalizes = self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
         return penalizes or bool(self.logit_bias)
+
+    @property
+    def filters(self) -> bool:
+        """Whether a filter can remove tokens of a sampled row."""
+        return any(value != FILTERS[name].off for name, value in self.filter_values().items())
+
+    def filter_values(self) -> dict[str, float]:
+        """Return the value of each filter by its name, in the form of the operators."""
+        return {name: max(0, getattr(self, name)) for name in FILTERS}
 
     def checked(self) -> "SamplingParams":
         """Return a validated copy, in case the object was changed. Raises BadRequest."""

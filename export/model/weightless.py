@@ -8,6 +8,7 @@ import onnx_ir as ir
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import DTYPES, IR_VERSION
 from tandemrt.plugins.functions import (
     OPSET,
@@ -22,8 +23,6 @@ from tandemrt.plugins.functions import (
 )
 from tandemrt.plugins.operators.constants import DOMAIN
 
-_REQUEST = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
-
 
 def build_verify(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     """Return the model of ``contract.verify``: mask, filter, sample and accept in one graph.
@@ -33,9 +32,8 @@ def build_verify(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     bindings = contract.verify(vocab=vocab, dtype=dtype, draft_probs=draft_probs)
     values = {binding.name: _declare(binding) for binding in (*bindings.inputs, *bindings.outputs)}
     masked = _call("token_bitmask", [values["logits"], values["bitmask"]])
-    others = ("draft_tokens", "draft_len", *_REQUEST, *(("draft_probs",) if draft_probs else ()))
-    inputs = [masked.outputs[0], *(values[name] for name in others)]
     name = "verify_draft_probs" if draft_probs else "verify_draft"
+    inputs = [masked.outputs[0], *(values[binding.name] for binding in SCHEMAS[name].inputs[1:])]
     verified = _call(name, inputs, outputs=[values["tokens"], values["count"]])
     functions = (token_bitmask(), position_noise(), accept_coin(), filter_logits(), verify_draft(draft_probs))
     return _model("verify", bindings, values, [masked, verified], functions)

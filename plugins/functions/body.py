@@ -136,6 +136,10 @@ class Body:
         """Begin the body of an operator of the project, with its inputs except the optional ones in ``without``."""
         return cls(operator, [b.name for b in SCHEMAS[operator].inputs if b.name not in without])
 
+    def __getitem__(self, name: str) -> BodyValue:
+        """Return the input ``name``."""
+        return next(value for value in self.inputs if value.value.name == name)
+
     def attribute(self, name: str, kind: ir.AttributeType, target: str) -> ir.Attr:
         """Declare an attribute of the function; the result gives its value to attribute ``target`` of a node."""
         if name not in (each.name for each in self._attributes):

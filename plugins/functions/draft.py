@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, BodyValue
-from tandemrt.plugins.functions.filters import filter_logits, finite_logits, probabilities
+from tandemrt.plugins.functions.filters import filter_logits, filtered, finite_logits, probabilities
 from tandemrt.plugins.functions.noise import position_noise, token_noise
 from tandemrt.plugins.operators.constants import Purpose, Rule
 
@@ -14,10 +14,11 @@ from tandemrt.plugins.operators.constants import Purpose, Rule
 def sample_draft(draft_probs: bool, target_ids: bool = False) -> ir.Function:
     """(logits [batch, 1, vocab], temperature, …, rule[, target_ids]) → token[, draft_probs]."""
     body = Body.of("sample_draft", without=() if target_ids else ("target_ids",))
-    logits, temperature, top_k, top_p, min_p, seed, position, rule, *ids = body.inputs
-    raw = finite_logits(body, logits)
+    seed, position, rule = body["seed"], body["position"], body["rule"]
+    ids = body["target_ids"] if target_ids else None
+    raw = finite_logits(body, body["logits"])
     vocab = raw.size(-1)
-    sampled = temperature > np.float32(0)
+    sampled = body["temperature"] > np.float32(0)
     samplable = raw.max_last(keepdims=False).squeeze(1) > np.float32(-np.inf)
     greedy = body.where(samplable, raw.argmax_last().squeeze(1), np.int64(-1))
 
@@ -25,12 +26,11 @@ def sample_draft(draft_probs: bool, target_ids: bool = False) -> ir.Function:
         return column.expand_dims(-1).equals(body.arange(vocab)).cast(FLOAT32)
 
     def drawn() -> list[BodyValue]:
-        scores = body.call("filter_logits", raw, temperature, top_k, top_p, min_p)
-        scores = scores.squeeze(1)
+        scores = filtered(body, raw).squeeze(1)
         rejecting = rule.equals(np.int64(Rule.REJECTION))
         purpose = body.where(rejecting, np.int64(Purpose.DRAFT), np.int64(Purpose.SAMPLE))
-        if ids:
-            noise = body.call("token_noise", seed, position, purpose, ids[0])
+        if ids is not None:
+            noise = body.call("token_noise", seed, position, purpose, ids)
         else:
             noise = body.call("position_noise", seed, position, purpose, vocab)
         column = body.where(sampled & samplable, (scores + noise).argmax_last(), greedy)
@@ -40,10 +40,8 @@ def sample_draft(draft_probs: bool, target_ids: bool = False) -> ir.Function:
         return [column, body.where(from_distribution, probabilities(scores), one_hot(column))]
 
     column, *probs = body.branch(sampled.any(), drawn, lambda: [greedy, one_hot(greedy)] if draft_probs else [greedy])
-    if ids:
-        column = body.where(
-            samplable, body.op("Gather", ids[0], body.op("Max", column, np.int64(0))).cast(INT64), column
-        )
+    if ids is not None:
+        column = body.where(samplable, body.op("Gather", ids, body.op("Max", column, np.int64(0))).cast(INT64), column)
     return body.function(token=column, **({"draft_probs": probs[0]} if probs else {}))
 
 

@@ -3,9 +3,11 @@
 import numpy as np
 import onnx_ir as ir
 
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, Body, BodyValue
 
 _NEG_INF = np.float32(-np.inf)
+_PARAMETERS = ("temperature", *FILTERS)
 
 
 def finite_logits(body: Body, logits: BodyValue) -> BodyValue:
@@ -20,13 +22,19 @@ def probabilities(scores: BodyValue) -> BodyValue:
     return (weights / weights.sum_last()).cast(FLOAT32)
 
 
+def filtered(body: Body, logits: BodyValue) -> BodyValue:
+    """Call ``filter_logits`` on finite ``logits``, with the parameters among the inputs of ``body``."""
+    return body.call("filter_logits", logits, *(body[name] for name in _PARAMETERS))
+
+
 def filter_logits() -> ir.Function:
-    """(finite logits float32 [batch, rows, vocab], temperature, top_k, top_p, min_p [batch]) → scores, same shape.
+    """(finite logits float32 [batch, rows, vocab], temperature and each filter [batch]) → scores, same shape.
 
     It sorts as many scores as the widest top-k of the batch needs, and all of them only for top-p without top-k.
     """
-    body = Body("filter_logits", ["logits", "temperature", "top_k", "top_p", "min_p"])
-    logits, temperature, top_k, top_p, min_p = body.inputs
+    body = Body("filter_logits", ["logits", *_PARAMETERS])
+    logits, temperature = body["logits"], body["temperature"]
+    top_k, top_p, min_p = body["top_k"], body["top_p"], body["min_p"]
     sampled = temperature > np.float32(0)
     vocab = logits.size(-1)
     peak = logits.max_last()

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import Body, BodyValue
 from tandemrt.plugins.functions.draft_window import DraftWindow
-from tandemrt.plugins.functions.filters import filter_logits, finite_logits
+from tandemrt.plugins.functions.filters import filter_logits, filtered, finite_logits
 from tandemrt.plugins.functions.noise import accept_coin, position_noise
 from tandemrt.plugins.functions.rejection import reject
 from tandemrt.plugins.operators.constants import Purpose, Rule
@@ -21,16 +21,16 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     number of inputs, and the parser finds it by its name.
     """
     body = Body.of("verify_draft_probs" if draft_probs else "verify_draft")
-    logits, draft, length, temperature, top_k, top_p, min_p, seed, position, rule = body.inputs[:10]
-    probs = body.inputs[10] if draft_probs else None
-    raw = finite_logits(body, logits)
-    window = DraftWindow(body, raw, draft, length)
+    seed, position, rule = body["seed"], body["position"], body["rule"]
+    probs = body["draft_probs"] if draft_probs else None
+    raw = finite_logits(body, body["logits"])
+    window = DraftWindow(body, raw, body["draft_tokens"], body["draft_len"])
     greedy = raw.argmax_last()
-    sampled = temperature > np.float32(0)
+    sampled = body["temperature"] > np.float32(0)
     rejecting = sampled & rule.equals(np.int64(Rule.REJECTION))
 
     def sample() -> list[BodyValue]:
-        scores = body.call("filter_logits", raw, temperature, top_k, top_p, min_p)
+        scores = filtered(body, raw)
         [choice] = body.branch((sampled & ~rejecting).any(), lambda: draw(scores), lambda: [greedy])
         return body.branch(
             rejecting.any(),

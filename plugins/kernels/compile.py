@@ -2,8 +2,8 @@
 
 Every ``NAME.cu`` of this folder becomes one ``NAME.sm_90.cubin`` per compute capability, and one ``NAME.ptx`` for the
 lowest of them. The driver compiles the PTX for newer GPUs. A file with instructions that only Hopper has is compiled
-for sm_90a, and its PTX for compute_90. Kernels include the ``.cuh`` files of this folder by name. ``variants.cuh``
-restricts a compilation to some dtypes and head sizes.
+for sm_90a, and its PTX for compute_90. Kernels include the ``.cuh`` files of this folder by name, and ``sampling.cuh``,
+which sampling_header.py writes. ``variants.cuh`` restricts a compilation to some dtypes and head sizes.
 """
 
 import os
@@ -16,6 +16,7 @@ from pathlib import Path
 from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
 from tandemrt.engines.parallel import map_in_threads
+from tandemrt.plugins.kernels import sampling_header
 from tandemrt.plugins.kernels.nvrtc import Program, compile_program
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 
@@ -106,7 +107,9 @@ def _included(source: bytes) -> tuple[tuple[str, bytes], ...]:
     texts = [source]
     while texts:
         for name in re.findall(r'^#include "(.+)"', texts.pop().decode(), re.MULTILINE):
-            if name not in files and (SOURCES / name).is_file():
+            if name == sampling_header.FILE_NAME:
+                files[name] = sampling_header.sampling_header()
+            elif name not in files and (SOURCES / name).is_file():
                 files[name] = (SOURCES / name).read_bytes()
                 texts.append(files[name])
     return tuple(sorted(files.items()))

@@ -1,31 +1,26 @@
 // The arguments of one request, with the names of engines/contract/contract.py.
 #pragma once
 #include "draw.cuh"
+#include "sampling.cuh"  // written by sampling_header.py
 
-struct Sampling {
-    const float* temperature;
-    const i64* top_k;
-    const float* top_p;
-    const float* min_p;
-    const i64* seed;
-    const i64* position;
-    const i64* rule;
-};
+#define MEMBER(TYPE, NAME) TYPE NAME;
+#define LOAD(TYPE, NAME) NAME(all.NAME[i]),
+#define OR_ON(TYPE, NAME) || NAME > 0
 
+// The sampling parameters of a request. A filter that keeps every token is 0.
 struct Request {
-    float temperature, top_p, min_p;
-    i64 top_k;
+    FOR_FILTERS(MEMBER)
+    float temperature;
     u64 seed, position;
     bool sampled, by_rejection, filtered;
 
     __device__ __forceinline__ Request(const Sampling& all, int i, int vocab)
-        : temperature(all.temperature[i]), top_p(all.top_p[i]), min_p(all.min_p[i]), top_k(all.top_k[i]),
-          seed(u64(all.seed[i])), position(u64(all.position[i])) {
+        : FOR_FILTERS(LOAD) temperature(all.temperature[i]), seed(u64(all.seed[i])), position(u64(all.position[i])) {
         sampled = temperature > 0.0f;
         by_rejection = sampled && all.rule[i] == 1;
-        if (top_k <= 0 || top_k >= vocab) top_k = 0;
-        if (!(top_p > 0.0f && top_p < 1.0f)) top_p = 0.0f;
-        filtered = sampled && (top_k > 0 || top_p > 0.0f || min_p > 0.0f);
+        if (top_k >= vocab) top_k = 0;
+        if (top_p >= 1.0f) top_p = 0.0f;
+        filtered = sampled && (false FOR_FILTERS(OR_ON));
     }
 };
 

@@ -199,11 +199,6 @@ __device__ __forceinline__ void write_draft_probs(const T* logits, const Samplin
         probs[i64(item) * vocab + i] = drawn ? dist.probability(row.at(i)) : float(row.id(i) == token[item]);
 }
 
-#define SAMPLING_PARAMETERS                                                                                        \
-    const float *temperature, const i64 *top_k, const float *top_p, const float *min_p, const i64 *seed,           \
-        const i64 *position, const i64 *rule
-#define SAMPLING Sampling{temperature, top_k, top_p, min_p, seed, position, rule}
-
 // row_stats: two blocks per processor, if registers suffice; choose: three.
 #define KERNELS(NAME, T)                                                                                           \
     extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 2 ? 2 : 1) row_stats_##NAME(                   \

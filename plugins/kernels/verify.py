@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.engines.contract.operators import SAMPLING
+from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.operators.launch import Context
 
-_SAMPLING = tuple(binding.name for binding in SAMPLING)
 _DRAFTED = ("draft_tokens", "draft_len")
 
 _STATS_BYTES, _PARTIAL_BYTES = 24, 20
@@ -97,7 +96,7 @@ class VerifyLaunch:
     ) -> None:
         logits = tensors["logits"]
         drafts = [tensors[name] for name in _DRAFTED] if logits.shape[1] > 1 else [None, None]
-        inputs = [logits, tensors.get("bitmask"), *drafts, *(tensors[name] for name in _SAMPLING)]
+        inputs = [logits, tensors.get("bitmask"), *drafts, *(tensors[name] for name in SAMPLING_PARAMETERS)]
         progress = [advance.length, advance.position, advance.newest] if advance else [None] * 3
         self._device = logits.device
         self._launches = _choice(
@@ -127,7 +126,7 @@ class ProposeLaunch:
     ) -> None:
         logits, token, probs = tensors["logits"], tensors["token"], tensors.get("draft_probs")
         batch, vocab, ids = logits.shape[0], logits.shape[-1], tensors.get("target_ids")
-        sampling = [tensors[name] for name in _SAMPLING]
+        sampling = [tensors[name] for name in SAMPLING_PARAMETERS]
         inputs = [logits.view(batch, 1, vocab), None, None, None, *sampling]
         outputs = [None, None, None, token, None]
         self._device = logits.device

@@ -37,19 +37,16 @@ __device__ __forceinline__ void verify_one(const T* logits, const i64* draft_tok
     if (threadIdx.x == 0) count[item] = accepted + (token >= 0);
 }
 
-#define VERIFY_INPUTS(T)                                                                                       \
-    const T *logits, const i64 *draft_tokens, const i64 *draft_len, const float *temperature, const i64 *top_k, \
-        const float *top_p, const float *min_p, const i64 *seed, const i64 *position, const i64 *rule
-#define VERIFY_SAMPLING Sampling{temperature, top_k, top_p, min_p, seed, position, rule}
+#define VERIFY_INPUTS(T) const T *logits, const i64 *draft_tokens, const i64 *draft_len, SAMPLING_PARAMETERS
 
-#define VERIFY_DRAFT(NAME, T)                                                                                \
-    extern "C" __global__ void __launch_bounds__(1024)                                                       \
-        verify_draft_##NAME(VERIFY_INPUTS(T), int rows, int vocab, i64* tokens, i64* count) {                \
-        verify_one(logits, draft_tokens, draft_len, VERIFY_SAMPLING, nullptr, rows, vocab, tokens, count);   \
+#define VERIFY_DRAFT(NAME, T)                                                                          \
+    extern "C" __global__ void __launch_bounds__(1024)                                                 \
+        verify_draft_##NAME(VERIFY_INPUTS(T), int rows, int vocab, i64* tokens, i64* count) {          \
+        verify_one(logits, draft_tokens, draft_len, SAMPLING, nullptr, rows, vocab, tokens, count);    \
     }
 
-#define VERIFY_DRAFT_PROBS(NAME, T)                                                                              \
-    extern "C" __global__ void __launch_bounds__(1024) verify_draft_probs_##NAME(                                \
-        VERIFY_INPUTS(T), const float* draft_probs, int rows, int vocab, i64* tokens, i64* count) {              \
-        verify_one(logits, draft_tokens, draft_len, VERIFY_SAMPLING, draft_probs, rows, vocab, tokens, count);   \
+#define VERIFY_DRAFT_PROBS(NAME, T)                                                                        \
+    extern "C" __global__ void __launch_bounds__(1024) verify_draft_probs_##NAME(                          \
+        VERIFY_INPUTS(T), const float* draft_probs, int rows, int vocab, i64* tokens, i64* count) {        \
+        verify_one(logits, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, tokens, count);    \
     }

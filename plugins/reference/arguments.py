@@ -1,50 +1,39 @@
 """Per-request sampling parameters of verification and drafting, validated and broadcast to vectors."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.engines.contract.sampling_parameters import FILTERS, SAMPLING_PARAMETERS
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.plugins.reference.noise import unsigned
 
 RuleLike = Rule | str | int | Sequence[Rule | str | int] | npt.NDArray[np.integer]
+Sampling = Mapping[str, npt.NDArray[Any]]
+"""Sampling parameters of a batch: a vector for each row of engines/contract/sampling_parameters.py, by its name."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling parameters of a batch, one vector per parameter. 0 disables a filter; a seed is any 64 bits."""
+def sampling_vectors(batch: int, **values: Any) -> Sampling:
+    """Broadcast each parameter over the batch and read None as 0.
 
-    temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int64]
-    top_p: npt.NDArray[np.float32]
-    min_p: npt.NDArray[np.float32]
-    seed: npt.NDArray[np.uint64]
-    position: npt.NDArray[np.int64]
-    rule: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(
-        cls, batch: int, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any, rule: Any
-    ) -> "Sampling":
-        """Broadcast scalars over the batch and read None as 0. Raises ValueError for values out of range."""
-        sampling = cls(
-            temperature=_vector("temperature", temperature, batch, np.float32),
-            top_k=_vector("top_k", top_k, batch, np.int64),
-            top_p=_vector("top_p", top_p, batch, np.float32),
-            min_p=_vector("min_p", min_p, batch, np.float32),
-            seed=_vector("seed", unsigned(seed), batch, np.uint64),
-            position=_vector("position", position, batch, np.int64),
-            rule=_vector("rule", _rules(rule), batch, np.int64),
-        )
-        _check("temperature", sampling.temperature, 0, float(np.finfo(np.float32).max))
-        _check("top_k", sampling.top_k, 0, np.iinfo(np.int64).max)
-        _check("top_p", sampling.top_p, 0, 1)
-        _check("min_p", sampling.min_p, 0, 1)
-        _check("position", sampling.position, 0, np.iinfo(np.int64).max)
-        return sampling
+    A filter may be omitted: it is then 0, which keeps every token. A seed is any 64 bits, and ``rule`` a RuleLike.
+    Raises ValueError for values out of range, and TypeError for unknown and missing names.
+    """
+    required = SAMPLING_PARAMETERS.keys() - FILTERS.keys()
+    if wrong := (required - values.keys()) | (values.keys() - SAMPLING_PARAMETERS.keys()):
+        raise TypeError(f"sampling parameters: {', '.join(sorted(wrong))} must not be missing or unknown")
+    vectors = {}
+    for name, parameter in SAMPLING_PARAMETERS.items():
+        if name == "seed":
+            vectors[name] = _vector(name, unsigned(values[name]), batch, np.uint64)
+        else:
+            value = _rules(values[name]) if name == "rule" else values.get(name)
+            vectors[name] = _vector(name, value, batch, parameter.dtype)
+        if parameter.most is not None:
+            _check(name, vectors[name], parameter.most)
+    return vectors
 
 
 def _vector(name: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
@@ -69,7 +58,7 @@ def _rule(rule: Any) -> int:
     return int(Rule(rule))
 
 
-def _check(name: str, values: np.ndarray, low: float, high: float) -> None:
-    wrong = values[~((values >= low) & (values <= high))]
+def _check(name: str, values: np.ndarray, most: float) -> None:
+    wrong = values[~((values >= 0) & (values <= most))]
     if wrong.size:
-        raise ValueError(f"{name}: a value between {low} and {high} is needed, got {wrong[0]}")
+        raise ValueError(f"{name}: a value between 0 and {most} is needed, got {wrong[0]}")

@@ -26,14 +26,15 @@ def filter_logits(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
     Temperature 0 scales by 1; the scores of such a greedy request are not used.
     """
-    temperature = np.where(sampling.temperature > 0, sampling.temperature, np.float32(1))
+    temperature, min_p = sampling["temperature"], sampling["min_p"]
+    temperature = np.where(temperature > 0, temperature, np.float32(1))
     peak = np.max(logits, axis=-1, keepdims=True)
     with np.errstate(over="ignore"):  # a score below the range of float32 is −inf, which is correct
         scores = (logits - np.where(np.isfinite(peak), peak, np.float32(0))) / temperature[:, None, None]
-    scores = _top_p(_top_k(scores, sampling.top_k), sampling.top_p)
-    if not (sampling.min_p > 0).any():
+    scores = _top_p(_top_k(scores, sampling["top_k"]), sampling["top_p"])
+    if not (min_p > 0).any():
         return scores
-    return np.where(np.exp(scores, dtype=np.float64) >= sampling.min_p[:, None, None], scores, _NEG_INF)
+    return np.where(np.exp(scores, dtype=np.float64) >= min_p[:, None, None], scores, _NEG_INF)
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:

@@ -12,11 +12,13 @@ depend on the token that would have been drafted next. The caller therefore neve
 that the mask forbids. It passes the token on; the rejection rule rejects it and draws from the residual.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from tandemrt.plugins.operators.constants import Purpose, Rule
-from tandemrt.plugins.reference.arguments import RuleLike, Sampling
+from tandemrt.plugins.reference.arguments import sampling_vectors
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits, probabilities
 from tandemrt.plugins.reference.noise import accept_coin, position_noise
 
@@ -26,21 +28,15 @@ def verify_draft(
     draft_tokens: npt.ArrayLike,
     draft_len: npt.ArrayLike,
     *,
-    temperature: npt.ArrayLike | None,
-    top_k: npt.ArrayLike | None,
-    top_p: npt.ArrayLike | None,
-    min_p: npt.ArrayLike | None,
-    seed: npt.ArrayLike,
-    position: npt.ArrayLike,
-    rule: RuleLike,
     draft_probs: npt.ArrayLike | None = None,
+    **sampling: Any,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the emitted tokens, int64 [batch, K+1] padded with −1, and their number, int64 [batch].
 
     ``logits`` floating [batch, K+1, vocab] are final: biased, penalized and masked. ``draft_tokens`` is int64 [batch,
-    K]; the first ``draft_len`` (int64 [batch]) of a row were drafted, and rows of logits after them are not read. The
-    other arguments are per-request vectors or scalars. Temperature 0 is greedy under either rule. 0 or None disables a
-    filter, and so does ``top_p`` 1. ``position`` is the index, in prompt plus output, of the token that row 0 decides.
+    K]; the first ``draft_len`` (int64 [batch]) of a row were drafted, and rows of logits after them are not read.
+    ``sampling``: the parameters of engines/contract/sampling_parameters.py, per-request vectors or scalars. Temperature
+    0 is greedy under either rule. A filter that is 0, None or omitted keeps every token, and so does ``top_p`` 1.
 
     ``draft_probs`` float32 [batch, K, vocab] are the distributions that the drafts were drawn from. An all-zero row, or
     no array, means that the token was chosen without a draw (one-hot). Only the rejection rule reads them.
@@ -55,15 +51,14 @@ def verify_draft(
     draft = np.asarray(draft_tokens, dtype=np.int64)
     length = np.asarray(draft_len, dtype=np.int64)
     _check_draft(draft, length, batch, window)
-    sampling = Sampling.of(
-        batch, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position, rule=rule
-    )
-    sampled = sampling.temperature > 0
-    rejection = sampled & (sampling.rule == Rule.REJECTION)
-    positions = sampling.position[:, None] + np.arange(rows)
-    seeds = sampling.seed[:, None]
+    vectors = sampling_vectors(batch, **sampling)
+    seed, position = vectors["seed"], vectors["position"]
+    sampled = vectors["temperature"] > 0
+    rejection = sampled & (vectors["rule"] == Rule.REJECTION)
+    positions = position[:, None] + np.arange(rows)
+    seeds = seed[:, None]
 
-    scores = filter_logits(raw, sampling)
+    scores = filter_logits(raw, vectors)
     drawn = np.argmax(scores + position_noise(seeds, positions, Purpose.SAMPLE, vocab), axis=-1)
     choice = np.where(sampled[:, None], drawn, np.argmax(raw, axis=-1))
 
@@ -88,7 +83,7 @@ def verify_draft(
     bonus = accepted == length
     final_scores = np.where((bonus | empty)[:, None], scores[every, accepted], replaced)
     purpose = np.where(bonus, Purpose.SAMPLE, Purpose.RESIDUAL)
-    noise = position_noise(sampling.seed, sampling.position + accepted, purpose, vocab)
+    noise = position_noise(seed, position + accepted, purpose, vocab)
     final = np.where(rejection, np.argmax(final_scores + noise, axis=-1), choice[every, accepted])
 
     count = accepted + samplable[every, accepted]

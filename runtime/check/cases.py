@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from tandemrt.engines.contract import operators
 from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.sampling_parameters import FILTERS, SAMPLING_PARAMETERS
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 
 Case = dict[str, np.ndarray]
-SAMPLING = tuple(binding.name for binding in operators.SAMPLING)
 
 
 def edge_case_batch(*, vocab: int, window: int, batch: int, seed: int, dtype: str, filters: bool = True) -> Case:
@@ -19,8 +18,7 @@ def edge_case_batch(*, vocab: int, window: int, batch: int, seed: int, dtype: st
     Edge cases: NaN and infinite logits, rows that are all NaN, masks that allow nothing, draft ids outside of the
     vocabulary. The arrays have the names of the inputs of verification and drafting. Logits are float32 values that
     ``dtype`` represents exactly. Most drafts are sampled from the draft distribution, so that accepted runs of every
-    length occur. ``filters`` False leaves top-k, top-p, min-p and the rejection rule out of every request (see
-    ``Engine.bind``).
+    length occur. ``filters`` False leaves filters and the rejection rule out of every request (see ``Engine.bind``).
     """
     rng = np.random.default_rng([seed, vocab, window])
     rows = window + 1
@@ -35,15 +33,13 @@ def edge_case_batch(*, vocab: int, window: int, batch: int, seed: int, dtype: st
     bitmask[rng.random((batch, rows)) < 0.04] = 0
     sampling = {
         "temperature": rng.choice(np.array([0, 0.6, 1.4], np.float32), batch),
-        "top_k": rng.choice([0, 1, 7, vocab, 10**6], batch),
-        "top_p": rng.choice(np.array([0, 0.4, 0.95, 1], np.float32), batch),
-        "min_p": rng.choice(np.array([0, 0.02, 0.5], np.float32), batch),
+        **{name: rng.choice(np.array(each.cases, each.dtype), batch) for name, each in FILTERS.items()},
         "seed": rng.integers(-(2**63), 2**63, batch),
         "position": rng.integers(0, 2**40, batch),
         "rule": rng.integers(0, 2, batch),
     }
     if not filters:
-        sampling |= {name: np.zeros_like(sampling[name]) for name in ("top_k", "top_p", "min_p", "rule")}
+        sampling |= {name: np.zeros_like(sampling[name]) for name in (*FILTERS, "rule")}
     drafts = rng.integers(0, vocab, (batch, window))
     draft_probs = np.zeros((batch, window, vocab), np.float32)
     masked = token_bitmask(logits, bitmask)
@@ -79,5 +75,5 @@ def reference_verify(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 def reference_draft(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the draft token and its distribution by definition, for the first row of logits."""
-    sampling = {name: case[name] for name in SAMPLING}
+    sampling = {name: case[name] for name in SAMPLING_PARAMETERS}
     return sample_draft(case["logits"][:, :1], **sampling, target_ids=case.get("target_ids"))

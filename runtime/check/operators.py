@@ -10,6 +10,7 @@ from tandemrt.engines.bundle.manifest import Limits
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.calls import drafted
 from tandemrt.engines.contract.contract import logits_width
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.runtime.check.adjust_logits import check_adjust
 from tandemrt.runtime.check.cases import Case, edge_case_batch, reference_draft, reference_verify
 from tandemrt.runtime.check.result import CheckResult, passed_if
@@ -96,8 +97,10 @@ def is_tie(case: Case, tokens: np.ndarray, definition: Definition) -> bool:
     for _ in range(_NUDGES):
         nudge = 1 + 2e-6 * rng.uniform(-1, 1, case["logits"].shape).astype(np.float32)
         moved = {**case, "logits": case["logits"] * nudge}
-        for name in ("top_p", "min_p"):
-            moved[name] = np.minimum(case[name] * np.float32(1 + 2e-6 * rng.uniform(-1, 1)), np.float32(1))
+        for name, parameter in FILTERS.items():
+            if parameter.dtype == "float32":
+                factor = np.float32(1 + 2e-6 * rng.uniform(-1, 1))
+                moved[name] = np.minimum(case[name] * factor, np.float32(parameter.most))
         if np.array_equal(definition(moved)[0][0], tokens):
             return True
     return False

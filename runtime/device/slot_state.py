@@ -1,27 +1,21 @@
 """Per-slot state on the device: position in the text and sampling parameters."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.device.streams import upload
 
+SlotParams = Mapping[str, float]
+"""The sampling parameters of one request by name, in the form of the operators: ``SlotState.INTEGERS`` and ``FLOATS``.
 
-@dataclass(frozen=True)
-class SlotParams:
-    """The sampling parameters of one request, in the form of the operators (engines/contract/contract.py)."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int  # an unsigned 64-bit integer, reinterpreted as signed
-    rule: int
-    draft_temperature: float  # the draft model's temperature; 0 where it drafts greedily
+``seed`` is an unsigned 64-bit integer, reinterpreted as signed. ``draft_temperature`` is the draft model's temperature,
+0 where it drafts greedily.
+"""
 
 
 class SlotOccupant(Protocol):
@@ -56,23 +50,22 @@ class SlotState:
     """
 
     PLACE = ("length", "position")
-    INTEGERS = ("top_k", "seed", "rule")
-    FLOATS = ("temperature", "top_p", "min_p", "draft_temperature")
+    INTEGERS = tuple(name for name, p in SAMPLING_PARAMETERS.items() if p.dtype == "int64" and name != "position")
+    FLOATS = (*(name for name, p in SAMPLING_PARAMETERS.items() if p.dtype == "float32"), "draft_temperature")
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.newest = torch.zeros(slots, 2, dtype=torch.int64, device=device)
         all_integers = torch.zeros(len(self.PLACE) + len(self.INTEGERS), slots, dtype=torch.int64, device=device)
         self._place, self._integers = all_integers[: len(self.PLACE)], all_integers[len(self.PLACE) :]
         self._all_integers = all_integers  # one tensor, so that one operation clears a slot
-        self._floats = torch.zeros(len(self.FLOATS), slots, dtype=torch.float32, device=device)
+        pairs = (len(self.FLOATS) + 1) // 2  # two floats are uploaded as the bits of an integer
+        self._floats = torch.zeros(2 * pairs, slots, dtype=torch.float32, device=device)
         self._rows = dict(zip((*self.PLACE, *self.INTEGERS), all_integers, strict=True))
-        self._rows |= dict(zip(self.FLOATS, self._floats, strict=True))
+        self._rows |= dict(zip(self.FLOATS, self._floats, strict=False))
         self._ramp = torch.arange(2, device=device)
         self._staged = torch.zeros(slots, len(SlotPosition._fields) + 1, dtype=torch.int64, device=device)
         self._pending_params: dict[int, SlotParams] = {}  # by slot: parameters that are not on the device yet
-        self._staged_params = torch.zeros(
-            slots, 1 + len(self.INTEGERS) + len(self.FLOATS) // 2, dtype=torch.int64, device=device
-        )
+        self._staged_params = torch.zeros(slots, 1 + len(self.INTEGERS) + pairs, dtype=torch.int64, device=device)
 
     def view(self, name: str, batch: int) -> torch.Tensor:
         """The values of slots [0, batch), shape [batch]."""
@@ -81,8 +74,7 @@ class SlotState:
 
     def sampling(self, batch: int) -> dict[str, torch.Tensor]:
         """The sampling bindings of verification, by their contract names."""
-        names = ("temperature", "top_p", "min_p", *self.INTEGERS, "position")
-        return {name: self.view(name, batch) for name in names}
+        return {name: self.view(name, batch) for name in SAMPLING_PARAMETERS}
 
     def drafting(self, batch: int) -> dict[str, torch.Tensor]:
         """The sampling bindings of drafting, which may have its own temperature."""
@@ -100,13 +92,12 @@ class SlotState:
         """Upload all parameters that were set since the last call, in one copy."""
         if not self._pending_params:
             return
-        integers = [
-            (slot, *(getattr(each, name) for name in self.INTEGERS)) for slot, each in self._pending_params.items()
-        ]
-        floats = [[getattr(each, name) for name in self.FLOATS] for each in self._pending_params.values()]
-        self._pending_params = {}
+        pending, self._pending_params = self._pending_params, {}
+        integers = [(slot, *(params[name] for name in self.INTEGERS)) for slot, params in pending.items()]
+        floats = np.zeros((len(pending), len(self._floats)), np.float32)
+        floats[:, : len(self.FLOATS)] = [[params[name] for name in self.FLOATS] for params in pending.values()]
         staged = self._staged_params[: len(integers)]
-        upload(np.concatenate([np.array(integers), np.array(floats, np.float32).view(np.int64)], 1), staged)
+        upload(np.concatenate([np.array(integers), floats.view(np.int64)], 1), staged)
         slots, first = staged[:, 0], 1 + len(self.INTEGERS)
         self._integers.index_copy_(1, slots, staged[:, 1:first].T)
         self._floats.index_copy_(1, slots, viewed(staged[:, first:], torch.float32).T)

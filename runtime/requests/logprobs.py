@@ -42,7 +42,7 @@ def token_logprobs(
         masks: int32 [rows, words], the allowed tokens; None: all.
         params: "processed" applies masks, temperature and filters. Temperature 0 counts as 1, without filters.
     """
-    from tandemrt.plugins.reference.arguments import Sampling  # few requests ask for logprobs
+    from tandemrt.plugins.reference.arguments import sampling_vectors  # few requests ask for logprobs
     from tandemrt.plugins.reference.filters import filter_logits, finite_logits
 
     rows = finite_logits(logits[: len(tokens)])
@@ -51,17 +51,15 @@ def token_logprobs(
             bits = np.unpackbits(masks[: len(tokens)].view(np.uint8), axis=1, bitorder="little")[:, : rows.shape[1]]
             rows = np.where(bits, rows, np.float32(-np.inf))
         if params.temperature > 0:
-            sampling = Sampling.of(
+            vectors = sampling_vectors(
                 len(rows),
                 temperature=params.temperature,
-                top_k=max(0, params.top_k),
-                top_p=params.top_p,
-                min_p=params.min_p,
                 seed=0,
                 position=0,
                 rule="coupled",
+                **params.filter_values(),
             )
-            rows = filter_logits(rows[:, None], sampling)[:, 0]
+            rows = filter_logits(rows[:, None], vectors)[:, 0]
     return [_one_token(row, token, params.logprobs or 0) for row, token in zip(rows, tokens, strict=True)]
 
 

@@ -120,9 +120,7 @@ def scoring_request(
     first_params, prompt = first.params, first.prompt
     params = SamplingParams(
         temperature=first_params.temperature,
-        top_p=first_params.top_p,
-        top_k=first_params.top_k,
-        min_p=first_params.min_p,
+        **first_params.filter_values(),
         logprobs=first_params.prompt_logprobs,
         logprobs_mode=first_params.logprobs_mode,
         priority=first_params.priority,

@@ -95,7 +95,7 @@ class Request:
         self.prompt_cached = False  # whether the caches hold all of the prompt that other requests can reuse
         self.synthetic = params.synthetic_acceptance_length  # an argument of verification, which has no such rule
         self.rule = Rule.REJECTION if params.rule == "rejection" else Rule.COUPLED
-        filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
+        filters = params.filters or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # the ``filters`` of Engine.bind
         structured = params.structured_outputs
         self.grammar_engine = None if structured is None else choose_engine(structured)
@@ -125,10 +125,14 @@ class Request:
         return self.output.finish_reason if self.output else None
 
     def slot_params(self) -> SlotParams:
-        p = self.params
-        seed = self.seed - 2**64 if self.seed >= 2**63 else self.seed
-        own = self.draft_temperature
-        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule), own)
+        """See SlotOccupant."""
+        return {
+            "temperature": self.params.temperature,
+            **self.params.filter_values(),
+            "seed": self.seed - 2**64 if self.seed >= 2**63 else self.seed,
+            "rule": int(self.rule),
+            "draft_temperature": self.draft_temperature,
+        }
 
     def new_speculation(self) -> "Speculation":
         """Return a record that has counted nothing yet."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 
 BATCH = 24
@@ -21,9 +22,7 @@ def case(vocab, window, batch=BATCH, seed=0):
     bitmask[rng.random((batch, window + 1)) < 0.03] = 0
     request = {
         "temperature": rng.choice([0, 0.6, 1.4], batch).astype(np.float32),
-        "top_k": rng.choice([0, 1, 7, vocab, 10**6], batch),
-        "top_p": rng.choice([0, 0.4, 0.95, 1], batch).astype(np.float32),
-        "min_p": rng.choice([0, 0.02, 0.5], batch).astype(np.float32),
+        **{name: rng.choice(each.cases, batch).astype(each.dtype) for name, each in FILTERS.items()},
         "seed": rng.integers(-(2**63), 2**63, batch),
         "position": rng.integers(0, 2**40, batch),
         "rule": rng.integers(0, 2, batch),

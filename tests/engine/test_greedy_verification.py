@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.weightless import build_verify
 from tandemrt.plugins.reference import token_bitmask, verify_draft
@@ -60,9 +61,7 @@ def test_a_batch_gets_the_tokens_of_the_definition(
     draft = np.where(random.random((batch, window)) < 0.8, best[:, :window], random.integers(-1, VOCAB + 2, window))
     sampling: dict[str, Any] = {
         "temperature": np.where(np.arange(batch) == 0, np.float32(sampled), np.float32(0)).astype(np.float32),
-        "top_k": np.zeros(batch, np.int64),
-        "top_p": np.ones(batch, np.float32),
-        "min_p": np.zeros(batch, np.float32),
+        **{name: np.full(batch, parameter.off, parameter.dtype) for name, parameter in FILTERS.items()},
         "seed": random.integers(0, 99, batch),
         "position": random.integers(0, 99, batch),
         "rule": random.integers(0, 2, batch),

@@ -6,6 +6,7 @@ from itertools import groupby
 import pytest
 
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
+from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels import compile as compiler
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
@@ -56,9 +57,9 @@ ENTRIES = {
     "linear": {f"few_rows_{rows}_{stages}": "2 u64, 4 u32, 1 u64" for rows in (8, 16) for stages in (6, 16)},
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
-        "row_stats": "12 u64, 3 u32, 3 u64",
-        "choose": "14 u64, 3 u32, 7 u64",
-        "draft_probs": "11 u64, 1 u32, 1 u64",
+        "row_stats": f"{5 + len(SAMPLING_PARAMETERS)} u64, 3 u32, 3 u64",
+        "choose": f"{7 + len(SAMPLING_PARAMETERS)} u64, 3 u32, 7 u64",
+        "draft_probs": f"{4 + len(SAMPLING_PARAMETERS)} u64, 1 u32, 1 u64",
     },
 }
 COLLECTIVES = {  # of bytes, whatever the dtype

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandemrt.engines.contract import contract
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.export.model.weightless import build_propose, build_verify
 from tandemrt.plugins import functions
 from tandemrt.plugins.operators.constants import DOMAIN, Purpose
@@ -95,10 +96,8 @@ def test_half_precision_logits_are_widened_first(engines, dtype):
         {"temperature": 0},
         {"temperature": 0.8, "rule": 0},
         {"temperature": 0.8, "rule": 1},
-        {"top_k": 0, "top_p": 0, "min_p": 0},
-        {"top_p": 0, "min_p": 0},
-        {"top_k": 0, "min_p": 0},
-        {"top_k": 0, "top_p": 0},
+        dict.fromkeys(FILTERS, 0),
+        *(dict.fromkeys(FILTERS.keys() - {name}, 0) for name in FILTERS),
         {"min_p": 1, "temperature": 0.8},
         {"bitmask": -1},
         {"bitmask": 0},

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from tandemrt.engines.contract.sampling_parameters import FILTERS, SAMPLING_PARAMETERS
 from tandemrt.plugins.kernels.compile import compile_kernels, compile_ptx
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
 from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch, VerifyWorkspace, parts, stats_parts
 from tandemrt.plugins.reference import probabilities, sample_draft, token_bitmask
-from tandemrt.plugins.reference.arguments import Sampling
+from tandemrt.plugins.reference.arguments import sampling_vectors
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits
 from tests.engine.operator_cases import BATCH, case, reference_verify, restricted
 from tests.gpu.here import compute_capabilities
@@ -24,7 +25,6 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CPP_TYPES = {"fp32": "float", "fp16": "fp16", "bf16": "bf16"}
 SMALL = [31, 32, 33, 1000, 2049]
 AWKWARD = [32_000, 128_001, 151_936]
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def run_one(modules, tensors, dtype):
     batch, rows, vocab = bound["logits"].shape
     bound |= outputs((batch, rows))
     name = "verify_draft_probs" if "draft_probs" in bound else "verify_draft"
-    order = ["logits", "draft_tokens", "draft_len", *SAMPLING, "draft_probs"]
+    order = ["logits", "draft_tokens", "draft_len", *SAMPLING_PARAMETERS, "draft_probs"]
     inputs = [bound[key] for key in order if key in bound]
     arguments = (*inputs, np.int32(rows), np.int32(vocab), bound["tokens"], bound["count"])
     launch = Launch(modules["verify_one"].kernel(f"{name}_{dtype}"), (batch, 1, 1), (1024, 1, 1), *arguments)
@@ -122,10 +122,8 @@ def test_awkward_vocabularies(modules, vocab, dtype, record_property, capsys):
         {"temperature": 0},
         {"temperature": 0.8, "rule": 0},
         {"temperature": 0.8, "rule": 1},
-        {"top_k": 0, "top_p": 0, "min_p": 0},
-        {"top_p": 0, "min_p": 0},
-        {"top_k": 0, "min_p": 0},
-        {"top_k": 0, "top_p": 0},
+        dict.fromkeys(FILTERS, 0),
+        *(dict.fromkeys(FILTERS.keys() - {name}, 0) for name in FILTERS),
         {"temperature": 1e-4},
         {"temperature": 1e4},
         {"bitmask": -1},
@@ -144,7 +142,7 @@ def test_each_mix_of_rules_and_filters_equals_the_definition(modules, dtype, cha
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_without_stats_greedy_and_coupled_requests_need_one_launch(modules, dtype):
     tensors = rounded(case(2049, 4), dtype)
-    for name in ("top_k", "top_p", "min_p", "rule"):
+    for name in (*FILTERS, "rule"):
         tensors[name] = np.zeros_like(tensors[name])
     assert differences(run_verify(modules, tensors, dtype, stats=False), reference_verify(tensors)) == 0
 
@@ -298,9 +296,7 @@ def test_the_noise_decides_as_it_is_defined(modules, vocab):
     rng = np.random.default_rng(5)
     requests = {"temperature": np.ones(4000, np.float32), "seed": rng.integers(-(2**63), 2**63, 4000)}
     requests |= {"position": rng.integers(0, 2**62, 4000), "rule": rng.integers(0, 2, 4000)}
-    requests |= {
-        name: np.zeros(4000, np.int64 if name == "top_k" else np.float32) for name in ("top_k", "top_p", "min_p")
-    }
+    requests |= {name: np.zeros(4000, parameter.dtype) for name, parameter in FILTERS.items()}
     tensors = {"logits": np.zeros((4000, 1, vocab), np.float32), **requests}
     np.testing.assert_array_equal(
         run_propose(modules, tensors, probs=False, stats=False)[0], sample_draft(**tensors)[0]
@@ -313,9 +309,8 @@ def test_the_first_token_has_the_distribution_of_the_target(modules, rule):
     count, vocab, series = 50_000, 8, 4  # a launch takes at most 65,535 requests
     rng = np.random.default_rng(11)
     target, draft = 1.5 * rng.normal(size=(2, vocab)).astype(np.float32)
-    shared = {"temperature": 0.9, "top_k": 6, "top_p": 0.95, "min_p": 0.02}
-    types = {"temperature": np.float32, "top_k": np.int64, "top_p": np.float32, "min_p": np.float32}
-    request = {name: np.full(count, value, types[name]) for name, value in shared.items()}
+    shared = dict.fromkeys(FILTERS, 0) | {"temperature": 0.9, "top_k": 6, "top_p": 0.95, "min_p": 0.02}
+    request = {name: np.full(count, value, SAMPLING_PARAMETERS[name].dtype) for name, value in shared.items()}
     request |= {"position": np.full(count, 3), "rule": np.full(count, rule)}
     bitmask = np.full((count, 2, 1), 0b11110111, np.int32)
     observed = np.zeros(vocab, np.int64)
@@ -327,9 +322,9 @@ def test_the_first_token_has_the_distribution_of_the_target(modules, rule):
         tokens, _ = run_verify(modules, tensors | {"draft_probs": probs[:, None]})
         observed += np.bincount(tokens[:, 0], minlength=vocab)
     count *= series
-    sampling = Sampling.of(1, **shared, seed=0, position=0, rule=rule)
+    vectors = sampling_vectors(1, **shared, seed=0, position=0, rule=rule)
     masked = token_bitmask(target[None, None], bitmask[:1, :1])
-    expected = probabilities(filter_logits(finite_logits(masked), sampling))[0, 0].astype(float)
+    expected = probabilities(filter_logits(finite_logits(masked), vectors))[0, 0].astype(float)
     assert observed[expected == 0].sum() == 0
     inside = expected > 0
     expected = expected[inside] / expected[inside].sum()

@@ -12,9 +12,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.plugins.operators.constants import Purpose
 from tandemrt.plugins.reference import filter_logits, position_noise, probabilities, sample_draft
-from tandemrt.plugins.reference.arguments import Sampling
+from tandemrt.plugins.reference.arguments import sampling_vectors
 from tests.plain.tiny_language import Language, speculate, surprise
 
 REQUESTS = 100_000
@@ -129,8 +130,8 @@ def drawn_with(purpose):
     """A drafter that is right except for its stream of noise."""
 
     def drafter(logits, *, seed, position, **request):
-        sampling = Sampling.of(len(logits), **request, seed=seed, position=position)
-        scores = filter_logits(logits[:, None], sampling)[:, 0]
+        vectors = sampling_vectors(len(logits), **request, seed=seed, position=position)
+        scores = filter_logits(logits[:, None], vectors)[:, 0]
         return np.argmax(scores + position_noise(seed, position, purpose, logits.shape[-1]), axis=-1), probabilities(
             scores
         )
@@ -150,7 +151,7 @@ def test_reporting_another_draft_distribution_is_detected():
 
     def misreported(logits, **request):
         token, _ = sample_draft(logits, **request)
-        return token, sample_draft(logits, **(request | {"top_k": None, "top_p": None, "min_p": None}))[1]
+        return token, sample_draft(logits, **{name: value for name, value in request.items() if name not in FILTERS})[1]
 
     assert misfit(filtered_language(), rule="rejection", window=2, drafter=misreported) > BIASED
 

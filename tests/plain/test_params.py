@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandemrt import SamplingParams, StructuredOutputs
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.engines.validation.errors import BadRequest
 
 
@@ -137,3 +138,17 @@ def test_checked_detects_values_that_bypassed_validation() -> None:
     ):
         with pytest.raises(BadRequest, match=message):
             params.checked()
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_is_off_by_default_and_on_with_any_other_value(name: str) -> None:
+    assert SamplingParams.model_fields[name].default == FILTERS[name].off
+    assert not SamplingParams().filters
+    assert not SamplingParams(**{name: FILTERS[name].off}).filters
+    assert SamplingParams(**{name: 0.5 if FILTERS[name].dtype == "float32" else 5}).filters
+
+
+def test_a_negative_top_k_turns_it_off() -> None:
+    params = SamplingParams(top_k=-1)
+    assert not params.filters
+    assert params.filter_values()["top_k"] == 0

@@ -11,15 +11,13 @@ from transformers.generation.logits_process import (
 )
 
 from tandemrt.plugins.reference import filter_logits, probabilities
-from tandemrt.plugins.reference.arguments import Sampling
+from tandemrt.plugins.reference.arguments import sampling_vectors
 
 
-def scores_of(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
+def scores_of(logits, temperature=1.0, **filters):
     rows = np.asarray(logits, np.float32)
-    sampling = Sampling.of(
-        1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=0, position=0, rule="coupled"
-    )
-    return filter_logits(rows[None], sampling)[0]
+    vectors = sampling_vectors(1, temperature=temperature, seed=0, position=0, rule="coupled", **filters)
+    return filter_logits(rows[None], vectors)[0]
 
 
 def kept(probabilities, **filters):

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference import accept_coin, position_noise, sample_draft, token_bitmask, verify_draft
 from tests.plain.test_reference_noise import LARGEST_COIN_SEED, SMALLEST_COIN_SEED
 
-PLAIN = {"temperature": 1.0, "top_k": None, "top_p": None, "min_p": None, "seed": 1, "position": 7, "rule": "coupled"}
+PLAIN = {"temperature": 1.0, "seed": 1, "position": 7, "rule": "coupled"}
 RULES = ["coupled", "rejection"]
 NONE = np.zeros((1, 0), np.int64)
 
@@ -196,9 +197,7 @@ def test_a_batch_equals_its_requests_one_by_one_in_any_order():
     draft, probs = rng.integers(0, vocab, (batch, window)), rng.dirichlet(np.ones(vocab), (batch, window))
     request = {
         "temperature": rng.choice([0, 0.5, 1.5], batch),
-        "top_k": rng.choice([0, 1, 4], batch),
-        "top_p": rng.choice([0, 0.6, 0.95], batch),
-        "min_p": rng.choice([0, 0.1], batch),
+        **{name: rng.choice(each.cases, batch) for name, each in FILTERS.items()},
         "seed": rng.integers(-(2**63), 2**63, batch),
         "position": rng.integers(0, 2**34, batch),
         "rule": rng.integers(0, 2, batch),

@@ -4,10 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.slot_state import SlotParams, SlotPosition, SlotState
 
 SLOTS = 3
+FIRST: SlotParams = {"temperature": 0.5, "seed": 1, "rule": 0, "draft_temperature": 0.5, **dict.fromkeys(FILTERS, 7)}
+SECOND: SlotParams = {
+    "temperature": 2.0,
+    **{
+        name: number / 8 if parameter.dtype == "float32" else number
+        for number, (name, parameter) in enumerate(FILTERS.items(), 1)
+    },
+    "seed": 1,
+    "rule": 1,
+    "draft_temperature": 0.0,
+}
 WINDOW = st.integers(0, 4)
 
 
@@ -34,7 +46,7 @@ def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple
 def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbours_alone() -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
     for slot in range(SLOTS):
-        state.set_params(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
+        state.set_params(slot, FIRST)
         state.place([SlotPosition(slot, length=5, last=2, previous=1)])
     state.flush_params()
     state.leave(1)
@@ -61,10 +73,10 @@ def test_the_tensors_that_an_engine_advances_are_those_of_the_first_slots() -> N
 
 def test_parameters_are_uploaded_once() -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
-    state.set_params(0, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
+    state.set_params(0, FIRST)
     state.flush_params()
     state.view("temperature", SLOTS).fill_(4.0)
-    state.set_params(2, SlotParams(2.0, 3, 0.5, 0.75, 1, 1, 0.0))
+    state.set_params(2, SECOND)
     state.flush_params()
     assert state.view("temperature", SLOTS).tolist() == [4.0, 4.0, 2.0]
     state.view("temperature", SLOTS).fill_(5.0)
@@ -75,15 +87,16 @@ def test_parameters_are_uploaded_once() -> None:
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
-    state.set_params(1, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
+    state.set_params(1, FIRST)
     state.flush_params()
-    state.set_params(1, SlotParams(2.0, 3, 0.5, 0.75, seed, 1, 0.0))
-    state.set_params(2, SlotParams(1.0, 1, 1.0, 1.0, 1, 1, 1.0))
+    state.set_params(1, {**SECOND, "seed": seed})
+    state.set_params(2, dict.fromkeys(SECOND, 1))
     state.leave(2)
     state.flush_params()
-    expected = {"temperature": 2.0, "top_k": 3, "top_p": 0.5, "min_p": 0.75, "seed": seed, "rule": 1, "position": 0}
+    expected = {**SECOND, "seed": seed, "position": 0}
+    own = expected.pop("draft_temperature")
     assert {name: values.tolist()[1] for name, values in state.sampling(SLOTS).items()} == expected
     drafting = state.drafting(SLOTS)
-    assert drafting.pop("temperature").tolist()[1] == 0.0
+    assert drafting.pop("temperature").tolist()[1] == own
     assert {name: values.tolist()[1] for name, values in drafting.items()}.items() <= expected.items()
     assert all(values.tolist()[0] == values.tolist()[2] == 0 for values in state.sampling(SLOTS).values())

@@ -48,16 +48,16 @@ class Language:
 
     @property
     def request(self) -> dict:
-        return {"temperature": 0.9, "top_k": None, "top_p": None, "min_p": None} | self.filters
+        return {"temperature": 0.9} | self.filters
 
     def distributions(self, logits: np.ndarray) -> np.ndarray:
         """The masked or unmasked rows as distributions, filtered by transformers, float64."""
         scores = torch.from_numpy(logits.reshape(-1, self.vocab)).double()
         request = self.request
         scores = TemperatureLogitsWarper(request["temperature"])(None, scores)
-        scores = TopKLogitsWarper(request["top_k"])(None, scores) if request["top_k"] else scores
-        scores = TopPLogitsWarper(request["top_p"])(None, scores) if request["top_p"] else scores
-        scores = MinPLogitsWarper(request["min_p"])(None, scores) if request["min_p"] else scores
+        scores = TopKLogitsWarper(request["top_k"])(None, scores) if "top_k" in request else scores
+        scores = TopPLogitsWarper(request["top_p"])(None, scores) if "top_p" in request else scores
+        scores = MinPLogitsWarper(request["min_p"])(None, scores) if "min_p" in request else scores
         return scores.softmax(-1).numpy().reshape(logits.shape)
 
     def penalized(self, logits: np.ndarray, text: np.ndarray, draft: np.ndarray) -> np.ndarray:

@@ -19,8 +19,8 @@ class Engine(Protocol):
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
         """Bind every input and output of the contract by name.
 
-        ``filters`` False: no request in the call uses top-k, top-p, min-p or the rejection rule. The engine then needs
-        only the largest score, no probabilities.
+        ``filters`` False: no request in the call uses a filter or the rejection rule. The engine then needs only the
+        largest score, no probabilities.
 
         Outputs that the contract aliases to an input share its memory and are left out. The tensors must be contiguous,
         on the engine's device, and outlive the call. Raises InternalError if a tensor does not fit the contract.

@@ -14,6 +14,7 @@ import torch
 import typer
 
 from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, VerifyWorkspace
 from tools.bench.kernels.compiled import compiled_kernels
@@ -97,8 +98,11 @@ def inputs(batch: int, rows: int, vocab: int, **changes: float) -> dict[str, tor
         "tokens": torch.zeros(batch, rows, dtype=torch.int64, device="cuda"),
         "count": torch.zeros(batch, dtype=torch.int64, device="cuda"),
     }
-    tensors |= {name: torch.zeros(batch, device="cuda") for name in ("top_p", "min_p")}
-    tensors |= {name: torch.zeros(batch, dtype=torch.int64, device="cuda") for name in ("top_k", "rule")}
+    tensors |= {
+        name: torch.zeros(batch, dtype=getattr(torch, parameter.dtype), device="cuda")
+        for name, parameter in SAMPLING_PARAMETERS.items()
+        if name not in tensors
+    }
     for name, value in changes.items():
         tensors[name].fill_(value)
     return tensors
