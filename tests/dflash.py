@@ -56,14 +56,14 @@ class BlockHead:
     def weights(self, seed: int = 0) -> Weights:
         """Random weights, without an embedding, and with an own lm_head for a reduced vocabulary."""
         draw, hidden = Draw(seed), self.hidden
-        found = {"fc.weight": draw.matrix(hidden, len(self.features) * hidden)}
-        found |= {f"{name}.weight": draw.norm(hidden) for name in ("hidden_norm", "norm")}
+        tensors = {"fc.weight": draw.matrix(hidden, len(self.features) * hidden)}
+        tensors |= {f"{name}.weight": draw.norm(hidden) for name in ("hidden_norm", "norm")}
         if self.draft_vocab < self.vocab:
-            found["lm_head.weight"] = 3 * draw.matrix(self.draft_vocab, hidden)
+            tensors["lm_head.weight"] = 3 * draw.matrix(self.draft_vocab, hidden)
         sizes = {"hidden": hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         for layer in range(self.layers):
-            found |= draw.layer(f"layers.{layer}", **sizes, family="qwen3")
-        return found | draw.vocabulary(self.vocab, self.draft_vocab)
+            tensors |= draw.layer(f"layers.{layer}", **sizes, family="qwen3")
+        return tensors | draw.vocabulary(self.vocab, self.draft_vocab)
 
     def save(self, folder: Path, weights: Weights | None = None, **changes: object) -> Path:
         """Write the checkpoint; ``changes`` replace fields of its config. Return the folder."""

@@ -39,7 +39,7 @@ class DSparkHead(BlockHead):
     def weights(self, seed: int = 0) -> Weights:
         """Random weights, including those of a confidence head."""
         draw, rank, hidden = Draw(seed + 1), self.rank, self.hidden
-        found = super().weights(seed) | {
+        tensors = super().weights(seed) | {
             "markov_head.markov_w1.weight": 3 * draw.matrix(self.vocab, rank),
             "markov_head.markov_w2.weight": 3 * draw.matrix(self.draft_vocab, rank),
             "confidence_head.proj.weight": draw.matrix(1, hidden + rank),
@@ -48,9 +48,9 @@ class DSparkHead(BlockHead):
         sizes = {"gated": ("gate_proj", rank, hidden + rank), "rnn": ("joint_proj", 3 * rank, 2 * rank + hidden)}
         if self.markov in sizes:
             name, width, inner = sizes[self.markov]
-            found[f"markov_head.{name}.weight"] = 2 * draw.matrix(width, inner)
-            found[f"markov_head.{name}.bias"] = draw.norm(width)
-        return found
+            tensors[f"markov_head.{name}.weight"] = 2 * draw.matrix(width, inner)
+            tensors[f"markov_head.{name}.bias"] = draw.norm(width)
+        return tensors
 
 
 class Definition(dflash.Definition):
@@ -58,7 +58,7 @@ class Definition(dflash.Definition):
 
     def chain(self, newest: int, window: int, choose: Callable[[torch.Tensor], int]) -> tuple[torch.Tensor, list[int]]:
         """Logits [window, draft vocabulary] of the tokens after ``newest``, and the tokens that ``choose`` picks."""
-        head, found, tokens = self.head, [], [newest]
+        head, scores, tokens = self.head, [], [newest]
         assert isinstance(head, DSparkHead)
         memory = torch.zeros(head.rank)
         for state in self.states(newest, window):
@@ -69,9 +69,9 @@ class Definition(dflash.Definition):
                 kept, candidate, output = self._matmul("joint_proj", memory, word, state).chunk(3)
                 memory = kept.sigmoid() * memory + (1 - kept.sigmoid()) * candidate.tanh()
                 word = output.tanh()
-            found.append(self.score(state[None])[0] + self.weights["markov_head.markov_w2.weight"] @ word)
-            tokens.append(choose(found[-1]))
-        return torch.stack(found), tokens[1:]
+            scores.append(self.score(state[None])[0] + self.weights["markov_head.markov_w2.weight"] @ word)
+            tokens.append(choose(scores[-1]))
+        return torch.stack(scores), tokens[1:]
 
     def _matmul(self, name: str, *parts: torch.Tensor) -> torch.Tensor:
         weight, bias = (self.weights[f"markov_head.{name}.{kind}"] for kind in ("weight", "bias"))

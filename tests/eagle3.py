@@ -69,23 +69,23 @@ class Head:
     def weights(self, seed: int = 0) -> Weights:
         """Random weights."""
         draw, hidden, aux = Draw(seed), self.hidden, len(self.features)
-        found = {"fc.weight": draw.matrix(hidden, aux * hidden), "norm.weight": draw.norm(hidden)}
-        found["lm_head.weight"] = 3 * draw.matrix(self.draft_vocab, hidden)
+        tensors = {"fc.weight": draw.matrix(hidden, aux * hidden), "norm.weight": draw.norm(hidden)}
+        tensors["lm_head.weight"] = 3 * draw.matrix(self.draft_vocab, hidden)
         if self.own_embedding:
-            found["embed_tokens.weight"] = draw.matrix(self.vocab, hidden) * hidden**0.5
+            tensors["embed_tokens.weight"] = draw.matrix(self.vocab, hidden) * hidden**0.5
         if self.norm_before_fc:
-            found["input_norm.weight"] = draw.norm(aux * hidden)
+            tensors["input_norm.weight"] = draw.norm(aux * hidden)
         if self.fc_norm:
-            found |= {f"fc_norm.{at}.weight": draw.norm(hidden) for at in range(aux)}
+            tensors |= {f"fc_norm.{at}.weight": draw.norm(hidden) for at in range(aux)}
         if self.mask_token is not None:
-            found["mask_hidden"] = draw.matrix(1, aux * hidden)[None] * (aux * hidden) ** 0.5
+            tensors["mask_hidden"] = draw.matrix(1, aux * hidden)[None] * (aux * hidden) ** 0.5
         sizes = {"hidden": hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         for layer in range(self.layers):
             name = self.first if layer == 0 else f"layers.{layer}"
-            found |= draw.layer(name, **sizes, family=self.family, inner=None if layer else 2 * hidden)
+            tensors |= draw.layer(name, **sizes, family=self.family, inner=None if layer else 2 * hidden)
             if layer == 0:
-                found[f"{name}.hidden_norm.weight"] = draw.norm(hidden)
-        return found | draw.vocabulary(self.vocab, self.draft_vocab)
+                tensors[f"{name}.hidden_norm.weight"] = draw.norm(hidden)
+        return tensors | draw.vocabulary(self.vocab, self.draft_vocab)
 
     def save(self, folder: Path, weights: Weights | None = None, **changes: object) -> Path:
         """Write the checkpoint; ``changes`` replace fields of its config. Return the folder."""

@@ -78,19 +78,19 @@ class Draw:
         self, name: str, *, hidden: int, heads: int, kv_heads: int, head_dim: int, family: str, inner: int | None = None
     ) -> Weights:
         """A layer of ``family``. Its attention reads ``inner`` numbers, by default ``hidden``."""
-        found = {}
+        tensors = {}
         for kind, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            found[f"{name}.self_attn.{kind}_proj.weight"] = self.matrix(count * head_dim, inner or hidden)
-        found[f"{name}.self_attn.o_proj.weight"] = self.matrix(hidden, heads * head_dim)
-        found[f"{name}.mlp.gate_proj.weight"] = self.matrix(2 * hidden, hidden)
-        found[f"{name}.mlp.up_proj.weight"] = self.matrix(2 * hidden, hidden)
-        found[f"{name}.mlp.down_proj.weight"] = self.matrix(hidden, 2 * hidden)
-        found |= {
+            tensors[f"{name}.self_attn.{kind}_proj.weight"] = self.matrix(count * head_dim, inner or hidden)
+        tensors[f"{name}.self_attn.o_proj.weight"] = self.matrix(hidden, heads * head_dim)
+        tensors[f"{name}.mlp.gate_proj.weight"] = self.matrix(2 * hidden, hidden)
+        tensors[f"{name}.mlp.up_proj.weight"] = self.matrix(2 * hidden, hidden)
+        tensors[f"{name}.mlp.down_proj.weight"] = self.matrix(hidden, 2 * hidden)
+        tensors |= {
             f"{name}.{each}.weight": self.norm(hidden) for each in ("input_layernorm", "post_attention_layernorm")
         }
         if family == "qwen3":
-            found |= {f"{name}.self_attn.{kind}_norm.weight": self.norm(head_dim) for kind in "qk"}
-        return found
+            tensors |= {f"{name}.self_attn.{kind}_norm.weight": self.norm(head_dim) for kind in "qk"}
+        return tensors
 
     def vocabulary(self, vocab: int, known: int) -> Weights:
         """Maps of a reduced draft vocabulary, or none if all tokens are ``known``."""
@@ -153,10 +153,10 @@ class Layers:
         return (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
     def _projected(self, x: torch.Tensor, attention: str, kind: str) -> torch.Tensor:
-        found = x @ self.weights[f"{attention}.{kind}_proj.weight"].T
+        projected = x @ self.weights[f"{attention}.{kind}_proj.weight"].T
         if f"{attention}.{kind}_proj.bias" in self.weights:
-            found = found + self.weights[f"{attention}.{kind}_proj.bias"]
-        return found.view(len(x), -1, self._head_dim).transpose(0, 1)
+            projected = projected + self.weights[f"{attention}.{kind}_proj.bias"]
+        return projected.view(len(x), -1, self._head_dim).transpose(0, 1)
 
     def _heads(self, x: torch.Tensor, attention: str, kind: str, begin: int) -> torch.Tensor:
         """Queries or keys after norm and rotation, [heads, tokens, head_dim]."""

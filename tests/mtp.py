@@ -50,16 +50,16 @@ class MtpLayer:
         """Random weights. One number of the last norm is large, so that few tokens are likely."""
         draw, hidden = Draw(seed), self.hidden
         sizes = {"hidden": hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-        found = draw.layer(self.prefix, **sizes, family="qwen3")
-        found |= {f"{self.named(part)}.weight": draw.norm(hidden) for part in (0, 1, 3)}
-        found[f"{self.named(3)}.weight"][3] = 40
+        tensors = draw.layer(self.prefix, **sizes, family="qwen3")
+        tensors |= {f"{self.named(part)}.weight": draw.norm(hidden) for part in (0, 1, 3)}
+        tensors[f"{self.named(3)}.weight"][3] = 40
         mlp = f"{self.prefix}.mlp"
         if self.experts:
-            shapes = {kind: found.pop(f"{mlp}.{kind}_proj.weight").shape for kind in ("gate", "up", "down")}
-            found[f"{mlp}.gate.weight"] = draw.matrix(self.experts, hidden)
+            shapes = {kind: tensors.pop(f"{mlp}.{kind}_proj.weight").shape for kind in ("gate", "up", "down")}
+            tensors[f"{mlp}.gate.weight"] = draw.matrix(self.experts, hidden)
             for index, (kind, shape) in product(range(self.experts), shapes.items()):
-                found[f"{mlp}.experts.{index}.{kind}_proj.weight"] = draw.matrix(*shape)
-        return found | {f"{self.named(2)}.weight": draw.matrix(hidden, 2 * hidden)}
+                tensors[f"{mlp}.experts.{index}.{kind}_proj.weight"] = draw.matrix(*shape)
+        return tensors | {f"{self.named(2)}.weight": draw.matrix(hidden, 2 * hidden)}
 
 
 class Definition(Layers):
@@ -86,20 +86,22 @@ class Definition(Layers):
         if not self._layer.experts:
             return super().mlp(name, x)
         best, chosen = (x @ self.weights[f"{name}.gate.weight"].T).topk(2)
-        given = torch.stack([super(Definition, self).mlp(f"{name}.experts.{i}", x) for i in range(self._layer.experts)])
-        return torch.einsum("tk,tkh->th", best.softmax(-1), given[chosen, torch.arange(len(x))[:, None]])
+        outputs = torch.stack(
+            [super(Definition, self).mlp(f"{name}.experts.{i}", x) for i in range(self._layer.experts)]
+        )
+        return torch.einsum("tk,tkh->th", best.softmax(-1), outputs[chosen, torch.arange(len(x))[:, None]])
 
 
 def add_layers(folder: Path, layers: Sequence[MtpLayer], seed: int = 0) -> list[tuple[MtpLayer, Weights]]:
     """Write random ``layers`` into the checkpoint of their target in ``folder``; return them."""
-    found = [(each, each.weights(seed + each.at)) for each in layers]
+    weights_of_layers = [(each, each.weights(seed + each.at)) for each in layers]
     weights = load_file(folder / "model.safetensors")
-    for _, own in found:
+    for _, own in weights_of_layers:
         weights |= own
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": len(layers)}))
-    return found
+    return weights_of_layers
 
 
 def several(layer: MtpLayer, count: int, seed: int = 0) -> list[tuple[MtpLayer, Weights]]:
@@ -119,7 +121,7 @@ def drafted(
     ``states`` [tokens, hidden] are the target's of all tokens but the last. Layer k drafts the k-th token, over all
     positions. The last layer also drafts later tokens, from its own states.
     """
-    found: list[torch.Tensor] = []
+    logits_of_steps: list[torch.Tensor] = []
     tokens = text[1:]
     for at in range(window):
         if at < len(layers):
@@ -127,6 +129,6 @@ def drafted(
             logits, states = defined(tokens, states)
         else:
             logits, states = defined(tokens[-1:], states[-1:])
-        found.append(logits[-1])
-        tokens = torch.cat([tokens[1:], found[-1].argmax()[None]])
-    return torch.stack(found), [int(logits.argmax()) for logits in found]
+        logits_of_steps.append(logits[-1])
+        tokens = torch.cat([tokens[1:], logits_of_steps[-1].argmax()[None]])
+    return torch.stack(logits_of_steps), [int(logits.argmax()) for logits in logits_of_steps]

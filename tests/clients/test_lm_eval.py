@@ -24,6 +24,6 @@ def test_lm_eval_reads_the_loglikelihoods_of_transformers(ask: Ask, calling: Ser
             logits = model(torch.tensor([[*context, *continuation]])).logits[0, len(context) - 1 : -1]
         scores = logits.double().log_softmax(-1)[range(len(continuation)), continuation]
         expected.append((float(scores.sum()), logits.argmax(-1).tolist() == continuation))
-    found = ask("ask_lm_eval.py", json.dumps(pairs))
-    assert [logprob for logprob, _ in found] == pytest.approx([logprob for logprob, _ in expected], abs=1e-3)
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    scored = ask("ask_lm_eval.py", json.dumps(pairs))
+    assert [logprob for logprob, _ in scored] == pytest.approx([logprob for logprob, _ in expected], abs=1e-3)
+    assert [greedy for _, greedy in scored] == [greedy for _, greedy in expected]

@@ -21,26 +21,26 @@ def on_device(tensors):
     return {name: None if array is None else to_torch(array).cuda() for name, array in tensors.items()}
 
 
-def bind(context, tensors, given, splits=None):
+def bind(context, tensors, attributes, splits=None):
     """Return the launcher for tensors on the device, and ``mixed`` followed by memory that must stay unchanged."""
-    tokens, width = len(tensors["qkv"]), given["heads"] * tensors["key_cache"].shape[-1]
+    tokens, width = len(tensors["qkv"]), attributes["heads"] * tensors["key_cache"].shape[-1]
     room = torch.full((tokens * width + 256,), 77.0, dtype=tensors["qkv"].dtype, device="cuda")
     mixed = room[:-256].view(tokens, width)
-    launcher = AttentionLauncher(context, *tensors.values(), mixed, splits=splits, **given)
+    launcher = AttentionLauncher(context, *tensors.values(), mixed, splits=splits, **attributes)
     return launcher, mixed, room[-256:]
 
 
-def check(context, tensors, given, splits=None, near=None):
+def check(context, tensors, attributes, splits=None, near=None):
     """Assert that the kernels equal the reference to ``near``; None: the tolerance of the dtype."""
-    held = on_device(tensors)
-    launcher, mixed, after = bind(context, held, given, splits)
+    on_gpu = on_device(tensors)
+    launcher, mixed, after = bind(context, on_gpu, attributes, splits)
     for workspace in (kept for kept in context._cached.values() if isinstance(kept, AttentionWorkspace)):
         workspace._converted.fill_(0xFF)  # NaN in any dtype
     launcher.run()
-    found = [to_numpy(each) for each in (mixed, held["key_cache"], held["value_cache"])]
-    positions = held["prompt_table"].shape[1] * held["key_cache"].shape[2]
-    whole = held["key_cache"].dtype == held["qkv"].dtype
-    cleared = KEYS if whole and serves(held["qkv"].dtype, held["key_cache"].shape[-1], positions) else 0
+    results = [to_numpy(each) for each in (mixed, on_gpu["key_cache"], on_gpu["value_cache"])]
+    positions = on_gpu["prompt_table"].shape[1] * on_gpu["key_cache"].shape[2]
+    whole = on_gpu["key_cache"].dtype == on_gpu["qkv"].dtype
+    cleared = KEYS if whole and serves(on_gpu["qkv"].dtype, on_gpu["key_cache"].shape[-1], positions) else 0
     near = tolerance(tensors["qkv"].dtype) if near is None else near
-    assert_close(found, expected(tensors, given), tensors, near, cleared=cleared)
+    assert_close(results, expected(tensors, attributes), tensors, near, cleared=cleared)
     assert (after == 77.0).all()

@@ -40,7 +40,7 @@ def low_bit_experts(
     on_device: dict[str, Any] = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(5)}
     least = {"float4_experts": 16, "float8_experts": 128}.get(operator, 32)
     sizes = groups or (least, least)
-    given = {
+    tensors = {
         "x": torch.randn(rows, hidden, **on_device).to(dtype),
         "router_logits": torch.randn(rows, count, **on_device).to(dtype),
     }
@@ -50,15 +50,15 @@ def low_bit_experts(
     ):
         padded, size = -(-inner // 128) * 128, inner**-0.5
         nbytes = padded if operator in ("int8_experts", "float8_experts") else padded // 2
-        given[name] = torch.randint(0, 256, (outputs, nbytes), dtype=torch.uint8, **on_device)
+        tensors[name] = torch.randint(0, 256, (outputs, nbytes), dtype=torch.uint8, **on_device)
         stored = -(-padded // group // 4) * 4
         if operator == "float8_experts":
-            given[name][given[name] & 0x7F == 0x7F] = 0  # not a number
-            given[f"{name}_scales"] = (torch.rand(outputs, padded // 128, **on_device) + 0.5) * size / 100
+            tensors[name][tensors[name] & 0x7F == 0x7F] = 0  # not a number
+            tensors[f"{name}_scales"] = (torch.rand(outputs, padded // 128, **on_device) + 0.5) * size / 100
         elif operator == "float4_experts":
-            given[f"{name}_scales"] = torch.randint(32, 80, (outputs, stored), dtype=torch.uint8, **on_device)
-            given[f"{name}_factors"] = (torch.rand(outputs, **on_device) + 0.5) * size / 6
+            tensors[f"{name}_scales"] = torch.randint(32, 80, (outputs, stored), dtype=torch.uint8, **on_device)
+            tensors[f"{name}_factors"] = (torch.rand(outputs, **on_device) + 0.5) * size / 6
         else:
             most = 5 if operator == "int4_experts" else 75
-            given[f"{name}_scales"] = ((torch.rand(outputs, stored, **on_device) + 0.5) * size / most).to(dtype)
-    return given, {"per_token": chosen, "normalized": 1, "gate_up_group": sizes[0], "down_group": sizes[1]}
+            tensors[f"{name}_scales"] = ((torch.rand(outputs, stored, **on_device) + 0.5) * size / most).to(dtype)
+    return tensors, {"per_token": chosen, "normalized": 1, "gate_up_group": sizes[0], "down_group": sizes[1]}

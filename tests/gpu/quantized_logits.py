@@ -23,7 +23,7 @@ def check_logits(folder: Path, model: Any, kernels: Path, dtype: str, *, near: f
         decode = Decoder(folder, "paged", 2, dtype, CAPACITY, device="cuda", open_engine=open_engine)
         start = 0
         for query in (50, 3, 1, 6, 20):
-            found = decode([text[start : start + query] for text in texts], [start, start])
+            decoded = decode([text[start : start + query] for text in texts], [start, start])
             wanted = torch.stack([logits[start : start + query] for logits in expected])
-            assert (found - wanted).norm() < near * wanted.norm()
+            assert (decoded - wanted).norm() < near * wanted.norm()
             start += query

@@ -37,17 +37,17 @@ def context(shared: SharedRanks, kernels: Path) -> Context:
 def results(on: Context) -> list[torch.Tensor]:
     """Run every case eagerly twice and from a graph twice, and return the last results, on the host."""
     assert on.ranks is not None
-    found = []
+    outputs = []
     for dtype in DTYPES:
         for shape in SHAPES:
             x = part(on.ranks.rank, shape, dtype).to(on.device)
             total = torch.zeros_like(x)
-            found.append(_repeated(launch_all_reduce({"x": x, "sum": total}, {}, on), total))
+            outputs.append(_repeated(launch_all_reduce({"x": x, "sum": total}, {}, on), total))
         for rows, columns, width in GATHERS:
             x = part(on.ranks.rank, (rows, columns), dtype).to(on.device)
             gathered = torch.zeros(rows, width, dtype=dtype, device=on.device)
-            found.append(_repeated(launch_all_gather({"x": x, "gathered": gathered}, {"width": width}, on), gathered))
-    return found
+            outputs.append(_repeated(launch_all_gather({"x": x, "gathered": gathered}, {"width": width}, on), gathered))
+    return outputs
 
 
 def _repeated(call: Any, out: torch.Tensor) -> torch.Tensor:

@@ -60,14 +60,14 @@ def check_invisible(bundle: Path, requests: Requests) -> None:
 
     There are more requests than slots.
     """
-    found = []
+    texts = []
     for window in (0, 4, 2):
         with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
-            found.append([output.token_ids for output in drive(llm, requests)])
+            texts.append([output.token_ids for output in drive(llm, requests)])
             if window:
-                found.append([drive(llm, [each])[0].token_ids for each in requests])
+                texts.append([drive(llm, [each])[0].token_ids for each in requests])
                 assert llm.metrics.drafted > 0
-    assert all(each == found[0] for each in found)
+    assert all(each == texts[0] for each in texts)
 
 
 def tiny(
@@ -138,8 +138,8 @@ def where_windows_part(bundle: Path, requests: Requests = EVEN, window: int = 4)
     return where_texts_part(answered(bundle, requests, num_draft_tokens=window)[0], plain)
 
 
-def where_texts_part(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> list[int | None]:
+def where_texts_part(outputs: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> list[int | None]:
     """Return and print the first differing token of each text, None if equal."""
-    places = [first_difference(a.token_ids, b.token_ids) for a, b in zip(found, expected, strict=True)]
+    places = [first_difference(a.token_ids, b.token_ids) for a, b in zip(outputs, expected, strict=True)]
     print(f"texts part at {places}")
     return places

@@ -69,7 +69,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundle: Path) -> None:
-    found = []
+    outputs = []
     for cuda_graphs in (True, False):
         with LLM(bundle, cuda_graphs=cuda_graphs) as llm:
             first = output_of(drive(llm, ADJUSTED))
@@ -77,15 +77,15 @@ def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundl
             if cuda_graphs:
                 assert set(llm.metrics.eager_runs) == {"prompts"}
                 assert any(key[0] == "adjust" for key in llm.loop.target._graphs._graphs)  # type: ignore[index]
-            found.append(first)
-    assert found[0] == found[1]
-    assert set(found[0][2][0]) == {70}
+            outputs.append(first)
+    assert outputs[0] == outputs[1]
+    assert set(outputs[0][2][0]) == {70}
 
 
 def test_overlap_changes_no_penalized_token(bundle: Path) -> None:
     even = ADJUSTED[len(MIXED) :]
-    found = []
+    outputs = []
     for overlap in (True, False):
         with LLM(bundle, overlap=overlap) as llm:
-            found.append(output_of(drive(llm, even)))
-    assert found[0] == found[1]
+            outputs.append(output_of(drive(llm, even)))
+    assert outputs[0] == outputs[1]

@@ -58,14 +58,14 @@ def test_a_row_of_a_matmul_has_the_same_bits_among_any_others(
     context: Context, width: int, inner: int, dtype: torch.dtype
 ) -> None:
     x, weight = random(ROWS[-1], inner).to(dtype), random(width, inner).to(dtype)
-    found = []
+    outputs = []
     for rows in ROWS:
         out = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
         with skipped_without_equal_bits():
             linear.launch({"x": x[:rows], "weight": weight, "out": out}, {}, context).run()
-        found.append(out)
-    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
-    torch.testing.assert_close(found[-1].double(), x.double() @ weight.double().T, atol=0.02 * inner**0.5, rtol=0.02)
+        outputs.append(out)
+    assert all(torch.equal(each, outputs[-1][: len(each)]) for each in outputs)
+    torch.testing.assert_close(outputs[-1].double(), x.double() @ weight.double().T, atol=0.02 * inner**0.5, rtol=0.02)
 
 
 @needs_float8
@@ -76,7 +76,7 @@ def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(
 ) -> None:
     x, weight = random(ROWS[-1], inner).to(FLOAT8), random(width, inner).to(FLOAT8)
     of_rows, of_outputs = random(ROWS[-1], 1).float().abs(), random(width).float().abs()
-    found = []
+    outputs = []
     for rows in ROWS:
         out = torch.full((rows, width), torch.nan, dtype=torch.bfloat16, device="cuda")
         tensors = {"quantized": x[:rows], "weight": weight.view(torch.uint8), "out": out}
@@ -86,8 +86,8 @@ def test_a_row_of_a_matmul_in_float8_has_the_same_bits_among_any_others(
                 float8_matmul.launch_scaled(tensors | scales, {}, context).run()
             else:
                 float8_matmul.launch(tensors, {}, context).run()
-        found.append(out)
-    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+        outputs.append(out)
+    assert all(torch.equal(each, outputs[-1][: len(each)]) for each in outputs)
 
 
 @pytest.mark.skipif(CAPABILITY != (9, 0), reason="needs a Hopper GPU")
@@ -123,16 +123,16 @@ def test_a_row_of_a_matmul_in_4_or_8_bits_has_the_same_bits_among_any_others(
 
     def multiplied(rows: int, of_prompts: int) -> torch.Tensor:
         out = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
-        given = tensors | {"x": tensors["x"][:rows], "out": out} | prompt_rows(of_prompts)
+        inputs = tensors | {"x": tensors["x"][:rows], "out": out} | prompt_rows(of_prompts)
         with skipped_without_equal_bits():
-            launcher(operator, context)(given, sizes, context).run()
+            launcher(operator, context)(inputs, sizes, context).run()
         return out
 
-    found = [multiplied(rows, rows * prompts) for rows in ROWS]
-    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+    outputs = [multiplied(rows, rows * prompts) for rows in ROWS]
+    assert all(torch.equal(each, outputs[-1][: len(each)]) for each in outputs)
     both = multiplied(903, 900)
     part = slice(3, 903) if prompts else slice(0, 3)
-    assert torch.equal(both[part], found[-1][part])
+    assert torch.equal(both[part], outputs[-1][part])
 
 
 @pytest.mark.parametrize("prompts", [False, True])
@@ -152,11 +152,11 @@ def test_a_token_goes_through_experts_with_the_same_bits_among_any_others(
         experts.launch(tensors, OF_EXPERTS, context).run()
         return mixed
 
-    found = [through_experts(rows, rows * prompts) for rows in ROWS]
-    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+    outputs = [through_experts(rows, rows * prompts) for rows in ROWS]
+    assert all(torch.equal(each, outputs[-1][: len(each)]) for each in outputs)
     both = through_experts(903, 900)
     part = slice(3, 903) if prompts else slice(0, 3)
-    assert torch.equal(both[part], found[-1][part])
+    assert torch.equal(both[part], outputs[-1][part])
 
 
 @pytest.mark.parametrize("sliding_window", [0, 300])
@@ -170,7 +170,7 @@ def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
     sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
     make = case_in_float8 if cached else case
     tensors = make([7], 0, runs, max_blocks=20, dtype=BFLOAT16, **sizes)
-    given = attributes(**sizes, **(SCALES if cached else {}), sliding_window=sliding_window)
+    attention = attributes(**sizes, **(SCALES if cached else {}), sliding_window=sliding_window)
     monkeypatch.setattr(attention_prompts, "_MAX_CONVERTED_BYTES", 3 * 20 * 2 * 64 * head_dim * 2 * 2)
 
     def attend(on_gpu: dict[str, torch.Tensor | None], run: int, first: int, end: int) -> torch.Tensor:
@@ -184,16 +184,16 @@ def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
             "prompt_index": index[run : run + 1] + first,
             "prompt_table": table[run : run + 1].contiguous(),
         }
-        call, mixed, _ = bind(context, alone, given)
+        call, mixed, _ = bind(context, alone, attention)
         call.run()
         return mixed
 
-    call, together, _ = bind(context, on_device(tensors), given)
+    call, together, _ = bind(context, on_device(tensors), attention)
     call.run()
-    held = on_device(tensors)
+    chunked = on_device(tensors)
     for run, (_, count) in enumerate(runs):
         cuts = [0, count] if run % 2 else [0, count // 3, count // 2, count]
-        parts = [attend(held, run, first, end) for first, end in itertools.pairwise(cuts) if first < end]
+        parts = [attend(chunked, run, first, end) for first, end in itertools.pairwise(cuts) if first < end]
         start = int(tensors["prompt_starts"][run])
         assert torch.equal(torch.cat(parts), together[start : start + count])
 
@@ -249,8 +249,8 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
     as_bytes = [[cache.view(torch.uint8) for cache in each] for each in (at_once, one_by_one)]
     assert all(torch.equal(one, other) for one, other in zip(*as_bytes, strict=True))
     for rows in (slice(3, 4), slice(9, 10), slice(12, 32)):
-        found = attend(rows, all_tokens, lengths[rows], *alone)
-        assert torch.equal(found, windows[rows])
+        outputs = attend(rows, all_tokens, lengths[rows], *alone)
+        assert torch.equal(outputs, windows[rows])
 
 
 @pytest.mark.parametrize(

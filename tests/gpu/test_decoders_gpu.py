@@ -84,10 +84,10 @@ def test_logits_of_packed_calls_equal_transformers(tmp_path: Path, kernels: Path
             runs = [(row, done[row], texts[row][done[row] : done[row] + count]) for row, count in enumerate(counts)]
             places = [start + len(new) for _, start, new in runs]
             windows = [text[at : at + query] for text, at in zip(texts, places, strict=True)]
-            found = decode.packed([0, 1], windows, places, runs, padding if sum(counts) else 0)
+            packed_logits = decode.packed([0, 1], windows, places, runs, padding if sum(counts) else 0)
             wanted = [logits[at : at + query] for logits, at in zip(expected, places, strict=True)]
             wanted += [expected[row][start : start + len(new)] for row, start, new in runs]
-            errors.append((found - torch.cat(wanted)).abs().amax(-1))
+            errors.append((packed_logits - torch.cat(wanted)).abs().amax(-1))
             done = [at + query for at in places]
     assert worst(torch.cat(errors), case, dtype) <= SHARE[dtype] * largest
 
@@ -113,6 +113,6 @@ def test_logits_equal_transformers_in_chunks_windows_and_single_tokens(
                 errors.append(difference.abs().amax(-1))
                 done[i] += step
     largest = max(float(logits.abs().max()) for logits in expected)
-    found = worst(torch.cat(errors), case, dtype)
-    print(f"{case}, {dtype}: {found:.1e} of {largest:.1f}")
-    assert found <= SHARE[dtype] * largest
+    error = worst(torch.cat(errors), case, dtype)
+    print(f"{case}, {dtype}: {error:.1e} of {largest:.1f}")
+    assert error <= SHARE[dtype] * largest

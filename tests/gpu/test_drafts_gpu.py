@@ -53,28 +53,28 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
 
 
-def test_drafts_are_graphs_and_change_no_text(made: tuple[Path, dict[str, Any]]) -> None:
-    bundle, among = made
+def test_drafts_are_graphs_and_change_no_text(built: tuple[Path, dict[str, Any]]) -> None:
+    bundle, among = built
     requests = [*MIXED, *(("among " * (7 * i + 1), {"seed": i, "max_tokens": 40, **among}) for i in range(4))]
     with ExitStack() as stack:
         plain, graphs, eager = (
             stack.enter_context(LLM(bundle, **options))
             for options in ({"num_draft_tokens": 0}, {}, {"cuda_graphs": False})
         )
-        expected, found = drive(plain, requests), drive(graphs, requests)
+        expected, outputs = drive(plain, requests), drive(graphs, requests)
         again, eagerly = drive(graphs, requests), drive(eager, requests)
         metrics = graphs.metrics
         print(f"captured {metrics.graphs_captured}, eager {metrics.eager_runs}, accepted {metrics.accepted}")
-        parted = where_texts_part(found, expected)
+        parted = where_texts_part(outputs, expected)
         assert set(metrics.eager_runs) == {"prompts"}
         assert sum(metrics.accepted) > 10
-        assert output_of(again) == output_of(found)
-        assert output_of(eagerly) == output_of(found)
+        assert output_of(again) == output_of(outputs)
+        assert output_of(eagerly) == output_of(outputs)
         assert sum(at is None for at in parted) >= len(requests) // 2
 
 
-def test_graphs_keep_the_probabilities_that_the_rejection_rule_reads(made: tuple[Path, dict[str, Any]]) -> None:
-    bundle, among = made
+def test_graphs_keep_the_probabilities_that_the_rejection_rule_reads(built: tuple[Path, dict[str, Any]]) -> None:
+    bundle, among = built
     asked = {"temperature": 1.0, "rule": "rejection", "max_tokens": 40, **among}
     requests = [("among " * (7 * i + 1), {"seed": i, **asked}) for i in range(4)]
     # A cached prompt is processed in other calls, which round differently: probabilities are compared bit for bit.
@@ -83,16 +83,16 @@ def test_graphs_keep_the_probabilities_that_the_rejection_rule_reads(made: tuple
             stack.enter_context(LLM(bundle, prefix_caching=False, **options))
             for options in ({}, {"cuda_graphs": False})
         )
-        found = drive(graphs, requests)
+        outputs = drive(graphs, requests)
         print(f"accepted {graphs.metrics.accepted}, eager {graphs.metrics.eager_runs}")
         assert set(graphs.metrics.eager_runs) <= {"prompts"}
         assert sum(graphs.metrics.accepted) > 0
-        assert output_of(drive(eager, requests)) == output_of(found) == output_of(drive(graphs, requests))
+        assert output_of(drive(eager, requests)) == output_of(outputs) == output_of(drive(graphs, requests))
 
 
-def test_masked_drafts_change_no_text(made: tuple[Path, dict[str, Any]]) -> None:
+def test_masked_drafts_change_no_text(built: tuple[Path, dict[str, Any]]) -> None:
     """The host waits for each draft, so drafting runs eagerly; the rest of the round is graphs."""
-    bundle, _ = made
+    bundle, _ = built
     grammar = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 40}
     requests = [("json " * (i + 1), {"seed": i, "temperature": 1.0, **grammar}) for i in range(6)]
     with ExitStack() as stack:
@@ -100,12 +100,12 @@ def test_masked_drafts_change_no_text(made: tuple[Path, dict[str, Any]]) -> None
             stack.enter_context(LLM(bundle, **options, fast_forward_drafts=False))
             for options in ({"num_draft_tokens": 0}, {"draft_masks": True})
         )
-        expected, found = drive(plain, requests), drive(masked, requests)
+        expected, outputs = drive(plain, requests), drive(masked, requests)
         metrics = masked.metrics
         print(f"eager {metrics.eager_runs}, accepted {metrics.accepted}, cut {metrics.constraint_rejected_drafts}")
-        parted = where_texts_part(found, expected)
+        parted = where_texts_part(outputs, expected)
         assert metrics.eager_runs["masks"] > 0
         assert sum(metrics.accepted) > 0  # a head of two tokens has few tokens of the grammar
         assert metrics.constraint_rejected_drafts < metrics.drafted / 10
-        assert output_of(drive(masked, requests)) == output_of(found)
+        assert output_of(drive(masked, requests)) == output_of(outputs)
         assert sum(at is None for at in parted) >= len(requests) // 2

@@ -33,34 +33,34 @@ def tensors(rows: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Te
         return (values if shape[0] == rows else values / shape[-1] ** 0.5).to(dtype)
 
     weights = {"gate_up": drawn(2 * EXPERTS * WIDTH, HIDDEN), "down": drawn(EXPERTS * HIDDEN, WIDTH)}
-    given = {"x": drawn(rows, HIDDEN), "router_logits": drawn(rows, EXPERTS), **weights}
-    return given | {"mixed": torch.full_like(given["x"], 77)}
+    inputs = {"x": drawn(rows, HIDDEN), "router_logits": drawn(rows, EXPERTS), **weights}
+    return inputs | {"mixed": torch.full_like(inputs["x"], 77)}
 
 
-def part(given: Tensors, rows: slice) -> Tensors:
-    each = {name: given[name][rows].clone() for name in ("x", "router_logits", "mixed")}
-    return {**given, **each}
+def part(inputs: Tensors, rows: slice) -> Tensors:
+    each = {name: inputs[name][rows].clone() for name in ("x", "router_logits", "mixed")}
+    return {**inputs, **each}
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 80), (torch.float16, 1500)])
 def test_a_token_has_the_same_bits_in_any_company(context: Context, dtype: torch.dtype, most: int) -> None:
     """Up to where grouped matmuls take over."""
-    given = tensors(most, dtype)
-    experts.launch(given, GIVEN, context).run()
+    inputs = tensors(most, dtype)
+    experts.launch(inputs, GIVEN, context).run()
     for rows in (slice(0, 1), slice(3, 8), slice(most // 8, most // 2), slice(most // 4, most)):
-        few = part(given, rows)
+        few = part(inputs, rows)
         experts.launch(few, GIVEN, context).run()
-        assert torch.equal(few["mixed"], given["mixed"][rows])
+        assert torch.equal(few["mixed"], inputs["mixed"][rows])
 
 
 def test_many_rows_of_one_expert_equal_the_reference(context: Context) -> None:
-    given = tensors(700, torch.float32)
-    given["router_logits"][:, 5] = 9  # of everybody
-    experts.launch(given, GIVEN, context).run()
+    inputs = tensors(700, torch.float32)
+    inputs["router_logits"][:, 5] = 9  # of everybody
+    experts.launch(inputs, GIVEN, context).run()
     rows = [0, 31, 32, 350, 699]
-    numbers = {name: tensor.cpu().numpy() for name, tensor in given.items() if name != "mixed"}
+    numbers = {name: tensor.cpu().numpy() for name, tensor in inputs.items() if name != "mixed"}
     few = numbers | {name: numbers[name][rows] for name in ("x", "router_logits")}
-    np.testing.assert_allclose(given["mixed"][rows].cpu().numpy(), reference(**few, **GIVEN), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(inputs["mixed"][rows].cpu().numpy(), reference(**few, **GIVEN), rtol=1e-4, atol=1e-5)
 
 
 needs_grouped_matmuls = pytest.mark.skipif(
@@ -71,48 +71,48 @@ needs_grouped_matmuls = pytest.mark.skipif(
 @needs_grouped_matmuls
 @pytest.mark.parametrize("rows", [600, 2000])
 def test_grouped_matmuls_of_many_rows_are_near_those_of_few(context: Context, rows: int) -> None:
-    given = tensors(rows)
-    call = experts.launch(given, GIVEN, context)
+    inputs = tensors(rows)
+    call = experts.launch(inputs, GIVEN, context)
     assert isinstance(call, GroupedMixture)
     call.run()
     for part_of in (slice(0, 60), slice(rows - 60, rows)):
-        few = part(given, part_of)
+        few = part(inputs, part_of)
         experts.launch(few, GIVEN, context).run()
-        torch.testing.assert_close(given["mixed"][part_of], few["mixed"], rtol=2**-6, atol=2**-6)
+        torch.testing.assert_close(inputs["mixed"][part_of], few["mixed"], rtol=2**-6, atol=2**-6)
 
 
 @needs_grouped_matmuls
 def test_no_grouped_matmuls_where_torch_would_wait_for_the_host(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = tensors(600)
-    assert isinstance(experts.launch(given, GIVEN, context), GroupedMixture)
+    inputs = tensors(600)
+    assert isinstance(experts.launch(inputs, GIVEN, context), GroupedMixture)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 0))
-    assert not isinstance(experts.launch(given, GIVEN, context), GroupedMixture)
+    assert not isinstance(experts.launch(inputs, GIVEN, context), GroupedMixture)
 
 
 @pytest.mark.parametrize("rows", [3, 40, 600])
 def test_a_captured_call_follows_changed_routing(context: Context, rows: int) -> None:
-    given = tensors(rows)
-    call, stream = experts.launch(given, GIVEN, context), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    inputs = tensors(rows)
+    call, stream = experts.launch(inputs, GIVEN, context), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     call.run()  # libraries choose their kernels
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         call.run()
     for seed in (1, 2):
         other = tensors(rows, seed=seed)
-        given["x"].copy_(other["x"])
-        given["router_logits"].copy_(other["router_logits"])
-        given["mixed"].fill_(77)
+        inputs["x"].copy_(other["x"])
+        inputs["router_logits"].copy_(other["router_logits"])
+        inputs["mixed"].fill_(77)
         graph.replay()
-        replayed = given["mixed"].clone()
+        replayed = inputs["mixed"].clone()
         call.run()
-        assert torch.equal(replayed, given["mixed"])
+        assert torch.equal(replayed, inputs["mixed"])
 
 
 def test_sizes_without_kernels_are_refused(context: Context) -> None:
-    given = tensors(2)
+    inputs = tensors(2)
     with pytest.raises(ValueError, match=r"gate_up, down: \[4352, 256\] and \[4096, 136\] are needed for 16 experts"):
-        experts.launch({**given, "down": given["down"][:-1]}, GIVEN, context)
+        experts.launch({**inputs, "down": inputs["down"][:-1]}, GIVEN, context)
     with pytest.raises(ValueError, match="at most 32 of 512 experts are needed, got 256, 136 and 17 of 16"):
-        experts.launch(given, {**GIVEN, "per_token": 17}, context)
+        experts.launch(inputs, {**GIVEN, "per_token": 17}, context)

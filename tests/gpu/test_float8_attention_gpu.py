@@ -66,38 +66,38 @@ def test_runs_of_prompts_and_windows_equal_the_definition(context, dtype, head_d
 @pytest.mark.parametrize("dtype", KINDS)
 def test_a_token_reads_its_own_key_as_later_tokens_do(context, dtype):
     """A window at once, and its tokens one by one: the same caches, byte by byte, and results that are near."""
-    tensors, given = case_in_float8([62, 9], 4, norm=True, dtype=KINDS[dtype]), attributes(**SCALES)
-    held, single = on_device(tensors), on_device(tensors)
-    launcher, mixed, _ = bind(context, held, given)
+    tensors, attention = case_in_float8([62, 9], 4, norm=True, dtype=KINDS[dtype]), attributes(**SCALES)
+    on_gpu, single = on_device(tensors), on_device(tensors)
+    launcher, mixed, _ = bind(context, on_gpu, attention)
     launcher.run()
     for j in range(4):
         one = {"qkv": single["qkv"][j::4].contiguous(), "write_index": single["write_index"] + j}
-        launcher, alone, _ = bind(context, single | one, given)
+        launcher, alone, _ = bind(context, single | one, attention)
         launcher.run()
         near = 4e-2 if dtype == "bfloat16" else 5e-3
         torch.testing.assert_close(alone, mixed[j::4], rtol=near, atol=near)
     for name in ("key_cache", "value_cache"):
-        assert torch.equal(held[name].view(torch.uint8), single[name].view(torch.uint8))
+        assert torch.equal(on_gpu[name].view(torch.uint8), single[name].view(torch.uint8))
 
 
 def test_a_captured_call_serves_other_lengths_and_tables(context):
     first, second = (
         case_in_float8(lengths, 5, [(9, 30)], max_blocks=20, dtype=BFLOAT16) for lengths in ([9, 300], [1100, 64])
     )
-    given, held = attributes(**SCALES), on_device(first)
-    launcher, mixed, _ = bind(context, held, given)
+    attention, on_gpu = attributes(**SCALES), on_device(first)
+    launcher, mixed, _ = bind(context, on_gpu, attention)
     launcher.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launcher.run()
     for tensors in (second, first):
         fresh = on_device(tensors)
-        for name in held:
-            if held[name] is not None:
-                held[name].copy_(fresh[name])
+        for name in on_gpu:
+            if on_gpu[name] is not None:
+                on_gpu[name].copy_(fresh[name])
         mixed.fill_(torch.nan)
         graph.replay()
-        eager, alone, _ = bind(context, fresh, given)
+        eager, alone, _ = bind(context, fresh, attention)
         eager.run()
         assert torch.equal(mixed, alone)
 
@@ -111,10 +111,10 @@ def bundle(tmp_path_factory):
 
 
 def test_every_check_of_a_bundle_holds(bundle):
-    found = list(check_bundle(bundle, RuntimeOptions(device="cuda")))
-    for each in found:
+    results = list(check_bundle(bundle, RuntimeOptions(device="cuda")))
+    for each in results:
         print(f"{each.check}: {each.result}: {each.verdict}")
-    assert not [each for each in found if each.verdict == "fail"]
+    assert not [each for each in results if each.verdict == "fail"]
 
 
 def test_cuda_graphs_change_no_token(bundle):

@@ -62,12 +62,12 @@ def test_speculation_and_batch_mates_change_no_text(
 def test_other_drafts_change_no_text(tmp_path: Path, draft: str) -> None:
     target = hybrid(tmp_path / "target", "paged delta net")
     bundle = built(tmp_path, target=target, drafting=drafting(tmp_path, "paged delta net", draft))
-    found = []
+    texts = []
     for window in (0, 4):
         with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
-            found.append([output.token_ids for output in drive(llm, TEXTS)])
+            texts.append([output.token_ids for output in drive(llm, TEXTS)])
             assert bool(llm.metrics.drafted) == bool(window)
-    assert found[0] == found[1]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("case", ["qwen3_5_moe", "qwen3_next"])
@@ -92,9 +92,9 @@ def test_kimi_linear_runs_in_graphs_and_speculation_changes_few_texts(tmp_path: 
     with LLM(bundle, num_draft_tokens=0) as llm:
         plain = drive(llm, TEXTS)
     with LLM(bundle) as llm:
-        found = drive(llm, TEXTS)
+        outputs = drive(llm, TEXTS)
         assert sum(llm.metrics.accepted) > 0
-    assert sum(at is None for at in where_texts_part(found, plain)) >= len(TEXTS) // 2
+    assert sum(at is None for at in where_texts_part(outputs, plain)) >= len(TEXTS) // 2
 
 
 @needs_float8
@@ -114,13 +114,13 @@ def test_cached_prefixes_change_no_text(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "target"
     target, draft = (tiny_hybrid(each, kind, seed=1, **on_a_gpu(kind)) for each in (folder, tmp_path / "draft"))
     bundle = built(tmp_path, target=target, draft=draft, window=4, length=400)
-    found = []
+    outputs = []
     for cached in (False, True):
         with skipped_without_equal_bits(), LLM(bundle, prefix_caching=cached) as llm:
             first = drive(llm, asked[:1])
-            found.append(output_of(first + drive(llm, asked[1:]) + drive(llm, asked)))
+            outputs.append(output_of(first + drive(llm, asked[1:]) + drive(llm, asked)))
             assert (llm.metrics.cached >= 64 * 2 * len(asked)) == cached
-    assert found[0] == found[1]
+    assert outputs[0] == outputs[1]
 
 
 def test_drafts_of_the_target_itself_are_accepted(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def test_a_row_has_the_same_bits_in_any_company_of_up_to_64(
 
     def multiplied(rows: int) -> torch.Tensor:
         out = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
-        given = tensors | {"x": tensors["x"][:rows], "out": out}
-        launcher(operator, context)(given, attributes, context).run()
+        inputs = tensors | {"x": tensors["x"][:rows], "out": out}
+        launcher(operator, context)(inputs, attributes, context).run()
         return out
 
     all_rows = multiplied(64)
@@ -81,8 +81,8 @@ def test_any_number_of_rows_gives_what_the_definition_gives(
     """The last bit of bfloat16 for few rows, whose weights are not rounded; a little more for many."""
     tensors, attributes = low_bit(operator, width, inner, rows=300)
     context = Context(torch.device("cuda", 0), kernels)
-    given = {name: to_numpy(tensor) for name, tensor in tensors.items()}
-    expected = torch.from_numpy(reference(operator)(**given, **attributes).astype("float32"))
+    arrays = {name: to_numpy(tensor) for name, tensor in tensors.items()}
+    expected = torch.from_numpy(reference(operator)(**arrays, **attributes).astype("float32"))
     for rows in (1, 5, 16, 64, 300):
         out = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
         launcher(operator, context)(tensors | {"x": tensors["x"][:rows], "out": out}, attributes, context).run()

@@ -38,12 +38,12 @@ def attend(
     context: Context, tensors: dict[str, np.ndarray], heads: int, splits: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``mixed``, 77 where the kernels write nothing, and the cache."""
-    held = {name: to_torch(array).cuda() for name, array in tensors.items()}
-    room = torch.full((len(held["query"]) * heads * RANK + 256,), 77.0, dtype=held["query"].dtype, device="cuda")
-    held["mixed"] = room[:-256].view(len(held["query"]), heads * RANK)
-    launch(held, {"heads": heads, "scale": SCALE, "splits": splits}, context).run()
+    on_gpu = {name: to_torch(array).cuda() for name, array in tensors.items()}
+    room = torch.full((len(on_gpu["query"]) * heads * RANK + 256,), 77.0, dtype=on_gpu["query"].dtype, device="cuda")
+    on_gpu["mixed"] = room[:-256].view(len(on_gpu["query"]), heads * RANK)
+    launch(on_gpu, {"heads": heads, "scale": SCALE, "splits": splits}, context).run()
     assert (room[-256:] == 77).all()
-    return held["mixed"], held["cache"]
+    return on_gpu["mixed"], on_gpu["cache"]
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -54,8 +54,8 @@ def test_windows_equal_the_definition(context: Context, heads: int, query: int, 
     mixed, cache = attend(context, tensors, heads, splits)
     wanted, keys = reference(**tensors, heads=heads, scale=SCALE)
     live = slice(query, None)  # the first row is a free slot
-    found, near = to_numpy(mixed)[live].astype(np.float64), NEAR[dtype]
-    np.testing.assert_allclose(found, wanted[live].astype(np.float64), rtol=near, atol=near)
+    outputs, near = to_numpy(mixed)[live].astype(np.float64), NEAR[dtype]
+    np.testing.assert_allclose(outputs, wanted[live].astype(np.float64), rtol=near, atol=near)
     written = np.setdiff1d(np.arange(len(keys)), [0])  # but the scratch block
     np.testing.assert_allclose(
         to_numpy(cache)[written].astype(np.float64), keys[written].astype(np.float64), rtol=near, atol=near
@@ -71,8 +71,8 @@ def test_runs_next_to_windows_and_padding_equal_the_definition(
     mixed, _ = attend(context, tensors, 16)
     wanted, _ = reference(**tensors, heads=16, scale=SCALE)
     near = NEAR[dtype]
-    found = to_numpy(mixed)[:-9].astype(np.float64)
-    np.testing.assert_allclose(found, wanted[:-9].astype(np.float64), rtol=near, atol=near)
+    outputs = to_numpy(mixed)[:-9].astype(np.float64)
+    np.testing.assert_allclose(outputs, wanted[:-9].astype(np.float64), rtol=near, atol=near)
     assert (mixed[-9:] == 77).all()
 
 
@@ -84,24 +84,24 @@ def test_a_token_has_the_same_bits_in_any_window(context: Context, heads: int) -
     for start, query in ((0, 1), (0, 5), (3, 1), (12, 5), (1, 16)):
         part = {name: tensors[name].reshape(2, 17, -1)[:, start : start + query] for name in ("query", "key")}
         part = {name: np.ascontiguousarray(each.reshape(2 * query, -1)) for name, each in part.items()}
-        given = tensors | part | {"write_index": tensors["write_index"] + start, "cache": to_numpy(cache).copy()}
-        found = attend(context, given, heads)[0].view(2, query, -1)
-        assert torch.equal(found, whole[:, start : start + query])
+        inputs = tensors | part | {"write_index": tensors["write_index"] + start, "cache": to_numpy(cache).copy()}
+        outputs = attend(context, inputs, heads)[0].view(2, query, -1)
+        assert torch.equal(outputs, whole[:, start : start + query])
 
 
 def test_a_captured_call_serves_later_positions(context: Context) -> None:
     first, later = (case([length, 3], 5, heads=16, max_blocks=8, dtype=KINDS["bfloat16"]) for length in (70, 400))
-    held = {name: to_torch(array).cuda() for name, array in first.items()}
-    held["mixed"] = torch.full((10, 16 * RANK), 77.0, dtype=torch.bfloat16, device="cuda")
-    call = launch(held, {"heads": 16, "scale": SCALE}, context)
+    on_gpu = {name: to_torch(array).cuda() for name, array in first.items()}
+    on_gpu["mixed"] = torch.full((10, 16 * RANK), 77.0, dtype=torch.bfloat16, device="cuda")
+    call = launch(on_gpu, {"heads": 16, "scale": SCALE}, context)
     call.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call.run()
     for name, array in later.items():
-        held[name].copy_(to_torch(array))
+        on_gpu[name].copy_(to_torch(array))
     graph.replay()
-    assert torch.equal(held["mixed"], attend(context, later, 16)[0])
+    assert torch.equal(on_gpu["mixed"], attend(context, later, 16)[0])
 
 
 def bundle_of(folder: Path, dtype: str, **how: Any) -> Path:
@@ -121,6 +121,6 @@ def test_graphs_change_no_text_and_speculation_few(tmp_path: Path, dtype: str, k
         plain = drive(llm, TEXTS)
         assert set(llm.metrics.eager_runs) == {"prompts"}
     with LLM(bundle) as llm:
-        found = drive(llm, TEXTS)
+        outputs = drive(llm, TEXTS)
         assert llm.metrics.drafted > 0
-    assert sum(at is None for at in where_texts_part(found, plain)) >= len(TEXTS) // 2
+    assert sum(at is None for at in where_texts_part(outputs, plain)) >= len(TEXTS) // 2

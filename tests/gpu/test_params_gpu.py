@@ -46,10 +46,10 @@ def test_a_prompts_logprobs_are_the_same_in_windows_as_one_by_one(llm: LLM) -> N
         for window in (4, 0)
     )
     assert llm.metrics.fast_forward_drafts - before > 50
-    found = [np.array([each.logprob for each in output.prompt_logprobs or ()]) for output in (drafted, plain)]
+    logprobs = [np.array([each.logprob for each in output.prompt_logprobs or ()]) for output in (drafted, plain)]
     assert [each.token for each in drafted.prompt_logprobs or ()] == PROMPT[1:]
-    print(f"largest difference {np.abs(found[0] - found[1]).max():.2g}")
-    np.testing.assert_allclose(*found, atol=0.05)
+    print(f"largest difference {np.abs(logprobs[0] - logprobs[1]).max():.2g}")
+    np.testing.assert_allclose(*logprobs, atol=0.05)
 
 
 def test_structural_tags_are_held(llm: LLM) -> None:

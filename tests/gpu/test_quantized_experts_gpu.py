@@ -47,9 +47,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def through_experts(operator: str, given: Tensors, attributes: dict[str, int], context: Context) -> torch.Tensor:
-    mixed = torch.full_like(given["x"], torch.nan)
-    launcher(operator, context)(given | {"mixed": mixed}, attributes, context).run()
+def through_experts(operator: str, tensors: Tensors, attributes: dict[str, int], context: Context) -> torch.Tensor:
+    mixed = torch.full_like(tensors["x"], torch.nan)
+    launcher(operator, context)(tensors | {"mixed": mixed}, attributes, context).run()
     return mixed
 
 
@@ -59,46 +59,46 @@ def test_any_number_of_rows_gives_what_the_definition_gives(
     kernels: Path, operator: str, hidden: int, width: int
 ) -> None:
     """The last bit for few rows, whose weights are not rounded; a little more for many."""
-    given, attributes = low_bit_experts(operator, COUNT, hidden, width, rows=300, chosen=CHOSEN)
+    tensors, attributes = low_bit_experts(operator, COUNT, hidden, width, rows=300, chosen=CHOSEN)
     context = Context(torch.device("cuda", 0), kernels)
-    numbers = {name: to_numpy(each[:20] if name in ("x", "router_logits") else each) for name, each in given.items()}
+    numbers = {name: to_numpy(each[:20] if name in ("x", "router_logits") else each) for name, each in tensors.items()}
     expected = torch.from_numpy(reference(operator)(**numbers, **attributes).astype("float32"))
     for rows in (20, 300):
-        few = given | {name: given[name][:rows] for name in ("x", "router_logits")}
-        found = through_experts(operator, few, attributes, context)[:20].float().cpu()
-        assert (found - expected).norm() < (0.004 if rows == 20 else 0.008) * expected.norm(), rows
+        few = tensors | {name: tensors[name][:rows] for name in ("x", "router_logits")}
+        mixed = through_experts(operator, few, attributes, context)[:20].float().cpu()
+        assert (mixed - expected).norm() < (0.004 if rows == 20 else 0.008) * expected.norm(), rows
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("operator", LOW_BIT_EXPERTS)
 def test_a_row_has_the_same_bits_in_any_company(kernels: Path, operator: str, dtype: torch.dtype) -> None:
-    given, attributes = low_bit_experts(operator, COUNT, *SIZES[1], rows=700, chosen=CHOSEN, dtype=dtype)
+    tensors, attributes = low_bit_experts(operator, COUNT, *SIZES[1], rows=700, chosen=CHOSEN, dtype=dtype)
     context = Context(torch.device("cuda", 0), kernels, batch_invariant=True)
-    everything = through_experts(operator, given, attributes, context)
+    everything = through_experts(operator, tensors, attributes, context)
     assert everything.isfinite().all()
     for rows in (slice(0, 1), slice(3, 8), slice(5, 38), slice(100, 165), slice(300, 700)):
-        few = given | {name: given[name][rows].clone() for name in ("x", "router_logits")}
+        few = tensors | {name: tensors[name][rows].clone() for name in ("x", "router_logits")}
         assert torch.equal(through_experts(operator, few, attributes, context), everything[rows]), rows
 
 
 @pytest.mark.parametrize("rows", [3, 40, 600])
 def test_a_captured_call_follows_changed_routing(kernels: Path, rows: int) -> None:
     context = Context(torch.device("cuda", 0), kernels)
-    given, attributes = low_bit_experts("float8_experts", COUNT, *SIZES[0], rows=rows, chosen=CHOSEN)
-    given["mixed"] = torch.empty_like(given["x"])
-    call = launcher("float8_experts", context)(given, attributes, context)
+    tensors, attributes = low_bit_experts("float8_experts", COUNT, *SIZES[0], rows=rows, chosen=CHOSEN)
+    tensors["mixed"] = torch.empty_like(tensors["x"])
+    call = launcher("float8_experts", context)(tensors, attributes, context)
     call.run()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.graph(graph, stream=stream):
         call.run()
     for seed in (1, 2):
         generator = torch.Generator("cuda").manual_seed(seed)
-        given["router_logits"].normal_(generator=generator)
-        given["mixed"].fill_(77)
+        tensors["router_logits"].normal_(generator=generator)
+        tensors["mixed"].fill_(77)
         graph.replay()
-        replayed = given["mixed"].clone()
+        replayed = tensors["mixed"].clone()
         call.run()
-        assert torch.equal(replayed, given["mixed"])
+        assert torch.equal(replayed, tensors["mixed"])
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=needs_float8) for name in FP8)])

@@ -48,9 +48,9 @@ def array(tensor: torch.Tensor) -> np.ndarray:
 def test_both_gpus_have_the_bits_of_the_reference(ranks: tuple[RankProcesses, SharedRanks, Context]) -> None:
     processes, shared, on = ranks
     command(processes, 1)
-    found = results(on)
-    assert same(shared, found), "the ranks differ"
-    left = iter(found)
+    outputs = results(on)
+    assert same(shared, outputs), "the ranks differ"
+    left = iter(outputs)
     for dtype in DTYPES:
         for shape in SHAPES:
             expected = all_reduce(*[array(part(0, shape, dtype))], [array(part(1, shape, dtype))])

@@ -68,8 +68,8 @@ def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
 
 
 def children(parent: int) -> list[int]:
-    found = [Path(folder, "children").read_text().split() for folder in Path(f"/proc/{parent}/task").iterdir()]
-    return [int(child) for each in found for child in each]
+    pids = [Path(folder, "children").read_text().split() for folder in Path(f"/proc/{parent}/task").iterdir()]
+    return [int(child) for each in pids for child in each]
 
 
 def command_of(process: int) -> str:

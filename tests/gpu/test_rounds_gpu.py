@@ -94,7 +94,7 @@ def test_slots_change_no_token(bundle: Path) -> None:
 
 
 def test_unwritten_cache_entries_are_not_read(bundle: Path) -> None:
-    found = []
+    outputs = []
     for poison in (0.0, float("nan")):
         with LLM(bundle) as llm:
             with torch.inference_mode():
@@ -102,8 +102,8 @@ def test_unwritten_cache_entries_are_not_read(bundle: Path) -> None:
                     for tensor in cache.tensors.values():
                         tensor.fill_(poison)
             torch.cuda.synchronize()
-            found.append(output_of(drive(llm, MIXED)))
-    assert found[0] == found[1]
+            outputs.append(output_of(drive(llm, MIXED)))
+    assert outputs[0] == outputs[1]
 
 
 def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
@@ -132,9 +132,9 @@ def test_requests_wait_for_memory_and_are_all_served(bundle: Path) -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 def test_draft_windows_are_compared_with_autoregressive_decoding(bundle: Path, window: int) -> None:
     """A draft window and a single token may round differently, so noise texts may differ: reported, and few."""
-    (plain, counted), (found, metrics) = (answered(bundle, MIXED, num_draft_tokens=size) for size in (0, window))
+    (plain, counted), (drafted, metrics) = (answered(bundle, MIXED, num_draft_tokens=size) for size in (0, window))
     assert {*counted.eager_runs, *metrics.eager_runs} == {"prompts"}
-    assert sum(at is None for at in where_texts_part(found, plain)) >= len(MIXED) // 2
+    assert sum(at is None for at in where_texts_part(drafted, plain)) >= len(MIXED) // 2
 
 
 def test_the_rejection_rule_is_reproducible_and_changes_no_greedy_request(bundle: Path) -> None:
@@ -172,14 +172,14 @@ def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) 
 
     requests = [(e.prompt_messages(), {"temperature": 0.0, "max_tokens": 200}) for e in held_out(16)]
     with LLM(demo, profile=True) as gpu:
-        found = drive(gpu, requests)
+        outputs = drive(gpu, requests)
         drive(gpu, requests)
         print("device ms per round", {k: round(v, 3) for k, v in gpu.metrics.device_ms_per_round.items()})
         print("accepted", gpu.metrics.accepted, "of", gpu.metrics.steps, "eager", gpu.metrics.eager_runs)
     with LLM(demo_bundle, device="cpu", threads=4, num_draft_tokens=0) as cpu:
         expected = drive(cpu, requests)
         parted = []
-        for at, mine, theirs in zip(where_texts_part(found, expected), found, expected, strict=True):
+        for at, mine, theirs in zip(where_texts_part(outputs, expected), outputs, expected, strict=True):
             if at is not None:
                 logits = cpu_logits(cpu, theirs.prompt_token_ids + theirs.token_ids[:at])
                 gap = float(logits[theirs.token_ids[at]] - logits[mine.token_ids[at]])
@@ -217,10 +217,10 @@ def stream_after_inputs() -> torch.cuda.Stream:
 
 
 def run_thrice(work: Callable[[], None], **tensors: Any) -> Metrics:
-    found, metrics = graphs()
+    captured, metrics = graphs()
     with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for _ in range(3):
-            found.run("phase", work, **tensors)
+            captured.run("phase", work, **tensors)
         torch.cuda.synchronize()
     return metrics
 
@@ -262,23 +262,23 @@ def test_a_subgraph_that_waits_for_the_device_runs_eagerly_by_name() -> None:
 
 def test_a_subgraph_with_prompts_is_captured_when_its_shape_occurs_again() -> None:
     x, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
-    found, metrics = graphs()
+    captured, metrics = graphs()
     with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for run in range(1, 6):
             x.fill_(run)
-            found.run_with_prompts("shape", lambda: torch.mul(x, 2, out=y), [x, y])
+            captured.run_with_prompts("shape", lambda: torch.mul(x, 2, out=y), [x, y])
             assert y.tolist() == [2 * run] * 5
     assert (metrics.graphs_captured, metrics.graph_replays, metrics.eager_runs) == (1, 3, {"prompts": 2})
 
 
 def test_a_subgraph_with_prompts_that_waits_runs_eagerly_afterwards() -> None:
     y = torch.zeros(5, device="cuda")
-    found, metrics = graphs()
+    captured, metrics = graphs()
     with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for _ in range(4):
-            found.run_with_prompts("shape", lambda: y.fill_(y.sum().item() + 1), [y])
-        found.run_with_prompts("other", lambda: y.fill_(7), [y])
-        found.run_with_prompts("other", lambda: y.fill_(7), [y])
+            captured.run_with_prompts("shape", lambda: y.fill_(y.sum().item() + 1), [y])
+        captured.run_with_prompts("other", lambda: y.fill_(7), [y])
+        captured.run_with_prompts("other", lambda: y.fill_(7), [y])
         torch.cuda.synchronize()
     assert metrics.eager_runs == {"prompts": 4, "capture-failed": 2}
     assert (metrics.graphs_captured, y.tolist()) == (1, [7] * 5)
@@ -287,10 +287,10 @@ def test_a_subgraph_with_prompts_that_waits_runs_eagerly_afterwards() -> None:
 def test_bundles_of_one_process_capture_at_the_same_time() -> None:
     def capture(count: int) -> int:
         y = torch.zeros(5, device="cuda")
-        found, metrics = graphs()
+        captured, metrics = graphs()
         with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
             for key in range(count):
-                found.run(key, lambda key=key: torch.add(torch.ones_like(y), key, out=y), outputs=[y])  # type: ignore[misc]
+                captured.run(key, lambda key=key: torch.add(torch.ones_like(y), key, out=y), outputs=[y])  # type: ignore[misc]
         return metrics.graphs_captured
 
     with ThreadPoolExecutor(4) as threads:
@@ -299,7 +299,7 @@ def test_bundles_of_one_process_capture_at_the_same_time() -> None:
 
 def test_a_subgraph_is_captured_after_a_failed_capture_of_another() -> None:
     y = torch.zeros(5, device="cuda")
-    found, metrics = graphs()
+    captured, metrics = graphs()
 
     def wait() -> None:
         y.fill_(y.sum().item())
@@ -309,8 +309,8 @@ def test_a_subgraph_is_captured_after_a_failed_capture_of_another() -> None:
 
     with torch.inference_mode(), torch.cuda.stream(stream_after_inputs()):
         for _ in range(2):
-            found.run("wait", wait, outputs=[y])
-            found.run("fill", fill, outputs=[y])
+            captured.run("wait", wait, outputs=[y])
+            captured.run("fill", fill, outputs=[y])
         torch.cuda.synchronize()
     assert (metrics.graphs_captured, metrics.graph_replays, metrics.eager_runs) == (1, 1, {"capture-failed": 2})
     assert y.tolist() == [8] * 5

@@ -103,8 +103,8 @@ def test_a_call_takes_any_number_of_tokens(kernels: Path, operator: str) -> None
         return torch.randn(1, size, dtype=torch.bfloat16, device="cuda").repeat(count, 1)
 
     scales, each = torch.rand(1, 1, device="cuda").repeat(count, 1), torch.rand(2 * width, device="cuda")
-    made = torch.empty(count, width, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
-    rounded = {"quantized": made, "scales": torch.empty_like(scales)}
+    quantized = torch.empty(count, width, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+    rounded = {"quantized": quantized, "scales": torch.empty_like(scales)}
     tensors = {
         "scaled_matmul": {
             "quantized": _float8(tokens(width)),
@@ -127,9 +127,9 @@ def test_a_call_takes_any_number_of_tokens(kernels: Path, operator: str) -> None
     }[operator]
     attributes = {"epsilon": 1e-5} if operator == "quantized_norm" else {}
     launcher(operator, context)(tensors, attributes, context).run()
-    found = tensors["out" if operator == "scaled_matmul" else "quantized"].float()
-    assert found[0].abs().sum() > 0
-    assert torch.equal(found, found[:1].expand_as(found))
+    outputs = tensors["out" if operator == "scaled_matmul" else "quantized"].float()
+    assert outputs[0].abs().sum() > 0
+    assert torch.equal(outputs, outputs[:1].expand_as(outputs))
 
 
 def _float8(x: torch.Tensor) -> torch.Tensor:

@@ -88,14 +88,16 @@ def plain(models: Path) -> Iterator[list[RequestOutput]]:
         yield drive(llm, ALL)
 
 
-def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+def assert_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
     parted = {
         str(ALL[index]): (at, len(theirs.token_ids))
-        for index, (at, mine, theirs) in enumerate(zip(where_texts_part(found, expected), found, expected, strict=True))
+        for index, (at, mine, theirs) in enumerate(
+            zip(where_texts_part(outputs, expected), outputs, expected, strict=True)
+        )
         if output_of([mine]) != output_of([theirs])
     }
     assert not parted
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(outputs, expected, strict=True):
         assert (mine.logprobs is None) == (theirs.logprobs is None)
         for ours, wanted in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
             assert ours.token == wanted.token
@@ -107,9 +109,9 @@ def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> No
 def test_texts_and_logprobs_equal_autoregressive_decoding_on_the_cpu(
     bundle: Path, plain: list[RequestOutput], options: str
 ) -> None:
-    found, metrics = answered(bundle, ALL, **OPTIONS[options])
+    outputs, metrics = answered(bundle, ALL, **OPTIONS[options])
     print(f"accepted {metrics.accepted} of {metrics.steps}, forced {metrics.fast_forward_drafts}, {metrics.eager_runs}")
-    assert_same(found, plain)
+    assert_same(outputs, plain)
     if "linear" not in bundle.name:
         assert set(metrics.eager_runs) == {"prompts"}
     if "alone" not in bundle.name and metrics.steps > 100:  # adaptive windows may draft few tokens

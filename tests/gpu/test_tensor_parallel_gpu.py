@@ -51,9 +51,9 @@ def without_drafts(requests: Requests) -> Requests:
 def logprobs(llm: LLM) -> dict[int, float]:
     """Return the largest log probabilities after PROMPT, by token."""
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
-    found = llm.generate(PROMPT, params).logprobs
-    assert found is not None
-    return dict(found[0].top)
+    tokens = llm.generate(PROMPT, params).logprobs
+    assert tokens is not None
+    return dict(tokens[0].top)
 
 
 def transformers_logprobs(target: Path) -> dict[int, float]:
@@ -62,10 +62,10 @@ def transformers_logprobs(target: Path) -> dict[int, float]:
         return dict(enumerate(torch.log_softmax(model(torch.tensor([PROMPT])).logits[0, -1], -1).tolist()))
 
 
-def assert_near(found: dict[int, float], expected: dict[int, float], near: float) -> None:
-    both = found.keys() & expected.keys()
+def assert_near(actual: dict[int, float], expected: dict[int, float], near: float) -> None:
+    both = actual.keys() & expected.keys()
     assert len(both) > 15
-    assert max(abs(found[token] - expected[token]) for token in both) < near
+    assert max(abs(actual[token] - expected[token]) for token in both) < near
 
 
 def check_invisible(llm: LLM, requests: Requests) -> None:
@@ -227,7 +227,7 @@ def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) 
     target, invariant = (QUANTIZED | UNQUANTIZED)[kind](tmp_path / "target"), kind not in NOT_INVARIANT
     how: dict[str, Any] = {"target": target, "drafting": NGRAM, "backend": INVARIANT if invariant else "", "batch": 16}
     with LLM(bundle_of(tmp_path / "2", **how)) as llm:
-        found, requests = logprobs(llm), [*texts(6, words=lambda i: 5 * i % 30), *MIXED]
+        before, requests = logprobs(llm), [*texts(6, words=lambda i: 5 * i % 30), *MIXED]
         if invariant:
             check_invisible(llm, requests)
         else:
@@ -239,7 +239,7 @@ def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) 
             assert again.token_ids == first.token_ids
     if kind in QUANTIZED:
         with LLM(bundle_of(tmp_path / "1", ranks=1, **how)) as llm:
-            assert_near(found, logprobs(llm), 0.1)
+            assert_near(before, logprobs(llm), 0.1)
 
 
 @pytest.mark.parametrize("kind", UNQUANTIZED)

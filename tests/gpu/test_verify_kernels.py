@@ -42,8 +42,8 @@ def rounded(tensors, dtype):
 
 
 def on_gpu(tensors, dtype):
-    made = {name: torch.from_numpy(np.ascontiguousarray(values)).cuda() for name, values in tensors.items()}
-    return made | {"logits": made["logits"].to(DTYPES[dtype])}
+    copies = {name: torch.from_numpy(np.ascontiguousarray(values)).cuda() for name, values in tensors.items()}
+    return copies | {"logits": copies["logits"].to(DTYPES[dtype])}
 
 
 def outputs(shape):

@@ -73,13 +73,13 @@ def test_sliding_windows_equal_the_definition(context, dtype, sliding_window, qu
 
 def test_nothing_before_the_sliding_window_is_read(context):
     """The blocks there may already belong to another request."""
-    tensors, given = case([500], 5, dtype=BFLOAT16), attributes(sliding_window=130)
-    wanted = expected(tensors, given)[0]
-    held = on_device(tensors)
+    tensors, attention = case([500], 5, dtype=BFLOAT16), attributes(sliding_window=130)
+    wanted = expected(tensors, attention)[0]
+    on_gpu = on_device(tensors)
     for position in range(500 - 129):
         block = tensors["block_table"][0, position // 64]
-        held["key_cache"][block, :, position % 64] = held["value_cache"][block, :, position % 64] = torch.nan
-    launcher, mixed, _ = bind(context, held, given)
+        on_gpu["key_cache"][block, :, position % 64] = on_gpu["value_cache"][block, :, position % 64] = torch.nan
+    launcher, mixed, _ = bind(context, on_gpu, attention)
     launcher.run()
     near = tolerance(BFLOAT16)
     np.testing.assert_allclose(to_numpy(mixed).astype(float), wanted.astype(float), rtol=near, atol=near)
@@ -140,7 +140,7 @@ def test_long_runs_equal_the_definition(context, runs):
 
 
 def test_windows_have_the_same_bits_with_and_without_prompts(context):
-    tensors, given = case([9, 300], 5, PACKED["ragged"], dtype=BFLOAT16), attributes()
+    tensors, attention = case([9, 300], 5, PACKED["ragged"], dtype=BFLOAT16), attributes()
     alone = tensors | {
         "qkv": tensors["qkv"][:10],
         "prompt_rows": tensors["prompt_rows"][:0],
@@ -150,7 +150,7 @@ def test_windows_have_the_same_bits_with_and_without_prompts(context):
     }
     results = []
     for each in (tensors, alone):
-        launcher, mixed, _ = bind(context, on_device(each), given)
+        launcher, mixed, _ = bind(context, on_device(each), attention)
         launcher.run()
         results.append(mixed[:10].clone())
     assert torch.equal(*results)
@@ -163,29 +163,29 @@ def test_a_captured_call_serves_other_lengths_tables_and_runs(context, query):
         case(lengths, query, runs, 100 - sum(new for _, new in runs), max_blocks=20, dtype=BFLOAT16)
         for lengths, runs in rows
     )
-    given, held = attributes(), on_device(first)
-    launcher, mixed, _ = bind(context, held, given)
+    attention, on_gpu = attributes(), on_device(first)
+    launcher, mixed, _ = bind(context, on_gpu, attention)
     launcher.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launcher.run()
     for tensors in (second, first, second):
         fresh = on_device(tensors)
-        for name in held:
-            if held[name] is not None:
-                held[name].copy_(fresh[name])
+        for name in on_gpu:
+            if on_gpu[name] is not None:
+                on_gpu[name].copy_(fresh[name])
         mixed.fill_(torch.nan)
         graph.replay()
-        eager, alone, _ = bind(context, fresh, given)
+        eager, alone, _ = bind(context, fresh, attention)
         eager.run()
         real = len(mixed) - int((fresh["prompt_rows"] < 0).sum())
         assert torch.equal(mixed[:real], alone[:real])
-        assert torch.equal(held["key_cache"].nan_to_num(), fresh["key_cache"].nan_to_num())
+        assert torch.equal(on_gpu["key_cache"].nan_to_num(), fresh["key_cache"].nan_to_num())
 
 
 def test_the_same_call_gives_the_same_bits(context):
-    held, given = on_device(case([1000] * 16, 5, dtype=BFLOAT16)), attributes()
-    launcher, mixed, _ = bind(context, held, given)
+    on_gpu, attention = on_device(case([1000] * 16, 5, dtype=BFLOAT16)), attributes()
+    launcher, mixed, _ = bind(context, on_gpu, attention)
     launcher.run()
     first = mixed.clone()
     for _ in range(200):

@@ -38,10 +38,10 @@ def test_attackers_are_refused_while_a_victim_streams(served: Served) -> None:
 
 def test_an_attack_is_measured(served: Served) -> None:
     frontend = PythonFrontend(served.llm, os.getpid())
-    found = measure_attack(frontend, "one", lambda: frontend.send({"prompt": "x" * 10_000}), clients=2, limit_s=60.0)
-    assert "at most 8192 bytes of text may become tokens" in found.answer
-    assert 0 < found.gaps.p50 <= found.gaps.p99 <= found.gaps.longest
-    assert found.answered_s is not None
+    measured = measure_attack(frontend, "one", lambda: frontend.send({"prompt": "x" * 10_000}), clients=2, limit_s=60.0)
+    assert "at most 8192 bytes of text may become tokens" in measured.answer
+    assert 0 < measured.gaps.p50 <= measured.gaps.p99 <= measured.gaps.longest
+    assert measured.answered_s is not None
 
 
 def test_an_attack_of_several_outputs_ends_with_the_last_of_them(served: Served) -> None:

@@ -220,23 +220,26 @@ def test_an_address_gets_a_quarter_of_the_connections() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8), st.booleans()), max_size=40))
 def test_a_budget_holds_what_is_open_within_its_limits(steps: list[tuple[str, int, bool]]) -> None:
     budget = BodyBudget(10)
-    held: list[tuple[str, int, ExitStack]] = []
+    open_shares: list[tuple[str, int, ExitStack]] = []
     for address, size, close in steps:
-        if close and held:
-            held.pop(0)[2].close()
+        if close and open_shares:
+            open_shares.pop(0)[2].close()
             continue
         stack = ExitStack()
         share = stack.enter_context(budget.share(address))
-        own, every = sum(each for name, each, _ in held if name == address), sum(each for _, each, _ in held)
+        own, every = (
+            sum(each for name, each, _ in open_shares if name == address),
+            sum(each for _, each, _ in open_shares),
+        )
         if own + size > 5 or every + size > 10:
             with pytest.raises(Overloaded):
                 share.take(size)
             stack.close()
         else:
             share.take(size)
-            held.append((address, size, stack))
-        assert budget.held == sum(each for _, each, _ in held)
-    for _, _, stack in held:
+            open_shares.append((address, size, stack))
+        assert budget.held == sum(each for _, each, _ in open_shares)
+    for _, _, stack in open_shares:
         stack.close()
     assert budget.held == 0
 
@@ -325,9 +328,9 @@ def test_ipv6_clients_are_counted_by_network(host: str, network: str) -> None:
 def test_addresses_of_one_ipv6_network_are_one_client(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     submit, clients = served.llm.submit, []
 
-    def spy(*given: Any, client: Client, **more: Any) -> Any:
+    def spy(*arguments: Any, client: Client, **more: Any) -> Any:
         clients.append(client)
-        return submit(*given, client=client, **more)
+        return submit(*arguments, client=client, **more)
 
     monkeypatch.setattr(served.llm, "submit", spy)
     app = create_app(Models({"demo": served.llm}, 0), ServerConfig())

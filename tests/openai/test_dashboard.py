@@ -53,9 +53,9 @@ def test_a_server_without_the_option_shows_figures_and_no_texts(served: Served) 
 
 def test_one_request_is_followed_until_its_end(live: Served) -> None:
     before = live.ask("/v1/completions", endless(max_tokens=4, return_token_ids=True), headers=KEY)[1]
-    found = live.ask("/dashboard/trace", headers=KEY)[1]["request"]
-    assert [token["id"] for token in found["tokens"]] == before["choices"][0]["token_ids"]
-    assert (found["finish_reason"], found["num_tokens"]) == ("length", 4)
+    trace = live.ask("/dashboard/trace", headers=KEY)[1]["request"]
+    assert [token["id"] for token in trace["tokens"]] == before["choices"][0]["token_ids"]
+    assert (trace["finish_reason"], trace["num_tokens"]) == ("length", 4)
     with paused(live, requests=2, tokens=40) as answers:
         first = live.ask("/dashboard/trace", headers=KEY)[1]["request"]
         assert first["finish_reason"] is None

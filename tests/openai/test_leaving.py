@@ -29,11 +29,11 @@ def test_a_disconnected_client_is_cancelled(served: Served, monkeypatch: pytest.
     score, rounds = served.llm.loop.target.score, count(1)
     seen, release = threading.Event(), threading.Event()
 
-    def hold(this: Round) -> None:
+    def hold(round_: Round) -> None:
         if next(rounds) == 4:
             seen.set()
             release.wait(PATIENCE_S)
-        score(this)
+        score(round_)
 
     monkeypatch.setattr(served.llm.loop.target, "score", hold)
     connection = served.send("/v1/completions", endless(stream=stream, num_draft_tokens=0))

@@ -76,8 +76,8 @@ def test_the_counters_of_speculation_have_the_names_of_vllm(served: Served) -> N
     """The answer of a request and the difference of the counters agree, as `vllm bench serve` computes acceptance."""
 
     def counters() -> dict[str, float]:
-        found = served.metrics()
-        return {name: value for name, value in found.items() if name.startswith("vllm:spec_decode_num_")}
+        metrics = served.metrics()
+        return {name: value for name, value in metrics.items() if name.startswith("vllm:spec_decode_num_")}
 
     before = counters()
     path, fields = REQUESTS["aiperf"]

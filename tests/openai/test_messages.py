@@ -148,12 +148,12 @@ def test_the_model_reads_every_call_and_every_result() -> None:
         {"type": "tool_result", "tool_use_id": "2"},
     ]
     said = [{"type": "thinking", "thinking": "first"}, {"type": "text", "text": "wait"}]
-    given = [
+    messages = [
         {"role": "assistant", "content": said + calls},
         {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]},
     ]
     functions = [{"name": "count", "arguments": '{"boxes": 2}'}, {"name": "send", "arguments": "{}"}]
-    assert as_messages(given) == [
+    assert as_messages(messages) == [
         {
             "role": "assistant",
             "content": "wait",

@@ -102,7 +102,7 @@ def test_metrics_have_every_value_of_every_model(both: Served) -> None:
         for _ in range(count):
             asked = body(PATHS[0], model=name, max_tokens=7, ignore_eos=True)
             assert both.ask(PATHS[0], asked)[0] == 200
-    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def counted() -> list[Any]:
         metrics = [llm.metrics.traffic for llm in both.llms.values()]
@@ -110,23 +110,23 @@ def test_metrics_have_every_value_of_every_model(both: Served) -> None:
 
     def nothing_is_counted_meanwhile() -> bool:  # a loop goes on counting after the last answer
         before = counted()
-        found.update(samples(both))
+        values.update(samples(both))
         return before == counted()
 
     assert eventually(nothing_is_counted_meanwhile)
     for name, llm in both.llms.items():
         label = ("model", name)
         for (metric, labels), value in counters(llm.metrics.traffic):
-            assert found[metric, tuple(sorted((label, *labels)))] == value
+            assert values[metric, tuple(sorted((label, *labels)))] == value
         for metric, histogram in histograms(llm.metrics.traffic):
-            assert found[f"{metric}_sum", (label,)] == pytest.approx(histogram.sum)
-            assert found[f"{metric}_count", (label,)] == histogram.count
+            assert values[f"{metric}_sum", (label,)] == pytest.approx(histogram.sum)
+            assert values[f"{metric}_count", (label,)] == histogram.count
             bounds = [*map(str, histogram.buckets), "+Inf"]
             for bound, total in zip(bounds, accumulate(histogram.counts), strict=True):
-                assert found[f"{metric}_bucket", (("le", bound), label)] == total
-        assert found["tandemrt_requests_running", (label,)] == found["tandemrt_requests_waiting", (label,)] == 0
+                assert values[f"{metric}_bucket", (("le", bound), label)] == total
+        assert values["tandemrt_requests_running", (label,)] == values["tandemrt_requests_waiting", (label,)] == 0
     tokens = "tandemrt_time_to_first_token_seconds"
-    assert 0 < found[f"{tokens}_sum", (("model", "demo"),)] != found[f"{tokens}_sum", (("model", "tiny"),)] > 0
+    assert 0 < values[f"{tokens}_sum", (("model", "demo"),)] != values[f"{tokens}_sum", (("model", "tiny"),)] > 0
 
 
 @pytest.mark.parametrize("length", [MAX_BODY - 1, MAX_BODY])

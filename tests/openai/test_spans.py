@@ -56,8 +56,8 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 
 def value(span: Any, name: str) -> Any:
-    [found] = [attribute.value for attribute in span.attributes if attribute.key == name]
-    return getattr(found, found.WhichOneof("value"))
+    [attribute_value] = [attribute.value for attribute in span.attributes if attribute.key == name]
+    return getattr(attribute_value, attribute_value.WhichOneof("value"))
 
 
 def test_a_request_has_spans_for_its_queue_prefill_and_decode(

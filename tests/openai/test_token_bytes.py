@@ -69,16 +69,16 @@ def test_echo_with_logprobs_begins_with_those_of_the_prompt(
         assert status == 200, answer
         [choice] = answer["choices"]
         assert answer["usage"]["completion_tokens"] == most
-    found = choice["logprobs"]
+    logprobs = choice["logprobs"]
     output = (expected.logprobs or []) if most else []
     scores = [each.logprob for each in (*(expected.prompt_logprobs or ()), *output)]
-    assert found["token_logprobs"] == [None, *scores]
-    assert found["top_logprobs"][0] is None
-    assert len(found["tokens"]) == len(found["text_offset"]) == len(ids) + most
+    assert logprobs["token_logprobs"] == [None, *scores]
+    assert logprobs["top_logprobs"][0] is None
+    assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(ids) + most
     assert choice["token_ids"] == (expected.token_ids if most else [])
     assert choice["text"] == PROMPT + (expected.text if most else "")
     assert choice["finish_reason"] == "length"
-    for (at, following), token in zip(pairwise(found["text_offset"]), found["tokens"], strict=False):
+    for (at, following), token in zip(pairwise(logprobs["text_offset"]), logprobs["tokens"], strict=False):
         if not token.startswith("bytes:"):
             assert choice["text"][at:following] == token
     assert "prompt_logprobs" not in choice

@@ -110,8 +110,8 @@ def test_every_command_is_run_or_says_why_not() -> None:
 
 def test_every_block_of_another_language_is_known() -> None:
     """A new one needs a test below."""
-    found = [(each.page, each.language) for each in BLOCKS if each.language]
-    assert sorted(found) == sorted(
+    blocks = [(each.page, each.language) for each in BLOCKS if each.language]
+    assert sorted(blocks) == sorted(
         [
             *[("README.md", "text")] * 2,
             ("README.md", "python"),

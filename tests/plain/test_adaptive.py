@@ -162,12 +162,12 @@ def test_every_window_is_timed_first_and_again_after_many_rounds_without_it() ->
 
     def asked(rounds: int, used: int) -> list[int]:
         """The windows requested in so many rounds; the other rounds use ``used``."""
-        found = []
+        requested = []
         for _ in range(rounds):
             window = costs.due(4, windows)
-            found += [] if window is None else [window]
+            requested += [] if window is None else [window]
             costs.observe(4, used if window is None else window, 0.01)
-        return found
+        return requested
 
     assert asked(200, 1) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert asked(700, 1) == []

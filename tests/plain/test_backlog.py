@@ -30,15 +30,15 @@ def test_a_backlog_keeps_its_capacity_and_cached_tokens_are_processed(
     backlog.join()
     text, waiting = 10, 1  # tokens that the host has at a round's end, and those not in the cache
     for window, drafts, most in rounds:
-        this = of_window(window)
-        waits = not (window and drafts) and backlog.defer(this)
+        round_ = of_window(window)
+        waits = not (window and drafts) and backlog.defer(round_)
         assert not (waits and window), "what waits is kept token by token"
         if window and drafts:
             backlog.mark_processed()
         waiting = waiting if waits else 0
         assert backlog.cached_tokens(running(text)) <= text - waiting
         emitted = min(most, window + 1)
-        assert backlog.emitted(this) == (not waits)
+        assert backlog.emitted(round_) == (not waits)
         waiting, text = waiting + emitted, text + emitted
         assert waiting <= ROOM
 

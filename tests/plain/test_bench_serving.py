@@ -111,10 +111,10 @@ def test_figures() -> None:
         answer(1.0, 1.3, tokens=1),
         Streamed(2.0, error="500"),
     ]
-    found = figures(answers, 4.0)
-    assert found[:3] == (3, 1, 2.0)
-    assert found[3:6] == pytest.approx((200, 280, 298))  # of 100 and 300 ms
-    assert found[6:] == pytest.approx((25, 150, 190, 199, 3.5))  # 300 ms / 6 tokens, 0; gaps of 100 and 200
+    measured = figures(answers, 4.0)
+    assert measured[:3] == (3, 1, 2.0)
+    assert measured[3:6] == pytest.approx((200, 280, 298))  # of 100 and 300 ms
+    assert measured[6:] == pytest.approx((25, 150, 190, 199, 3.5))  # 300 ms / 6 tokens, 0; gaps of 100 and 200
 
 
 def test_nothing_to_measure_is_no_figure() -> None:

@@ -78,9 +78,9 @@ class BlocksModel(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(TEXTS))
     def find(self, text: str) -> None:
-        found = self.allocator.count_cached(hashes_of(text))
-        assert all(name in self.known for name in hashes_of(text)[:found])
-        assert found == len(text) or hashes_of(text)[found] not in self.known
+        count = self.allocator.count_cached(hashes_of(text))
+        assert all(name in self.known for name in hashes_of(text)[:count])
+        assert count == len(text) or hashes_of(text)[count] not in self.known
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

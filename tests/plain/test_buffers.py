@@ -26,12 +26,12 @@ def decoders(draw: Any) -> tuple[Decoder, Contract]:
     there, steps, values = ["token_ids"], [], []
     for index in range(draw(st.integers(1, 12))):
         read = draw(st.lists(st.sampled_from(there), min_size=1, max_size=4, unique=True))
-        made = [f"value.{index}.{i}" for i in range(draw(st.integers(1, 2)))]
-        for name in made:
+        outputs = [f"value.{index}.{i}" for i in range(draw(st.integers(1, 2)))]
+        for name in outputs:
             dtype = draw(st.sampled_from(["float32", "float16"]))
             values.append(Binding(name, dtype, ("batch", "query", draw(st.integers(1, 300)))))
-        steps.append(Subgraph(file=f"{index}.onnx", inputs=tuple(read), outputs=tuple(made)))
-        there += made
+        steps.append(Subgraph(file=f"{index}.onnx", inputs=tuple(read), outputs=tuple(outputs)))
+        there += outputs
     steps.append(Subgraph(file="last.onnx", inputs=(there[-1],), outputs=("logits",)))
     contract = Contract(
         (Binding("token_ids", "int64", ("batch", "query")),), (Binding("logits", "float32", ("batch", "query", 9)),)
@@ -42,25 +42,27 @@ def decoders(draw: Any) -> tuple[Decoder, Contract]:
 
 
 @given(decoders())
-def test_a_value_shares_no_memory_until_its_last_reader_has_run(made: tuple[Decoder, Contract]) -> None:
-    decoder, contract = made
+def test_a_value_shares_no_memory_until_its_last_reader_has_run(drawn: tuple[Decoder, Contract]) -> None:
+    decoder, contract = drawn
     buffers = plan_buffers(decoder, contract, CALLS)
-    held: dict[int, str] = {}
+    value_of_buffer: dict[int, str] = {}
     for step in decoder.steps:
-        before = dict(held)
+        before = dict(value_of_buffer)
         for name in step.outputs:
             if name in buffers.buffer_of:
-                held[buffers.buffer_of[name]] = name
+                value_of_buffer[buffers.buffer_of[name]] = name
         for name in step.inputs:
             if name in buffers.buffer_of:
                 assert before[buffers.buffer_of[name]] == name, "it holds what was written there"
-                assert held[buffers.buffer_of[name]] == name, "the step that reads it does not write there"
-        assert all(held[buffers.buffer_of[name]] == name for name in step.outputs if name in buffers.buffer_of)
+                assert value_of_buffer[buffers.buffer_of[name]] == name, "the step that reads it does not write there"
+        assert all(
+            value_of_buffer[buffers.buffer_of[name]] == name for name in step.outputs if name in buffers.buffer_of
+        )
 
 
 @given(decoders())
-def test_a_buffer_fits_each_of_its_values_in_the_largest_calls(made: tuple[Decoder, Contract]) -> None:
-    decoder, contract = made
+def test_a_buffer_fits_each_of_its_values_in_the_largest_calls(drawn: tuple[Decoder, Contract]) -> None:
+    decoder, contract = drawn
     buffers = plan_buffers(decoder, contract, CALLS)
     assert set(buffers.buffer_of) == {value.name for value in decoder.values}
     for value in decoder.values:
@@ -81,7 +83,7 @@ def test_a_chain_of_any_length_needs_two_buffers() -> None:
 
 def test_an_input_changed_in_place_keeps_its_memory_until_the_result_is_read() -> None:
     wanted = [binding.name for binding in SCHEMAS["adjust_logits"].inputs]
-    given = [Binding(name, "float32", ("batch",)) for name in ("token_ids", *wanted[1:])]
+    inputs = [Binding(name, "float32", ("batch",)) for name in ("token_ids", *wanted[1:])]
     steps = (
         Subgraph(file="a.onnx", inputs=("token_ids",), outputs=("scores",)),
         Operator(name="adjust_logits", inputs=("scores", *wanted[1:]), outputs=("adjusted",), attributes={}),
@@ -89,7 +91,7 @@ def test_an_input_changed_in_place_keeps_its_memory_until_the_result_is_read() -
         Subgraph(file="c.onnx", inputs=("adjusted", "other"), outputs=("logits",)),
     )
     values = tuple(Binding(name, "float32", ("batch", 9)) for name in ("scores", "adjusted", "other"))
-    contract = Contract(tuple(given), (Binding("logits", "float32", ("batch",)),))
+    contract = Contract(tuple(inputs), (Binding("logits", "float32", ("batch",)),))
     buffers = plan_buffers(Decoder(constants=None, steps=steps, values=values), contract, CALLS)
     assert buffers.in_place_of == {"adjusted": "scores"}
     assert set(buffers.buffer_of) == {"scores", "other"}

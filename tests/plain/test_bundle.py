@@ -134,8 +134,8 @@ def paged_manifest(bundle: Bundle, steps: list[Any] | None = None, **changes: An
     files = [decoder["constants"]["file"], *(f"target/subgraph.{i:02}.onnx" for i in range(3))]
     kernels = dict.fromkeys(("kernels/attention.sm_90.cubin", "kernels/swiglu.sm_90.cubin"), "sm_90")
     extra = dict.fromkeys((*files, *kernels), data["files"]["verify.onnx"])
-    made = contract.decoder(layers=1, kv_heads=2, head_dim=8, capacity=37, vocab=96, dtype="float32", cache="paged")
-    data["engines"]["target"] |= {"file": None, "decoder": decoder, "contract": made.to_json()}
+    paged = contract.decoder(layers=1, kv_heads=2, head_dim=8, capacity=37, vocab=96, dtype="float32", cache="paged")
+    data["engines"]["target"] |= {"file": None, "decoder": decoder, "contract": paged.to_json()}
     data |= {"files": data["files"] | extra, "kernels": kernels}
     return data | changes
 
@@ -150,8 +150,8 @@ SAID = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "scale": 0.2, "epsilon":
 def attention(**changes: Any) -> dict[str, Any]:
     place = ["block_table", "write_index", "prompt_rows", "prompt_starts", "prompt_index", "prompt_table"]
     inputs = ["qkv.0", "past_key.0", "past_value.0", *place, "cosine", "sine"]
-    made = ["mixed.0", "present_key.0", "present_value.0"]
-    return {"name": "window_attention", "inputs": inputs, "outputs": made, "attributes": SAID} | changes
+    outputs = ["mixed.0", "present_key.0", "present_value.0"]
+    return {"name": "window_attention", "inputs": inputs, "outputs": outputs, "attributes": SAID} | changes
 
 
 def swiglu(**changes: Any) -> dict[str, Any]:
@@ -305,12 +305,12 @@ LIMITS = {"batch": 2, "length": 100, "capacity": 128, "num_draft_tokens": 20, "p
     ids=str,
 )
 def test_limits_hold_at_exactly_their_bounds(limits: dict[str, int], message: str | None) -> None:
-    given = LIMITS | limits
+    values = LIMITS | limits
     if message is None:
-        assert Limits(**given).model_dump(exclude_none=True) == given
+        assert Limits(**values).model_dump(exclude_none=True) == values
     else:
         with pytest.raises(ValueError, match=message):
-            Limits(**given)
+            Limits(**values)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 2), (2, 2), (3, 4), (0, 0), (0, 1), (2, 1), (5, 4)])

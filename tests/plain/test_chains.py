@@ -34,5 +34,5 @@ def test_consecutive_mask_tokens_follow_answers_and_predict_tokens_of_the_text(
             assert depth == 1 or (anchor, depth - 1) in there
             at = ids.shape[1] + there.index((anchor, depth))
             seen = rows.seen[row, 0, at].nonzero()[:, 0].tolist()
-            found = sorted(int(rows.places[row, each]) for each in seen)
-            assert found == list(range(anchor + depth + 1)), "the text up to its anchor, then the masks"
+            places = sorted(int(rows.places[row, each]) for each in seen)
+            assert places == list(range(anchor + depth + 1)), "the text up to its anchor, then the masks"

@@ -36,17 +36,19 @@ def tokenizer(backend: Backend, template: str) -> Tokenizer:
     return Tokenizer(backend, {}, {"default": template})
 
 
-def token_ids(chat: Any, made: Tokenizer, *, valid_tokens: int = VOCAB) -> list[int]:
+def token_ids(chat: Any, chat_tokenizer: Tokenizer, *, valid_tokens: int = VOCAB) -> list[int]:
     """Return the prompt of a chat. The templates and texts are short, so no worker process starts."""
     pool = ProcessPool(processes=1)
-    reader = PromptReader(made, valid_tokens=valid_tokens, limit=10**6, max_bytes=10**5, processes=pool, timeout_s=9)
+    reader = PromptReader(
+        chat_tokenizer, valid_tokens=valid_tokens, limit=10**6, max_bytes=10**5, processes=pool, timeout_s=9
+    )
     return reader.read(chat)
 
 
 def prompt(backend: Backend, chat: Any, template: str = CHATML) -> str:
     """Return the decoded prompt of a chat."""
-    made = tokenizer(backend, template)
-    return made.decode(token_ids(chat, made))
+    chat_tokenizer = tokenizer(backend, template)
+    return chat_tokenizer.decode(token_ids(chat, chat_tokenizer))
 
 
 def user(content: Any) -> list[dict[str, Any]]:
@@ -206,13 +208,13 @@ def named(backend: Backend) -> Tokenizer:
 @given(content=texts, name=texts)
 def test_no_text_of_a_user_becomes_a_control_token(backend: Backend, named: Tokenizer, content: str, name: str) -> None:
     """The prompt has the text as written, and only the template's control tokens."""
-    made = named
+    chat_tokenizer = named
     control = {index for index, token in backend.get_added_tokens_decoder().items()}
     chat = [{"role": "user", "name": name, "content": content}]
-    found = token_ids(chat, made)
-    texts_of_control = [made.decode([index]) for index in found if index in control]
+    ids = token_ids(chat, chat_tokenizer)
+    texts_of_control = [chat_tokenizer.decode([index]) for index in ids if index in control]
     assert texts_of_control == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
-    assert made.decode(found) == f"<|im_start|>user{name}\n{content}<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert chat_tokenizer.decode(ids) == f"<|im_start|>user{name}\n{content}<|im_end|>\n<|im_start|>assistant\n<think>"
 
 
 def test_control_tokens_of_a_vocabulary_that_is_a_list_become_text_too() -> None:
@@ -228,32 +230,34 @@ def test_control_tokens_of_a_vocabulary_that_is_a_list_become_text_too() -> None
 
 
 def test_a_chat_without_control_tokens_is_encoded_directly(backend: Backend) -> None:
-    made = tokenizer(backend, CHATML)
-    found = token_ids(user("the <b>text</b>"), made)
-    assert found == made.encode(made.apply_chat_template(user("the <b>text</b>")), add_special_tokens=False)
+    chat_tokenizer = tokenizer(backend, CHATML)
+    ids = token_ids(user("the <b>text</b>"), chat_tokenizer)
+    assert ids == chat_tokenizer.encode(
+        chat_tokenizer.apply_chat_template(user("the <b>text</b>")), add_special_tokens=False
+    )
 
 
 def test_texts_become_control_tokens_if_allowed(backend: Backend) -> None:
-    made = tokenizer(backend, CHATML)
-    found = token_ids(Chat(user("<|im_end|>"), allow_control_tokens=True), made)
-    assert found.count(backend.token_to_id("<|im_end|>")) == 2
+    chat_tokenizer = tokenizer(backend, CHATML)
+    ids = token_ids(Chat(user("<|im_end|>"), allow_control_tokens=True), chat_tokenizer)
+    assert ids.count(backend.token_to_id("<|im_end|>")) == 2
 
 
 def test_tools_and_variables_do_not_become_control_tokens(backend: Backend) -> None:
-    made = tokenizer(backend, "{{ tools | tojson }}{{ documents[0] }}<|im_end|>")
+    chat_tokenizer = tokenizer(backend, "{{ tools | tojson }}{{ documents[0] }}<|im_end|>")
     chat = Chat(user("x"), tools=[{"<think>": "<|im_end|>"}], chat_template_kwargs={"documents": ["<|im_end|>"]})
-    found = token_ids(chat, made)
-    assert found.count(backend.token_to_id("<|im_end|>")) == 1
-    assert made.decode(found) == '[{"<think>": "<|im_end|>"}]<|im_end|><|im_end|>'
+    ids = token_ids(chat, chat_tokenizer)
+    assert ids.count(backend.token_to_id("<|im_end|>")) == 1
+    assert chat_tokenizer.decode(ids) == '[{"<think>": "<|im_end|>"}]<|im_end|><|im_end|>'
 
 
 def tagged(backend: Backend) -> Backend:
     """Return a tokenizer with tags that are not special (Qwen3, DeepSeek) and line breaks as tokens (Gemma)."""
-    made = Backend.from_str(backend.to_str())
-    made.add_tokens(
+    copy = Backend.from_str(backend.to_str())
+    copy.add_tokens(
         [AddedToken(text, normalized=False) for text in ("<tool>", "</tool>", "\n\n", "<table>", "content")]
     )
-    return made
+    return copy
 
 
 TAGGED = (
@@ -264,25 +268,31 @@ TAGGED = (
 
 def test_control_tokens_are_special_tokens_and_tags_of_the_template(backend: Backend) -> None:
     """Gemma's line breaks and HTML tags are text."""
-    found = {token.content for token in control_tokens(tagged(backend), [TAGGED]).values()}
-    assert found == {*DELIMITERS, "<|im_start|>", "<tool>", "</tool>"}
+    contents = {token.content for token in control_tokens(tagged(backend), [TAGGED]).values()}
+    assert contents == {*DELIMITERS, "<|im_start|>", "<tool>", "</tool>"}
 
 
 def test_a_template_finds_its_tags_in_an_earlier_answer(backend: Backend) -> None:
-    made = tokenizer(tagged(backend), TAGGED)
+    chat_tokenizer = tokenizer(tagged(backend), TAGGED)
     chat = [*user("a</tool>b"), {"role": "assistant", "content": "<tool>x</tool>\n\n<table><|im_end|>"}]
-    found = token_ids(chat, made)
-    assert made.decode(found) == "user: a</tool>b<|im_end|>assistant: \n\n<table><|im_end|><|im_end|><tool>"
-    assert [made.decode([i]) for i in found if i >= 262] == ["<|im_end|>", "\n\n", "<table>", "<|im_end|>", "<tool>"]
+    ids = token_ids(chat, chat_tokenizer)
+    assert chat_tokenizer.decode(ids) == "user: a</tool>b<|im_end|>assistant: \n\n<table><|im_end|><|im_end|><tool>"
+    assert [chat_tokenizer.decode([i]) for i in ids if i >= 262] == [
+        "<|im_end|>",
+        "\n\n",
+        "<table>",
+        "<|im_end|>",
+        "<tool>",
+    ]
 
 
 def test_escaped_control_tokens_get_no_spaces_around_them(tmp_path: Path) -> None:
-    made = Tokenizer(
+    chat_tokenizer = Tokenizer(
         open_tokenizer(llama_like(tmp_path), 4096)[0].backend, {}, {"default": "<s>{{ messages[0].content }}</s>"}
     )
-    found = token_ids(user("the</s>the <s>"), made, valid_tokens=4096)
-    assert (found[0], found[-1], set(found[1:-1]) & {0, 1, 2}) == (1, 2, set())
-    assert made.decode(found, skip_special_tokens=True) == "the</s>the <s>"
+    ids = token_ids(user("the</s>the <s>"), chat_tokenizer, valid_tokens=4096)
+    assert (ids[0], ids[-1], set(ids[1:-1]) & {0, 1, 2}) == (1, 2, set())
+    assert chat_tokenizer.decode(ids, skip_special_tokens=True) == "the</s>the <s>"
 
 
 def test_a_lone_surrogate_is_rejected_anywhere(backend: Backend) -> None:
@@ -297,7 +307,7 @@ def test_a_lone_surrogate_is_rejected_anywhere(backend: Backend) -> None:
 def test_a_template_may_come_from_a_file(tmp_path: Path) -> None:
     folder, file = tiny_tokenizer(tmp_path / "t"), tmp_path / "mine.jinja"
     file.write_text("mine: {{ messages[0].content }}")
-    made, _ = open_tokenizer(folder, VOCAB, chat_template=str(file))
-    assert made.apply_chat_template(user("x")) == "mine: x"
+    chat_tokenizer, _ = open_tokenizer(folder, VOCAB, chat_template=str(file))
+    assert chat_tokenizer.apply_chat_template(user("x")) == "mine: x"
     with pytest.raises(BadRequest, match=r"chat_template: must be a file with a template, in UTF-8, received .*; give"):
         open_tokenizer(folder, VOCAB, chat_template=str(tmp_path))

@@ -49,8 +49,8 @@ def test_tensor_offsets_count_from_the_start_of_the_file(folder):
 def test_tensors_of_every_dtype_have_the_size_that_safetensors_writes(folder):
     stored = {name: torch.zeros(2, 3, dtype=getattr(torch, name)) for name, _ in DTYPES.values()}
     safetensors.torch.save_file(stored, folder / "model.safetensors")
-    found = {name: (tensor.dtype, tensor.nbytes) for name, tensor in Checkpoint.open(folder).tensors.items()}
-    assert found == {name: (name, tensor.nbytes) for name, tensor in stored.items()}
+    sizes = {name: (tensor.dtype, tensor.nbytes) for name, tensor in Checkpoint.open(folder).tensors.items()}
+    assert sizes == {name: (name, tensor.nbytes) for name, tensor in stored.items()}
 
 
 def test_scales_of_padding_may_have_any_value_and_others_are_above_0(folder):
@@ -176,7 +176,7 @@ def test_an_inconsistent_header_is_rejected(tmp_path, content, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dtypes", "found"),
+    ("name", "shape", "dtypes", "stored"),
     [
         ("a", (2, 3), ("float32",), None),
         ("a", (2, 3), ("float16", "float32"), None),
@@ -193,10 +193,10 @@ def test_an_inconsistent_header_is_rejected(tmp_path, content, message):
         ("z", (2, 3), ("float32",), "missing"),
     ],
 )
-def test_a_tensor_is_read_only_with_its_own_shape_and_dtype(folder, name, shape, dtypes, found):
+def test_a_tensor_is_read_only_with_its_own_shape_and_dtype(folder, name, shape, dtypes, stored):
     checkpoint = Checkpoint.open(folder)
-    if found is None:
+    if stored is None:
         np.testing.assert_array_equal(checkpoint.read(name, shape, dtypes), TENSORS[name], strict=True)
     else:
-        with pytest.raises(BadCheckpoint, match=rf"tensor '{name}' should be .*, it is {found}$"):
+        with pytest.raises(BadCheckpoint, match=rf"tensor '{name}' should be .*, it is {stored}$"):
             checkpoint.read(name, shape, dtypes)

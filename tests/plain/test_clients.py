@@ -31,15 +31,15 @@ class Canned(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         chat = self.path == "/v1/chat/completions"
         if "fail" in body:
-            found = [{"error": "failed"}]
+            events = [{"error": "failed"}]
         elif chat:
-            found = [*DELTAS, USAGE] if body["stream"] else [MESSAGE]
+            events = [*DELTAS, USAGE] if body["stream"] else [MESSAGE]
         else:
             assert self.path.endswith("generate_stream" if body["stream"] else "generate")
-            found = PARTS if body["stream"] else PARTS[1:]
+            events = PARTS if body["stream"] else PARTS[1:]
         self.send_response(200)
         self.end_headers()
-        for each in found:
+        for each in events:
             line = json.dumps(each)
             self.wfile.write((f"data: {line}\n\n" if body["stream"] else line).encode())
         if chat and body["stream"]:

@@ -30,27 +30,27 @@ from tandemrt.runtime.cli.arguments import read_prompts
 
 def panels(command: str) -> dict[str, list[str]]:
     """Return the options of a command by panel of its help."""
-    found: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     by_panel: dict[str, list[str]] = {}
-    for parameter in found.commands[command].params:
+    for parameter in group.commands[command].params:
         by_panel.setdefault(getattr(parameter, "rich_help_panel", None) or "", []).append(parameter.name)
     return by_panel
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "bench", "serve"])
 def test_the_options_of_a_command_are_grouped(command: str) -> None:
-    found = panels(command)
-    assert found[BUILDING] == ["max_model_len", "dtype", "draft"]
-    assert found[SPECULATION] == ["num_draft_tokens", "adaptive_draft_tokens", "draft_masks"]
-    assert found[MEMORY] == ["cache_tokens", "prefix_caching"]
-    assert "prompt_timeout_s" in found[LIMITS]
-    assert "cuda_graphs" in found[ADVANCED]
+    options = panels(command)
+    assert options[BUILDING] == ["max_model_len", "dtype", "draft"]
+    assert options[SPECULATION] == ["num_draft_tokens", "adaptive_draft_tokens", "draft_masks"]
+    assert options[MEMORY] == ["cache_tokens", "prefix_caching"]
+    assert "prompt_timeout_s" in options[LIMITS]
+    assert "cuda_graphs" in options[ADVANCED]
 
 
 def test_the_options_of_a_server_are_grouped() -> None:
-    found = panels("serve")
-    assert {"metrics_without_key", "grace", "log_level"} <= set(found[SERVER])
-    assert {"max_body", "max_connections", "queue_limit"} <= set(found[LIMITS])
+    options = panels("serve")
+    assert {"metrics_without_key", "grace", "log_level"} <= set(options[SERVER])
+    assert {"max_body", "max_connections", "queue_limit"} <= set(options[LIMITS])
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "bench", "calibrate", "check"])
@@ -97,13 +97,13 @@ def test_a_shell_can_complete_commands_and_options() -> None:
 
 
 def test_version_prints_the_version() -> None:
-    found = CliRunner().invoke(app, ["--version"])
-    assert (found.exit_code, found.output) == (0, f"tandemrt {__version__}\n")
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"tandemrt {__version__}\n")
 
 
 def test_help_loses_nothing_to_markup() -> None:
-    found: Any = typer.main.get_command(app)
-    commands = [*found.commands.values(), *found.commands["export"].commands.values()]
+    group: Any = typer.main.get_command(app)
+    commands = [*group.commands.values(), *group.commands["export"].commands.values()]
     texts = [text for command in commands for text in (command.help, *(getattr(p, "help", "") for p in command.params))]
     assert [text for text in texts if text and "[" in text] == []
 

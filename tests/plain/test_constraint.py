@@ -41,8 +41,8 @@ FLAG_TEXT = byte_tokens('{"ok": true}')
 
 
 def rule(**change):
-    given = {"think_start": (THINK,), "think_ends": [(END,)], "forced_end": (END,)} | change
-    return ThinkingRule(**given, vocabulary=VOCABULARY)
+    arguments = {"think_start": (THINK,), "think_ends": [(END,)], "forced_end": (END,)} | change
+    return ThinkingRule(**arguments, vocabulary=VOCABULARY)
 
 
 # The phase after the prompt.

@@ -50,8 +50,8 @@ def rules(draw):
 
 
 def constraint(rule, prompt, grammar=None):
-    made = GRAMMARS[grammar].matcher() if grammar else None
-    return Constraint(WIDTH, [STOP], prompt=prompt, thinking=rule, grammar=made)
+    matcher = GRAMMARS[grammar].matcher() if grammar else None
+    return Constraint(WIDTH, [STOP], prompt=prompt, thinking=rule, grammar=matcher)
 
 
 def row_of(state):
@@ -282,19 +282,19 @@ def ids(*texts: bytes) -> list[int]:
 
 
 def llama_rule(**changes) -> ThinkingRule:
-    given = {
+    arguments = {
         "think_start": list(b"<think>"),
         "think_ends": [list(b"</think>")],
         "forced_end": list(b"</think>"),
     } | changes
-    return ThinkingRule(**given, vocabulary=LLAMA_3)
+    return ThinkingRule(**arguments, vocabulary=LLAMA_3)
 
 
 def llama(prompt=(), grammar=None, **changes) -> Constraint:
     compiler = GrammarCompiler(LLAMA_3, [LLAMA_STOP])
-    made = compiler.compile("json", grammar).matcher() if grammar else None
+    matcher = compiler.compile("json", grammar).matcher() if grammar else None
     width = LLAMA_STOP + 1
-    return Constraint(width, [LLAMA_STOP], prompt=prompt, thinking=llama_rule(**changes), grammar=made)
+    return Constraint(width, [LLAMA_STOP], prompt=prompt, thinking=llama_rule(**changes), grammar=matcher)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def test_schemas_use_only_keywords_that_a_grammar_can_enforce():
 
 def test_every_equation_in_the_working_holds():
     equation = re.compile(r"([\d.]+) ([×+]) ([\d.]+) = ([\d.]*\d)")
-    found = [match for example in SAMPLE for match in equation.findall(example.thinking)]
-    assert len(found) > len(SAMPLE)
-    for left, sign, right, result in found:
+    equations = [match for example in SAMPLE for match in equation.findall(example.thinking)]
+    assert len(equations) > len(SAMPLE)
+    for left, sign, right, result in equations:
         a, b = Decimal(left), Decimal(right)
         assert (a * b if sign == "×" else a + b) == Decimal(result)
 

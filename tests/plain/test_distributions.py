@@ -106,11 +106,11 @@ def test_reporting_a_scaled_draft_as_unscaled_is_detected():
 def test_a_draft_that_is_its_target_but_flatter_is_always_right_once_it_is_scaled(rule):
     language = open_language()
     flatter = replace(language, draft=language.target / 2)
-    found = [
+    counts = [
         speculate(flatter, rule=rule, window=1, length=1, requests=2000, drafter=scaled(scale)) for scale in (1, 0.5)
     ]
-    assert found[0].accepted < found[0].drafts
-    assert found[1].accepted == found[1].drafts
+    assert counts[0].accepted < counts[0].drafts
+    assert counts[1].accepted == counts[1].drafts
 
 
 def test_the_coupled_rule_is_independent_of_its_drafts():

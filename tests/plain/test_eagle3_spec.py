@@ -212,9 +212,9 @@ def test_a_target_with_few_layers_needs_explicit_feature_layers() -> None:
 
 def test_d2t_maps_draft_tokens_to_target_ids(tmp_path: Path) -> None:
     weights = HEAD.weights()
-    found = target_ids(Checkpoint.open(HEAD.save(tmp_path, weights)), read(HEAD.config()))
-    assert found is not None
-    np.testing.assert_array_equal(np.flatnonzero(weights["t2d"]), found)
+    ids = target_ids(Checkpoint.open(HEAD.save(tmp_path, weights)), read(HEAD.config()))
+    assert ids is not None
+    np.testing.assert_array_equal(np.flatnonzero(weights["t2d"]), ids)
 
 
 @pytest.mark.parametrize(

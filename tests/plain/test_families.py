@@ -636,11 +636,11 @@ def experts_of(config):
 @pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in WITHOUT_CLASS])
 def test_absent_fields_have_the_defaults_of_transformers(architecture):
     family = FAMILIES[architecture]
-    given = {"model_type": family.name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    given |= {"intermediate_size": 32, "num_hidden_layers": 8, "vocab_size": 99, "max_position_embeddings": 64}
-    given |= {family.norm_eps_field: 0.05} | REQUIRED.get(family.name, {})
-    theirs = AutoConfig.for_model(**given | {"model_type": THEIRS.get(family.name, family.name)})
-    spec = ModelSpec.from_hf(given | {"architectures": [architecture]})
+    fields = {"model_type": family.name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    fields |= {"intermediate_size": 32, "num_hidden_layers": 8, "vocab_size": 99, "max_position_embeddings": 64}
+    fields |= {family.norm_eps_field: 0.05} | REQUIRED.get(family.name, {})
+    theirs = AutoConfig.for_model(**fields | {"model_type": THEIRS.get(family.name, family.name)})
+    spec = ModelSpec.from_hf(fields | {"architectures": [architecture]})
     sliding = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or []]
     if theirs.to_dict().get("sliding_window") and not sliding and family.name == "mistral":
         sliding = [True] * 8

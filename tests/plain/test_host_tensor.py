@@ -18,12 +18,12 @@ DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32")
 
 def both(shape: tuple[int, ...], dtype: str = "int64") -> list[Any]:
     """Return the same values as a HostTensor and as a torch tensor."""
-    made = []
+    tensors = []
     for library in (host, real):
         tensor = library.zeros(*shape, dtype=getattr(library, dtype), device=library.device("cpu"))
         tensor.view(tensor.numel()).copy_(library.arange(tensor.numel()))
-        made.append(tensor)
-    return made
+        tensors.append(tensor)
+    return tensors
 
 
 def values(tensor: Any) -> Any:
@@ -104,9 +104,9 @@ def test_a_tensor_that_is_not_contiguous_has_no_view_in_another_shape() -> None:
 
 @pytest.mark.parametrize("library", [host, real])
 def test_clamp_changes_no_dtype(library):
-    given, out = (library.zeros(3, dtype=getattr(library, dtype)) for dtype in ("int64", "float32"))
+    counts, out = (library.zeros(3, dtype=getattr(library, dtype)) for dtype in ("int64", "float32"))
     with pytest.raises((RuntimeError, TypeError)):
-        library.clamp(given, max=1, out=out)
+        library.clamp(counts, max=1, out=out)
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="huge pages and /proc are Linux's")

@@ -47,8 +47,8 @@ class Hub:
                         403 if "gated" in path else 404, error="GatedRepo" if "gated" in path else "RepoNotFound"
                     )
                 elif "/tree/" in path:
-                    held = repositories[name].items()
-                    self.answer(200, json.dumps([entry(file, data) for file, data in held]).encode())
+                    files = repositories[name].items()
+                    self.answer(200, json.dumps([entry(file, data) for file, data in files]).encode())
                 elif path.startswith("/api/"):
                     self.answer(200, json.dumps({"id": name, "sha": COMMIT, "siblings": []}).encode())
                 else:
@@ -109,21 +109,21 @@ def test_a_hub_name_is_fetched_built_and_found_again_offline(tmp_path: Path, mon
     begun: list[str] = []
     progress: list[tuple[str, int, int]] = []
     asked = recipe(tmp_path / "recipes", "someone/tiny")
-    found = resolve_checkpoints(asked, begun.append, lambda *what: progress.append(what))
+    resolved = resolve_checkpoints(asked, begun.append, lambda *what: progress.append(what))
     assert begun == ["Fetch someone/tiny from the Hugging Face hub"]
     assert progress
     assert progress[-1][1] <= progress[-1][2]
-    names = {path.name for path in found.target.checkpoint.iterdir()}
+    names = {path.name for path in resolved.target.checkpoint.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not {"README.md", "original", "onnx"} & names
-    assert (found.target.checkpoint / "additional_chat_templates" / "rag.jinja").is_file()
+    assert (resolved.target.checkpoint / "additional_chat_templates" / "rag.jinja").is_file()
 
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     begun.clear()
     report = build(asked, tmp_path / "bundle", progress=begun.append)
     assert not any("Fetch" in step for step in begun)
     assert report.manifest.files
-    assert resolve_checkpoints(recipe(tmp_path / "others", "someone/tiny@main")).target == found.target
+    assert resolve_checkpoints(recipe(tmp_path / "others", "someone/tiny@main")).target == resolved.target
 
 
 def test_an_incomplete_cache_folder_is_completed(tmp_path: Path, cache: Path) -> None:
@@ -132,16 +132,16 @@ def test_an_incomplete_cache_folder_is_completed(tmp_path: Path, cache: Path) ->
     (kept / "refs" / "main").write_text(COMMIT)
     (kept / "snapshots" / COMMIT).mkdir(parents=True)
     (kept / "snapshots" / COMMIT / "config.json").write_text("{}")
-    found = resolve_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint
-    assert (found / "model.safetensors").is_file()
+    folder = resolve_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_a_draft_head_is_complete_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = recipe(tmp_path, "someone/tiny", 'kind = "eagle3"\ncheckpoint = "someone/head"\nnum_draft_tokens = 2')
-    found = resolve_checkpoints(asked)
+    resolved = resolve_checkpoints(asked)
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
-    assert resolve_checkpoints(asked).checkpoints() == found.checkpoints()
+    assert resolve_checkpoints(asked).checkpoints() == resolved.checkpoints()
     model = recipe(tmp_path, "someone/tiny", 'kind = "model"\ncheckpoint = "someone/head"\nnum_draft_tokens = 2')
     with pytest.raises(BadRecipe, match=r"draft\.checkpoint: .* is not complete in the hub's cache"):
         resolve_checkpoints(model)
@@ -156,8 +156,8 @@ def test_a_repository_of_pickles_is_rejected_with_its_format(tmp_path: Path) -> 
 def test_a_revision_may_be_a_branch_a_tag_a_commit_or_a_pull_request(
     tmp_path: Path, cache: Path, revision: str
 ) -> None:
-    found = resolve_checkpoints(recipe(tmp_path, f"someone/tiny@{revision}")).target.checkpoint
-    assert found == cache / "models--someone--tiny" / "snapshots" / COMMIT
+    folder = resolve_checkpoints(recipe(tmp_path, f"someone/tiny@{revision}")).target.checkpoint
+    assert folder == cache / "models--someone--tiny" / "snapshots" / COMMIT
     assert revision == COMMIT or (cache / "models--someone--tiny" / "refs" / revision).read_text() == COMMIT
 
 

@@ -13,26 +13,26 @@ EXTRAS = PROJECT["optional-dependencies"]
 def sizes(*extras: str) -> dict[str, int]:
     """Return the bytes of every package that ``pip install '.[extras]'`` would install here, by name."""
     todo = [Requirement(each) for each in [*PROJECT["dependencies"], *(e for extra in extras for e in EXTRAS[extra])]]
-    found: dict[str, int] = {}
+    nbytes: dict[str, int] = {}
     while todo:
         wanted = todo.pop()
         name = wanted.name.lower().replace("_", "-")
-        if name in found:
+        if name in nbytes:
             continue
         installed = distribution(name)
         files = [Path(str(file.locate())) for file in installed.files or []]
-        found[name] = sum(file.stat().st_size for file in files if file.is_file())
+        nbytes[name] = sum(file.stat().st_size for file in files if file.is_file())
         for line in installed.requires or []:
             needed = Requirement(line)
             if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in wanted.extras or {""}):
                 todo.append(needed)
-    return found
+    return nbytes
 
 
 def test_a_bundle_on_a_cpu_needs_350_mb() -> None:
-    found = sizes("cpu")
-    assert not found.keys() & {"torch", "triton", "transformers", "xgrammar"}
-    assert sum(found.values()) < 350e6
+    nbytes = sizes("cpu")
+    assert not nbytes.keys() & {"torch", "triton", "transformers", "xgrammar"}
+    assert sum(nbytes.values()) < 350e6
 
 
 def test_building_adds_torch_alone() -> None:

@@ -24,14 +24,14 @@ def test_calls_do_not_depend_on_how_the_text_is_split(calls: Any, spaced: bool, 
     separators = (" , ", " :\n ") if spaced else (",", ":")
     text = json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls], separators=separators)
     expected = [(name, json.dumps(arguments, separators=separators)) for name, arguments in calls]
-    reader, found = JsonCallParser(), []
+    reader, parsed_calls = JsonCallParser(), []
     rest = text
     while rest:
         size = draw.randint(1, 6)
         for index, name, arguments in reader.feed(rest[:size]):
             if name is not None:
-                assert index == len(found)
-                found.append((name, ""))
-            found[index] = (found[index][0], found[index][1] + arguments)
+                assert index == len(parsed_calls)
+                parsed_calls.append((name, ""))
+            parsed_calls[index] = (parsed_calls[index][0], parsed_calls[index][1] + arguments)
         rest = rest[size:]
-    assert found == expected
+    assert parsed_calls == expected

@@ -45,8 +45,8 @@ def test_the_last_pairs_of_each_text_are_kept_before_emitted_ones(kept: int, ste
             query = which
             emitted = [[next(following) for _ in range(min(count, query))] for count in how]
             rows = [[*each, *[-1] * (query - len(each))] for each in emitted]
-            given = torch.tensor([stated(row) for row in rows], dtype=torch.float32)
-            pairs.add_emitted(torch.tensor(rows), given, torch.tensor([len(each) for each in emitted]))
+            new_states = torch.tensor([stated(row) for row in rows], dtype=torch.float32)
+            pairs.add_emitted(torch.tensor(rows), new_states, torch.tensor([len(each) for each in emitted]))
             for slot, each in enumerate(emitted):
                 texts[slot] += each
                 new[slot] = len(each)

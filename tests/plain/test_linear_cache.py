@@ -71,17 +71,17 @@ steps = st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["a", "ab", "abc", 
 
 @given(steps=st.lists(steps, max_size=25))
 def test_a_found_prefix_holds_its_tokens_after_any_joins_and_leaves(steps: list[tuple[int, str, bool]]) -> None:
-    rows, held = Rows(), dict[int, str]()
+    rows, texts = Rows(), dict[int, str]()
     for slot, text, prefilled in steps:
-        if slot in held:
+        if slot in texts:
             rows.leave(slot)
-            del held[slot]
+            del texts[slot]
             continue
-        found = rows.manager.reserve(slot, BLOCK_SIZE, hashes_of(text))
-        assert found is not None
-        count = found // BLOCK_SIZE
+        num_cached = rows.manager.reserve(slot, BLOCK_SIZE, hashes_of(text))
+        assert num_cached is not None
+        count = num_cached // BLOCK_SIZE
         assert rows.blocks(slot, count) == [{ord(letter)} for letter in text[:count]]
-        held[slot] = text
+        texts[slot] = text
         if prefilled:
             rows.prefill(slot, text, count)
 

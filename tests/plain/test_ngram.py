@@ -33,8 +33,8 @@ def test_lookup_in_a_growing_text_equals_a_search(parts: list[list[int]], shorte
         tokens += part
         assert index.lookup(count) == search(tokens, shortest, shortest + more, count)
         following = part[:2]
-        found = index.lookup(count, following)
-        assert found == search_after(tokens, following, shortest, shortest + more, count)
+        drafted = index.lookup(count, following)
+        assert drafted == search_after(tokens, following, shortest, shortest + more, count)
 
 
 def search_after(tokens: list[int], following: list[int], shortest: int, longest: int, count: int) -> list[int]:
@@ -60,7 +60,7 @@ def test_lookup_continues_after_fast_forward_tokens() -> None:
     drafter = NgramDrafter(buffers, window=4, shortest=1, longest=2)
     running = make_running(prompt=[1, 2, 3, 1, 5, 6, 1])
     drafter.join(running)
-    this = Round({0: running}, 1, 4, filters=False, rules=frozenset(), fast_forward={0: [2]})
-    assert drafter.window_needed(this) == 4
-    drafter.propose(this)
+    round_ = Round({0: running}, 1, 4, filters=False, rules=frozenset(), fast_forward={0: [2]})
+    assert drafter.window_needed(round_) == 4
+    drafter.propose(round_)
     assert buffers.draft_tokens.view(1, 4).tolist() == [[2, 3, 1, 5]]

@@ -42,13 +42,13 @@ def accepts(style: str, schema: Any, text: str) -> bool:
 
 
 def read_back(style: str, text: str, size: int) -> Any:
-    reader, held, found = NotationReader(NOTATIONS[style]), "", ""
+    reader, unread, json_text = NotationReader(NOTATIONS[style]), "", ""
     for at in range(0, len(text), size):
-        held += text[at : at + size]
-        new, used = reader.read(held)
-        held, found = held[used:], found + new
+        unread += text[at : at + size]
+        new, used = reader.read(unread)
+        unread, json_text = unread[used:], json_text + new
     assert reader.done
-    return json.loads(found)
+    return json.loads(json_text)
 
 
 @given(value=VALUES, size=st.integers(1, 5))
@@ -58,7 +58,7 @@ def test_what_python_writes_is_read_back(value: Any, size: int) -> None:
 
 
 @settings(max_examples=40)
-@given(arguments=ARGUMENTS.filter(lambda found: not any(map(keyword.iskeyword, found))), size=st.integers(1, 5))
+@given(arguments=ARGUMENTS.filter(lambda names: not any(map(keyword.iskeyword, names))), size=st.integers(1, 5))
 def test_keyword_arguments_are_those_of_a_python_call(arguments: dict[str, Any], size: int) -> None:
     spelled = NOTATIONS["python_arguments"].spelled(arguments)
     call = ast.parse(f"f({spelled})", mode="eval").body

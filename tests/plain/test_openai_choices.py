@@ -133,9 +133,9 @@ def test_every_streamed_choice_begins_with_its_own_role() -> None:
 def test_reasoning_has_both_names_and_is_absent_if_empty(kind: type[CompletionChoice]) -> None:
     for reasoning in ("", "so"):
         choice = choice_of(kind).complete(output_of("a", reasoning=reasoning))
-        found = choice["message"] if kind is ChatChoice else choice
-        assert [found.get(name, "") for name in ("reasoning_content", "reasoning")] == [reasoning] * 2
-        assert ("reasoning" in found) == ("reasoning_content" in found) == bool(reasoning)
+        message = choice["message"] if kind is ChatChoice else choice
+        assert [message.get(name, "") for name in ("reasoning_content", "reasoning")] == [reasoning] * 2
+        assert ("reasoning" in message) == ("reasoning_content" in message) == bool(reasoning)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -148,10 +148,10 @@ def test_a_text_that_ends_like_the_beginning_of_a_call_is_complete(form: Any, st
         choice = choice_of(ChatChoice, tool_calls=spec)
         if streamed:
             chunks = [*choice.chunks(delta_of(text)), *choice.chunks(delta_of("", output_of(text)))]
-            found = "".join(chunk["delta"].get("content", "") for chunk in chunks)
+            content = "".join(chunk["delta"].get("content", "") for chunk in chunks)
         else:
-            found = choice.complete(output_of(text))["message"]["content"]
-        assert found == text
+            content = choice.complete(output_of(text))["message"]["content"]
+        assert content == text
 
 
 LOGPROBS = [
@@ -305,7 +305,7 @@ def test_a_stream_has_exactly_the_requested_usage(
     formatter: type[CompletionFormatter], objects: tuple[str, str], prefix: str, include: bool, continuous: bool
 ) -> None:
     """The outputs end in another order than that of their indices."""
-    made = formatter(request_of(3, include_usage=include, continuous_usage_stats=continuous), "m", TOKENIZER)
+    choices = formatter(request_of(3, include_usage=include, continuous_usage_stats=continuous), "m", TOKENIZER)
     parts = [
         [delta_of("bc", tokens=[2, 3], index=1), delta_of("a", tokens=[1])],
         [delta_of("d", OUTPUTS[2], tokens=[1, 1], index=2)],
@@ -314,8 +314,8 @@ def test_a_stream_has_exactly_the_requested_usage(
     ]
     chunks, finished = [], []
     for part in parts:
-        chunks += made.chunks(part, 3)
-        finished.append(made.finished)
+        chunks += choices.chunks(part, 3)
+        finished.append(choices.finished)
     assert finished == [False, False, False, True]
     content, last = (chunks[:-1], chunks[-1]) if include else (chunks, None)
     assert [chunk["choices"][0]["index"] for chunk in content] == [1, 0, 2, 1, 0]

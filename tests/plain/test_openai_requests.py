@@ -278,8 +278,8 @@ def test_the_choices_of_all_prompts_are_limited(count: int, n: int) -> None:
 def test_an_unsupported_field_is_accepted_only_at_values_without_effect(ask: Any, name: str) -> None:
     plain = ask()
     for value in (*NO_OP_VALUES[name], None):
-        found = ask(**{name: value})
-        assert (found.prompt, found.params) == (plain.prompt, plain.params)
+        request = ask(**{name: value})
+        assert (request.prompt, request.params) == (plain.prompt, plain.params)
     with pytest.raises(BadRequest, match=f"^{name}: .*received 17"):
         ask(**{name: 17})
 

@@ -191,18 +191,18 @@ ANSWERS = {
 def test_deltas_join_to_the_calls_in_order(kind: str, size: int) -> None:
     """The id and the name come with the first delta of each call, and ``calls`` keeps both."""
     spec, answer, expected = ANSWERS[kind]
-    parser, found, begun = ToolCallParser(spec), list[list[str]](), list[str]()
+    parser, calls, begun = ToolCallParser(spec), list[list[str]](), list[str]()
     for at in range(0, len(answer), size):
         for delta in parser.feed(answer[at : at + size], last=False):
             assert isinstance(delta, ToolCallDelta)
             assert (delta.id is None) == (delta.name is None)
             if delta.name is not None and delta.id is not None:
-                assert delta.index == len(found)
-                found.append([delta.name, ""])
+                assert delta.index == len(calls)
+                calls.append([delta.name, ""])
                 begun.append(delta.id)
-            found[delta.index][1] += delta.arguments
+            calls[delta.index][1] += delta.arguments
     assert parser.feed("", last=True) == []
-    assert [tuple(each) for each in found] == expected
+    assert [tuple(each) for each in calls] == expected
     assert [(each.name, each.arguments) for each in parser.calls] == expected
     assert [each.index for each in parser.calls] == list(range(len(expected)))
     assert [each.id for each in parser.calls] == begun

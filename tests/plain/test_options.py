@@ -49,10 +49,10 @@ def kinds(hint: Any) -> set[Any]:
 
 
 def parameters(command: tuple[str, ...]) -> dict[str, click.Parameter]:
-    found: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     for name in command:
-        found = found.commands[name]
-    return {parameter.name: parameter for parameter in found.params}
+        group = group.commands[name]
+    return {parameter.name: parameter for parameter in group.params}
 
 
 def test_llm_takes_every_option_with_its_default() -> None:
@@ -76,21 +76,21 @@ def test_type_checkers_see_the_same_options_and_types() -> None:
 
 @pytest.mark.parametrize("command", LEFT_OUT, ids=" ".join)
 def test_a_command_has_every_option_that_it_does_not_leave_out(command: tuple[str, ...]) -> None:
-    found = parameters(command)
+    options = parameters(command)
     expected = set(FIELDS) - LEFT_OUT[command]
-    assert expected == set(FIELDS) & set(found)
+    assert expected == set(FIELDS) & set(options)
     for name in expected - {"device"}:
-        assert found[name].help == help_of(name)  # type: ignore[attr-defined]
-        assert found[name].default is None
+        assert options[name].help == help_of(name)  # type: ignore[attr-defined]
+        assert options[name].default is None
 
 
 def test_the_defaults_of_serve_are_those_of_a_server() -> None:
-    found, server, differing = parameters(("serve",)), ServerConfig(), {"api_key", "max_connections"}
+    options, server, differing = parameters(("serve",)), ServerConfig(), {"api_key", "max_connections"}
     names = {name.removesuffix("_s") for name in vars(server)} - differing
-    assert names <= set(found)
+    assert names <= set(options)
     for name in names:
         expected = getattr(server, name if hasattr(server, name) else f"{name}_s")
-        assert found[name].default == (None if expected == () else expected), name  # an empty list
+        assert options[name].default == (None if expected == () else expected), name  # an empty list
     guide = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
     assert f"http://{server.host}:{server.port}/v1" in guide.replace("localhost", server.host)
 

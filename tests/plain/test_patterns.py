@@ -150,7 +150,7 @@ expressions = st.recursive(
 
 def strings_of(matcher):
     """Return every string of up to three letters that the grammar of a JSON string accepts."""
-    found, encodings = (
+    accepted, encodings = (
         set(),
         {"a": b"a", "b": b"b", "0": b"0", '"': b'\\"', "\\": b"\\\\", "\n": b"\\n", "é": "é".encode()},
     )
@@ -158,7 +158,7 @@ def strings_of(matcher):
     def explore(text):
         if matcher.accept(34):
             if matcher.accept(STOP):
-                found.add(text)
+                accepted.add(text)
                 matcher.rollback(1)
             matcher.rollback(1)
         for letter, encoding in encodings.items() if len(text) < 3 else ():
@@ -171,15 +171,17 @@ def strings_of(matcher):
 
     assert matcher.accept(34)
     explore("")
-    return found, ["".join(letters) for length in range(4) for letters in itertools.product(encodings, repeat=length)]
+    return accepted, [
+        "".join(letters) for length in range(4) for letters in itertools.product(encodings, repeat=length)
+    ]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pattern=expressions, begin=st.sampled_from(["", "^"]), end=st.sampled_from(["", "$"]))
 def test_a_pattern_matches_the_same_strings_as_python(pattern, begin, end):
     pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
-    found, strings = strings_of(grammar_of({"type": "string", "pattern": pattern}).matcher())
-    assert found == {text for text in strings if re.search(pattern.replace("$", r"\Z"), text, re.ASCII)}
+    accepted, strings = strings_of(grammar_of({"type": "string", "pattern": pattern}).matcher())
+    assert accepted == {text for text in strings if re.search(pattern.replace("$", r"\Z"), text, re.ASCII)}
 
 
 @pytest.mark.parametrize(
@@ -194,8 +196,10 @@ def test_a_pattern_matches_the_same_strings_as_python(pattern, begin, end):
     ],
 )
 def test_lookaheads_at_the_ends_and_named_groups_match_the_same_strings_as_python(pattern):
-    found, strings = strings_of(grammar_of({"type": "string", "pattern": pattern}).matcher())
-    assert found == {text for text in strings if re.search(pattern.replace("?<$", "?P<word").replace("$", r"\Z"), text)}
+    accepted, strings = strings_of(grammar_of({"type": "string", "pattern": pattern}).matcher())
+    assert accepted == {
+        text for text in strings if re.search(pattern.replace("?<$", "?P<word").replace("$", r"\Z"), text)
+    }
 
 
 conditions = st.one_of(
@@ -378,30 +382,30 @@ def test_the_texts_of_an_expression_are_listed_if_they_are_few(pattern):
     matched = {text for text in texts if re.fullmatch(pattern, text)}
     endless = pattern in ("[^b]", "a*")
     for most in (0, len(matched) - 1, len(matched), 99):
-        found = few_texts(patterns.search_expression(f"^(?:{pattern})$"), most)
-        assert found == (matched if most >= len(matched) and not endless else None)
+        listed = few_texts(patterns.search_expression(f"^(?:{pattern})$"), most)
+        assert listed == (matched if most >= len(matched) and not endless else None)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    found=st.lists(expressions, min_size=1, max_size=3),
+    expressions_=st.lists(expressions, min_size=1, max_size=3),
     least=st.integers(0, 4),
     more=st.one_of(st.none(), st.integers(0, 2)),
 )
-def test_a_shortest_text_of_several_expressions_is_found(found, least, more):
+def test_a_shortest_text_of_several_expressions_is_found(expressions_, least, more):
     most = None if more is None else least + more
-    text = shortest_text([patterns.search_expression(f"^(?:{each})$") for each in found], least, most)
+    text = shortest_text([patterns.search_expression(f"^(?:{each})$") for each in expressions_], least, most)
     letters = 'ab0"\\\né'
     fitting = (
         len(one)
         for length in range(least, min(4, 4 if most is None else most) + 1)
         for one in itertools.product(letters, repeat=length)
-        if all(re.fullmatch(each, "".join(one), re.ASCII) for each in found)
+        if all(re.fullmatch(each, "".join(one), re.ASCII) for each in expressions_)
     )
     shortest = next(fitting, None)
     assert text is not None or shortest is None
     if text is not None:
-        assert all(re.fullmatch(each, text, re.ASCII) for each in found)
+        assert all(re.fullmatch(each, text, re.ASCII) for each in expressions_)
         assert (len(text) if len(text) <= 4 else None) == shortest
         assert least <= len(text) <= (len(text) if most is None else most)
 
@@ -424,7 +428,7 @@ def test_a_pattern_with_a_long_limit_matches_the_same_strings_as_python(whole, l
     tag = {"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": letters}, "end": ">"}
     tags = StructuredOutputs(structural_tag={"type": "structural_tag", "format": tag})
     with closing(GrammarLibrary(VOCABULARY, [STOP])) as library:
-        found = [compiled_by(library, each).result(PATIENCE_S) for each in (StructuredOutputs(json=letters), tags)]
+        grammars = [compiled_by(library, each).result(PATIENCE_S) for each in (StructuredOutputs(json=letters), tags)]
     for text in (
         "a@b.cd",
         "a.b@c.de",
@@ -437,5 +441,5 @@ def test_a_pattern_with_a_long_limit_matches_the_same_strings_as_python(whole, l
     ):
         for longer in (text, text + "d" * 8, text[0] * 2980 + text):
             valid = limits.get("minLength", 0) <= len(longer) <= limits["maxLength"] and re.search(whole, longer)
-            assert accepts(found[0], f'"{longer}"') == bool(valid)
-            assert accepts(found[1], f'<"{longer}">') == bool(valid)
+            assert accepts(grammars[0], f'"{longer}"') == bool(valid)
+            assert accepts(grammars[1], f'<"{longer}">') == bool(valid)

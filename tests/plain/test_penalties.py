@@ -72,10 +72,10 @@ def test_every_row_of_a_draft_window_counts_the_tokens_before_it(
     draw = np.random.default_rng(len(rounds))
     for draft, accepted, following in rounds:
         logits = draw.normal(size=(1, len(draft) + 1, VOCAB)).astype(np.float32)
-        found = run(logits, {0: request.entries(text, draft)}, np.array([draft], np.int64))
+        adjusted = run(logits, {0: request.entries(text, draft)}, np.array([draft], np.int64))
         for row in range(len(draft) + 1):
             output = text[len(prompt) :] + draft[:row]
-            np.testing.assert_array_equal(found[0, row], dense(logits[0, row], prompt, output, params))
+            np.testing.assert_array_equal(adjusted[0, row], dense(logits[0, row], prompt, output, params))
         text += [*draft[:accepted], following]
 
 

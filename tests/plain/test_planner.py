@@ -53,9 +53,9 @@ def test_every_token_is_prefilled_once_and_in_order(missing: list[Chunk], budget
 @given(MISSING, st.integers(1, 60))
 def test_calls_on_a_linear_cache_are_rectangles_of_adjacent_slots(missing: list[Chunk], budget: int) -> None:
     chunks = plan(missing, budget)
-    found = group_equal_chunks(chunks)
-    assert sorted(chunk for rectangle in found for chunk in rectangle) == sorted(chunks)
-    for rectangle in found:
+    rectangles = group_equal_chunks(chunks)
+    assert sorted(chunk for rectangle in rectangles for chunk in rectangle) == sorted(chunks)
+    for rectangle in rectangles:
         assert len({chunk.tokens for chunk in rectangle}) == 1
         assert [chunk.slot for chunk in rectangle] == list(range(rectangle[0].slot, rectangle[-1].slot + 1))
 

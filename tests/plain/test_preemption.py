@@ -75,7 +75,7 @@ def test_a_block_is_registered_in_one_round_only(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         memory.table,
         "register_prefix",
-        lambda slot, *given, **named: (calls.append(slot), register(slot, *given, **named)),
+        lambda slot, *arguments, **named: (calls.append(slot), register(slot, *arguments, **named)),
     )
     for _ in range(3):
         memory.preemption.reserve_memory(None)
@@ -140,14 +140,14 @@ def test_a_repeated_round_drafts_fast_forward_tokens_if_the_dropped_one_did(
     assert memory.slots.join(memory.scheduler._preempted.pop()) is running
     running.assign_slot(running.slot, len(running.tokens) - 1, rereads=rereads)
 
-    this = plan_round([running], windows, SLOTS)
+    round_ = plan_round([running], windows, SLOTS)
     running.forget_plan()
     if rereads:
-        assert this.with_fast_forward().fast_forward[running.slot] == [7]
+        assert round_.with_fast_forward().fast_forward[running.slot] == [7]
         running.reread([7, 8])
-        this = this.with_fast_forward()
+        round_ = round_.with_fast_forward()
         running.forget_plan()
-    assert this.may_fast_forward == ({running.slot} if planned else set())
+    assert round_.may_fast_forward == ({running.slot} if planned else set())
     assert plan_round([running], windows, SLOTS).may_fast_forward == (set() if planned else {running.slot})
 
 

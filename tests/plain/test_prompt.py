@@ -18,10 +18,10 @@ from tools.demo.models import CHECKPOINTS
 
 def opened(template: str | None = None) -> Tokenizer:
     """The demo's tokenizer, with another chat template if one is given and with none if it is empty."""
-    found, _ = open_tokenizer(CHECKPOINTS / "target", 2048)
+    demo_tokenizer, _ = open_tokenizer(CHECKPOINTS / "target", 2048)
     if template is None:
-        return found
-    return Tokenizer(found.backend, found.special_tokens, {"default": template} if template else {})
+        return demo_tokenizer
+    return Tokenizer(demo_tokenizer.backend, demo_tokenizer.special_tokens, {"default": template} if template else {})
 
 
 @pytest.fixture(scope="module")

@@ -37,9 +37,9 @@ def torchao(kind: str, **data: object) -> dict[str, Any]:
 
 
 def read(said: object, folder: Path = Path("nowhere")) -> Quantization:
-    found = read_quantization({"quantization_config": said}, folder)
-    assert found is not None
-    return found
+    config = read_quantization({"quantization_config": said}, folder)
+    assert config is not None
+    return config
 
 
 @pytest.mark.parametrize("fields", [("quantization",), ("quantization", "quantization_config")])
@@ -57,35 +57,35 @@ def test_a_checkpoint_without_the_field_is_not_quantized(tmp_path):
 
 def test_the_first_matching_group_gives_the_scheme_of_a_module():
     attention = {"targets": [r"re:.*self_attn\.(q|o)_proj$", f"{LAYER}self_attn.v_proj"], "weights": FLOAT8}
-    found = read(compressed(attention, {"weights": INT4}, ignore=["lm_head", "re:.*down_proj"]))
-    schemes = {name: found.scheme(f"{LAYER}{name}") for name in ("self_attn.q_proj", "self_attn.v_proj")}
+    config = read(compressed(attention, {"weights": INT4}, ignore=["lm_head", "re:.*down_proj"]))
+    schemes = {name: config.scheme(f"{LAYER}{name}") for name in ("self_attn.q_proj", "self_attn.v_proj")}
     assert set(schemes.values()) == {Scheme("float8_e4m3fn", "compressed-tensors", (1, FULL_DIM))}
-    assert found.scheme(f"{LAYER}self_attn.k_proj") == Scheme("int4", "compressed-tensors", (1, 64))
+    assert config.scheme(f"{LAYER}self_attn.k_proj") == Scheme("int4", "compressed-tensors", (1, 64))
     for whole in (f"{LAYER}mlp.down_proj", "lm_head", "model.embed_tokens"):
-        assert found.scheme(whole) is None
+        assert config.scheme(whole) is None
 
 
 def test_ignored_modules_match_complete_name_parts():
     said = {"quant_method": "fp8", "modules_to_not_convert": ["layers.0.mlp.gate", "up_proj", "lm_head"]}
-    found = read(said)
-    assert found.scheme("model.layers.0.mlp.gate_proj") == Scheme(
+    config = read(said)
+    assert config.scheme("model.layers.0.mlp.gate_proj") == Scheme(
         "float8_e4m3fn", "fp8", (128, 128), inputs="token", input_group=128
     )
-    assert found.scheme("model.layers.0.mlp.up_proj") is None
-    assert found.scheme("model.layers.10.mlp.gate_proj") is not None
+    assert config.scheme("model.layers.0.mlp.up_proj") is None
+    assert config.scheme("model.layers.10.mlp.gate_proj") is not None
 
 
 def test_scales_that_are_powers_of_2_are_stored_ones_and_a_note_says_what_inputs_get():
-    found = read({"quant_method": "fp8", "fmt": "float8_e4m3fn", "scale_fmt": "ue8m0"})
-    assert found.scheme(f"{LAYER}mlp.up_proj") == read({"quant_method": "fp8"}).scheme(f"{LAYER}mlp.up_proj")
-    assert found.notes()[-1] == "scales of inputs are not rounded to powers of 2, as scale_fmt ue8m0 would"
+    config = read({"quant_method": "fp8", "fmt": "float8_e4m3fn", "scale_fmt": "ue8m0"})
+    assert config.scheme(f"{LAYER}mlp.up_proj") == read({"quant_method": "fp8"}).scheme(f"{LAYER}mlp.up_proj")
+    assert config.notes()[-1] == "scales of inputs are not rounded to powers of 2, as scale_fmt ue8m0 would"
 
 
 def test_inputs_of_fbgemm_are_rounded_per_token_and_a_note_names_the_limit() -> None:
-    found = read({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]})
-    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme("float8_e4m3fn", "modelopt", (1, FULL_DIM), inputs="token")
-    assert found.scheme("lm_head") is None
-    assert found.notes()[-1] == "inputs above 1200 are not clipped, as activation_scale_ub would"
+    config = read({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]})
+    assert config.scheme(f"{LAYER}mlp.up_proj") == Scheme("float8_e4m3fn", "modelopt", (1, FULL_DIM), inputs="token")
+    assert config.scheme("lm_head") is None
+    assert config.notes()[-1] == "inputs above 1200 are not clipped, as activation_scale_ub would"
 
 
 def test_the_first_expression_of_gptqs_dynamic_gives_the_scheme_of_a_module() -> None:
@@ -95,15 +95,15 @@ def test_the_first_expression_of_gptqs_dynamic_gives_the_scheme_of_a_module() ->
         r"-:.*layers\.0\.": {},
         "lm_head": {"bits": 8, "sym": False},
     }
-    found = read({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": dynamic})
+    config = read({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": dynamic})
     layer = "model.layers.1."
-    assert found.scheme(f"{layer}mlp.up_proj") == Scheme("int4", "gptq", (1, 128))
-    assert found.scheme(f"{layer}mlp.gate") is None
-    assert found.scheme("model.layers.0.mlp.gate") is None
-    assert found.scheme("model.layers.0.mlp.up_proj") == Scheme("int8", "gptq", (1, 32))
-    assert found.scheme("model.layers.0.self_attn.q_proj") is None
-    assert found.scheme("lm_head") == Scheme("int8", "gptq", (1, 128), symmetric=False)
-    assert found.scheme("model.embed_tokens") is None
+    assert config.scheme(f"{layer}mlp.up_proj") == Scheme("int4", "gptq", (1, 128))
+    assert config.scheme(f"{layer}mlp.gate") is None
+    assert config.scheme("model.layers.0.mlp.gate") is None
+    assert config.scheme("model.layers.0.mlp.up_proj") == Scheme("int8", "gptq", (1, 32))
+    assert config.scheme("model.layers.0.self_attn.q_proj") is None
+    assert config.scheme("lm_head") == Scheme("int8", "gptq", (1, 128), symmetric=False)
+    assert config.scheme("model.embed_tokens") is None
 
 
 def test_mxfp4_quantizes_only_experts_that_are_not_ignored():
@@ -111,12 +111,12 @@ def test_mxfp4_quantizes_only_experts_that_are_not_ignored():
         "quant_method": "mxfp4",
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.1", "lm_head"],
     }
-    found = read(said)
-    assert found.is_packed
-    assert found.scheme(f"{LAYER}mlp.experts.3.down_proj") == Scheme("mxfp4", "mxfp4", (1, 32))
-    assert found.scheme("model.layers.11.mlp.experts.3.down_proj") is not None
+    config = read(said)
+    assert config.is_packed
+    assert config.scheme(f"{LAYER}mlp.experts.3.down_proj") == Scheme("mxfp4", "mxfp4", (1, 32))
+    assert config.scheme("model.layers.11.mlp.experts.3.down_proj") is not None
     for whole in (f"{LAYER}self_attn.q_proj", f"{LAYER}mlp.gate", "model.layers.1.mlp.experts.3.down_proj", "lm_head"):
-        assert found.scheme(whole) is None
+        assert config.scheme(whole) is None
 
 
 def test_modelopt_may_name_an_algorithm_for_each_module():
@@ -126,23 +126,23 @@ def test_modelopt_may_name_an_algorithm_for_each_module():
         "lm_head": {"quant_algo": "W8A16"},
     }
     said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
-    found = read(said | {"exclude_modules": ["*.up_proj"]})
+    config = read(said | {"exclude_modules": ["*.up_proj"]})
     names = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj")
-    kinds = [getattr(found.scheme(f"{LAYER}{name}"), "weight", None) for name in names]
+    kinds = [getattr(config.scheme(f"{LAYER}{name}"), "weight", None) for name in names]
     assert kinds == ["float8_e4m3fn", "nvfp4", None, None]
-    assert found.scheme("model.layers.0.mlpx.gate_proj") is None
-    assert found.scheme("lm_head") == Scheme("int8", "integers", (1, FULL_DIM))
+    assert config.scheme("model.layers.0.mlpx.gate_proj") is None
+    assert config.scheme("lm_head") == Scheme("int8", "integers", (1, FULL_DIM))
     assert (
-        found.notes()[-1] == "inputs of matmuls stay unquantized; the checkpoint's config rounds them to 4-bit floats"
+        config.notes()[-1] == "inputs of matmuls stay unquantized; the checkpoint's config rounds them to 4-bit floats"
     )
 
 
 def test_auto_round_leaves_modules_unquantized_or_stores_them_with_more_bits():
     own = {f"{LAYER}mlp.gate_proj": {"bits": 16, "data_type": "float"}, f"{LAYER}mlp.up_proj": {"bits": 8}}
-    found = read({"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": False, "extra_config": own})
-    assert found.scheme(f"{LAYER}mlp.gate_proj") is found.scheme("lm_head") is None
-    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme("int8", "gptq", (1, 64), symmetric=False)
-    assert found.scheme(f"{LAYER}mlp.down_proj") == Scheme("int4", "gptq", (1, 64), symmetric=False)
+    config = read({"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": False, "extra_config": own})
+    assert config.scheme(f"{LAYER}mlp.gate_proj") is config.scheme("lm_head") is None
+    assert config.scheme(f"{LAYER}mlp.up_proj") == Scheme("int8", "gptq", (1, 64), symmetric=False)
+    assert config.scheme(f"{LAYER}mlp.down_proj") == Scheme("int4", "gptq", (1, 64), symmetric=False)
 
 
 def test_modelopt_config_may_be_a_separate_file(tmp_path):
@@ -151,10 +151,10 @@ def test_modelopt_config_may_be_a_separate_file(tmp_path):
         "quantization": {"quant_algo": "FP8", "exclude_modules": ["*.0.*", "lm_*"]},
     }
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
-    found = read_quantization({}, tmp_path)
-    assert found is not None
-    assert found.scheme("lm_head") is found.scheme(f"{LAYER}mlp.up_proj") is None
-    assert found.scheme("model.layers.1.mlp.up_proj") == Scheme(
+    config = read_quantization({}, tmp_path)
+    assert config is not None
+    assert config.scheme("lm_head") is config.scheme(f"{LAYER}mlp.up_proj") is None
+    assert config.scheme("model.layers.1.mlp.up_proj") == Scheme(
         "float8_e4m3fn", "modelopt", (FULL_DIM, FULL_DIM), inputs="static"
     )
 
@@ -295,24 +295,24 @@ LISTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", LISTS)
 def test_lists_name_modules_as_the_checkpoint_does(method: str) -> None:
-    found, module = read(LISTS[method]), "model.layers.0.mlp.router"
-    assert found.scheme(module, STORED) is None
-    assert found.scheme(module) is not None
-    assert found.scheme("model.embed_tokens", "model.language_model.embed_tokens") is None
+    config, module = read(LISTS[method]), "model.layers.0.mlp.router"
+    assert config.scheme(module, STORED) is None
+    assert config.scheme(module) is not None
+    assert config.scheme("model.embed_tokens", "model.language_model.embed_tokens") is None
 
 
 def test_groups_name_modules_as_the_checkpoint_does() -> None:
-    found = read(compressed({"weights": FLOAT8, "targets": [STORED]}))
-    assert found.scheme("model.layers.0.mlp.router", STORED) is not None
-    assert found.scheme("model.layers.0.mlp.router") is None
+    config = read(compressed({"weights": FLOAT8, "targets": [STORED]}))
+    assert config.scheme("model.layers.0.mlp.router", STORED) is not None
+    assert config.scheme("model.layers.0.mlp.router") is None
 
 
 def test_mxfp8_has_a_power_of_2_per_32_inputs() -> None:
-    found = read(compressed({"weights": MX, "input_activations": MX | {"dynamic": True}}, format="mxfp8-quantized"))
-    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme(
+    config = read(compressed({"weights": MX, "input_activations": MX | {"dynamic": True}}, format="mxfp8-quantized"))
+    assert config.scheme(f"{LAYER}mlp.up_proj") == Scheme(
         "mxfp8", "compressed-tensors", (1, 32), unrounded="8-bit floats"
     )
-    assert (found.without_matmuls, found.is_packed, found.has_float8) == ("MXFP8", False, False)
+    assert (config.without_matmuls, config.is_packed, config.has_float8) == ("MXFP8", False, False)
 
 
 @pytest.mark.parametrize("stored", ["int-quantized", "naive-quantized"])
@@ -329,13 +329,13 @@ def test_the_first_pattern_of_quark_gives_the_scheme_of_a_module_and_marks_keys_
     mxfp4 = {"dtype": "fp4", "qscheme": "per_group", "ch_axis": -1, "group_size": 32, "scale_format": "e8m0"}
     own = {"*k_proj": cache, "*v_proj": cache, "re:model.layers.0": {"weight": mxfp4, "input_tensors": None}}
     groups = {"kv_cache_group": ["*k_proj", "*v_proj"], "weight_format": "real_quantized"}
-    found = read(quark(QUARK, None, layer_quant_config=own, export=groups, exclude=["lm_head", "*.mlp.gate"]))
+    config = read(quark(QUARK, None, layer_quant_config=own, export=groups, exclude=["lm_head", "*.mlp.gate"]))
     static = Scheme("float8_e4m3fn", "modelopt", (FULL_DIM, FULL_DIM), inputs="static")
-    assert found.float8_cache
-    assert found.scheme(f"{LAYER}self_attn.k_proj") == static
-    assert found.scheme(f"{LAYER}mlp.up_proj") == Scheme("mxfp4", "modelopt", (1, 32))
-    assert found.scheme("model.layers.1.mlp.up_proj") == Scheme("float8_e4m3fn", "modelopt", (FULL_DIM, FULL_DIM))
-    assert found.scheme("lm_head") is found.scheme(f"{LAYER}mlp.gate") is None
+    assert config.float8_cache
+    assert config.scheme(f"{LAYER}self_attn.k_proj") == static
+    assert config.scheme(f"{LAYER}mlp.up_proj") == Scheme("mxfp4", "modelopt", (1, 32))
+    assert config.scheme("model.layers.1.mlp.up_proj") == Scheme("float8_e4m3fn", "modelopt", (FULL_DIM, FULL_DIM))
+    assert config.scheme("lm_head") is config.scheme(f"{LAYER}mlp.gate") is None
 
 
 def test_a_bitsandbytes_config_needs_no_method_and_may_have_a_threshold() -> None:

@@ -41,8 +41,8 @@ def test_a_sparse_file_has_the_size_of_its_weights_and_takes_no_disk_space(tmp_p
 
 
 def test_the_command_writes_a_tokenizer_of_the_models_size(tmp_path):
-    found = CliRunner().invoke(app, [str(tmp_path), "--family", "qwen3"])
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(app, [str(tmp_path), "--family", "qwen3"])
+    assert result.exit_code == 0, result.output
     vocab = ModelSpec.from_hf(Checkpoint.open(tmp_path).config).vocab
     tokenizer, _ = open_tokenizer(tmp_path, vocab)
     assert tokenizer.backend.get_vocab_size() == vocab
@@ -50,8 +50,8 @@ def test_the_command_writes_a_tokenizer_of_the_models_size(tmp_path):
 
 def test_the_command_names_a_missing_package_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    found = CliRunner().invoke(app, [str(tmp_path / "new")])
-    assert (found.exit_code, found.output) == (
+    result = CliRunner().invoke(app, [str(tmp_path / "new")])
+    assert (result.exit_code, result.output) == (
         2,
         "random_checkpoint needs torch and transformers: pip install torch transformers\n",
     )

@@ -94,8 +94,8 @@ def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path):
 
 def test_matmuls_may_be_stored_in_4_bits(tmp_path):
     for weight_format in (WeightFormat.UNQUANTIZED, WeightFormat.INT4):
-        made = {"dtype": Dtype.FLOAT32, "acceptance": None, "scale": 0.1, "weight_format": weight_format}
-        write_pair(tmp_path / weight_format, Size.SMALL, device="cpu", **made)
+        options = {"dtype": Dtype.FLOAT32, "acceptance": None, "scale": 0.1, "weight_format": weight_format}
+        write_pair(tmp_path / weight_format, Size.SMALL, device="cpu", **options)
     unquantized, quantized = (
         Checkpoint.open(tmp_path / weight_format / "target")
         for weight_format in (WeightFormat.UNQUANTIZED, WeightFormat.INT4)
@@ -103,9 +103,9 @@ def test_matmuls_may_be_stored_in_4_bits(tmp_path):
     quantization = read_quantization(quantized.config, quantized.folder)
     for module in ("lm_head", "model.layers.1.mlp.down_proj"):
         weight = read_values(unquantized.tensors[f"{module}.weight"])
-        found = read_low_bit(module, quantized.tensors, quantization.scheme(module)).dequantized
-        assert np.abs(found - weight).max() < 0.1 * np.abs(weight).max()
-        assert found.std() == pytest.approx(weight.std(), rel=0.02)
+        dequantized = read_low_bit(module, quantized.tensors, quantization.scheme(module)).dequantized
+        assert np.abs(dequantized - weight).max() < 0.1 * np.abs(weight).max()
+        assert dequantized.std() == pytest.approx(weight.std(), rel=0.02)
     assert quantized.tensors["model.embed_tokens.weight"].dtype == "float32"
 
 

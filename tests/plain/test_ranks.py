@@ -228,8 +228,8 @@ def test_collectives_of_ranks_equal_the_reference_bit_by_bit(
         thread.join()
     wanted = all_reduce(parts[0], parts[1:]), all_gather(parts[0], width, parts[1:])
     for rank in range(count):
-        for found, expected in zip(results[rank], wanted, strict=True):
-            np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+        for result, expected in zip(results[rank], wanted, strict=True):
+            np.testing.assert_array_equal(result.view(np.uint8), expected.view(np.uint8))
 
 
 def test_all_gather_rejects_a_width_that_the_parts_cannot_fill() -> None:

@@ -128,18 +128,18 @@ def test_outputs_are_those_of_transformers_after_any_prompts_and_rejected_drafts
         texts.clear(slot)
         for count in chunks:
             part = slice(index[slot], index[slot] + count)
-            found = texts.prompt(slot, tokens[slot, part], index[slot])
-            np.testing.assert_allclose(found, wanted[slot][part], rtol=1e-4, atol=1e-5)
+            outputs = texts.prompt(slot, tokens[slot, part], index[slot])
+            np.testing.assert_allclose(outputs, wanted[slot][part], rtol=1e-4, atol=1e-5)
             index[slot] += count
     for query, accepted in rounds:
         kept = np.minimum(accepted, query)
         window = generator.standard_normal((SLOTS, query, width)).astype(np.float32)
         for slot in range(SLOTS):
             window[slot, : kept[slot]] = tokens[slot, index[slot] : index[slot] + kept[slot]]
-        found = texts.window(window, index)
+        outputs = texts.window(window, index)
         for slot in range(SLOTS):
             part = slice(index[slot], index[slot] + kept[slot])
-            np.testing.assert_allclose(found[slot, : kept[slot]], wanted[slot][part], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(outputs[slot, : kept[slot]], wanted[slot][part], rtol=1e-4, atol=1e-5)
         index = index + kept
 
 

@@ -184,8 +184,8 @@ def test_a_row_of_zero_probabilities_means_a_chosen_token():
     logits, draft = rng.normal(size=(300, 3, 5)).astype(np.float32), rng.integers(0, 5, (300, 2))
     request = {"rule": "rejection", "seed": np.arange(300)}
     expected = verify(logits, draft, **request)
-    given = verify(logits, draft, **request, draft_probs=np.zeros((300, 2, 5), np.float32))
-    for mine, theirs in zip(given, expected, strict=True):
+    verified = verify(logits, draft, **request, draft_probs=np.zeros((300, 2, 5), np.float32))
+    for mine, theirs in zip(verified, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 

@@ -52,13 +52,13 @@ def committed(emitted: dict[int, list[int]], slots: Slots) -> tuple[Committer, C
     for running in slots:
         running.prefilled = running.prefill_end
     windows = DraftWindowPlanner(WINDOW, WINDOW)
-    this = plan_round(slots, windows, slots.count)
+    round_ = plan_round(slots, windows, slots.count)
     for slot, tokens in emitted.items():
-        buffers.tokens.host_view(this.batch, WINDOW + 1)[slot, : len(tokens)] = torch.tensor(tokens)
-        buffers.count.host_view(this.batch)[slot] = len(tokens)
+        buffers.tokens.host_view(round_.batch, WINDOW + 1)[slot, : len(tokens)] = torch.tensor(tokens)
+        buffers.count.host_view(round_.batch)[slot] = len(tokens)
     committer = Committer(buffers, slots, PendingValidations(lambda: None), windows, Metrics(accepted=[0] * WINDOW))
     return committer, lambda: committer.commit(
-        VerifiedRound(this, dict.fromkeys(this.rows, 0), dict.fromkeys(this.rows, 0))
+        VerifiedRound(round_, dict.fromkeys(round_.rows, 0), dict.fromkeys(round_.rows, 0))
     )
 
 

@@ -53,7 +53,7 @@ class FakeTarget:
         at = self.state.view("length", SLOTS)[slot : slot + len(tokens)]
         self.prefilled.append((slot, at.tolist(), tokens.tolist()))
 
-    def score(self, this: Round) -> None:
+    def score(self, round_: Round) -> None:
         pass
 
     def on_failure(self, call: Any) -> None:
@@ -65,12 +65,12 @@ class FakeTarget:
     def check(self) -> None:
         pass
 
-    def adjust(self, this: Round) -> None:
+    def adjust(self, round_: Round) -> None:
         pass
 
-    def verify(self, this: Round, draft_probs: None) -> None:  # noqa: ARG002
-        self.buffers.tokens.view(this.batch, this.window + 1).fill_(ids("a")[0])
-        self.buffers.count.view(this.batch).fill_(1)
+    def verify(self, round_: Round, draft_probs: None) -> None:  # noqa: ARG002
+        self.buffers.tokens.view(round_.batch, round_.window + 1).fill_(ids("a")[0])
+        self.buffers.count.view(round_.batch).fill_(1)
 
 
 class FakeDrafter(NullHooks):
@@ -95,18 +95,18 @@ class FakeDrafter(NullHooks):
     def cached_tokens(self, running: Any) -> int:
         return len(running.tokens)
 
-    def skip(self, this: Round) -> None:
+    def skip(self, round_: Round) -> None:
         pass
 
-    def propose(self, this: Round) -> None:
+    def propose(self, round_: Round) -> None:
         pass
 
 
 def test_a_round_serves_prefilled_requests_only() -> None:
     slots = filled(1, 5, 1)
-    this = plan_round(slots, DraftWindowPlanner({1: 4, 3: 0}, WINDOW), SLOTS)
-    assert [running.slot for running in this.rows.values()] == list(this.rows) == [0, 2]
-    assert (this.batch, this.window) == (4, 4)  # slots 0 to 2 in a batch of 4
+    round_ = plan_round(slots, DraftWindowPlanner({1: 4, 3: 0}, WINDOW), SLOTS)
+    assert [running.slot for running in round_.rows.values()] == list(round_.rows) == [0, 2]
+    assert (round_.batch, round_.window) == (4, 4)  # slots 0 to 2 in a batch of 4
     empty = plan_round(filled(5, 7), DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
     assert (dict(empty.rows), empty.batch, empty.window) == ({}, 0, 0)
 
@@ -133,18 +133,23 @@ def test_a_round_has_the_filters_and_rules_of_its_requests(
 ) -> None:
     slots = filled(1, 1)
     slots.join(make_queued(**params))
-    this = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
-    assert (this.filters, this.rules) == (filters, {Rule.COUPLED} | rules)
+    round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    assert (round_.filters, round_.rules) == (filters, {Rule.COUPLED} | rules)
 
 
 def test_finished_requests_leave_a_round_and_its_calls_do_not_change() -> None:
     slots = filled(1, 1)
     slots.join(make_queued(top_k=3))
-    this = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
-    this.rows[2].finish(Finish("cancelled"))
-    rest = this.unfinished()
+    round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    round_.rows[2].finish(Finish("cancelled"))
+    rest = round_.unfinished()
     assert list(rest.rows) == [0, 1]
-    assert (rest.batch, rest.window, rest.filters, rest.rules) == (this.batch, this.window, this.filters, this.rules)
+    assert (rest.batch, rest.window, rest.filters, rest.rules) == (
+        round_.batch,
+        round_.window,
+        round_.filters,
+        round_.rules,
+    )
 
 
 def prompted(*lengths: int, while_decoding: int = CHUNK) -> tuple[Any, RoundPlanner, Slots]:
@@ -163,9 +168,9 @@ def test_prompts_share_the_chunk_of_a_round_in_order_of_arrival() -> None:
     target, prompts, slots = prompted(41, 1, 4, 30)
     rounds, served = [], []
     for _ in range(6):
-        this = prompts.plan(slots, DraftWindowPlanner(0, WINDOW))
+        round_ = prompts.plan(slots, DraftWindowPlanner(0, WINDOW))
         rounds.append([(slot, at, [len(row) for row in tokens]) for slot, at, tokens in target.prefilled])
-        served.append(list(this.rows))
+        served.append(list(round_.rows))
         target.prefilled.clear()
     assert rounds == [
         [(0, [0], [16])],

@@ -35,14 +35,14 @@ MODULES = "sorted(name for name in __import__('sys').modules)"
 @pytest.fixture
 def pool() -> Iterator[Callable[..., ProcessPool]]:
     """Return a factory of pools. They are closed at the end of the test."""
-    made: list[ProcessPool] = []
+    pools: list[ProcessPool] = []
 
     def make(**options: Any) -> ProcessPool:
-        made.append(ProcessPool(**{"processes": 1} | options))
-        return made[-1]
+        pools.append(ProcessPool(**{"processes": 1} | options))
+        return pools[-1]
 
     yield make
-    for each in made:
+    for each in pools:
         each.close()
 
 

@@ -82,8 +82,8 @@ class SchedulerModel(RuleBasedStateMachine):
         waiting = []
         for constraints in enforcements:
             self.sent += 1  # lengths increase, so that a length identifies the request that reserves memory
-            made = make_queued(prompt=[0] * self.sent, constraints=constraints if compiling else None)
-            waiting.append(replace(made, leader=waiting[0].request) if led and waiting else made)
+            queued = make_queued(prompt=[0] * self.sent, constraints=constraints if compiling else None)
+            waiting.append(replace(queued, leader=waiting[0].request) if led and waiting else queued)
         if self.closed:
             with pytest.raises(Closed, match="closed"):
                 self.scheduler.submit(*waiting, block=True)
@@ -139,10 +139,10 @@ class SchedulerModel(RuleBasedStateMachine):
         can_run = [r for r in (self.preempted + due)[: SLOTS - len(self.running)] if not self.follows(r)]
         joined = can_run[:room]
         self.room.count, self.room.asked = room, []
-        found, failed = self.scheduler.admit(self.slots, MANY)
+        admitted, failed = self.scheduler.admit(self.slots, MANY)
         asked = self.room.asked
         assert failed is None
-        assert [running.request for running in found] == [waiting.request for waiting in joined]
+        assert [running.request for running in admitted] == [waiting.request for waiting in joined]
         assert asked == [needed(r) for r in can_run[: len(asked)]]  # no request overtakes one that lacked memory
         assert asked[:room] == [needed(r) for r in joined]
         self.preempted = [r for r in self.preempted if r not in joined]

@@ -152,7 +152,7 @@ def branches(children):
         )
     )
     maps = children.map(lambda child: {"type": "object", "additionalProperties": child, "maxProperties": 2})
-    unions = st.lists(children, min_size=1, max_size=3).map(lambda found: {"anyOf": found, "title": "one of them"})
+    unions = st.lists(children, min_size=1, max_size=3).map(lambda schemas: {"anyOf": schemas, "title": "one of them"})
     alone = children.map(lambda child: {"allOf": [child]})
     either = st.just({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "string", "maxLength": 2}]})
     return arrays | pairs | objects | maps | unions | alone | either | any_keywords(children)
@@ -270,7 +270,7 @@ def judge(schema, chance: random.Random, closed=True):
         text = written.decode()
         near = [json.dumps(other, ensure_ascii=chance.random() < 0.5) for other in neighbours(json.loads(text))]
         texts = [text, *chance.sample(near, min(20, len(near))), *(misspelled(text, chance) for _ in range(12))]
-        yield from ((each, held, accepts(grammar, each)) for each in texts if (held := valid(each)) is not None)
+        yield from ((each, is_valid, accepts(grammar, each)) for each in texts if (is_valid := valid(each)) is not None)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
@@ -293,10 +293,10 @@ def test_neighbour_texts_include_valid_and_invalid_ones():
         "required": ["n", "s", "l"],
         "additionalProperties": False,
     }
-    found = [(valid, taken) for seed in range(20) for _, valid, taken in judge(schema, random.Random(seed))]
-    assert found.count((False, True)) == 0
-    assert found.count((True, True)) > len(found) / 8
-    assert found.count((False, False)) > len(found) / 8
+    verdicts = [(valid, taken) for seed in range(20) for _, valid, taken in judge(schema, random.Random(seed))]
+    assert verdicts.count((False, True)) == 0
+    assert verdicts.count((True, True)) > len(verdicts) / 8
+    assert verdicts.count((False, False)) > len(verdicts) / 8
 
 
 @pytest.mark.parametrize("schema", [5, [], "x", None])
@@ -719,12 +719,12 @@ def test_the_largest_bounds_are_enforced():
     ],
 )
 def test_a_misspelled_keyword_constrains_nothing_and_gives_a_warning(schema, warning, caplog):
-    [found] = spelling_warnings(StructuredOutputs(json=schema))
-    assert found.startswith(f"structured_outputs.json: {warning}")
-    assert spelling_warnings(StructuredOutputs(json=json.dumps(schema))) == [found]
+    [message] = spelling_warnings(StructuredOutputs(json=schema))
+    assert message.startswith(f"structured_outputs.json: {warning}")
+    assert spelling_warnings(StructuredOutputs(json=json.dumps(schema))) == [message]
     assert spelling_warnings(StructuredOutputs(json={"properties": {"maxlength": {}, "x-y": {"title": "z"}}})) == []
     read(StructuredOutputs(json=schema))
-    assert caplog.messages == [found]
+    assert caplog.messages == [message]
     assert accepts(grammar_of(schema), '{"a": ["bcde"]}')
 
 

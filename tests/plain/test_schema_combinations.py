@@ -79,12 +79,14 @@ def decide(schema: Schema, universe: list[Any], closed: bool = False, rejectable
         if "no finite text fits" in str(error) and not closed:
             assert [value for value in universe if validator.is_valid(value)] == []
         return False
-    found = [
+    verdicts = [
         (value, validator.is_valid(value), any(accepts(grammar, text) for text in texts(value))) for value in universe
     ]
-    assert [value for value, valid, accepted in found if accepted and not valid] == []
+    assert [value for value, valid, accepted in verdicts if accepted and not valid] == []
     if not closed:
-        assert [value for value, valid, accepted in found if valid and not accepted and value not in rejectable] == []
+        assert [
+            value for value, valid, accepted in verdicts if valid and not accepted and value not in rejectable
+        ] == []
     return True
 
 

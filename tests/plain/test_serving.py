@@ -81,11 +81,11 @@ def test_tensors_and_one_json_object_are_equivalent(values: dict[str, Any]) -> N
     bundled = parse_request(tensors(text_input="x", sampling_parameters=json.dumps(values))).params
     direct = SamplingParams(**values)
     for name in SamplingParams.model_fields:
-        found = (getattr(separate, name), getattr(bundled, name), getattr(direct, name))
-        if isinstance(found[2], float):
-            assert len({np.float32(value) for value in found}) == 1
+        parsed = (getattr(separate, name), getattr(bundled, name), getattr(direct, name))
+        if isinstance(parsed[2], float):
+            assert len({np.float32(value) for value in parsed}) == 1
         else:
-            assert found[0] == found[1] == found[2]
+            assert parsed[0] == parsed[1] == parsed[2]
 
 
 def test_large_numbers_in_a_json_object_are_exact_or_rejected() -> None:
@@ -189,8 +189,8 @@ def test_chat_options_are_inputs_next_to_messages() -> None:
     assert [spec.name for spec in server_tensors.chat_inputs()] == list(ChatOptions.model_fields)
     chat, tool = [{"role": "user", "content": "x"}], {"type": "function", "function": {"name": "f"}}
     options = {"tools": [tool], "chat_template_kwargs": {"a": [1]}, "add_generation_prompt": False}
-    given = {name: json.dumps(value) for name, value in options.items() if name != "add_generation_prompt"}
-    sent = tensors(messages=json.dumps(chat), add_generation_prompt=False, **given)
+    texts = {name: json.dumps(value) for name, value in options.items() if name != "add_generation_prompt"}
+    sent = tensors(messages=json.dumps(chat), add_generation_prompt=False, **texts)
     assert parse_request(sent).prompt == Chat(chat, **options)
     assert parse_request(tensors(messages=json.dumps(chat)), options).prompt == Chat(chat, **options)
     with pytest.raises(BadRequest, match="tools: must come with messages, received text_input; leave it out"):
@@ -205,8 +205,8 @@ def test_a_parameter_names_the_client() -> None:
 
 
 def test_protocol_parameters_are_not_inputs() -> None:
-    given = {"id": "mine", "triton_enable_empty_final_response": True}
-    assert parse_request(tensors(text_input="x"), given) == parse_request(tensors(text_input="x"))
+    protocol = {"id": "mine", "triton_enable_empty_final_response": True}
+    assert parse_request(tensors(text_input="x"), protocol) == parse_request(tensors(text_input="x"))
 
 
 @given(
@@ -253,8 +253,8 @@ def tensors(**values: Any) -> dict[str, np.ndarray]:
     specs = {spec.name: spec for spec in server_tensors.inputs()}
     arrays = {}
     for name, value in values.items():
-        given = json.dumps(value) if isinstance(value, dict) else value
-        items = given if isinstance(given, list) else [given]
+        content = json.dumps(value) if isinstance(value, dict) else value
+        items = content if isinstance(content, list) else [content]
         items = [item.encode() if isinstance(item, str) else item for item in items]
         arrays[name] = np.array(items, DTYPES[specs[name].datatype])
     return arrays

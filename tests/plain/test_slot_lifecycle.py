@@ -53,9 +53,9 @@ class Fragile:
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         self._break("before it joined")
-        found: int | None = self.inner.reserve(slot, tokens, hashes)
+        num_cached: int | None = self.inner.reserve(slot, tokens, hashes)
         self._break("after its join")
-        return found
+        return num_cached
 
     def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
         self.inner.register_prefix(slot, hashes, of_prompt=of_prompt)
@@ -122,9 +122,9 @@ class SeatsModel(RuleBasedStateMachine):
         self.take_a_seat(self.gone[0], None)
 
     def take_a_seat(self, waiting: QueuedRequest, breaks: tuple[int, str] | None) -> None:
-        found = self.found(waiting)
-        held = {block for row in self.table.device.tolist() for block in row}
-        fits = self.needed(waiting.tokens, waiting.request) - len(found) <= self.available - len(set(found) - held)
+        cached = self.found(waiting)
+        in_use = {block for row in self.table.device.tolist() for block in row}
+        fits = self.needed(waiting.tokens, waiting.request) - len(cached) <= self.available - len(set(cached) - in_use)
         if breaks is not None and (fits or breaks[0] == 0):
             self.faults.append((self.all[breaks[0]], breaks[1]))
             with pytest.raises(RuntimeError, match=breaks[1]):
@@ -134,8 +134,8 @@ class SeatsModel(RuleBasedStateMachine):
         assert (running is not None) == fits
         if running is not None:
             assert running.request is waiting.request
-            assert running.cached == running.prefilled == len(found) * BLOCK_SIZE
-            assert self.table.device[running.slot, : len(found)].tolist() == found
+            assert running.cached == running.prefilled == len(cached) * BLOCK_SIZE
+            assert self.table.device[running.slot, : len(cached)].tolist() == cached
             assert waiting.preempted in (None, running)
             self.running.append(running)
             self.began[running] = [*running.tokens]

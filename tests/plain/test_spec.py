@@ -75,9 +75,9 @@ def test_published_qwen2_5_config_disables_the_sliding_window():
 
 @pytest.mark.parametrize("field", ["num_key_value_heads", "head_dim", "tie_word_embeddings"])
 def test_an_absent_field_has_the_default_of_transformers(field):
-    given = config(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=20, rms_norm_eps=0.05)
-    del given[field]
-    spec, known = ModelSpec.from_hf(given), LlamaConfig.from_dict(given)
+    fields = config(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=20, rms_norm_eps=0.05)
+    del fields[field]
+    spec, known = ModelSpec.from_hf(fields), LlamaConfig.from_dict(fields)
     assert (spec.heads, spec.kv_heads, spec.head_dim) == (4, known.num_key_value_heads, known.head_dim)
     assert (spec.tied, spec.norm_eps) == (known.tie_word_embeddings, known.rms_norm_eps)
 
@@ -260,9 +260,9 @@ def test_sliding_windows_are_read_for_families_that_have_them():
 def test_layers_with_a_sliding_window_match_transformers(architecture, fields):
     fields = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 512} | fields
     theirs = CONFIGS[architecture](**fields)
-    found = ModelSpec.from_hf({"architectures": [architecture], **config(architecture, layer_types=None), **fields})
+    spec = ModelSpec.from_hf({"architectures": [architecture], **config(architecture, layer_types=None), **fields})
     expected = tuple(kind == "sliding_attention" for kind in theirs.layer_types)
-    assert (found.sliding_layers, found.sliding_window) == (expected, 512 if any(expected) else None)
+    assert (spec.sliding_layers, spec.sliding_window) == (expected, 512 if any(expected) else None)
 
 
 # Fields of published configs of these families that have no effect.
@@ -324,8 +324,8 @@ def test_dual_chunk_attention_limits_texts_to_one_chunk():
     """The config of Qwen2.5-1M; within one chunk, dual-chunk attention equals ordinary attention."""
     chunked = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
     long = config("Qwen2ForCausalLM", max_position_embeddings=1010000)
-    found = ModelSpec.from_hf(long | {"dual_chunk_attention_config": chunked})
-    assert (found.max_length, replace(found, max_length=1010000)) == (253952, ModelSpec.from_hf(long))
+    spec = ModelSpec.from_hf(long | {"dual_chunk_attention_config": chunked})
+    assert (spec.max_length, replace(spec, max_length=1010000)) == (253952, ModelSpec.from_hf(long))
     for wrong in ({"local_size": 262144}, {"chunk_size": None}, {"sparse": True}):
         with pytest.raises(BadCheckpoint, match="dual_chunk_attention_config"):
             ModelSpec.from_hf(long | {"dual_chunk_attention_config": chunked | wrong})

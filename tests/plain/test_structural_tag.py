@@ -248,12 +248,12 @@ def check_tags(text: str) -> None:
         _, _, text = text.partition(TOOL)
         name, text = text[:2], text[2:]
         assert ("f ".startswith(name) or "g ".startswith(name)) or not text
-        found = re.match(r'(\{\s*"a"\s*:\s*(?:1|"(?:[^"\\]|\\.)*")\s*\}|\d+)</tool>', text)
-        if found is None:
+        match = re.match(r'(\{\s*"a"\s*:\s*(?:1|"(?:[^"\\]|\\.)*")\s*\}|\d+)</tool>', text)
+        if match is None:
             assert TOOL not in text
             return
-        jsonschema.validate(json.loads(found[1]), SCHEMA if name == "f " else INTEGER)
-        text = text[found.end() :]
+        jsonschema.validate(json.loads(match[1]), SCHEMA if name == "f " else INTEGER)
+        text = text[match.end() :]
 
 
 def test_fast_forward_tokens_stop_before_a_control_token() -> None:
@@ -317,7 +317,7 @@ def test_tags_that_cannot_be_enforced_exactly_are_rejected(form: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("tag", "message"),
     [
         ([], "must be a valid dictionary"),
         ("[]", "must be an object of type structural_tag"),
@@ -334,6 +334,6 @@ def test_tags_that_cannot_be_enforced_exactly_are_rejected(form: dict[str, Any],
         ),
     ],
 )
-def test_invalid_structural_tags_are_rejected(given: Any, message: str) -> None:
+def test_invalid_structural_tags_are_rejected(tag: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        read(StructuredOutputs(structural_tag=given))
+        read(StructuredOutputs(structural_tag=tag))

@@ -34,14 +34,14 @@ MANY_WORDS = replace(VOCABULARY, tokens=VOCABULARY.tokens + WORDS, valid_tokens=
 
 @pytest.fixture
 def library():
-    made = []
+    libraries = []
 
     def make(**options) -> GrammarLibrary:
-        made.append(GrammarLibrary(options.pop("vocabulary", VOCABULARY), [STOP], **options))
-        return made[-1]
+        libraries.append(GrammarLibrary(options.pop("vocabulary", VOCABULARY), [STOP], **options))
+        return libraries[-1]
 
     yield make
-    for one in made:
+    for one in libraries:
         one.close()
 
 

@@ -18,16 +18,16 @@ from tests.plain.test_bundle import write_bundle
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
     """Return a bundle of 96 tokens with a draft that covers three."""
-    made = write_bundle(tmp_path)
+    written = write_bundle(tmp_path)
     (tmp_path / TARGET_IDS).parent.mkdir()
-    return replace(made, manifest=made.manifest.model_copy(update={"draft": Eagle3Entry(kind="eagle3", vocab=3)}))
+    return replace(written, manifest=written.manifest.model_copy(update={"draft": Eagle3Entry(kind="eagle3", vocab=3)}))
 
 
 def test_ids_round_trip(bundle: Bundle) -> None:
     np.save(bundle.folder / TARGET_IDS, np.array([0, 7, 95], np.int32))
-    found = read_target_ids(bundle)
-    assert found is not None
-    assert found.tolist() == [0, 7, 95]
+    ids = read_target_ids(bundle)
+    assert ids is not None
+    assert ids.tolist() == [0, 7, 95]
 
 
 def test_a_draft_with_the_whole_vocabulary_has_no_file(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_draft_with_the_whole_vocabulary_has_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "found"),
+    ("ids", "received"),
     [
         (np.array([0, 7, 95]), r"int64 \[3\]"),
         (np.array([0, 7], np.int32), r"int32 \[2\]"),
@@ -47,9 +47,9 @@ def test_a_draft_with_the_whole_vocabulary_has_no_file(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_invalid_ids_are_rejected_with_the_reason(bundle: Bundle, ids: Any, found: str) -> None:
+def test_invalid_ids_are_rejected_with_the_reason(bundle: Bundle, ids: Any, received: str) -> None:
     np.save(bundle.folder / TARGET_IDS, ids)
-    with pytest.raises(BadBundle, match=rf"must be int32 \[3\], ids below 96, ascending; got {found}"):
+    with pytest.raises(BadBundle, match=rf"must be int32 \[3\], ids below 96, ascending; got {received}"):
         read_target_ids(bundle)
 
 

@@ -16,9 +16,9 @@ DOUBLING = "{{% set ns = namespace(x='a') %}}{{% for i in range(60) %}}{}{{% end
 def quickly(source: str, messages: Any = CHAT) -> str | None:
     template = ChatTemplate(source, {"eos_token": "</s>"})
     values = template.values(messages)
-    found = template.render_quickly(values)
-    assert found is None or found == template.render(values)
-    return found
+    text = template.render_quickly(values)
+    assert text is None or text == template.render(values)
+    return text
 
 
 @pytest.mark.parametrize(

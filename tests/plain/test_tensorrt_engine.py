@@ -41,10 +41,10 @@ def state(monkeypatch, tmp_path):
 def opened(state, module=TENSORRT, **departures):
     engine = Engine(state.log, **departures)
     narrow = require_bindings("target", engine, CONTRACT)
-    made = backend.TensorRtEngine(
+    tensorrt_engine = backend.TensorRtEngine(
         SimpleNamespace(**module), engine, "target", CONTRACT, CPU, key="0" * 64, narrow=narrow
     )
-    return engine, made
+    return engine, tensorrt_engine
 
 
 def tensors(batch, query, first=10):
@@ -56,57 +56,57 @@ def tensors(batch, query, first=10):
     }
 
 
-def check(given):
-    batch, query = given["token_ids"].shape
-    assert torch.equal(given["logits"], (given["token_ids"] + 0.5).float()[..., None].expand(batch, query, VOCAB))
+def check(bound):
+    batch, query = bound["token_ids"].shape
+    assert torch.equal(bound["logits"], (bound["token_ids"] + 0.5).float()[..., None].expand(batch, query, VOCAB))
     for row in range(batch):
-        assert torch.equal(given["past_key.0"][row, row : row + query], given["token_ids"][row].float())
+        assert torch.equal(bound["past_key.0"][row, row : row + query], bound["token_ids"][row].float())
 
 
 def test_a_run_writes_what_was_bound_and_the_cache_in_place(state):
     _, engine = opened(state)
-    given = tensors(2, 3)
-    engine.bind(given).run()
-    check(given)
+    bound = tensors(2, 3)
+    engine.bind(bound).run()
+    check(bound)
 
 
 def test_an_engine_without_int64_reads_the_present_values_of_int64_inputs(state):
     _, engine = opened(state, narrow=True)
-    given = tensors(2, 3)
-    call = engine.bind(given)
+    bound = tensors(2, 3)
+    call = engine.bind(bound)
     for first in (10, 50):
-        given["token_ids"] += first
-        given["write_index"] += 1
+        bound["token_ids"] += first
+        bound["write_index"] += 1
         call.run()
-        assert torch.equal(given["logits"][..., 0], given["token_ids"] + 0.5)
+        assert torch.equal(bound["logits"][..., 0], bound["token_ids"] + 0.5)
         for row in range(2):
-            begin = int(given["write_index"][row])
-            assert torch.equal(given["past_key.0"][row, begin : begin + 3], given["token_ids"][row].float())
+            begin = int(bound["write_index"][row])
+            assert torch.equal(bound["past_key.0"][row, begin : begin + 3], bound["token_ids"][row].float())
 
 
 def test_an_engine_that_reports_no_aliases_is_accepted_if_its_updates_may_be_in_place(state):
     assert require_bindings("target", Engine(state.log, in_place=False), CONTRACT, reports_aliases=False) == ()
-    found = require_bindings("target", Engine(state.log, in_place=False, narrow=True), CONTRACT, reports_aliases=False)
-    assert found == ("token_ids", "write_index")
+    narrow = require_bindings("target", Engine(state.log, in_place=False, narrow=True), CONTRACT, reports_aliases=False)
+    assert narrow == ("token_ids", "write_index")
 
 
 def test_calls_of_the_same_shapes_share_a_context_and_keep_to_their_own_tensors(state):
     real, engine = opened(state)
-    given = [tensors(2, 3, first) for first in (10, 50)]
-    calls = [engine.bind(each) for each in given]
+    bound = [tensors(2, 3, first) for first in (10, 50)]
+    calls = [engine.bind(each) for each in bound]
     for index in (0, 1, 0, 0, 1):
-        given[index]["logits"].fill_(-1)
+        bound[index]["logits"].fill_(-1)
         calls[index].run()
-        check(given[index])
+        check(bound[index])
     assert len(real.contexts) == 1
 
 
 def test_other_shapes_get_a_context_of_their_own_with_the_profile_tuned_closest(state):
     real, engine = opened(state)
     for shape in ((1, 6), (4, 3), (3, 3), (1, 5)):
-        given = tensors(*shape)
-        engine.bind(given).run()
-        check(given)
+        bound = tensors(*shape)
+        engine.bind(bound).run()
+        check(bound)
     assert [context.profile for context in real.contexts] == [0, 1, 1, 0]
 
 
@@ -170,9 +170,9 @@ def test_an_engine_that_departs_from_the_contract_is_refused(state, departure, m
 @pytest.mark.parametrize(("capturable", "graphs"), [(True, ["disabled"]), (False, ["disabled", "whole"])])
 def test_tensorrt_rtx_replays_graphs_of_its_own_where_the_runtime_cannot_capture(state, tmp_path, capturable, graphs):
     real, engine = opened(state, TENSORRT | RTX, capturable=capturable)
-    given = tensors(2, 3)
-    engine.bind(given).run()
-    check(given)
+    bound = tensors(2, 3)
+    engine.bind(bound).run()
+    check(bound)
     assert engine.capturable is capturable
     assert [context.how.cuda_graph_strategy for context in real.contexts] == graphs
     assert {context.how.strategy for context in real.contexts} == {"user managed"}

@@ -213,13 +213,15 @@ def test_a_text_that_is_read_late_is_the_same(tokenizer: Tokenizer, data: st.Dat
     )
 
 
-@pytest.mark.parametrize(("stop", "held"), [("END", "EN"), ("ED", "E")])
-def test_held_text_is_released_when_the_role_changes_and_no_stop_string_crosses_the_gap(stop: str, held: str) -> None:
+@pytest.mark.parametrize(("stop", "undecided"), [("END", "EN"), ("ED", "E")])
+def test_held_text_is_released_when_the_role_changes_and_no_stop_string_crosses_the_gap(
+    stop: str, undecided: str
+) -> None:
     text_stream = TextStream(TOKENIZER, [stop])
-    text_stream.add("reasoning", TOKENIZER.encode(f"so {held}").ids)
+    text_stream.add("reasoning", TOKENIZER.encode(f"so {undecided}").ids)
     assert text_stream.take().reasoning == "so "
     text_stream.add("delimiter", TOKENIZER.encode("|").ids)
-    assert text_stream.take().reasoning == held
+    assert text_stream.take().reasoning == undecided
     assert not text_stream.add("answer", TOKENIZER.encode("D").ids)
     assert not text_stream.add("reasoning", TOKENIZER.encode("D").ids)
     assert (text_stream.reasoning, text_stream.text) == (f"so {stop}", "D")

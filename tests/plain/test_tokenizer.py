@@ -83,9 +83,9 @@ def test_a_prompt_is_neither_truncated_nor_padded(folder: Path) -> None:
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=20)
     tokenizer.save(str(folder / "tokenizer.json"))
-    found = opened(folder)
-    assert (found.backend.truncation, found.backend.padding) == (None, None)
-    assert len(found.encode("xyzxyz")) == 6
+    opened_tokenizer = opened(folder)
+    assert (opened_tokenizer.backend.truncation, opened_tokenizer.backend.padding) == (None, None)
+    assert len(opened_tokenizer.encode("xyzxyz")) == 6
 
 
 @pytest.mark.parametrize(

@@ -144,14 +144,14 @@ def what_transformers_does(folder: Path, config: Json, said: Json) -> str | None
         )
         for text in TEXTS
     }
-    found = find_split_difference(ours, folder, config, said)
-    if found is None:
+    difference = find_split_difference(ours, folder, config, said)
+    if difference is None:
         assert not [text for text, (split, by_file) in splits.items() if split != by_file]
         return None
-    assert (found.theirs, found.ours) == splits[found.text]
-    assert found.theirs != found.ours
-    assert type(theirs).__name__ in found.opened_by
-    return found.opened_by
+    assert (difference.theirs, difference.ours) == splits[difference.text]
+    assert difference.theirs != difference.ours
+    assert type(theirs).__name__ in difference.opened_by
+    return difference.opened_by
 
 
 def test_the_note_names_the_class_and_a_text(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def tokenizer_json(pairs: list[tuple[str, str]], **model: Any) -> bytes:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
-    found = json.loads(tokenizer.to_str())
-    found["model"] |= model
-    return json.dumps(found, indent=2).encode()
+    content = json.loads(tokenizer.to_str())
+    content["model"] |= model
+    return json.dumps(content, indent=2).encode()
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ def test_calls_that_a_template_writes_are_accepted_and_parsed_back(name: str) ->
     text = written(name, calls)
     assert accepts(form, f"so: {text}")
     for size in (1, 3, len(text)):
-        content, found = parsed(form, f"so: {text}", size)
+        content, parsed_calls = parsed(form, f"so: {text}", size)
         assert content.strip() == "so:"
-        assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+        assert [(function, json.loads(arguments)) for function, arguments in parsed_calls] == calls
 
 
 IN_TAGS = [name for name in TEMPLATES if format_of(name).fields is not None]
@@ -133,9 +133,9 @@ def test_an_argument_in_tags_may_contain_its_end(name: str, data: st.DataObject,
     ]
     text = written(name, calls)
     assert accepts(form, text)
-    content, found = parsed(form, text, size)
+    content, parsed_calls = parsed(form, text, size)
     assert content.strip() == ""
-    assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+    assert [(function, json.loads(arguments)) for function, arguments in parsed_calls] == calls
 
 
 @pytest.mark.parametrize("name", IN_TAGS)
@@ -162,12 +162,12 @@ HARMONY = "commentary to=functions.get <|constrain|>json<|message|>{}"
 )
 def test_a_model_writes_the_calls_that_its_prompt_describes(name: str, text: str) -> None:
     form = format_of(name)
-    given, expected = ("query='a'", '{"query": "a"}') if name == "lfm 2" else ('{"query": "a"}', '{"query": "a"}')
+    arguments, expected = ("query='a'", '{"query": "a"}') if name == "lfm 2" else ('{"query": "a"}', '{"query": "a"}')
     for size in (1, 2, 100):
-        assert parsed(form, "so" + text.replace("{}", given), size) == ("so", [["get", expected]])
-    assert accepts(form, "so" + text.replace("{}", given))
-    assert not accepts(form, text.replace("{}", given.replace("query", "count")))
-    assert not accepts(form, text.replace("get", "set").replace("{}", given))
+        assert parsed(form, "so" + text.replace("{}", arguments), size) == ("so", [["get", expected]])
+    assert accepts(form, "so" + text.replace("{}", arguments))
+    assert not accepts(form, text.replace("{}", arguments.replace("query", "count")))
+    assert not accepts(form, text.replace("get", "set").replace("{}", arguments))
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -323,9 +323,9 @@ def test_the_structural_tag_can_be_enforced(form: ToolCallFormat) -> None:
     functions = {"get": {"type": "object"}, "get_all": {"type": "object", "properties": {"a": {"type": "integer"}}}}
     for parallel in (True, False):
         asked = StructuredOutputs(structural_tag=form.structural_tag(functions, parallel=parallel))
-        held = json.loads(read(asked)[0].text)
-        assert held["triggers"] == form.triggers(functions)
-        assert held["stop_after_first"] is not (parallel and form.groups)
+        tag = json.loads(read(asked)[0].text)
+        assert tag["triggers"] == form.triggers(functions)
+        assert tag["stop_after_first"] is not (parallel and form.groups)
 
 
 PARTS = st.lists(
@@ -393,7 +393,7 @@ def test_text_after_the_last_call_is_released_at_the_end(form: ToolCallFormat) -
 def test_an_id_that_the_model_writes_is_that_of_the_call(name: str, ids: list[str | None]) -> None:
     reader = TaggedCallParser(format_of(name), PARAMETERS)
     steps = [(step, reader.call_id(step[1] or "")) for step in reader.feed(written(name, CALLS[:2])) if step[1]]
-    assert [found for _, found in steps] == ids
+    assert [call_id for _, call_id in steps] == ids
 
 
 def with_control_tokens(text: str, control: dict[str, int]) -> list[int]:
@@ -456,11 +456,11 @@ def test_a_call_of_gpt_oss_ends_its_reasoning(answer: str, text: str, calls: lis
     written = "<|channel|>analysis<|message|>hm" + answer.replace("{}", '{"query": "a"}')
     tokens = with_control_tokens(written, control)
     names = {token: tag.encode() for tag, token in control.items()}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for role, spelled in joined_spans([state.commit([token]) for token in tokens] + [state.commit([stop])]):
         data = b"".join(names.get(token, b"") or vocabulary.tokens[token] for token in spelled if token != stop)
-        found[role] = found.get(role, "") + data.decode()
+        texts[role] = texts.get(role, "") + data.decode()
     assert state.finished
-    assert found["reasoning"] == "hm"
-    content, read_calls = parsed(form, found["answer"], 3)
+    assert texts["reasoning"] == "hm"
+    content, read_calls = parsed(form, texts["answer"], 3)
     assert (content, [name for name, _ in read_calls]) == (text, calls)

@@ -196,9 +196,9 @@ UNKNOWN = {
 
 def format_of(name: str) -> ToolCallFormat:
     """Return the detected format of a template."""
-    found = detect_format({"default": TEMPLATES[name]})
-    assert found is not None
-    return found
+    call_format = detect_format({"default": TEMPLATES[name]})
+    assert call_format is not None
+    return call_format
 
 
 HERMES, LLAMA = format_of("hermes"), format_of("llama")

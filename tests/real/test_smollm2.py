@@ -51,14 +51,14 @@ def answers(checkpoint: Path) -> list[list[int]]:
     """The greedy answers of transformers to CHATS."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    found = []
+    token_ids = []
     for text in CHATS:
         prompt = tokenizer.apply_chat_template(
             chat(text), add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         output = model.generate(**prompt, max_new_tokens=TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)
-        found.append(output[0, prompt["input_ids"].shape[1] :].tolist())
-    return found
+        token_ids.append(output[0, prompt["input_ids"].shape[1] :].tolist())
+    return token_ids
 
 
 @pytest.mark.timeout(600)

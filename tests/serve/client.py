@@ -131,9 +131,9 @@ def tensor(name: str, value: Any) -> grpc.InferInput:
     array = np.array(
         [item.encode() if isinstance(item, str) else item for item in items], np.uint64 if name == "seed" else dtype
     )
-    given = grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-    given.set_data_from_numpy(array)
-    return given
+    request_input = grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    request_input.set_data_from_numpy(array)
+    return request_input
 
 
 def text(results: list[Any], name: str = "text_output") -> str:

@@ -190,12 +190,12 @@ def test_the_openai_frontends_request_is_understood(demo: Client) -> None:
         "temperature": 0.7, "top_p": 1.0, "min_tokens": 0, "ignore_eos": False, "max_tokens": 24,
         "guided_decoding": json.dumps({"json": None, "regex": "[a-z ]{8,40}", "choice": None, "backend": None}),
     }  # fmt: skip
-    given = {
+    fields = {
         "text_input": "Hello", "exclude_input_in_output": True, "sampling_parameters": json.dumps(sampling),
         "return_num_input_tokens": True, "return_num_output_tokens": True,
     }  # fmt: skip
-    [single] = demo.grpc(**given, stream=False)
-    events = demo.grpc(**given, stream=True)
+    [single] = demo.grpc(**fields, stream=False)
+    events = demo.grpc(**fields, stream=True)
     assert text(events) == text([single])
     assert all(event.as_numpy("num_input_tokens").dtype == "uint32" for event in events)
     total = sum(int(event.as_numpy("num_output_tokens")[0]) for event in events)

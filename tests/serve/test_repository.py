@@ -172,9 +172,9 @@ def test_a_server_with_another_python_is_reported(bundle: Bundle, tmp_path: Path
         backends.mkdir(parents=True)
         stub = stubs / "python_backend_stubs" / version / "triton_python_backend_stub"
         (backends / stub.name).write_bytes(stub.read_bytes())
-        found = problems(model, backends=backends.parent)
-        assert (found == []) == (version != "3.10")
-        assert all("runs 3.10" in line for line in found)
+        lines = problems(model, backends=backends.parent)
+        assert (lines == []) == (version != "3.10")
+        assert all("runs 3.10" in line for line in lines)
 
 
 def test_the_command_writes_checks_and_sets_its_exit_code(bundle: Bundle, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def output(reason: str, tokens: list[int], **more: Any) -> RequestOutput:
-    given = {"stop_reason": None, "error": None} | more
+    fields = {"stop_reason": None, "error": None} | more
     return RequestOutput(
         text="ab",
         reasoning="",
@@ -61,7 +61,7 @@ def output(reason: str, tokens: list[int], **more: Any) -> RequestOutput:
         seed=7,
         speculation=Speculation(4),
         forced_ends=0,
-        **given,
+        **fields,
     )
 
 
@@ -142,10 +142,10 @@ def test_a_failure_replaces_the_text_before_it(triton: Any) -> None:
     ],
 )
 def test_the_last_response_has_the_finish_reason(triton: Any, last: RequestOutput, expected: dict[str, Any]) -> None:
-    found = answered(triton, last)
-    assert {name: found.get(name) for name in expected} == expected
-    assert ("stop_reason" in found, "constraint_error" in found) == (
+    response = answered(triton, last)
+    assert {name: response.get(name) for name in expected} == expected
+    assert ("stop_reason" in response, "constraint_error" in response) == (
         "stop_reason" in expected,
         "constraint_error" in expected,
     )
-    assert (found["text_output"], found["token_ids"], found["seed"]) == ([b"ab"], last.token_ids, [7])
+    assert (response["text_output"], response["token_ids"], response["seed"]) == ([b"ab"], last.token_ids, [7])

@@ -29,6 +29,6 @@ def test_served_requests_get_the_same_output_as_alone_and_the_metrics_add_up(tmp
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(figures.read_text())
-    assert found["findings"] == []
-    assert found["triton_requests"] == 30
+    result = json.loads(figures.read_text())
+    assert result["findings"] == []
+    assert result["triton_requests"] == 30

@@ -33,9 +33,9 @@ class SharedObject:
         return path
 
 
-def _image(this: SharedObject) -> bytes:
-    targets = list(dict.fromkeys(this.forwards.values()))
-    defined = [*this.returns, *this.forwards]
+def _image(shared_object: SharedObject) -> bytes:
+    targets = list(dict.fromkeys(shared_object.forwards.values()))
+    defined = [*shared_object.returns, *shared_object.forwards]
     names = _Strings()
     symbols = len(targets) + len(defined) + 1
 
@@ -44,7 +44,7 @@ def _image(this: SharedObject) -> bytes:
     hashes = read_only.reserve(4 * (3 + symbols))
     relocations = read_only.reserve(len(targets) * _RELA)
     code = {name: read_only.reserve(8) for name in defined}
-    soname, needed = names.add(this.name), [names.add(each) for each in this.needed]
+    soname, needed = names.add(shared_object.name), [names.add(each) for each in shared_object.needed]
     name_offsets = [names.add(name) for name in (*targets, *defined)]
     strings = read_only.reserve(len(names.data))
 
@@ -66,9 +66,9 @@ def _image(this: SharedObject) -> bytes:
     for i, target in enumerate(targets, start=1):
         info = i << 32 | _R_X86_64_GLOB_DAT
         struct.pack_into("<QQq", image, relocations + (i - 1) * _RELA, slots[target], info, 0)
-    for name, value in this.returns.items():
+    for name, value in shared_object.returns.items():
         struct.pack_into("<Bi B", image, code[name], 0xB8, value, 0xC3)  # mov eax, value; ret
-    for name, target in this.forwards.items():
+    for name, target in shared_object.forwards.items():
         struct.pack_into("<2Bi", image, code[name], 0xFF, 0x25, slots[target] - (code[name] + 6))  # jmp *[rip + n]
     table = [
         *((_DT_NEEDED, offset) for offset in needed),

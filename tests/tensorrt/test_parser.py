@@ -29,8 +29,8 @@ class Log(rtx.ILogger):
 
     def importing(self, operator):
         """Return how the parser reports the import of the first node of ``operator``."""
-        found = [line for line in self.lines if "Found registered" in line and f": {operator}." in line]
-        return found[0].partition(" registered ")[2].partition(":")[0]
+        registrations = [line for line in self.lines if "Found registered" in line and f": {operator}." in line]
+        return registrations[0].partition(" registered ")[2].partition(":")[0]
 
 
 @pytest.fixture

@@ -49,9 +49,9 @@ def evaluated(record, sizes):
 
 def entry_parameters(ptx, entry):
     """Return the PTX types of a kernel's parameters, in order."""
-    found = re.search(rf"\.entry {entry}\((.*?)\)", ptx, re.DOTALL)
-    assert found, f"no entry {entry}"
-    return re.findall(r"\.param \.(\w+)", found[1])
+    match = re.search(rf"\.entry {entry}\((.*?)\)", ptx, re.DOTALL)
+    assert match, f"no entry {entry}"
+    return re.findall(r"\.param \.(\w+)", match[1])
 
 
 @each_operator
@@ -104,10 +104,10 @@ def test_the_launch_follows_the_shapes_of_the_call(operator):
         symbols = sizes | {"window": sizes["rows"] - 1}
         shapes = [tuple(symbols.get(dim, dim) for dim in shape) for _, shape in inputs]
         launch = operator.launch({b.name: shape for b, shape in zip(operator.inputs, shapes, strict=True)})
-        found = evaluated(answers.launch, sizes)
-        assert (found["grid_x"], found["grid_y"], found["grid_z"]) == launch.grid
-        assert (found["block_x"], found["block_y"], found["block_z"]) == (launch.threads, 1, 1)
-        assert found["shared_mem"] == 0
+        values = evaluated(answers.launch, sizes)
+        assert (values["grid_x"], values["grid_y"], values["grid_z"]) == launch.grid
+        assert (values["block_x"], values["block_y"], values["block_z"]) == (launch.threads, 1, 1)
+        assert values["shared_mem"] == 0
         assert [each.source.evaluate(sizes) for each in answers.scalars.items.values()] == list(launch.scalars)
 
 

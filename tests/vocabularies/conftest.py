@@ -84,15 +84,15 @@ class Family:
 
     def retokenize(self, tokens: list[int], random: Random) -> list[int]:
         """Return other tokens for the text of ``tokens``: split it at random places and encode each part again."""
-        symbols, found = self.vocabulary.symbols_of(tokens), list[int]()
+        symbols, token_ids = self.vocabulary.symbols_of(tokens), list[int]()
         at = 0
         while at < len(symbols):
             end = at + random.choice((1, 2, 3, 5, 8))
             part = self.vocabulary.tokenize_symbols(symbols[at:end])
             assert part is not None
-            found += part
+            token_ids += part
             at = end
-        return found
+        return token_ids
 
     def row(self, state: Constraint) -> "np.ndarray[Any, Any]":
         """Return which tokens are allowed next, bool[width]."""

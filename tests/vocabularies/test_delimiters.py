@@ -18,7 +18,7 @@ ANSWER = r"(\n\n|\n| )?(yes|no|[0-9]{1,3})"
 
 def commit(family: Family, state: Constraint, tokens: list[int], random: Random) -> dict[str, tuple[int, ...]]:
     """Commit ``tokens`` in draft windows of random size whose rows must allow them. Return their text by role."""
-    found: dict[str, tuple[int, ...]] = {"reasoning": (), "delimiter": (), "answer": ()}
+    symbols_of_roles: dict[str, tuple[int, ...]] = {"reasoning": (), "delimiter": (), "answer": ()}
     at = 0
     while at < len(tokens):
         window = tokens[at : at + random.randrange(1, 6)]
@@ -27,11 +27,11 @@ def commit(family: Family, state: Constraint, tokens: list[int], random: Random)
         done = state.commit(window)
         assert done.kept == window
         for span in done.spans:
-            found[span.role] += family.vocabulary.symbols_of(span.tokens)
+            symbols_of_roles[span.role] += family.vocabulary.symbols_of(span.tokens)
         at += len(window)
-    held = state.undecided_span
-    found[held.role] += family.vocabulary.symbols_of(held.tokens)
-    return found
+    undecided = state.undecided_span
+    symbols_of_roles[undecided.role] += family.vocabulary.symbols_of(undecided.tokens)
+    return symbols_of_roles
 
 
 def tokenizations(family: Family, text: str, random: Random) -> list[list[int]]:
@@ -65,15 +65,15 @@ def test_the_roles_of_a_text_follow_from_its_bytes(family: Family) -> None:
     for before, after in product(BEFORE, AFTER):
         text = f"{before}{marks.end}{after}"
         for tokens in tokenizations(family, text, random):
-            found = commit(family, family.constraint(thinking=rule, prompt=prompt), tokens, random)
+            symbols_of_roles = commit(family, family.constraint(thinking=rule, prompt=prompt), tokens, random)
             written = family.vocabulary.symbols_of(tokens)
             at = next(i for i in range(len(written)) if written[i : i + len(delimiter)] == delimiter)
-            assert found["reasoning"] == written[:at], (text, tokens)
-            assert found["answer"] == written[at + len(delimiter) :], (text, tokens)
+            assert symbols_of_roles["reasoning"] == written[:at], (text, tokens)
+            assert symbols_of_roles["answer"] == written[at + len(delimiter) :], (text, tokens)
     text = f"{marks.start}a{marks.end}b{marks.start}c{marks.end}d"
     for tokens in tokenizations(family, text, random):
-        found = commit(family, family.constraint(thinking=rule), tokens, random)
-        assert (found["reasoning"], found["answer"]) == (tuple(b"ac"), tuple(b"bd"))
+        symbols_of_roles = commit(family, family.constraint(thinking=rule), tokens, random)
+        assert (symbols_of_roles["reasoning"], symbols_of_roles["answer"]) == (tuple(b"ac"), tuple(b"bd"))
 
 
 def test_the_grammar_begins_after_the_delimiter_even_inside_its_token(family: Family) -> None:
@@ -88,8 +88,8 @@ def test_the_grammar_begins_after_the_delimiter_even_inside_its_token(family: Fa
     ):
         for tokens in tokenizations(family, f"{before}{marks.end}{answer}", random):
             if fits:
-                found = commit(family, state := thinking(), tokens, random)
-                assert found["answer"] == tuple(answer.encode())
+                symbols_of_roles = commit(family, state := thinking(), tokens, random)
+                assert symbols_of_roles["answer"] == tuple(answer.encode())
                 assert state.commit([family.stop]).finish == "stop"
             else:
                 rows = np.zeros((len(tokens) + 1, mask_words(family.width)), np.int32)
@@ -102,13 +102,16 @@ def test_a_spent_budget_writes_the_forced_end_token_by_token(family: Family) -> 
     for token in (spent := family.encode("so it is then")[:3]):
         assert not family.row(state)[family.stop]
         state.commit([token])
-    found: dict[str, tuple[int, ...]] = {"reasoning": (), "delimiter": (), "answer": ()}
+    symbols_of_roles: dict[str, tuple[int, ...]] = {"reasoning": (), "delimiter": (), "answer": ()}
     for token in rule.forced_end:
         assert np.flatnonzero(family.row(state)).tolist() == [token]
         for span in state.commit([token]).spans:
-            found[span.role] += family.vocabulary.symbols_of(span.tokens)
+            symbols_of_roles[span.role] += family.vocabulary.symbols_of(span.tokens)
     assert state.phase is Phase.ANSWER
     before, after = marks.forced_end.split(marks.end)
-    assert found["reasoning"] == symbols(family, before)
-    assert (found["delimiter"], found["answer"]) == (symbols(family, marks.end), tuple(after.encode()))
+    assert symbols_of_roles["reasoning"] == symbols(family, before)
+    assert (symbols_of_roles["delimiter"], symbols_of_roles["answer"]) == (
+        symbols(family, marks.end),
+        tuple(after.encode()),
+    )
     assert state.reasoning_tokens == len(spent)
