@@ -100,12 +100,12 @@ def attributes(*, heads=4, kv_heads=2, head_dim=64, sliding_window=0, **scales):
     }
 
 
-def expected(tensors, given):
+def expected(tensors, attention):
     """The reference result: mixed and both caches."""
-    return window_attention(*(tensors[name] for name in NAMES), **given)
+    return window_attention(*(tensors[name] for name in NAMES), **attention)
 
 
-def assert_close(found, wanted, tensors, tolerance, *, cleared=0):
+def assert_close(outputs, wanted, tensors, tolerance, *, cleared=0):
     """Check live rows and runs, and that cache entries without a new token have not changed.
 
     Entries after a run, up to the next multiple of ``cleared`` positions, may have become 0.
@@ -113,8 +113,8 @@ def assert_close(found, wanted, tensors, tolerance, *, cleared=0):
     live = tensors["block_table"].any(axis=1)
     windows = len(wanted[0]) - len(tensors["prompt_rows"])
     live = np.concatenate([np.repeat(live, windows // len(live)), tensors["prompt_rows"] >= 0])
-    np.testing.assert_allclose(_wide(found[0])[live], _wide(wanted[0])[live], rtol=tolerance, atol=tolerance)
-    for mine, theirs, name in zip(found[1:], wanted[1:], ("key_cache", "value_cache"), strict=True):
+    np.testing.assert_allclose(_wide(outputs[0])[live], _wide(wanted[0])[live], rtol=tolerance, atol=tolerance)
+    for mine, theirs, name in zip(outputs[1:], wanted[1:], ("key_cache", "value_cache"), strict=True):
         mine, theirs, before = (_wide(cache)[1:] for cache in (mine, theirs, tensors[name]))
         untouched = ~((theirs != before) & ~np.isnan(theirs))
         excused = untouched & _after_runs(tensors, cleared)[1:, None, :, None] & (mine == 0)

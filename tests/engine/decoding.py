@@ -152,8 +152,8 @@ def open_steps(
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     steps = [step for step in decoder.steps if isinstance(step, Subgraph)]
     wanted = [(folder / step.file, decoder.contract_of(step, contract)) for step in steps]
-    found = open_subgraphs(wanted, device, stream, threads=1)
-    opened = {step.file: each for step, each in zip(steps, found, strict=True)}
+    opened_subgraphs = open_subgraphs(wanted, device, stream, threads=1)
+    opened = {step.file: each for step, each in zip(steps, opened_subgraphs, strict=True)}
     on_device = read_constants(folder / decoder.constants.file, device) if decoder.constants else {}
     largest = [{"batch": 1, "rows": tokens, "tokens": tokens}]
     return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1, ranks=ranks), largest)
@@ -244,16 +244,16 @@ class Decoder:
 
     def prefill(self, row: int, tokens: Sequence[int], start: int) -> None:
         """Process prompt tokens of one row over a linear cache as the runtime does, without scores."""
-        given = {
+        inputs = {
             "token_ids": torch.tensor([list(tokens)]),
             "write_index": torch.tensor([start]),
             "score_rows": torch.zeros(1, 0, dtype=torch.int64),
             "logits": torch.zeros(1, 0, VOCAB),
         }
         if "state_index" in self.caches:
-            given["commit_index"] = torch.tensor([start + len(tokens) - 1])
+            inputs["commit_index"] = torch.tensor([start + len(tokens) - 1])
         rows = {name: cache[row : row + 1] for name, cache in self.caches.items()}
-        self.engine.bind(given | rows).run()
+        self.engine.bind(inputs | rows).run()
         if "state_index" in self.caches:
             self.caches["state_index"][row] = start + len(tokens) - 1
 

@@ -98,12 +98,12 @@ class Eagle3Drafts:
         tokens = torch.tensor(text)
         head = eagle3.Definition(EAGLE3, self._weights, self._target.model.model.embed_tokens.weight)
         fused = head.fuse(self._target.features(tokens, EAGLE3.features))
-        found: list[int] = []
+        drafted: list[int] = []
         logits, state = (each[-1:] for each in head(tokens[1:], fused[:-1]))
-        while len(found) < window:
-            found.append(int(self._ids[logits.argmax()]))
-            logits, state = head(torch.tensor(found[-1:]), state)
-        return found
+        while len(drafted) < window:
+            drafted.append(int(self._ids[logits.argmax()]))
+            logits, state = head(torch.tensor(drafted[-1:]), state)
+        return drafted
 
 
 class PEagleDrafts:
@@ -119,8 +119,8 @@ class PEagleDrafts:
         fused = head.fuse(self._target.features(tokens, PEAGLE.features))
         masks, states = head.masks(window - 1)
         logits, _ = head(torch.cat([tokens[1:], masks]), torch.cat([fused[:-1], states]))
-        found: list[int] = self._ids[logits[-window:].argmax(-1)].tolist()
-        return found
+        drafted: list[int] = self._ids[logits[-window:].argmax(-1)].tolist()
+        return drafted
 
 
 class MtpDrafts:
@@ -149,8 +149,8 @@ class DFlashDrafts:
         head = dflash.Definition(DFLASH, self._weights, *self._target.tables)
         if len(text) > 1:
             head.context(self._target.features(torch.tensor(text[:-1]), DFLASH.features))
-        found: list[int] = self._ids[head.draft(text[-1], window).argmax(-1)].tolist()
-        return found
+        tokens: list[int] = self._ids[head.draft(text[-1], window).argmax(-1)].tolist()
+        return tokens
 
 
 class DSparkDrafts:
@@ -188,8 +188,8 @@ class PardDrafts:
     @torch.no_grad()
     def drafts(self, text: Sequence[int], window: int) -> list[int]:
         logits = self._target.model(torch.tensor([[*text, *[MASK] * (window - 1)]])).logits[0]
-        found: list[int] = logits[-window:].argmax(-1).tolist()
-        return found
+        tokens: list[int] = logits[-window:].argmax(-1).tolist()
+        return tokens
 
 
 def pard(folder: Path, token: Any = MASK, **config: Any) -> Path:
@@ -201,8 +201,8 @@ def pard(folder: Path, token: Any = MASK, **config: Any) -> Path:
 
 def two_known(folder: Path) -> Sequence[int]:
     """The target ids of a head with two tokens."""
-    found: list[int] = (load_file(folder / "model.safetensors")["d2t"] + torch.arange(2)).tolist()
-    return found
+    token_ids: list[int] = (load_file(folder / "model.safetensors")["d2t"] + torch.arange(2)).tolist()
+    return token_ids
 
 
 def two_likely(folder: Path) -> Sequence[int]:

@@ -66,8 +66,8 @@ def _add_tensors(
                 tensors[f"model.layers.{layer}.mlp.experts.{part}.weight"] = stacked
     quantized = gguf.GGMLQuantizationType[kind]
     for key, array in tensors.items():
-        found = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        assert found is not None, key
+        stored_name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert stored_name is not None, key
         stored = array + 1 if name.startswith("gemma") and key.endswith("norm.weight") else array
         if name == "llama" and ("q_proj" in key or "k_proj" in key):
             count = heads if "q_proj" in key else kv_heads
@@ -75,13 +75,13 @@ def _add_tensors(
             stored = stored.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
         if kind != "F32" and array.ndim == 2 and ".layers." in key:
             data = gguf.quants.quantize(stored, quantized)
-            writer.add_tensor(found, data, raw_dtype=quantized)
+            writer.add_tensor(stored_name, data, raw_dtype=quantized)
             back = gguf.quants.dequantize(data, quantized)
             if name == "llama" and ("q_proj" in key or "k_proj" in key):
                 back = back.reshape(count, shape[0] // count // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
             values[key] = back
         else:
-            writer.add_tensor(found, np.ascontiguousarray(stored, np.float32))
+            writer.add_tensor(stored_name, np.ascontiguousarray(stored, np.float32))
     return values
 
 

@@ -54,21 +54,21 @@ def hold(operator: str, case: Case, context: Context) -> None:
     tensors, wanted = allocated(operator, case, context.device)
     launcher(operator, context)(tensors, case.attributes, context).run()
     for binding, expected in zip(schema.outputs, wanted, strict=False):
-        found, name = to_numpy(tensors[schema.in_place.get(binding.name, binding.name)]), f"{operator}: {binding.name}"
+        array, name = to_numpy(tensors[schema.in_place.get(binding.name, binding.name)]), f"{operator}: {binding.name}"
         exact = expected.dtype == FLOAT8 and operator == "quantize_tokens"
         if exact or np.issubdtype(expected.dtype, np.integer):
-            np.testing.assert_array_equal(found, expected, err_msg=name)
+            np.testing.assert_array_equal(array, expected, err_msg=name)
         else:
             near = max(NEAR[str(each)] for each in (expected.dtype, case.kind))
-            wide = (found.astype(np.float64), expected.astype(np.float64))
+            wide = (array.astype(np.float64), expected.astype(np.float64))
             np.testing.assert_allclose(*wide, rtol=near, atol=near, err_msg=name)
 
 
 def allocated(operator: str, case: Case, device: torch.device) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:
     """Return the tensors that a launcher takes, outputs filled with a sentinel, and the reference results."""
     schema = SCHEMAS[operator]
-    made = reference(operator)(**case.inputs, **case.attributes)
-    wanted = [made] if isinstance(made, np.ndarray) else list(made)[: case.outputs]
+    results = reference(operator)(**case.inputs, **case.attributes)
+    wanted = [results] if isinstance(results, np.ndarray) else list(results)[: case.outputs]
     tensors = {name: to_torch(array.copy()).to(device) for name, array in case.inputs.items()}
     for binding, expected in zip(schema.outputs, wanted, strict=False):
         if binding.name not in schema.in_place:
@@ -88,8 +88,8 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.cpu()
     if tensor.dtype == torch.bfloat16:
-        found: np.ndarray = tensor.view(torch.int16).numpy().view(KINDS["bfloat16"])
-        return found
+        array: np.ndarray = tensor.view(torch.int16).numpy().view(KINDS["bfloat16"])
+        return array
     if tensor.dtype == torch.float8_e4m3fn:
         return tensor.view(torch.int8).numpy().view(FLOAT8)
     return tensor.numpy()
@@ -109,9 +109,9 @@ def _drafts(kind: np.dtype[Any]) -> Iterator[Case]:
         inputs = {**case.inputs, "logits": case.inputs["logits"][:, :1]}
         vocab = inputs["logits"].shape[-1]
         ids = np.random.default_rng(vocab).choice(3 * vocab, vocab, replace=False).astype(np.int32)
-        for given in (inputs, {**inputs, "target_ids": np.sort(ids)}):
-            yield Case(given)
-            yield Case(given, outputs=1)
+        for case_inputs in (inputs, {**inputs, "target_ids": np.sort(ids)}):
+            yield Case(case_inputs)
+            yield Case(case_inputs, outputs=1)
 
 
 def _adjusted(kind: np.dtype[Any]) -> Iterator[Case]:
@@ -123,8 +123,8 @@ def _adjusted(kind: np.dtype[Any]) -> Iterator[Case]:
 def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
     for query, norm, sliding_window in ((1, False, 0), (5, True, 0), (16, False, 9)):
         tensors = attention_cases.case([1, 63, 130], query, head_dim=32, norm=norm, dtype=kind)
-        given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window)
-        yield Case({name: array for name, array in tensors.items() if array is not None}, given)
+        attention = attention_cases.attributes(head_dim=32, sliding_window=sliding_window)
+        yield Case({name: array for name, array in tensors.items() if array is not None}, attention)
     for runs, sliding_window in (([(0, 70), (65, 1), (3, 0), (130, 33)], 0), ([(100, 40)], 50)):
         tensors = attention_cases.case([1, 63], 3, runs, head_dim=32, norm=True, dtype=kind)
         yield Case(tensors, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
@@ -139,9 +139,9 @@ def _attention_in_float8(kind: np.dtype[Any]) -> Iterator[Case]:
         ([1], 0, [(100, 40)], 50, True),
     ):
         tensors = attention_cases.case_in_float8(lengths, query, runs, head_dim=32, norm=norm, dtype=kind)
-        given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window, **attention_cases.SCALES)
+        attention = attention_cases.attributes(head_dim=32, sliding_window=sliding_window, **attention_cases.SCALES)
         rounded = "float8_e4m3fn" if norm else str(kind)  # last bits of a norm decide between two neighbours
-        yield Case({name: array for name, array in tensors.items() if array is not None}, given, kind=rounded)
+        yield Case({name: array for name, array in tensors.items() if array is not None}, attention, kind=rounded)
 
 
 def _latent(kind: np.dtype[Any]) -> Iterator[Case]:
@@ -226,11 +226,11 @@ def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
         gate_up = rng.normal(size=(count * 2 * width, hidden)) / hidden**0.5
         down = rng.normal(size=(count * hidden, width)) / width**0.5
         tensors = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down}
-        given = {name: each.astype(kind) for name, each in tensors.items()}
-        yield Case(given, {"per_token": chosen, "normalized": normalized})
+        inputs = {name: each.astype(kind) for name, each in tensors.items()}
+        yield Case(inputs, {"per_token": chosen, "normalized": normalized})
         if rows == (70,):
             last = {"prompt_rows": np.zeros(50, np.int32)}
-            yield Case(given | last, {"per_token": chosen, "normalized": normalized})
+            yield Case(inputs | last, {"per_token": chosen, "normalized": normalized})
 
 
 def _low_bit_mixtures(numbers: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
@@ -253,28 +253,28 @@ def _low_bit_mixtures(numbers: str) -> Callable[[np.dtype[Any]], Iterator[Case]]
             if rows == (40,):
                 x[7] = logits[9] = np.nan
             sizes = groups[at % len(groups)], groups[(at + 1) % len(groups)]
-            given = {"x": x.astype(kind), "router_logits": logits.astype(kind)}
+            inputs = {"x": x.astype(kind), "router_logits": logits.astype(kind)}
             for name, outputs, inner, group in (
                 ("gate_up", count * 2 * width, hidden, sizes[0]),
                 ("down", count * hidden, width, sizes[1]),
             ):
-                given |= {f"{name}{end}": each for end, each in _stored(rng, numbers, outputs, inner, group, kind)}
-            given = {name: given[name] for name in _in_order(numbers, given)}
+                inputs |= {f"{name}{end}": each for end, each in _stored(rng, numbers, outputs, inner, group, kind)}
+            inputs = {name: inputs[name] for name in _in_order(numbers, inputs)}
             how = {"per_token": chosen, "normalized": at % 2, "gate_up_group": sizes[0], "down_group": sizes[1]}
-            yield Case(given, how)
+            yield Case(inputs, how)
             if numbers == "int4":
                 zeros = {
                     f"{name}_zeros": rng.integers(0, 256, (len(scales), scales.shape[1] // 2), dtype=np.uint8)
                     for name in ("gate_up", "down")
-                    for scales in (given[f"{name}_scales"],)
+                    for scales in (inputs[f"{name}_scales"],)
                 }
-                yield Case(given | zeros, how)
+                yield Case(inputs | zeros, how)
 
     return generate
 
 
-def _in_order(numbers: str, given: Mapping[str, np.ndarray]) -> list[str]:
-    return [binding.name for binding in SCHEMAS[f"{numbers}_experts"].inputs if binding.name in given]
+def _in_order(numbers: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    return [binding.name for binding in SCHEMAS[f"{numbers}_experts"].inputs if binding.name in arrays]
 
 
 def _stored(
@@ -383,8 +383,8 @@ def _by_int4_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
         weight = interleaved(rng.integers(0, 16, (width, inner), dtype=np.uint8))
         inputs = {"x": rng.normal(size=(*rows, inner)).astype(np.float32), "weight": weight, "scales": scales}
         zeros = by_tile(rng.integers(0, 16, (width, groups), dtype=np.uint8))
-        for given in (inputs, {**inputs, "zeros": zeros}):
-            yield Case(given, {"group_size": group, "width": width})
+        for case_inputs in (inputs, {**inputs, "zeros": zeros}):
+            yield Case(case_inputs, {"group_size": group, "width": width})
     inputs["x"][1, :32], inputs["x"][2, 40], inputs["x"][3, 99] = 0, np.inf, np.nan
     yield Case(inputs, {"group_size": group, "width": width})
 

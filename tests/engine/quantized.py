@@ -60,8 +60,8 @@ def integers(
         scale = (high - low) / most
         zero = (-low / scale).round()
     scale = scale.half().float()
-    found = (blocks / scale[..., None]).round().add(zero[..., None]).clamp(0, most)
-    return found.flatten(1).int(), scale, zero.int()
+    rounded = (blocks / scale[..., None]).round().add(zero[..., None]).clamp(0, most)
+    return rounded.flatten(1).int(), scale, zero.int()
 
 
 def words(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -102,9 +102,9 @@ def mxfp8(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
     blocks = weight.unflatten(1, (-1, 32))
     exponents = (blocks.abs().amax(-1) / 448).log2().ceil()
     spread = exponents.exp2()[..., None]
-    found = (blocks / spread).to(FP8)
-    stored = {"weight": found.flatten(1), "weight_scale": (exponents + 127).to(torch.uint8)}
-    return stored, (found.float() * spread).flatten(1)
+    rounded = (blocks / spread).to(FP8)
+    stored = {"weight": rounded.flatten(1), "weight_scale": (exponents + 127).to(torch.uint8)}
+    return stored, (rounded.float() * spread).flatten(1)
 
 
 def mxfp4(weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
@@ -172,7 +172,7 @@ def write(
             matmul = model.get_submodule(name)
             matmul.weight.copy_(meant)
             if inputs is not None:
-                matmul.register_forward_pre_hook(lambda _, given: (inputs(given[0]),))
+                matmul.register_forward_pre_hook(lambda _, arguments: (inputs(arguments[0]),))
     return model
 
 

@@ -37,11 +37,13 @@ def test_the_repetition_penalty_is_that_of_transformers():
     prompt, output, drafts = [1, 2, 3, 3], [4, 2, 5], [7, 8]
     tokens = sorted({*prompt, *output, *drafts})
     counts, in_prompt = [output.count(token) for token in tokens], [int(token in prompt) for token in tokens]
-    found = adjust(logits, drafts=drafts, tokens=tokens, counts=counts, in_prompt=in_prompt, repetition=np.float32(1.3))
+    adjusted = adjust(
+        logits, drafts=drafts, tokens=tokens, counts=counts, in_prompt=in_prompt, repetition=np.float32(1.3)
+    )
     process = RepetitionPenaltyLogitsProcessor(float(np.float32(1.3)))
     for row in range(3):
         text = torch.tensor([prompt + output + drafts[:row]])
-        np.testing.assert_array_equal(found[row], process(text, torch.from_numpy(logits[row][None]))[0].numpy())
+        np.testing.assert_array_equal(adjusted[row], process(text, torch.from_numpy(logits[row][None]))[0].numpy())
 
 
 def test_the_bias_is_that_of_transformers():
@@ -54,10 +56,10 @@ def test_the_bias_is_that_of_transformers():
 
 def test_frequency_counts_and_presence_does_not():
     """OpenAI's formula: mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence; the prompt plays no part."""
-    found = adjust(
+    adjusted = adjust(
         [[1.0, 2.0, 3.0, 4.0]], tokens=[0, 1, 2], counts=[0, 1, 3], in_prompt=[1, 0, 0], frequency=0.5, presence=0.25
     )
-    np.testing.assert_array_equal(found, [[1.0, 2.0 - 0.75, 3.0 - 1.75, 4.0]])
+    np.testing.assert_array_equal(adjusted, [[1.0, 2.0 - 0.75, 3.0 - 1.75, 4.0]])
 
 
 def test_a_negative_penalty_rewards():
@@ -65,9 +67,9 @@ def test_a_negative_penalty_rewards():
 
 
 def test_each_row_counts_the_drafts_before_it():
-    found = adjust(np.zeros((4, 3), np.float32), drafts=[2, 1, 2], tokens=[1, 2], counts=[5, 0], frequency=1)
-    np.testing.assert_array_equal(found[:, 1], [-5, -5, -6, -6])
-    np.testing.assert_array_equal(found[:, 2], [0, -1, -1, -2])
+    adjusted = adjust(np.zeros((4, 3), np.float32), drafts=[2, 1, 2], tokens=[1, 2], counts=[5, 0], frequency=1)
+    np.testing.assert_array_equal(adjusted[:, 1], [-5, -5, -6, -6])
+    np.testing.assert_array_equal(adjusted[:, 2], [0, -1, -1, -2])
 
 
 def test_bias_comes_before_the_repetition_penalty_and_that_before_the_others():
@@ -79,8 +81,8 @@ def test_bias_comes_before_the_repetition_penalty_and_that_before_the_others():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_not_finite_stay_unchanged(value):
-    found = adjust([[value, 1.0]], tokens=[0, 1], counts=1, bias=7.0, repetition=2, presence=1)
-    np.testing.assert_array_equal(found, [[value, 3.0]])
+    adjusted = adjust([[value, 1.0]], tokens=[0, 1], counts=1, bias=7.0, repetition=2, presence=1)
+    np.testing.assert_array_equal(adjusted, [[value, 3.0]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -88,15 +90,15 @@ def test_adjusted_logits_saturate_at_the_largest_number(dtype):
     """Infinite, it would be no number, and could not be drawn."""
     largest = ml_dtypes.finfo(dtype).max
     logits = np.array([[100.0, -100.0]], dtype)
-    found = adjust(logits, tokens=[0], counts=1, repetition=np.float32(2.0**-126))
-    assert found[0, 0] == largest
+    adjusted = adjust(logits, tokens=[0], counts=1, repetition=np.float32(2.0**-126))
+    assert adjusted[0, 0] == largest
     assert adjust(logits, tokens=[1], counts=1, repetition=np.float32(2.0**126))[0, 1] == -largest
 
 
 def test_the_result_is_rounded_once():
     exact = (1.0 + 0.3) / 1.7 - 0.1
-    found = adjust(np.ones((1, 1), ml_dtypes.bfloat16), tokens=[0], counts=1, bias=0.3, repetition=1.7, presence=0.1)
-    assert found[0, 0] == ml_dtypes.bfloat16(exact)
+    adjusted = adjust(np.ones((1, 1), ml_dtypes.bfloat16), tokens=[0], counts=1, bias=0.3, repetition=1.7, presence=0.1)
+    assert adjusted[0, 0] == ml_dtypes.bfloat16(exact)
 
 
 def make_case(vocab, window, columns):

@@ -171,9 +171,9 @@ def compiled(folder: Path, target: Path, backend: str, dtype: str) -> CompiledEn
 @pytest.mark.parametrize("required", [False, True])
 def test_a_recipe_can_require_what_is_off_for_its_cost(tmp_path: Path, required: bool) -> None:
     backend = "batch_invariant = true" if required else ""
-    found = compiled(tmp_path, tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32), backend, "float32")
-    assert found.engine.batch_invariant is required
-    assert any("few rows of float32 matmuls would be slower" in note for note in found.notes) is not required
+    result = compiled(tmp_path, tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32), backend, "float32")
+    assert result.engine.batch_invariant is required
+    assert any("few rows of float32 matmuls would be slower" in note for note in result.notes) is not required
 
 
 def test_float8_weights_have_it_by_default(tmp_path: Path) -> None:
@@ -193,9 +193,9 @@ def test_weights_in_4_bits_have_it_if_a_recipe_requires_it(tmp_path: Path) -> No
 def test_latent_attention_is_built_without_it(tmp_path: Path) -> None:
     """Its matmuls by the weights of each head have no batch-invariant implementation."""
     target = tiny_latent(tmp_path / "t")
-    found = compiled(tmp_path, target, "", "bfloat16")
-    assert not found.engine.batch_invariant
-    (note,) = [note for note in found.notes if "speculation may change last bits" in note]
+    result = compiled(tmp_path, target, "", "bfloat16")
+    assert not result.engine.batch_invariant
+    (note,) = [note for note in result.notes if "speculation may change last bits" in note]
     assert "MatMul, the operator of 'layers.0/attention/MatMul" in note
 
 

@@ -62,10 +62,10 @@ def test_every_line_is_measured_with_and_without_speculation(bench):
 def test_the_cost_of_batch_invariance_is_measured_in_turns(models, tmp_path, monkeypatch, capsys):
     """On a CPU both bundles are equal."""
     out = tmp_path / "figures.json"
-    given = ["--device", "cpu", "--size", "small", "--models", str(models), "--batches", "2", "--prompts", "2x9"]
-    given += ["--tokens", "4", "--length", "128", "--texts", "1", "--repeats", "1", "--json", str(out)]
+    arguments = ["--device", "cpu", "--size", "small", "--models", str(models), "--batches", "2", "--prompts", "2x9"]
+    arguments += ["--tokens", "4", "--length", "128", "--texts", "1", "--repeats", "1", "--json", str(out)]
     monkeypatch.setattr(bench_invariance, "WARM", 4)
-    monkeypatch.setattr(sys, "argv", ["bench_invariance", *given])
+    monkeypatch.setattr(sys, "argv", ["bench_invariance", *arguments])
     with pytest.raises(SystemExit) as caught:
         typer.run(bench_invariance.main)
     assert not caught.value.code, capsys.readouterr().out
@@ -82,8 +82,8 @@ def test_the_cost_of_batch_invariance_is_measured_in_turns(models, tmp_path, mon
 
 
 def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench, tmp_path):
-    given = ["--family", "qwen3_moe", "--layers", "2", "--models", str(tmp_path / "experts")]
-    code, out, figures = bench(*given, "--batches", "2", "--constrained", "0", "--tokens", "24", "--length", "128")
+    arguments = ["--family", "qwen3_moe", "--layers", "2", "--models", str(tmp_path / "experts")]
+    code, out, figures = bench(*arguments, "--batches", "2", "--constrained", "0", "--tokens", "24", "--length", "128")
     assert code == 0, out
     autoregressive, speculative = (figures["batch 2"][name] for name in ("autoregressive", "speculative"))
     assert speculative["acceptance_length"] == pytest.approx(3, abs=0.3)
@@ -91,7 +91,7 @@ def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench,
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (["--draft", "eagle3", "--draft-weights", "int4"], "must be unquantized or fp8 for a draft of kind eagle3"),
         (["--draft", "pard", "--weights", "int4"], "got int4; name one of them"),
@@ -102,8 +102,8 @@ def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench,
     ],
     ids=str,
 )
-def test_an_unsupported_draft_format_is_refused_before_models_are_made(given, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bench_gpu", *given])
+def test_an_unsupported_draft_format_is_refused_before_models_are_made(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench_gpu", *arguments])
     monkeypatch.setattr(bench_gpu, "make_models", lambda *_, **__: pytest.fail("models were made"))
     with pytest.raises(SystemExit) as caught:
         typer.run(bench_gpu.main)
@@ -132,10 +132,10 @@ def test_prompts_are_measured_alone_with_cached_prefixes_during_decoding_and_lon
     assert list(figures["shared beginnings"]) == ["1", "3"]
     assert len(figures["long prompt"]["first_tokens_ms"]) == 3
     for part in (f"arrivals, {window} draft tokens, chunk {chunk}" for window in (0, 4) for chunk in ("default", "9")):
-        found = figures[part]
-        assert found["tokens_decoded"] >= 2
-        assert 0 < found["gap_p50_ms"] <= found["gap_p99_ms"]
-        assert 0.1 < found["work"] < 10
+        measured = figures[part]
+        assert measured["tokens_decoded"] >= 2
+        assert 0 < measured["gap_p50_ms"] <= measured["gap_p99_ms"]
+        assert 0.1 < measured["work"] < 10
     assert not any(name.startswith("batch") for name in figures)
 
 
@@ -192,10 +192,12 @@ def test_adaptive_draft_lengths_are_compared_with_each_fixed_length(models, tmp_
     figures = json.loads(out.read_text())
     assert list(figures) == ["useful x 2", "useless x 2", "mixed x 2"]
     assert capsys.readouterr().out.count("of autoregressive") == 3
-    for found in figures.values():
-        rates = found["tokens_per_second"]
+    for measured in figures.values():
+        rates = measured["tokens_per_second"]
         assert list(rates) == ["length 0", "length 1", "length 2", "adaptive"]
-        assert found["of_best"] == rates["adaptive"] / max(rate for name, rate in rates.items() if name != "adaptive")
+        assert measured["of_best"] == rates["adaptive"] / max(
+            rate for name, rate in rates.items() if name != "adaptive"
+        )
 
 
 def test_a_failed_part_is_reported_and_the_others_run(bench):
@@ -211,13 +213,13 @@ def test_idle_time_is_the_time_without_a_kernel_and_that_of_a_kernel_begins_when
         {"name": "copy", "ts": 20.0, "dur": 10.0},  # overlaps the matmul
         {"name": "void matmul<2, 2>(float*)", "ts": 60.0, "dur": 50.0},
     ]
-    found = summary(events[::-1], rounds=2, kernels=2)
-    assert found["idle_share"] == pytest.approx(20 / 100)
-    assert (found["ms_per_round"], found["launches_per_round"]) == (0.05, 1.5)
-    matmul, copy = found["kernels"]
+    times = summary(events[::-1], rounds=2, kernels=2)
+    assert times["idle_share"] == pytest.approx(20 / 100)
+    assert (times["ms_per_round"], times["launches_per_round"]) == (0.05, 1.5)
+    matmul, copy = times["kernels"]
     assert matmul == {"name": "matmul", "ms_per_round": 0.04, "us_each": 40.0}
     assert copy == {"name": "copy", "ms_per_round": 0.0, "us_each": 0.0}
-    assert found["gaps"] == [{"before": "matmul", "after": "matmul", "ms_per_round": 0.01, "us_each": 20.0}]
+    assert times["gaps"] == [{"before": "matmul", "after": "matmul", "ms_per_round": 0.01, "us_each": 20.0}]
 
 
 def test_bundles_of_one_model_are_measured_beside_each_other(models, tmp_path, monkeypatch):

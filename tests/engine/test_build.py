@@ -243,13 +243,13 @@ def test_the_steps_of_a_cuda_bundle_compute_the_same_on_a_cpu(paged: Path) -> No
     engine = open_engines(bundle, torch.device("cpu"), 1)["target"]
     tokens = torch.arange(5, 15)[None]
     sizes = {"batch": 1, "rows": 10, "tokens": 10, "blocks": 3, "prompt_tokens": 0, "prompts": 0, "prompts+1": 1}
-    given = {
+    inputs = {
         b.name: torch.zeros(b.resolve(sizes), dtype=getattr(torch, b.dtype)) for b in bundle.contract("target").inputs
     }
-    given |= {"token_ids": tokens[0], "score_rows": torch.arange(10)[None]}
-    given |= {"block_table": torch.tensor([[2, 1]], dtype=torch.int32)}
+    inputs |= {"token_ids": tokens[0], "score_rows": torch.arange(10)[None]}
+    inputs |= {"block_table": torch.tensor([[2, 1]], dtype=torch.int32)}
     logits = torch.full((1, 10, bundle.vocab), float("nan"))
-    engine.bind(given | {"logits": logits}).run()
+    engine.bind(inputs | {"logits": logits}).run()
     model = AutoModelForCausalLM.from_pretrained(paged.parent / "target", dtype=torch.float32).eval()
     with torch.no_grad():
         expected = model(tokens).logits
@@ -369,9 +369,9 @@ def test_a_draft_computes_in_a_dtype_of_its_own_and_else_in_the_targets(copy: Pa
     wanted = Recipe.load(write_recipe(copy / "own.toml", target=copy / "target", drafting=drafting))
     models = open_models(wanted)
     assert [model.dtype for model in models] == ["float32", dtype]
-    made = {graph.name: graph.dtype for graph in graphs(wanted, models)}
-    assert {made[name] for name in ("target", "verify", "adjust")} == {"float32"}
-    assert {made[name] for name in ("draft", "propose", "propose_probs")} == {dtype}
+    dtypes = {graph.name: graph.dtype for graph in graphs(wanted, models)}
+    assert {dtypes[name] for name in ("target", "verify", "adjust")} == {"float32"}
+    assert {dtypes[name] for name in ("draft", "propose", "propose_probs")} == {dtype}
 
 
 def test_a_forced_end_without_a_delimiter_is_refused(copy: Path) -> None:

@@ -17,8 +17,8 @@ def test_a_token_takes_what_the_caches_of_all_models_have_for_it(tiny_bundle: Pa
     fits = fitting(manifest, 10**9)
     with LLM(tiny_bundle, threads=1) as llm:
         caches = [llm.loop.target.cache, *llm.loop.drafter.caches]
-        held = sum(tensor.nbytes for cache in caches for tensor in cache.rows(0, 4).values() if tensor.dim() == 4)
-    assert held == fits.token * manifest.limits.capacity * manifest.limits.batch
+        nbytes = sum(tensor.nbytes for cache in caches for tensor in cache.rows(0, 4).values() if tensor.dim() == 4)
+    assert nbytes == fits.token * manifest.limits.capacity * manifest.limits.batch
     assert fits.tokens == (int(SHARE * 10**9) - manifest.weights - fits.rounds) // fits.token
     assert fits.requests == fits.tokens // 128, "105 tokens are two blocks of 64"
 
@@ -38,8 +38,11 @@ def test_over_several_gpus_the_target_and_its_cache_are_split(run, tiny_bundle: 
     code, out, _ = run("export", "inspect", str(tiny_bundle), "--gpu", "80GB", "--gpus", "2")
     assert code == 0
     assert "The first of 2 GPUs of 80.0 GB, 90% of it" in out
-    for given, message in ((("--gpu", "1GB", "--gpus", "3"), "--gpus: must be 1, 2, 4, 8"), (("--gpus", "2"), "--gpu")):
-        code, _, error = run("export", "inspect", str(tiny_bundle), *given)
+    for options, message in (
+        (("--gpu", "1GB", "--gpus", "3"), "--gpus: must be 1, 2, 4, 8"),
+        (("--gpus", "2"), "--gpu"),
+    ):
+        code, _, error = run("export", "inspect", str(tiny_bundle), *options)
         assert code != 0
         assert message in error
 

@@ -131,11 +131,11 @@ def test_mapped_bytes_stay_readable_while_and_after_they_are_copied(tmp_path: Pa
 
 def open_files(folder: Path) -> list[Path]:
     """The files in ``folder`` that this process has open."""
-    found = []
+    paths = []
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             path = descriptor.readlink()
         except OSError:  # of the listing itself
             continue
-        found += [path] if path.is_relative_to(folder.resolve()) else []
-    return found
+        paths += [path] if path.is_relative_to(folder.resolve()) else []
+    return paths

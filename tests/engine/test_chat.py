@@ -58,13 +58,13 @@ class Terminal:
         An interpreter may lose an interrupt on its way into a wait; a person presses the keys again, too.
         """
         seen, end = "", time.monotonic() + PATIENCE_S
-        while not (found := re.search(pattern, seen)):
+        while not (match := re.search(pattern, seen)):
             assert time.monotonic() < end, f"{pattern!r} never came: {seen!r}"
             if select.select([self._master], [], [], 3)[0]:
                 seen += os.read(self._master, 1 << 16).decode(errors="replace")
             else:
                 self.type(again)
-        assert not seen[found.end() :].strip(), "nothing is lost"
+        assert not seen[match.end() :].strip(), "nothing is lost"
         return seen
 
     def ask(self, line: str) -> str:

@@ -76,17 +76,17 @@ def test_a_good_bundle_passes_every_check(which, request, check):
     code, out, report = check(request.getfixturevalue(which))
     assert (code, report["holds"], failed(report["findings"])) == (0, True, set())
     assert "everything holds" in out
-    found = verdicts(report["findings"])
+    verdict_of = verdicts(report["findings"])
     models = {"target", "draft"} if which == "demo_bundle" else {"target"}
-    assert {check for check, verdict in found.items() if verdict == "measured"} == {
+    assert {check for check, verdict in verdict_of.items() if verdict == "measured"} == {
         "round of autoregressive decoding",
         "round with speculation",
         "memory",
     }
     assert {f"logits of {model}" for model in models} <= {
-        check for check, verdict in found.items() if verdict == "pass"
+        check for check, verdict in verdict_of.items() if verdict == "pass"
     }
-    assert found["graph replay of target"] == "not applicable"
+    assert verdict_of["graph replay of target"] == "not applicable"
     texts = next(row for row in report["findings"] if row["check"] == "texts with speculation")
     assert texts["numbers"]["equal"] == texts["numbers"]["texts"] == 20
 
@@ -174,8 +174,8 @@ def test_logits_that_are_a_thousandth_off_fail_in_float32(tiny_bundle, tmp_path)
     bundle = Bundle.open(tiny_bundle)
     engines = open_engines(bundle, CPU, 1) | {"target": open_engines(Bundle.open(off), CPU, 1)["target"]}
     with torch.inference_mode():
-        found = next(check_engines(bundle, engines, 1))
-    assert (found.check, found.verdict) == ("logits of target", "fail")
+        result = next(check_engines(bundle, engines, 1))
+    assert (result.check, result.verdict) == ("logits of target", "fail")
 
 
 def test_a_wrong_verification_graph_fails_its_own_checks(tiny_bundle, tmp_path):
@@ -232,10 +232,10 @@ def test_a_tie_fails_on_a_cpu(tiny_bundle):
             GeneratedTexts([dataclasses.replace(output, token_ids=[*output.token_ids[:7], token])], 1, 1, 1)
             for token in (one, other)
         ]
-        found = compare_texts(*texts, params, target)
-    assert (found.verdict, found.numbers["equal"], found.numbers["tied"]) == ("fail", 0, 0)
-    assert "text 0 differs at token 7" in found.result
-    assert "a tie here is below" in found.result
+        result = compare_texts(*texts, params, target)
+    assert (result.verdict, result.numbers["equal"], result.numbers["tied"]) == ("fail", 0, 0)
+    assert "text 0 differs at token 7" in result.result
+    assert "a tie here is below" in result.result
 
 
 def test_replay_is_not_applicable_if_only_one_call_fits():

@@ -32,9 +32,9 @@ def paged_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_text_parts_on_a_cpu(paged_bundle: Path) -> None:
-    found = {result.check: result for result in check_invariance(paged_bundle, CPU, PROMPTS)}
-    preempted = next(check for check in found if "preempted" in check)
-    assert [check for check in found if check != preempted] == [
+    results = {result.check: result for result in check_invariance(paged_bundle, CPU, PROMPTS)}
+    preempted = next(check for check in results if "preempted" in check)
+    assert [check for check in results if check != preempted] == [
         "texts: 1 drafted token",
         "texts: 2 drafted tokens",
         "texts: 1 request at a time",
@@ -45,9 +45,9 @@ def test_no_text_parts_on_a_cpu(paged_bundle: Path) -> None:
         "texts: prompts in the prefix cache",
         "texts: a next turn whose first turn is in the prefix cache",
     ]
-    assert {result.verdict for result in found.values()} == {"pass"}, found
-    assert all(result.numbers["parted"] == 0 for result in found.values())
-    assert found["texts: prompts in the prefix cache"].numbers["cached"] == BLOCK_SIZE
+    assert {result.verdict for result in results.values()} == {"pass"}, results
+    assert all(result.numbers["parted"] == 0 for result in results.values())
+    assert results["texts: prompts in the prefix cache"].numbers["cached"] == BLOCK_SIZE
     assert "times" in preempted
 
 

@@ -22,10 +22,10 @@ def findings(bundle: Path, text: str) -> list[CheckResult]:
 
 
 def test_a_bundle_equals_itself(ngram_bundle):
-    found = {finding.check: finding for finding in findings(ngram_bundle, "the box and the pine " * 9)}
-    assert "+0.00%" in found["perplexity of the text"].result
-    assert found["logits of the text"].numbers["root_mean_square"] == 0
-    drafts = found["tokens per request and round"].numbers
+    results = {finding.check: finding for finding in findings(ngram_bundle, "the box and the pine " * 9)}
+    assert "+0.00%" in results["perplexity of the text"].result
+    assert results["logits of the text"].numbers["root_mean_square"] == 0
+    drafts = results["tokens per request and round"].numbers
     assert drafts["acceptance_length"] == drafts["against"] >= 1
 
 

@@ -75,8 +75,8 @@ def as_the_library_computes(folder: Path) -> PreTrainedModel:
 def test_float8_gives_the_logits_of_transformers(tmp_path, write, scheme):
     write(scheme, tmp_path)
     expected = expected_logits(as_the_library_computes(tmp_path / "quantized"), TOKENS)
-    found = Decoder(tmp_path / "quantized", "grouped", batch=1)([TOKENS], [0])[0]
-    assert (found - expected).norm() < 0.01 * expected.norm()
+    logits = Decoder(tmp_path / "quantized", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (logits - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_packed_weights_give_the_logits_of_transformers_but_for_rounded_inputs(t
     write(scheme, tmp_path)
     expected = expected_logits(as_the_library_computes(tmp_path / "quantized"), TOKENS)
     packed(tmp_path / "quantized")
-    found = Decoder(tmp_path / "quantized" / "packed", "grouped", batch=1)([TOKENS], [0])[0]
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    logits = Decoder(tmp_path / "quantized" / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (logits - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("preset", ["W8A8", "W8A16", "NVFP4", "NVFP4A16", "MXFP4", "MXFP4A16", "MXFP8"])
@@ -108,14 +108,14 @@ def test_weights_have_the_values_that_the_library_decompresses(tmp_path, preset)
     expected = decompress(own, preset_name_to_scheme(preset, ["Linear"]))["weight"]
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     scheme = quantization.scheme(module)
-    found = (
+    weight = (
         read_low_bit(module, checkpoint.tensors, scheme).dequantized
         if scheme.packed
         else read_matrix(module, checkpoint.tensors, scheme)
     )
     # The library multiplies 4-bit floats by their scales in bfloat16.
     tolerance = 2**-7 if "FP4" in preset else 1e-6
-    np.testing.assert_allclose(found, expected.float().numpy(), rtol=tolerance)
+    np.testing.assert_allclose(weight, expected.float().numpy(), rtol=tolerance)
     assert bool(quantization.notes()) == (preset in ("W8A8", "NVFP4", "MXFP4", "MXFP8"))
 
 
@@ -130,6 +130,6 @@ def test_a_float4_bundle_gives_the_logits_of_its_dequantized_weights(tmp_path):
                 matrix = read_low_bit(module, checkpoint.tensors, quantization.scheme(module)).dequantized
                 part.weight.copy_(torch.from_numpy(matrix.copy()))
     packed(tmp_path / "quantized")
-    found = Decoder(tmp_path / "quantized" / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    logits = Decoder(tmp_path / "quantized" / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     expected = expected_logits(model, TOKENS)
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    assert (logits - expected).norm() < 0.02 * expected.norm()

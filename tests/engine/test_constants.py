@@ -38,14 +38,14 @@ def graph(tmp_path: Path) -> Path:
 
 def test_weights_come_from_their_files_and_the_rest_is_computed(graph: Path) -> None:
     assert set(stored_parts(graph)) == {"stored", "joined"}
-    found = read_constants(graph, torch.device("cpu"))
+    constants = read_constants(graph, torch.device("cpu"))
     computed = constants_of(open_session(graph, [CPU]))
-    assert set(found) == set(computed) == {"stored", "joined", "side_by_side", "computed", "scalar"}
+    assert set(constants) == set(computed) == {"stored", "joined", "side_by_side", "computed", "scalar"}
     for name, tensor in computed.items():
-        assert found[name].dtype == tensor.dtype
-        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(tensor))
-    np.testing.assert_array_equal(np.asarray(found["joined"]), VALUES[[3, 4, 5, 0, 1]])
-    assert np.asarray(found["scalar"]) == VALUES[5, 3]
+        assert constants[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(np.asarray(constants[name]), np.asarray(tensor))
+    np.testing.assert_array_equal(np.asarray(constants["joined"]), VALUES[[3, 4, 5, 0, 1]])
+    assert np.asarray(constants["scalar"]) == VALUES[5, 3]
 
 
 def test_no_session_has_what_a_file_has(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,29 +79,29 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_a_sentencepiece_model_keeps_its_ids(tmp_path: Path) -> None:
     original = sentencepiece_folder(tmp_path / "model")
-    found = CheckpointTokenizer.open(tmp_path / "model")
+    opened = CheckpointTokenizer.open(tmp_path / "model")
     for text in (*LINES[:3], *TEXTS):
-        assert found.tokenizer.encode(text, add_special_tokens=False).ids == original.encode(text)
-    assert found.size == original.vocab_size()
-    assert found.stop_ids({"eos_token_id": 2}) == (2,)
-    assert read_tokenizer(found.folder).chat_templates == {"default": "{{ messages[0].content }}"}
-    assert {path.name for path in found.files()} >= {"tokenizer.json", "tokenizer_config.json", "config.json"}
-    assert "sentencepiece splits" in found.notes({"model_type": "llama"})[0]
-    written = (found.folder / "tokenizer.json").stat().st_mtime_ns
-    assert CheckpointTokenizer.open(tmp_path / "model").folder == found.folder
-    assert (found.folder / "tokenizer.json").stat().st_mtime_ns == written
+        assert opened.tokenizer.encode(text, add_special_tokens=False).ids == original.encode(text)
+    assert opened.size == original.vocab_size()
+    assert opened.stop_ids({"eos_token_id": 2}) == (2,)
+    assert read_tokenizer(opened.folder).chat_templates == {"default": "{{ messages[0].content }}"}
+    assert {path.name for path in opened.files()} >= {"tokenizer.json", "tokenizer_config.json", "config.json"}
+    assert "sentencepiece splits" in opened.notes({"model_type": "llama"})[0]
+    written = (opened.folder / "tokenizer.json").stat().st_mtime_ns
+    assert CheckpointTokenizer.open(tmp_path / "model").folder == opened.folder
+    assert (opened.folder / "tokenizer.json").stat().st_mtime_ns == written
 
 
 def test_a_tekken_file_keeps_its_ids_after_the_special_tokens(tmp_path: Path) -> None:
     original = tekken_folder(tmp_path / "model")
-    found = CheckpointTokenizer.open(tmp_path / "model")
+    opened = CheckpointTokenizer.open(tmp_path / "model")
     for text in (*LINES[:3], *TEXTS):
-        assert found.tokenizer.encode(text, add_special_tokens=False).ids == [
+        assert opened.tokenizer.encode(text, add_special_tokens=False).ids == [
             4 + each for each in original.encode(text)
         ]
-    assert [found.tokenizer.token_to_id(each) for each in SPECIAL] == [0, 1, 2, 3]
-    assert found.stop_ids({"eos_token_id": 2}) == (2,)
-    assert found.notes({})[0].endswith("tiktoken splits 15 texts alike")
+    assert [opened.tokenizer.token_to_id(each) for each in SPECIAL] == [0, 1, 2, 3]
+    assert opened.stop_ids({"eos_token_id": 2}) == (2,)
+    assert opened.notes({})[0].endswith("tiktoken splits 15 texts alike")
 
 
 def test_a_tiktoken_file_of_kimi_keeps_its_ids_and_has_its_reserved_tokens(tmp_path: Path) -> None:
@@ -116,14 +116,14 @@ def test_a_tiktoken_file_of_kimi_keeps_its_ids_and_has_its_reserved_tokens(tmp_p
     config |= {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "X"}))
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "kimi_k2", "eos_token_id": 267}))
-    found = CheckpointTokenizer.open(tmp_path / "model")
-    encode = found.tokenizer.encode
+    opened = CheckpointTokenizer.open(tmp_path / "model")
+    encode = opened.tokenizer.encode
     assert encode("12345中文the 漢字's x\n\n", add_special_tokens=False).ids[:1] == [tokens.index(b"123")]
-    assert [found.tokenizer.token_to_id(text) - len(tokens) for text, _ in named.values()] == [0, 1, 5]
-    assert (found.size, found.stop_ids({"eos_token_id": 267})) == (len(tokens) + 256, (len(tokens) + 1,))
-    assert found.tokenizer.decode(encode("<|tool_call_begin|>[EOS]").ids) == "<|tool_call_begin|>"
-    assert found.notes({})[0].endswith("tiktoken splits 15 texts alike")
-    assert read_tokenizer(found.folder).chat_templates == {"default": "{{ 1 }}"}
+    assert [opened.tokenizer.token_to_id(text) - len(tokens) for text, _ in named.values()] == [0, 1, 5]
+    assert (opened.size, opened.stop_ids({"eos_token_id": 267})) == (len(tokens) + 256, (len(tokens) + 1,))
+    assert opened.tokenizer.decode(encode("<|tool_call_begin|>[EOS]").ids) == "<|tool_call_begin|>"
+    assert opened.notes({})[0].endswith("tiktoken splits 15 texts alike")
+    assert read_tokenizer(opened.folder).chat_templates == {"default": "{{ 1 }}"}
 
 
 def test_a_conversion_that_splits_texts_differently_is_reported(tmp_path: Path) -> None:

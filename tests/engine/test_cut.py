@@ -21,9 +21,9 @@ def graph() -> tuple[GraphBuilder, ir.Value]:
 
 
 def gate(b: GraphBuilder, x: ir.Value, name: str, width: int = WIDTH) -> ir.Value:
-    [made] = b.custom("swiglu", x, domain=DOMAIN, outputs=[("float32", ("batch", "query", width))])
-    made.name = name
-    return made
+    [gated] = b.custom("swiglu", x, domain=DOMAIN, outputs=[("float32", ("batch", "query", width))])
+    gated.name = name
+    return gated
 
 
 def close(b: GraphBuilder, value: ir.Value, width: int = WIDTH) -> ir.Model:
@@ -37,8 +37,8 @@ def operations(model: ir.Model) -> list[str]:
 
 def test_operators_that_follow_one_another_have_no_subgraph_between_them() -> None:
     b, x = graph()
-    made = gate(b, gate(b, b.op("Neg", x), "a"), "b", WIDTH // 2)
-    files, decoder = cut(close(b, b.op("Abs", made), WIDTH // 2))
+    gated = gate(b, gate(b, b.op("Neg", x), "a"), "b", WIDTH // 2)
+    files, decoder = cut(close(b, b.op("Abs", gated), WIDTH // 2))
     assert [step.outputs for step in decoder.steps] == [("Neg",), ("a",), ("b",), ("y",)]
     assert [type(step) for step in decoder.steps] == [Subgraph, Operator, Operator, Subgraph]
     assert {file: operations(model) for file, model in files.items()} == {
@@ -59,9 +59,9 @@ def test_an_operator_may_read_an_input_and_make_the_output() -> None:
 def test_a_node_stands_in_the_subgraph_of_the_first_step_that_needs_it() -> None:
     """Neg could run before the operator; its result would have to be kept for nothing."""
     b, x = graph()
-    made = gate(b, b.op("Abs", x), "a")
+    gated = gate(b, b.op("Abs", x), "a")
     late = b.op("Slice", b.op("Neg", x), b.constant([0]), b.constant([WIDTH]), b.constant([2]))
-    files, decoder = cut(close(b, b.op("Add", made, late)), "target")
+    files, decoder = cut(close(b, b.op("Add", gated, late)), "target")
     assert {file: operations(model) for file, model in files.items()} == {
         "target/subgraph.00.onnx": ["Abs"],
         "target/subgraph.01.onnx": ["Neg", "Slice", "Add"],
@@ -72,9 +72,9 @@ def test_a_node_stands_in_the_subgraph_of_the_first_step_that_needs_it() -> None
 def test_what_several_steps_need_is_made_for_the_first_and_passed_on_to_the_others() -> None:
     b, x = graph()
     shared = b.op("Neg", x)
-    made = gate(b, b.op("Abs", shared), "a")
+    gated = gate(b, b.op("Abs", shared), "a")
     late = b.op("Slice", shared, b.constant([0]), b.constant([WIDTH]), b.constant([2]))
-    files, decoder = cut(close(b, b.op("Add", made, late)), "target")
+    files, decoder = cut(close(b, b.op("Add", gated, late)), "target")
     assert {file: operations(model) for file, model in files.items()} == {
         "target/subgraph.00.onnx": ["Neg", "Abs"],
         "target/subgraph.01.onnx": ["Slice", "Add"],
@@ -86,8 +86,8 @@ def test_what_several_steps_need_is_made_for_the_first_and_passed_on_to_the_othe
 def test_what_depends_on_no_input_is_in_every_subgraph_that_reads_it_and_is_never_passed_on() -> None:
     b, x = graph()
     weight = b.op("Neg", b.constant(np.ones(2 * WIDTH), "float32"))
-    made = gate(b, b.op("Add", x, weight), "a")
-    both = b.op("Concat", made, made, axis=2)
+    gated = gate(b, b.op("Add", x, weight), "a")
+    both = b.op("Concat", gated, gated, axis=2)
     files, decoder = cut(close(b, b.op("Mul", both, weight), 2 * WIDTH))
     assert [sorted(operations(model)) for model in files.values()] == [["Add", "Neg"], ["Concat", "Mul", "Neg"]]
     assert [value.name for value in decoder.values] == ["Add", "a"]
@@ -101,8 +101,8 @@ def test_constants_that_operators_read_are_a_subgraph_without_inputs() -> None:
     caches = [b.input(Binding(name, "float32", shape)) for name in ("key", "value")]
     outputs = [("float32", ("batch", "query", WIDTH)), ("float32", shape), ("float32", shape)]
     inputs = [x, *caches, x, x, table, table, stored, stored]
-    made, *_ = b.custom("window_attention", *inputs, domain=DOMAIN, outputs=outputs)
-    files, decoder = cut(close(b, b.op("Neg", made)))
+    mixed, *_ = b.custom("window_attention", *inputs, domain=DOMAIN, outputs=outputs)
+    files, decoder = cut(close(b, b.op("Neg", mixed)))
     assert decoder.constants == Subgraph(file="constants.onnx", inputs=(), outputs=("Cos", str(stored.name)))
     constants = files["constants.onnx"].graph
     assert [node.op_type for node in constants] == ["Cos", "Identity"]
@@ -126,9 +126,9 @@ def test_a_graph_without_operators_is_refused() -> None:
 
 def test_a_value_of_unknown_size_between_subgraphs_is_refused() -> None:
     b, x = graph()
-    found = b.op("Compress", x, b.input(Binding("keep", "bool", ("batch",))), axis=0)
+    compressed = b.op("Compress", x, b.input(Binding("keep", "bool", ("batch",))), axis=0)
     with pytest.raises(InternalError, match="must have a dtype and a shape; name its dimensions"):
-        cut(close(b, gate(b, found, "a")))
+        cut(close(b, gate(b, compressed, "a")))
 
 
 def test_matmuls_by_a_transposed_matrix_read_it_as_it_is_stored_and_others_stay() -> None:

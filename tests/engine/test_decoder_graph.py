@@ -85,16 +85,16 @@ def test_the_basic_lowering_is_written_in_the_operators_that_every_tensorrt_has(
     PIPELINES["basic"](model)
     save_model(model, folder / "graph.onnx")
     onnx.checker.check_model(folder / "graph.onnx", full_check=True)
-    found = onnx.load(folder / "graph.onnx", load_external_data=False)
-    assert (found.ir_version, [(o.domain, o.version) for o in found.opset_import]) == (8, [("", 17)])
-    operators = Counter(node.op_type for node in found.graph.node)
+    written = onnx.load(folder / "graph.onnx", load_external_data=False)
+    assert (written.ir_version, [(o.domain, o.version) for o in written.opset_import]) == (8, [("", 17)])
+    operators = Counter(node.op_type for node in written.graph.node)
     assert set(operators) <= BASIC_OPERATORS
-    assert not any(node.attribute for node in found.graph.node if node.op_type == "Shape")  # 8.6 ignores them
+    assert not any(node.attribute for node in written.graph.node if node.op_type == "Shape")  # 8.6 ignores them
     assert operators["Softmax"] == spec.layers
     assert operators["ScatterElements"] == 2 * spec.layers
-    inferred = onnx.shape_inference.infer_shapes(found, strict_mode=True)
+    inferred = onnx.shape_inference.infer_shapes(written, strict_mode=True)
     dtypes = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
-    wide = [n for n in found.graph.node if n.op_type in ("Softmax", "Sqrt", "ReduceMean")]
+    wide = [n for n in written.graph.node if n.op_type in ("Softmax", "Sqrt", "ReduceMean")]
     assert {dtypes[node.output[0]] for node in wide} == {onnx.TensorProto.FLOAT}
 
 

@@ -26,8 +26,8 @@ def sequence(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+def assert_close(logits: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(logits, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("attention", LOWERINGS)
@@ -93,9 +93,9 @@ def test_score_rows_pick_any_rows_in_any_order(qwen3, attention):
     folder, model = qwen3
     rows = [sequence(9, 1), sequence(9, 2)]
     picks = [[8, 0, 0, 3], [2, 7, 8, 2]]
-    found = Decoder(folder, attention, batch=2)(rows, [0, 0], picks)
+    logits = Decoder(folder, attention, batch=2)(rows, [0, 0], picks)
     for i in range(2):
-        assert_close(found[i], expected_logits(model, rows[i])[picks[i]])
+        assert_close(logits[i], expected_logits(model, rows[i])[picks[i]])
 
 
 @pytest.mark.parametrize("attention", LOWERINGS)
@@ -104,8 +104,8 @@ def test_float16_stays_near_float32(checkpoint, attention):
     decode = Decoder(folder, attention, batch=1, dtype="float16")
     tokens = sequence(20)
     expected = expected_logits(model, tokens)
-    found = torch.cat([decode([tokens[:15]], [0])[0], decode([tokens[15:]], [15])[0]])
-    assert_close(found, expected, tolerance=0.02 * expected.abs().max().item())
+    logits = torch.cat([decode([tokens[:15]], [0])[0], decode([tokens[15:]], [15])[0]])
+    assert_close(logits, expected, tolerance=0.02 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])

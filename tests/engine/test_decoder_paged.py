@@ -57,10 +57,12 @@ def test_the_steps_one_after_the_other_are_the_whole(tmp_path: Path, case: str, 
     near, far = (2e-5, 1e-4) if dtype == "float32" else (half, half)
     for start, stop in ((0, 40), (40, 80), (80, 85)):
         tokens = [row[start:stop] for row in rows]
-        found = steps(tokens, [start, start], picks)
-        torch.testing.assert_close(found, whole(tokens, [start, start], picks), atol=near, rtol=0)
+        own_logits = steps(tokens, [start, start], picks)
+        torch.testing.assert_close(own_logits, whole(tokens, [start, start], picks), atol=near, rtol=0)
         for i in range(2):
-            torch.testing.assert_close(found[i], expected[i][[start + pick for pick in picks[i]]], atol=far, rtol=0)
+            torch.testing.assert_close(
+                own_logits[i], expected[i][[start + pick for pick in picks[i]]], atol=far, rtol=0
+            )
     for name, tensor in whole.caches.items():
         torch.testing.assert_close(steps.caches[name], tensor, atol=near, rtol=0, msg=name)
 
@@ -90,7 +92,7 @@ def test_windows_and_ragged_runs_of_one_call_equal_transformers(tmp_path: Path, 
         for text, _, end in runs:
             done[text] = end
         windows = [slice(done[row], done[row] + query) for row in rows]
-        found = decode.packed(
+        logits = decode.packed(
             rows,
             [texts[row][window] for row, window in zip(rows, windows, strict=True)],
             [done[row] for row in rows],
@@ -99,7 +101,7 @@ def test_windows_and_ragged_runs_of_one_call_equal_transformers(tmp_path: Path, 
         )
         wanted = [expected[row][window] for row, window in zip(rows, windows, strict=True)]
         wanted += [expected[text][start:end] for text, start, end in runs]
-        torch.testing.assert_close(found, torch.cat(wanted), atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits, torch.cat(wanted), atol=1e-4, rtol=0)
         for row in rows:
             done[row] += query
 
@@ -108,9 +110,9 @@ def test_prompts_of_one_call_are_the_same_prompts_one_by_one(tmp_path: Path) -> 
     make_checkpoint("qwen3", tmp_path)
     texts = [sequence(length, length) for length in (64, 1, 33, 100)]
     together, alone = (Decoder(tmp_path, "paged", batch=4, capacity=CAPACITY) for _ in range(2))
-    found = together.packed([0], [[]], [0], [(row, 0, text) for row, text in enumerate(texts)], padding=2)
+    logits = together.packed([0], [[]], [0], [(row, 0, text) for row, text in enumerate(texts)], padding=2)
     one_by_one = [alone.packed([0], [[]], [0], [(row, 0, text)]) for row, text in enumerate(texts)]
-    torch.testing.assert_close(found, torch.cat(one_by_one), atol=2e-5, rtol=0)
+    torch.testing.assert_close(logits, torch.cat(one_by_one), atol=2e-5, rtol=0)
     for name, tensor in together.caches.items():
         torch.testing.assert_close(tensor, alone.caches[name], atol=2e-5, rtol=0, msg=name)
 
@@ -128,12 +130,12 @@ def test_calls_of_as_many_tokens_share_the_steps_that_see_nothing_else(tmp_path:
     decode = Decoder(tmp_path, "paged", batch=4, capacity=CAPACITY, open_engine=partial(open_steps, folder=tmp_path))
     steps, text = decode.engine, sequence(30)
     assert isinstance(steps, Executor)
-    held, seen = [], []
+    bound, seen = [], []
     bind = steps.bind
-    steps.bind = lambda tensors: held.append(bind(tensors)) or held[-1]  # type: ignore[method-assign, func-returns-value]
+    steps.bind = lambda tensors: bound.append(bind(tensors)) or bound[-1]  # type: ignore[method-assign, func-returns-value]
     for rows, runs in (([0], [(0, 0, text)]), ([1], [(1, 0, text[:10]), (2, 0, text[:20])]), ([3], [(3, 0, text[:9])])):
         decode.packed(rows, [[]], [0], runs)
-        seen.append({id(call) for call in held[-1]._calls})
+        seen.append({id(call) for call in bound[-1]._calls})
     others = LAYERS + 3  # attention, what reads token ids, what picks rows and what makes logits
     assert len(seen[0] & seen[1]) == len(seen[0]) - others > 0
     assert not seen[0] & seen[2]
@@ -217,8 +219,8 @@ def test_a_checkpoint_that_scatters_its_tensors_over_files_packs_them_all_the_sa
     model = make_checkpoint("qwen2", tmp_path, max_shard_size="16KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 4
     tokens = sequence(12)
-    found = Decoder(tmp_path, "paged", batch=1)([tokens], [0])[0]
-    torch.testing.assert_close(found, expected_logits(model, tokens), atol=1e-4, rtol=0)
+    logits = Decoder(tmp_path, "paged", batch=1)([tokens], [0])[0]
+    torch.testing.assert_close(logits, expected_logits(model, tokens), atol=1e-4, rtol=0)
 
 
 def test_half_precision_stays_near_float32_over_blocks(tmp_path: Path) -> None:
@@ -226,5 +228,5 @@ def test_half_precision_stays_near_float32_over_blocks(tmp_path: Path) -> None:
     decode = Decoder(tmp_path, "paged", batch=1, dtype="float16", capacity=CAPACITY)
     tokens = sequence(100)
     expected = expected_logits(model, tokens)
-    found = torch.cat([decode([tokens[:70]], [0])[0], decode([tokens[70:]], [70])[0]])
-    torch.testing.assert_close(found, expected, atol=0.02 * expected.abs().max().item(), rtol=0)
+    logits = torch.cat([decode([tokens[:70]], [0])[0], decode([tokens[70:]], [70])[0]])
+    torch.testing.assert_close(logits, expected, atol=0.02 * expected.abs().max().item(), rtol=0)

@@ -33,8 +33,8 @@ class FourBits:
 
     @property
     def config(self) -> dict[str, object]:
-        given = {"load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}
-        return BITSANDBYTES | given | {"bnb_4bit_use_double_quant": self.double}
+        options = {"load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}
+        return BITSANDBYTES | options | {"bnb_4bit_use_double_quant": self.double}
 
     def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
         return quantized.nf4(weight, double=self.double)
@@ -114,11 +114,11 @@ def test_dequantized_weights_have_the_values_of_their_format(tmp_path, case):
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     spec = ModelSpec.from_hf(checkpoint.config)
     written = write_dequantized(checkpoint, spec, quantization, tmp_path, "float32")
-    found = load_file(tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
     for module, weight in meant.items():
-        torch.testing.assert_close(found[f"{module}.weight"], weight, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(tensors[f"{module}.weight"], weight, rtol=1e-6, atol=1e-8)
     assert written.weights == len(meant)
-    assert sorted(found) == sorted(load_file(tiny_checkpoint(tmp_path / "plain") / "model.safetensors"))
+    assert sorted(tensors) == sorted(load_file(tiny_checkpoint(tmp_path / "plain") / "model.safetensors"))
     assert read_quantization(written.checkpoint.config, written.checkpoint.folder) is None
 
 
@@ -128,8 +128,8 @@ def test_mxfp8_has_the_values_that_transformers_dequantizes(tmp_path):
     stored = load_file(tmp_path / "model.safetensors")
     pair = stored[f"{module}.weight"], stored[f"{module}.weight_scale_inv"]
     expected = Fp8Dequantize(None)._dequantize_one(*pair, torch.float32)
-    found = read_matrix(module, checkpoint.tensors, read_quantization(checkpoint.config, tmp_path).scheme(module))
-    assert torch.equal(torch.from_numpy(found), expected)
+    dequantized = read_matrix(module, checkpoint.tensors, read_quantization(checkpoint.config, tmp_path).scheme(module))
+    assert torch.equal(torch.from_numpy(dequantized), expected)
 
 
 def test_a_dequantized_bundle_equals_that_of_the_unquantized_weights(tmp_path):
@@ -155,9 +155,9 @@ def test_scales_of_keys_and_values_survive(tmp_path):
     checkpoint = Checkpoint.open(tmp_path / "from")
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     written = write_dequantized(checkpoint, ModelSpec.from_hf(checkpoint.config), quantization, tmp_path, "float32")
-    found = read_quantization(written.checkpoint.config, written.checkpoint.folder)
-    assert found.float8_cache
-    assert found.rules == ()
+    written_quantization = read_quantization(written.checkpoint.config, written.checkpoint.folder)
+    assert written_quantization.float8_cache
+    assert written_quantization.rules == ()
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_int8_of_bitsandbytes_runs_on_a_cpu_without_the_option(tmp_path):
     checkpoint = Checkpoint.open(tmp_path / "from")
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     for module, weight in meant.items():
-        found = read_low_bit(module, checkpoint.tensors, quantization.scheme(module)).dequantized
-        torch.testing.assert_close(torch.from_numpy(found), weight, rtol=1e-6, atol=1e-8)
+        dequantized = read_low_bit(module, checkpoint.tensors, quantization.scheme(module)).dequantized
+        torch.testing.assert_close(torch.from_numpy(dequantized), weight, rtol=1e-6, atol=1e-8)
     report = build(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path / "from")), tmp_path / "bundle")
     assert any("8-bit integers" in note for note in report.notes)
     texts, _ = quantized.texts_with_and_without_speculation(tmp_path / "bundle")

@@ -74,22 +74,22 @@ class Exported:
         return OnnxRuntimeEngine.open(folder / "model.onnx", contract, threads=1)
 
     def context(self, features: torch.Tensor, begin: int) -> None:
-        given = features if self.paged else features[None]
-        self._context.bind({"features": given, "write_index": torch.tensor([begin]), **self._others}).run()
+        states = features if self.paged else features[None]
+        self._context.bind({"features": states, "write_index": torch.tensor([begin]), **self._others}).run()
 
     def draft(self, newest: int, begin: int, window: int) -> dict[str, torch.Tensor]:
         """The block's logits [window, draft_vocab] of the tokens after ``newest``, and row_states."""
         ids = torch.tensor([newest, *[self.spec.mask_token] * (self.spec.block_size - 1)])
         first = 0 if self.spec.sample_from_anchor else 1
-        found = {
+        outputs = {
             b.name: torch.empty(b.resolve({"batch": 1, "rows": window}))
             for b in self._draft.contract.outputs
             if not b.name.startswith("present_")
         }
         rows = torch.arange(first, first + window)[None]
-        given = {"token_ids": ids if self.paged else ids[None], "score_rows": rows}
-        self._draft.bind({**given, "write_index": torch.tensor([begin]), **found, **self._others}).run()
-        return {name: value[0] for name, value in found.items()}
+        inputs = {"token_ids": ids if self.paged else ids[None], "score_rows": rows}
+        self._draft.bind({**inputs, "write_index": torch.tensor([begin]), **outputs, **self._others}).run()
+        return {name: value[0] for name, value in outputs.items()}
 
 
 @pytest.mark.parametrize("lowering", ["grouped", "paged"])
@@ -107,8 +107,8 @@ def test_blocks_after_a_context_equal_the_definition(tmp_path: Path, name: str, 
         exported.context(features[begin : begin + accepted + 3], begin)
         defined.context(features[begin : begin + accepted])
         begin += accepted
-        found, expected = exported.draft(begin, begin, 5)["logits"], defined.draft(begin, 5)
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        logits, expected = exported.draft(begin, begin, 5)["logits"], defined.draft(begin, 5)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_lowerings_that_a_block_draft_has_no_graph_for_are_rejected(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
 def run(llm: LLM, requests: list[tuple[str, dict[str, Any]]], *, masked: bool, **params: Any) -> tuple[list[Any], Any]:
     llm.loop.draft_windows.mask_drafts = masked
     before = llm.metrics.copy()
-    found = llm.generate([p for p, _ in requests], [SamplingParams(**asked | params) for _, asked in requests])
-    return [output_of(output) for output in found], llm.metrics.since(before)
+    outputs = llm.generate([p for p, _ in requests], [SamplingParams(**asked | params) for _, asked in requests])
+    return [output_of(output) for output in outputs], llm.metrics.since(before)
 
 
 def test_masked_drafts_change_no_text_and_none_is_cut(llm: LLM) -> None:

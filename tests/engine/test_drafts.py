@@ -142,37 +142,37 @@ class Watched:
     def __exit__(self, *_: object) -> None:
         del self.llm.loop.drafter.after_verify
 
-    def __call__(self, this: Round) -> None:
+    def __call__(self, round_: Round) -> None:
         buffers = self.llm.loop.target.buffers
-        drafted = this.window > 0 and not this.only_fast_forward
-        drafts = buffers.draft_tokens.view(this.batch, this.window)[0].tolist() if drafted else []
-        self.fast_forward_rounds += this.only_fast_forward and this.window > 0
-        self.rounds.append((drafts, buffers.count.view(this.batch)[0].item()))
-        if Rule.REJECTION in this.rules:
-            probs = self.llm.loop.drafter._sampler._draft_probs.view(this.batch, this.window, VOCAB)  # type: ignore[attr-defined]
+        drafted = round_.window > 0 and not round_.only_fast_forward
+        drafts = buffers.draft_tokens.view(round_.batch, round_.window)[0].tolist() if drafted else []
+        self.fast_forward_rounds += round_.only_fast_forward and round_.window > 0
+        self.rounds.append((drafts, buffers.count.view(round_.batch)[0].item()))
+        if Rule.REJECTION in round_.rules:
+            probs = self.llm.loop.drafter._sampler._draft_probs.view(round_.batch, round_.window, VOCAB)  # type: ignore[attr-defined]
             self.probs.append(probs[0].numpy().copy())
-        self._verified(this)
+        self._verified(round_)
 
     def drafted(self, max_tokens: int) -> set[int]:
         """Tokens that were drafted within a text of so many. Forgets the rounds."""
-        found: set[int] = set()
+        tokens: set[int] = set()
         for drafts, count in self.rounds:
-            found |= set(drafts[: max(0, max_tokens - 1)])
+            tokens |= set(drafts[: max(0, max_tokens - 1)])
             max_tokens -= count
         self.rounds = []
-        return found
+        return tokens
 
     def hold(self, prompt: Sequence[int], text: Sequence[int]) -> int:
         """Every round that drafted did so as the definition; returns how many there were. Forgets them."""
-        kind, known, whole, held = self._built.kind, len(prompt), [*prompt, *text], 0
+        kind, known, whole, checked = self._built.kind, len(prompt), [*prompt, *text], 0
         least = known if self._paged and kind.late else kind.least
         for drafts, count in self.rounds:
             if drafts and least < known < len(whole):
                 assert drafts == self._built.drafts.drafts(whole[:known], len(drafts)), f"after {known} tokens"
-                held += 1
+                checked += 1
             known += count
         self.rounds = []
-        return held
+        return checked
 
 
 @pytest.mark.parametrize("form", CACHES)
@@ -276,9 +276,9 @@ def test_the_draft_temperature_comes_from_the_request_or_the_recipe(built: Built
     with pytest.MonkeyPatch.context() as patched:
         verified = llm.loop.drafter.after_verify
 
-        def watched(this: Round) -> None:
+        def watched(round_: Round) -> None:
             drawn.append(round(llm.loop.target.state.drafting(1)["temperature"].item(), 6))
-            verified(this)
+            verified(round_)
 
         patched.setattr(llm.loop.drafter, "after_verify", watched)
         for temperature, more, expected in cases:
@@ -313,8 +313,8 @@ def test_masked_drafts_are_tokens_that_the_grammar_allows(
 def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> None:
     """All of them together, and each by itself without speculation."""
     prompts, params = [prompt for prompt, _ in asked], [each for _, each in asked]
-    found = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
-    for prompt, each, output in zip(prompts, params, found, strict=True):
+    outputs = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
+    for prompt, each, output in zip(prompts, params, outputs, strict=True):
         alone = built.llm("linear").generate(prompt, SamplingParams(**each, num_draft_tokens=0))
         assert said(output, exact=form == "linear") == said(alone, exact=form == "linear")
 
@@ -335,9 +335,9 @@ def test_texts_do_not_change_when_memory_is_short(built: Built, data: st.DataObj
 def test_a_preempted_request_continues_with_the_same_text(built: Built) -> None:
     llm, requests = built.llm("paged"), built.requests[-3:]
     before = llm.metrics.preemptions
-    found = answers(llm, [*requests[::-1], *requests])
+    outputs = answers(llm, [*requests[::-1], *requests])
     assert llm.metrics.preemptions > before
-    assert [output_of(output) for output in found] == [*built.autoregressive()[:-4:-1], *built.autoregressive()[-3:]]
+    assert [output_of(output) for output in outputs] == [*built.autoregressive()[:-4:-1], *built.autoregressive()[-3:]]
 
 
 def test_a_preemption_changes_no_text_under_the_rejection_rule(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,9 +364,9 @@ def test_a_preemption_changes_no_text_under_the_rejection_rule(built: Built, mon
 def test_the_rejection_rule_reads_draft_probabilities_and_changes_no_other_request(built: Built) -> None:
     requests, autoregressive = built.requests[-2:], built.autoregressive()[-2:]
     mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(requests)]
-    found = answers(built.llm("linear"), mixed)
-    assert [output_of(output) for output in found[::2]] == autoregressive[::2]
-    assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0
+    outputs = answers(built.llm("linear"), mixed)
+    assert [output_of(output) for output in outputs[::2]] == autoregressive[::2]
+    assert outputs[1::2][-1].speculation.num_accepted_draft_tokens > 0
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.known is two_known])
@@ -434,7 +434,7 @@ def test_several_layers_keep_the_same_pairs_of_a_prompt_in_chunks(all_built: dic
 @pytest.mark.parametrize("form", CACHES)
 def test_verification_reads_the_probabilities_that_drafts_were_sampled_from(built: Built, form: str) -> None:
     """Per row: with the noise of the draft's own stream, the probabilities give the drafted token."""
-    llm, prompt, seed, held = built.llm(form), SHARED[:20], 6, 0
+    llm, prompt, seed, checked = built.llm(form), SHARED[:20], 6, 0
     with Watched(built, form) as watched:
         output = llm.generate(prompt, built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=20))
         known = len(prompt)
@@ -444,16 +444,16 @@ def test_verification_reads_the_probabilities_that_drafts_were_sampled_from(buil
                 with np.errstate(divide="ignore"):
                     assert int(np.argmax(np.log(probs[at]) + noise)) == token
                 assert probs[at].sum() == pytest.approx(1.0, abs=1e-5)
-                held += 1
+                checked += 1
             known += count
     assert len(output.token_ids) == 20
-    assert held >= 12
+    assert checked >= 12
 
 
 @pytest.mark.parametrize("form", CACHES)
 def test_a_recurrent_markov_head_forgets_the_last_block(all_built: dict[str, Built], form: str) -> None:
     """Every block is drawn from the probabilities of the definition, which begins each with a state of zeros."""
-    built, prompt, held = all_built["dspark"], SHARED[:20], 0
+    built, prompt, checked = all_built["dspark"], SHARED[:20], 0
     drafts_of, known = built.drafts, len(prompt)
     assert isinstance(drafts_of, DSparkDrafts)
     with Watched(built, form) as watched:
@@ -463,9 +463,9 @@ def test_a_recurrent_markov_head_forgets_the_last_block(all_built: dict[str, Bui
             if drafts and len(prompt) <= known < len(text) and (known > len(prompt) or form == "linear"):
                 expected = drafts_of.probs(text[:known], drafts)
                 np.testing.assert_allclose(probs[: len(drafts)], expected, atol=1e-4)
-                held += 1
+                checked += 1
             known += count
-    assert held >= 3
+    assert checked >= 3
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,16 @@ class WithMarkov(Exported):
 
     def chain(self, newest: int, begin: int, following: list[int]) -> torch.Tensor:
         """Logits [window, vocab] of the tokens after ``newest``. The first of these tokens are ``following``."""
-        block, memory, found = self.draft(newest, begin, len(following)), torch.zeros(1, PLAIN.rank), []
+        block, memory, scores = self.draft(newest, begin, len(following)), torch.zeros(1, PLAIN.rank), []
         for row, before in enumerate([newest, *following[:-1]]):
-            given = {f"row_{name.removeprefix('row_')}": values[row][None, None] for name, values in block.items()}
-            made = {"logits": torch.empty(1, 1, self.spec.draft_vocab)}
+            inputs = {f"row_{name.removeprefix('row_')}": values[row][None, None] for name, values in block.items()}
+            outputs = {"logits": torch.empty(1, 1, self.spec.draft_vocab)}
             if self._remembers:
-                given["memory"], made["next_memory"] = memory, torch.empty_like(memory)
-            self._markov.bind({"token_ids": torch.tensor([before]), **given, **made}).run()
-            memory = made.get("next_memory", memory)
-            found.append(made["logits"][0, 0])
-        return torch.stack(found)
+                inputs["memory"], outputs["next_memory"] = memory, torch.empty_like(memory)
+            self._markov.bind({"token_ids": torch.tensor([before]), **inputs, **outputs}).run()
+            memory = outputs.get("next_memory", memory)
+            scores.append(outputs["logits"][0, 0])
+        return torch.stack(scores)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,6 @@ def test_tokens_of_a_block_are_drawn_as_the_definition_draws_them(
         defined.context(features[begin : begin + accepted])
         begin += accepted
         expected, tokens = defined.chain(begin, window, lambda logits: int(ids[logits.argmax()]))
-        found = exported.chain(begin, begin, tokens)
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        scores = exported.chain(begin, begin, tokens)
+        torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
         assert (defined.draft(begin, window) - expected).abs().amax(-1).min() > 0.1, "the token in front matters"

@@ -90,21 +90,21 @@ class Exported:
         The logits are of the head's own vocabulary. Layers that feed one another return the states of all tokens.
         """
         scored = torch.tensor([rows], dtype=torch.int64)
-        made = {"logits": torch.empty(1, len(rows), self.vocab)}
+        outputs = {"logits": torch.empty(1, len(rows), self.vocab)}
         if self._fed_back is not None:
             sizes = {"batch": 1, "rows": len(rows), "query": len(tokens)}
-            made["next_states"] = torch.empty(self._fed_back.resolve(sizes))
-        given = {"token_ids": tokens[None], "states": states[None], "write_index": torch.tensor([begin])}
-        self._head.bind({**given, "score_rows": scored, **made, **self.caches}).run()
-        return made["logits"][0], made.get("next_states", made["logits"])[0]
+            outputs["next_states"] = torch.empty(self._fed_back.resolve(sizes))
+        inputs = {"token_ids": tokens[None], "states": states[None], "write_index": torch.tensor([begin])}
+        self._head.bind({**inputs, "score_rows": scored, **outputs, **self.caches}).run()
+        return outputs["logits"][0], outputs.get("next_states", outputs["logits"])[0]
 
     def hold(self, text: torch.Tensor, features: torch.Tensor, states: torch.Tensor, logits: torch.Tensor) -> None:
         """Feed 20 pairs in three calls, and compare with the ``states`` and ``logits`` of the definition."""
         ready, begin = self.fuse(features), 0
         for count in (9, 1, 10):
             end = begin + count
-            found, fed_back = self(text[begin:end], ready[begin:end], begin, *range(count))
-            torch.testing.assert_close(found, logits[begin:end], atol=1e-4, rtol=1e-4)
+            scores, fed_back = self(text[begin:end], ready[begin:end], begin, *range(count))
+            torch.testing.assert_close(scores, logits[begin:end], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(fed_back, self.fuse(states[begin:end]), atol=1e-4, rtol=1e-4)
             begin = end
 
@@ -132,14 +132,14 @@ def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, na
     for accepted in (3, 1, 4):  # tokens that a round emits; the next round overwrites the entries after them
         end = begin + accepted
         padded = torch.cat([text[begin + 1 : end + 1], torch.zeros(2, dtype=torch.int64)])
-        found, state = exported(padded, states[begin : end + 2], begin, accepted - 1)
+        logits, state = exported(padded, states[begin : end + 2], begin, accepted - 1)
         defined.keep(begin)
         expected, fed_back = (each[-1:] for each in defined(text[begin + 1 : end + 1], states[begin:end]))
         for step in range(STEPS):
-            torch.testing.assert_close(found, expected[:, ascending], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(logits, expected[:, ascending], atol=1e-4, rtol=1e-4)
             token = ids[expected.argmax(-1)]
             if step < STEPS - 1:
-                found, state = exported(token, state, end + step, 0)
+                logits, state = exported(token, state, end + step, 0)
                 expected, fed_back = defined(token, fed_back)
         begin = end
 
@@ -167,10 +167,10 @@ def test_windows_of_a_parallel_head_are_those_of_the_definition(tmp_path: Path, 
         end = begin + accepted
         tokens = torch.cat([text[begin + 1 : end + 1], masks])
         rows = range(accepted - 1, accepted - 1 + STEPS)
-        found, _ = exported(tokens, torch.cat([states[begin:end], nothing]), begin, *rows)
+        logits, _ = exported(tokens, torch.cat([states[begin:end], nothing]), begin, *rows)
         defined.keep(begin)
         expected, _ = defined(tokens, torch.cat([states[begin:end], mask_states]))
-        torch.testing.assert_close(found, expected[-STEPS:], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, expected[-STEPS:], atol=1e-4, rtol=1e-4)
         begin = end
 
 

@@ -15,12 +15,12 @@ CPU = torch.device("cpu")
 def scaled(folder: Path, name: str, scale: list[float], operator: str = "Mul") -> tuple[Path, Contract]:
     """Write ``name``.out = ``operator``(``name``.x, scale); return the file and its contract."""
     weight = ir.Value(name=f"{name}.scale", const_value=ir.tensor(scale, dtype=ir.DataType.FLOAT))
-    given, made = (
+    x, y = (
         ir.Value(name=f"{name}.{end}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["tokens", len(scale)]))
         for end in ("x", "out")
     )
-    node = ir.node(operator, [given, weight], outputs=[made], name=f"{name}/node")
-    graph = ir.Graph([given], [made], nodes=[node], initializers=[weight], opset_imports={"": 21}, name=name)
+    node = ir.node(operator, [x, weight], outputs=[y], name=f"{name}/node")
+    graph = ir.Graph([x], [y], nodes=[node], initializers=[weight], opset_imports={"": 21}, name=name)
     path = folder / f"{name}.onnx"
     ir.save(ir.Model(graph, ir_version=10), path, external_data=f"{name}.data", size_threshold_bytes=0)
     both = [(Binding(f"{name}.{end}", "float32", ("tokens", len(scale))),) for end in ("x", "out")]
@@ -28,13 +28,13 @@ def scaled(folder: Path, name: str, scale: list[float], operator: str = "Mul") -
 
 
 def test_equal_graphs_share_a_session_and_keep_their_own_vectors(tmp_path: Path) -> None:
-    made = [
+    files = [
         scaled(tmp_path, "a", [1.0, 2.0]),
         scaled(tmp_path, "b", [3.0, 5.0]),
         scaled(tmp_path, "c", [7.0, 9.0], "Add"),
         scaled(tmp_path, "d", [1.0, 2.0, 3.0]),
     ]
-    a, b, c, d = opened = open_subgraphs(made, CPU, 0, threads=1)
+    a, b, c, d = opened = open_subgraphs(files, CPU, 0, threads=1)
     assert a.session is b.session
     assert len({id(each.session) for each in opened}) == 3
     for each, scale, expected in ((a, 2, [1.0, 2.0]), (b, 2, [3.0, 5.0]), (c, 2, [8.0, 10.0]), (d, 3, [1.0, 2.0, 3.0])):

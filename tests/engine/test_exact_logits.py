@@ -83,9 +83,9 @@ def logprobs(llm: LLM, requests: list[tuple[int, int]]) -> list[list[TokenLogpro
             for each in params
         ],
     )
-    found = [output.logprobs for output in outputs]
-    assert all(each is not None and len(each) == TOKENS for each in found)
-    return [each for each in found if each is not None]
+    of_outputs = [output.logprobs for output in outputs]
+    assert all(each is not None and len(each) == TOKENS for each in of_outputs)
+    return [each for each in of_outputs if each is not None]
 
 
 @pytest.mark.parametrize("name", BUNDLES)

@@ -64,8 +64,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return folder, torch.stack([expected_logits(model, text) for text in texts()])
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-4) -> None:
-    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+def assert_close(logits: torch.Tensor, expected: torch.Tensor, atol: float = 1e-4) -> None:
+    torch.testing.assert_close(logits, expected, atol=atol, rtol=0)
 
 
 def near(spec: ModelSpec) -> float:
@@ -96,12 +96,12 @@ def test_draft_windows_on_a_cpu_equal_transformers_and_single_tokens_exactly(
     for row, (text, end) in enumerate(zip(texts(), STARTS, strict=True)):
         prefill(decode, row, text[:end], cut=row)
     cached = {name: cache.clone() for name, cache in decode.caches.items()}
-    found = continued(decode, window=5)
+    logits = continued(decode, window=5)
     for row, start in enumerate(STARTS):
         spec = ModelSpec.from_hf(Checkpoint.open(folder).config)
-        assert_close(found[row], expected[row, start : start + 30], near(spec))
+        assert_close(logits[row], expected[row, start : start + 30], near(spec))
     decode.caches = cached
-    assert torch.equal(found, continued(decode, window=1))
+    assert torch.equal(logits, continued(decode, window=1))
 
 
 def continued(decode: Decoder, *, window: int) -> torch.Tensor:
@@ -183,12 +183,12 @@ def test_ling_is_glm_4_5_under_other_names(tmp_path: Path) -> None:
     ling = Checkpoint.open(tmp_path)
     spec, same = ModelSpec.from_hf(ling.config), ModelSpec.from_hf(glm.config)
     assert spec == replace(same, family=spec.family, qk_norm=QKNorm("query_layernorm", "key_layernorm"))
-    found, expected = with_graph_names(ling, spec), with_graph_names(glm, same)
+    renamed, expected = with_graph_names(ling, spec), with_graph_names(glm, same)
     names = {name: re.sub(r"\.([qk])_norm\.", lambda at: QK[at[1]], name) for name in expected.tensors}
-    assert set(found.tensors) == set(names.values())
+    assert set(renamed.tensors) == set(names.values())
     for name, tensor in expected.tensors.items():
         read = (tensor.shape, (tensor.dtype,))
-        assert np.array_equal(found.read(names[name], *read), expected.read(name, *read))
+        assert np.array_equal(renamed.read(names[name], *read), expected.read(name, *read))
 
 
 def test_an_expert_without_tokens_is_not_run(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_an_expert_without_tokens_is_not_run(tmp_path: Path) -> None:
     model = make_checkpoint("mixtral", tmp_path)
     chosen: list[torch.Tensor] = []
     for layer in model.model.layers:
-        layer.mlp.gate.register_forward_hook(lambda _gate, _given, made: chosen.append(made[2].unique()))
+        layer.mlp.gate.register_forward_hook(lambda _gate, _given, routed: chosen.append(routed[2].unique()))
     expected = expected_logits(model, [7])
     with torch.no_grad():
         for layer, used in zip(model.model.layers, chosen, strict=True):
@@ -229,11 +229,11 @@ def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: s
     whole = {name for name in written.tensors if name.endswith(ends) and not name.endswith("mlp.gate.weight")}
     assert not whole
     text = texts()[0]
-    found, expected = (
+    logits, expected = (
         Decoder(quantized, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0],
         expected_logits(model, text),
     )
-    assert (found - expected).abs().mean() < error * expected.abs().mean()
+    assert (logits - expected).abs().mean() < error * expected.abs().mean()
 
 
 def test_keys_and_values_that_no_layer_reads_may_be_stored(tmp_path: Path) -> None:
@@ -404,8 +404,8 @@ def test_the_text_part_of_a_vision_language_model_is_exported(tmp_path: Path, ca
         }
         save_file(tensors, file, metadata={"format": "pt"})
     text = texts()[0]
-    found = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
-    assert_close(found, expected_logits(model, text))
+    logits = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
+    assert_close(logits, expected_logits(model, text))
     checkpoint = Checkpoint.open(tmp_path)
     names = with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
     assert not [name for name in names if "vis" in name or "projector" in name]
@@ -425,8 +425,8 @@ def test_the_text_part_of_internvl_is_exported_in_its_own_form(tmp_path: Path) -
     form |= {"hidden_size": 5, "tie_word_embeddings": True, "llm_config": text_part, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(form))
     text = [token % VOCAB for token in range(60)]
-    found = Decoder(tmp_path, "grouped", batch=1, capacity=64)([text], [0])[0]
-    assert_close(found, expected_logits(model, text))
+    logits = Decoder(tmp_path, "grouped", batch=1, capacity=64)([text], [0])[0]
+    assert_close(logits, expected_logits(model, text))
 
 
 def test_experts_of_a_vision_language_model_may_be_stored_transposed(tmp_path: Path) -> None:
@@ -438,8 +438,8 @@ def test_experts_of_a_vision_language_model_may_be_stored_transposed(tmp_path: P
         tensors[name] = tensors[name].transpose(1, 2).contiguous()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     text = texts()[0]
-    found = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
-    assert_close(found, expected_logits(model, text))
+    logits = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
+    assert_close(logits, expected_logits(model, text))
 
 
 @pytest.mark.parametrize(("case", "text"), [("voxtral", "llama"), ("qwen2_audio", "qwen2")])
@@ -492,8 +492,8 @@ def test_a_fused_weight_is_read_in_parts_in_place(tmp_path: Path) -> None:
     content = (tmp_path / "model.safetensors").read_bytes()
     with safe_open(tmp_path / "model.safetensors", framework="np") as stored:
         for module, whole, kinds in (("self_attn", "qkv", ("q", "k", "v")), ("mlp", "gate_up", ("gate", "up"))):
-            found = [parts[f"model.layers.1.{module}.{kind}_proj.weight"] for kind in kinds]
-            joined = b"".join(content[part.offset : part.offset + part.nbytes] for part in found)
+            tensors = [parts[f"model.layers.1.{module}.{kind}_proj.weight"] for kind in kinds]
+            joined = b"".join(content[part.offset : part.offset + part.nbytes] for part in tensors)
             assert joined == stored.get_tensor(f"model.layers.1.{module}.{whole}_proj.weight").tobytes()
 
 

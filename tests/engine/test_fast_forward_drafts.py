@@ -91,7 +91,7 @@ def test_the_draft_is_skipped_when_fast_forward_tokens_fill_the_window(
     only = {"structured_outputs": {"choice": ["one text and no other"]}, "temperature": 1.0, "seed": 1}
     with LLM(tiny_bundle, threads=1, num_draft_tokens=1) as llm:
         asked, propose = [], llm.loop.drafter.propose
-        monkeypatch.setattr(llm.loop.drafter, "propose", lambda this: asked.append(this) or propose(this))
+        monkeypatch.setattr(llm.loop.drafter, "propose", lambda round_: asked.append(round_) or propose(round_))
         output = llm.generate("<think></think>", SamplingParams(**only, max_tokens=40))
         assert output.text == "one text and no other"
         assert len(asked) <= 1 < llm.metrics.rounds
@@ -136,10 +136,10 @@ def test_a_draft_that_a_row_allows_is_a_fast_forward_token_under_the_rejection_r
         written: list[DraftToVerify] = []
         write = llm.loop._verify_inputs.write
 
-        def observe(this: Round) -> dict[int, DraftToVerify]:
-            drafts = write(this)
-            running = next((each for each in this.rows.values() if each.grammar_time is not None), None)
-            if running is not None and running.slot in drafts and not this.only_fast_forward:
+        def observe(round_: Round) -> dict[int, DraftToVerify]:
+            drafts = write(round_)
+            running = next((each for each in round_.rows.values() if each.grammar_time is not None), None)
+            if running is not None and running.slot in drafts and not round_.only_fast_forward:
                 written.append(drafts[running.slot])
             return drafts
 

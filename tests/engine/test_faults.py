@@ -70,10 +70,10 @@ def stop_target(llm: LLM, patched: pytest.MonkeyPatch) -> tuple[threading.Event,
     """Stop the target. The first event is set once it stands still, the second one releases it."""
     score, inside, go_on = llm.loop.target.score, threading.Event(), threading.Event()
 
-    def wait(this: Any) -> None:
+    def wait(round_: Any) -> None:
         inside.set()
         go_on.wait(PATIENCE_S)
-        score(this)
+        score(round_)
 
     patched.setattr(llm.loop.target, "score", wait)
     return inside, go_on
@@ -142,7 +142,9 @@ def test_an_engine_error_ends_the_requests_of_its_round_and_later_ones_run(
     expected = llm.generate("c", endless(max_tokens=9))
     calls: list[Any] = []
     with monkeypatch.context() as patched:
-        fail_when(patched, llm.loop.target, "score", lambda this: calls.append(this) or len(calls) == 2, kind("gone"))
+        fail_when(
+            patched, llm.loop.target, "score", lambda round_: calls.append(round_) or len(calls) == 2, kind("gone")
+        )
         futures = [sent(llm, prompt, endless(max_tokens=20)) for prompt in "ab"]
         assert eventually(lambda: any(future.done() for future in futures))
         errors = [future.result(PATIENCE_S).error for future in futures]

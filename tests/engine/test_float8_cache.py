@@ -40,9 +40,9 @@ class RoundedCache(DynamicCache):
         self._by_layer = scales
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *rest: Any, **how: Any) -> Any:
-        given = zip((keys, values), self._by_layer[layer], strict=True)
-        held = ((x / by).clamp(-448, 448).to(torch.float8_e4m3fn).float() * by for x, by in given)
-        return super().update(*held, layer, *rest, **how)
+        scaled = zip((keys, values), self._by_layer[layer], strict=True)
+        rounded = ((x / by).clamp(-448, 448).to(torch.float8_e4m3fn).float() * by for x, by in scaled)
+        return super().update(*rounded, layer, *rest, **how)
 
 
 def expected(model: PreTrainedModel, scales: dict[int, tuple[float, float]]) -> torch.Tensor:
@@ -94,17 +94,17 @@ def test_scales_of_the_checkpoint_give_the_logits_of_a_rounded_cache(
     wanted, whole = expected(model, SCALES), expected(model, dict.fromkeys(SCALES, (1e-3, 1e-3)))
     assert (wanted - whole).norm() > 0.1 * wanted.norm()  # the scales decide
     steps = Decoder(tmp_path, "paged", 1, kv_dtype=CACHE, open_engine=partial(open_steps, folder=tmp_path))
-    found = [Decoder(tmp_path, "paged", 1, kv_dtype=CACHE)([TOKENS], [0])[0], steps([TOKENS], [0])[0]]
+    logits = [Decoder(tmp_path, "paged", 1, kv_dtype=CACHE)([TOKENS], [0])[0], steps([TOKENS], [0])[0]]
     parts = [steps([TOKENS[at : at + 5]], [at])[0] for at in range(0, 30, 5)]  # over what it wrote itself
-    for each in (*found, torch.cat(parts)):
+    for each in (*logits, torch.cat(parts)):
         assert (each - wanted).norm() < near * wanted.norm()
 
 
 def test_a_checkpoint_without_scales_has_scales_of_1(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path, sizes={"head_dim": 32})
     wanted = expected(model, {0: (1.0, 1.0), 1: (1.0, 1.0)})
-    found = Decoder(tmp_path, "paged", 1, kv_dtype=CACHE)([TOKENS], [0])[0]
-    assert (found - wanted).norm() < 0.01 * wanted.norm()
+    logits = Decoder(tmp_path, "paged", 1, kv_dtype=CACHE)([TOKENS], [0])[0]
+    assert (logits - wanted).norm() < 0.01 * wanted.norm()
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ def plain(bundle: Bundle) -> list[Any]:
 )
 def test_rounds_speculate_invisibly(bundle: Bundle, plain: list[Any], options: dict[str, Any]) -> None:
     """With windows of any length, with overlap, and where requests are preempted and prefilled again."""
-    found = outputs(bundle.folder, device="cpu", **options)
-    assert [output_of(output) for output in found] == plain
-    assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 0
+    drafted = outputs(bundle.folder, device="cpu", **options)
+    assert [output_of(output) for output in drafted] == plain
+    assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > 0
 
 
 def test_a_text_does_not_depend_on_other_requests(bundle: Bundle, plain: list[Any]) -> None:
-    found = outputs(bundle.folder, requests=REQUESTS[::-1], device="cpu", num_draft_tokens=3)
-    assert [output_of(output) for output in found[::-1]] == plain
+    drafted = outputs(bundle.folder, requests=REQUESTS[::-1], device="cpu", num_draft_tokens=3)
+    assert [output_of(output) for output in drafted[::-1]] == plain
 
 
 def test_a_bundle_reports_the_dtype_and_size_of_its_caches(bundle: Bundle) -> None:
@@ -201,7 +201,7 @@ def test_a_target_with_a_float8_cache_is_batch_invariant(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("of_target", "of_draft", "scales", "held"),
+    ("of_target", "of_draft", "scales", "dtypes"),
     [
         ("", "", True, ("float32", CACHE)),
         ("float32", "", True, ("float32", CACHE)),
@@ -210,7 +210,7 @@ def test_a_target_with_a_float8_cache_is_batch_invariant(tmp_path: Path) -> None
     ],
 )
 def test_a_draft_models_cache_is_in_float8_if_the_targets_recipe_or_its_own_checkpoint_names_it(
-    tmp_path: Path, of_target: str, of_draft: str, scales: bool, held: tuple[str, str]
+    tmp_path: Path, of_target: str, of_draft: str, scales: bool, dtypes: tuple[str, str]
 ) -> None:
     """``scales``: whether the draft's checkpoint has them."""
     target = tiny_checkpoint(tmp_path / "t", seed=1, head_dim=32)
@@ -219,7 +219,7 @@ def test_a_draft_models_cache_is_in_float8_if_the_targets_recipe_or_its_own_chec
     for section, said in (("target", of_target), ("draft", of_draft)):
         asked = f'kv_dtype = "{said}"' if said else ""
         recipe.write_text(recipe.read_text().replace(f"[{section}]", f"[{section}]\n{asked}"))
-    assert tuple(model.kv_dtype for model in open_models(Recipe.load(recipe))) == held
+    assert tuple(model.kv_dtype for model in open_models(Recipe.load(recipe))) == dtypes
 
 
 @pytest.mark.parametrize(

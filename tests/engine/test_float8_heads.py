@@ -48,15 +48,15 @@ def restored(folder: Path) -> Weights:
     checkpoint = Checkpoint.open(folder)
     how = read_quantization(checkpoint.config, folder)
     assert how is not None
-    found = {}
+    tensors = {}
     for name, tensor in checkpoint.tensors.items():
         module, _, kind = name.rpartition(".")
         scheme = how.scheme(module) if f"{name}_scale" in checkpoint.tensors else None
         if kind == "weight" and len(tensor.shape) == 2:
-            found[name] = torch.from_numpy(np.array(read_matrix(module, checkpoint.tensors, scheme)))
+            tensors[name] = torch.from_numpy(np.array(read_matrix(module, checkpoint.tensors, scheme)))
         elif kind != "weight_scale":
-            found[name] = torch.from_numpy(checkpoint.read(name, tensor.shape, (tensor.dtype,)).copy())
-    return found
+            tensors[name] = torch.from_numpy(checkpoint.read(name, tensor.shape, (tensor.dtype,)).copy())
+    return tensors
 
 
 def test_layers_and_the_heads_own_matmuls_are_in_float8_and_what_fuses_is_not(tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ def test_rounds_of_drafted_tokens_are_near_those_of_the_definition(tmp_path: Pat
     draw = torch.Generator().manual_seed(5)
     text, features = torch.randint(VOCAB, (12,), generator=draw), torch.randn(12, 3 * 32, generator=draw)
     ids, states = weights["d2t"] + torch.arange(WIDE.draft_vocab), defined.fuse(features)
-    found, state = exported(text[1:], exported.fuse(features)[:-1], 0, 10)
+    logits, state = exported(text[1:], exported.fuse(features)[:-1], 0, 10)
     expected, fed_back = (each[-1:] for each in defined(text[1:], states[:-1]))
     for step in range(4):
-        error = (found - expected).norm() / expected.norm()
+        error = (logits - expected).norm() / expected.norm()
         assert 0 < error < 0.15, f"step {step}: {error:.3f}"
         token = ids[expected.argmax(-1)]
-        found, state = exported(token, state, 11 + step, 0)
+        logits, state = exported(token, state, 11 + step, 0)
         expected, fed_back = defined(token, fed_back)
 
 
@@ -125,9 +125,9 @@ def test_what_it_drafts_changes_no_text(tmp_path: Path, kind: str) -> None:
         ("among " * (3 + i), {"temperature": 0.7 * i, "seed": i, "max_tokens": 40, **among}) for i in (0, 3, 4, 5)
     ]
     with LLM(bundle, device="cpu", threads=1) as llm:
-        found, plain = answers(llm, requests), answers(llm, requests, num_draft_tokens=0)
-    assert [output_of(output) for output in found] == [output_of(output) for output in plain]
-    assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 3
+        outputs, plain = answers(llm, requests), answers(llm, requests, num_draft_tokens=0)
+    assert [output_of(output) for output in outputs] == [output_of(output) for output in plain]
+    assert sum(output.speculation.num_accepted_draft_tokens for output in outputs) > 3
 
 
 @pytest.mark.parametrize("head", [WIDE, replace(PLAIN, draft_vocab=48, flat=True)], ids=["layers.0", "midlayer"])

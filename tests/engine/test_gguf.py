@@ -83,8 +83,8 @@ def converted(file: Path, folder: Path) -> Checkpoint:
 @pytest.mark.parametrize("case", [case for case in CASES if "scaling" not in case])
 def test_a_file_gives_the_tensors_and_the_logits_of_its_model(tmp_path: Path, case: str) -> None:
     file, model, values = write_case(case, tmp_path)
-    found = converted(file, tmp_path / "found")
-    tensors = {name: read_values(tensor) for name, tensor in found.tensors.items()}
+    checkpoint = converted(file, tmp_path / "found")
+    tensors = {name: read_values(tensor) for name, tensor in checkpoint.tensors.items()}
     assert set(tensors) == set(values)
     for name, expected in values.items():
         np.testing.assert_allclose(tensors[name], expected, atol=1e-6 if name.endswith("norm.weight") else 0, rtol=0)
@@ -121,17 +121,17 @@ def test_factors_of_rotary_frequencies_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_quantized_weights_have_the_values_of_their_type(tmp_path: Path, kind: str) -> None:
     file, _, values = write_case("llama tied", tmp_path, kind, intermediate_size=96)
-    found = converted(file, tmp_path / "found")
+    checkpoint = converted(file, tmp_path / "found")
     packed = kind in ("Q4_0", "Q8_0")
-    quantization = read_quantization(found.config, found.folder)
+    quantization = read_quantization(checkpoint.config, checkpoint.folder)
     assert (quantization is not None) == packed
     for name, expected in values.items():
         module = name.removesuffix(".weight")
         scheme = quantization.scheme(module) if quantization is not None else None
         if scheme is not None and "proj" in name:
-            stored = read_matrix(module, found.tensors, scheme)
+            stored = read_matrix(module, checkpoint.tensors, scheme)
         else:
-            stored = read_values(found.tensors[name]).astype(np.float32)
+            stored = read_values(checkpoint.tensors[name]).astype(np.float32)
         np.testing.assert_array_equal(stored, expected)
 
 
@@ -143,8 +143,8 @@ def test_quantized_weights_have_the_values_of_their_type(tmp_path: Path, kind: s
     ],
 )
 def test_a_type_without_a_matmul_is_dequantized_as_the_package_gguf_does(tmp_path: Path, kind: str) -> None:
-    found = gguf.GGMLQuantizationType[kind]
-    values, nbytes = gguf.GGML_QUANT_SIZES[found]
+    gguf_type = gguf.GGMLQuantizationType[kind]
+    values, nbytes = gguf.GGML_QUANT_SIZES[gguf_type]
     # Scales of any bytes are finite.
     blocks = np.random.default_rng(3).integers(0, 100, (4, 2 * nbytes), dtype=np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
@@ -152,14 +152,14 @@ def test_a_type_without_a_matmul_is_dequantized_as_the_package_gguf_does(tmp_pat
     writer.add_embedding_length(2 * values)
     writer.add_head_count(4)
     writer.add_context_length(64)
-    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=found)
+    writer.add_tensor("blk.0.ffn_up.weight", blocks, raw_dtype=gguf_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     checkpoint = converted(tmp_path / "model.gguf", tmp_path / "found")
     stored = read_values(checkpoint.tensors["model.layers.0.mlp.up_proj.weight"])
-    np.testing.assert_array_equal(stored, gguf.quants.dequantize(blocks, found))
+    np.testing.assert_array_equal(stored, gguf.quants.dequantize(blocks, gguf_type))
 
 
 def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
@@ -177,9 +177,9 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     whole = unpacked_gguf(tmp_path / "whole.gguf", None, None)
     for name in ("config.json", "tokenizer.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    found, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    joined, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
+    assert joined.keys() == expected.keys()
+    assert all(np.array_equal(joined[name], expected[name]) for name in joined)
     assert read_gguf(files[1])[0] == read_gguf(tmp_path / "whole.gguf")[0]
 
     write_gguf(original, parts / "other.gguf", "qwen3")
@@ -194,11 +194,11 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
 
 def test_packed_weights_are_multiplied_as_4_bits(tmp_path: Path) -> None:
     file, _, _ = write_case("llama tied", tmp_path, "Q4_0", intermediate_size=96)
-    found = converted(file, tmp_path / "found")
-    spec = ModelSpec.from_hf(found.config)
-    quantization = read_quantization(found.config, found.folder)
+    checkpoint = converted(file, tmp_path / "found")
+    spec = ModelSpec.from_hf(checkpoint.config)
+    quantization = read_quantization(checkpoint.config, checkpoint.folder)
     assert quantization is not None
-    names = with_graph_names(found, spec).tensors
+    names = with_graph_names(checkpoint, spec).tensors
     assert quantization.is_packed
     assert "model.layers.1.mlp.down_proj.weight_packed" in names
     assert "model.embed_tokens.weight" in names

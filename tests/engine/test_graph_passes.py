@@ -28,9 +28,9 @@ def test_a_condition_that_does_not_hold_before_or_after_is_an_error_by_name() ->
     def never(_: ir.Model) -> str:
         return "it cannot"
 
-    for when, made in (("requires", {"requires": (never,)}), ("ensures", {"ensures": (never,)})):
+    for when, condition in (("requires", {"requires": (never,)}), ("ensures", {"ensures": (never,)})):
         with pytest.raises(InternalError, match=rf"pass p {when} never of g: it cannot"):
-            GraphPass("p", lambda _: 0, **made)(add_graph())
+            GraphPass("p", lambda _: 0, **condition)(add_graph())
 
 
 def test_a_pass_that_changes_the_outputs_of_the_graph_is_an_error() -> None:

@@ -68,8 +68,8 @@ def test_a_batch_gets_the_tokens_of_the_definition(
     }
     given_tensors = {"logits": logits, "bitmask": bitmask, "draft_tokens": draft.astype(np.int64)}
     given_tensors["draft_len"] = random.integers(0, window + 1, batch)
-    made = {"tokens": np.full((batch, rows), 7, np.int64), "count": np.full(batch, 7, np.int64)}
-    bound = {**given_tensors, **sampling, **made}
+    outputs = {"tokens": np.full((batch, rows), 7, np.int64), "count": np.full(batch, 7, np.int64)}
+    bound = {**given_tensors, **sampling, **outputs}
     tensors = {b.name: bound[b.name].astype(b.dtype) for b in (*graph.contract.inputs, *graph.contract.outputs)}
     tensors = {name: torch.tensor(array) for name, array in tensors.items()}
     state = SlotState(batch, graph.device)

@@ -32,13 +32,13 @@ def texts() -> list[list[int]]:
 
 def prefill(decode: Decoder, row: int, text: list[int], start: int, end: int) -> None:
     """A chunk of one row's prompt, as the runtime calls it: nothing is scored."""
-    given = {
+    inputs = {
         "token_ids": torch.tensor([text[start:end]]),
         "write_index": torch.tensor([start]),
         "score_rows": torch.zeros(1, 0, dtype=torch.int64),
         "logits": torch.zeros(1, 0, VOCAB),
     }
-    decode.engine.bind(given | {name: cache[row : row + 1] for name, cache in decode.caches.items()}).run()
+    decode.engine.bind(inputs | {name: cache[row : row + 1] for name, cache in decode.caches.items()}).run()
 
 
 def prefilled(folder: Path, cuts: list[int] | None = None) -> Decoder:
@@ -67,11 +67,11 @@ def scored(decode: Decoder, rows: int, *, window: int, tokens: int) -> torch.Ten
 
 def test_a_prompt_and_what_follows_equal_transformers(checkpoint):
     folder, model = checkpoint
-    found = scored(prefilled(folder, [1, 2, 64]), ROWS, window=5, tokens=12)
+    logits = scored(prefilled(folder, [1, 2, 64]), ROWS, window=5, tokens=12)
     for row, text in enumerate(texts()):
         length = PAST - 9 * row
         expected = expected_logits(model, text[: length + 12])[length:]
-        torch.testing.assert_close(found[row], expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=0)
 
 
 def test_a_token_has_the_same_bits_in_any_window_and_batch(checkpoint):

@@ -53,8 +53,8 @@ class MtpOfQwen(torch.nn.Module):
         count = x.shape[1]
         rotation = self.rotary(x, torch.arange(count)[None])
         mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-        found: torch.Tensor = self.norm(self.layers[0](x, position_embeddings=rotation, attention_mask=mask))[0]
-        return found
+        hidden: torch.Tensor = self.norm(self.layers[0](x, position_embeddings=rotation, attention_mask=mask))[0]
+        return hidden
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by their published names."""
@@ -122,6 +122,6 @@ def test_drafts_of_heads_change_no_token(tmp_path: Path, kind: str) -> None:
     drafting = f'kind = "{kind}"\ncheckpoint = "{where}"\nnum_draft_tokens = 4'
     recipe = write_recipe(tmp_path / "r.toml", target=folder, drafting=drafting)
     bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
-    without, found = (outputs(bundle, num_draft_tokens=window) for window in (0, 4))
-    assert [output_of(output) for output in found] == [output_of(output) for output in without]
-    assert sum(output.speculation.num_draft_tokens for output in found) > 0
+    without, drafted = (outputs(bundle, num_draft_tokens=window) for window in (0, 4))
+    assert [output_of(output) for output in drafted] == [output_of(output) for output in without]
+    assert sum(output.speculation.num_draft_tokens for output in drafted) > 0

@@ -92,9 +92,9 @@ class Traffic:
 
     def alone(self, target: str, asked: Asked) -> list[TokenLogprobs]:
         if (target, asked) not in self._alone:
-            found = self._silent[target].generate(asked.prompt, params(asked.seed)).logprobs
-            assert found is not None
-            self._alone[target, asked] = found
+            logprobs = self._silent[target].generate(asked.prompt, params(asked.seed)).logprobs
+            assert logprobs is not None
+            self._alone[target, asked] = logprobs
         return self._alone[target, asked]
 
     def several(self, target: str, asked: Asked, n: int) -> list[Any]:
@@ -211,16 +211,16 @@ def test_logits_have_the_bits_of_a_request_alone(
 ) -> None:
     llm = traffic.llm(target, draft)
     llm.loop.planner.chunk, llm.loop.planner.chunk_while_decoding = chunk, while_decoding
-    found = [Heard(cancel_after) for *_, cancel_after in sent]
+    listeners = [Heard(cancel_after) for *_, cancel_after in sent]
     grow, llm.loop.slots.grow = llm.loop.slots.grow, failing(llm.loop.slots.grow, short_of_memory)  # type: ignore[method-assign]
     try:
-        for (each, window, _), heard in zip(sent, found, strict=True):
+        for (each, window, _), heard in zip(sent, listeners, strict=True):
             heard.request = llm.submit(each.prompt, params(each.seed, num_draft_tokens=window), heard.listen)
-        for heard in found:
+        for heard in listeners:
             heard.ended.result(60)
     finally:
         llm.loop.slots.grow = grow  # type: ignore[method-assign]
-    for (each, _, cancel_after), heard in zip(sent, found, strict=True):
+    for (each, _, cancel_after), heard in zip(sent, listeners, strict=True):
         assert heard.logprobs == traffic.alone(target, each)[: len(heard.logprobs)]
         assert cancel_after is not None or len(heard.logprobs) == TOKENS
 

@@ -58,7 +58,7 @@ if os.environ.get("HYBRID_REQUESTS"):
 
 
 @pytest.mark.parametrize(
-    ("case", "stored_as"), CASES, ids=lambda found: found if isinstance(found, str) else found.name
+    ("case", "stored_as"), CASES, ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_quantized_matmuls_give_the_logits_of_their_weights(tmp_path: Path, case: str, stored_as: Format) -> None:
     meant, quantized = tmp_path / "meant", tmp_path / "quantized"
@@ -71,8 +71,8 @@ def test_quantized_matmuls_give_the_logits_of_their_weights(tmp_path: Path, case
         checkpoint, quantized = packed(quantized), quantized / "packed"
     expected = Decoder(meant, "grouped", batch=1, capacity=64)([TEXT], [0])[0]
     with mock.patch.object(Checkpoint, "open", return_value=checkpoint):
-        found = Decoder(quantized, "grouped", batch=1, capacity=64)([TEXT], [0])[0]
-    assert (found - expected).norm() < stored_as.error * expected.norm()
+        logits = Decoder(quantized, "grouped", batch=1, capacity=64)([TEXT], [0])[0]
+    assert (logits - expected).norm() < stored_as.error * expected.norm()
 
 
 def rewrite(meant: Path, quantized: Path, how: Format) -> None:

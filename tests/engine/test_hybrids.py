@@ -46,9 +46,9 @@ def autoregressive(bundles: dict[str, Path]) -> list[Any]:
 
 @pytest.mark.parametrize("draft", ["ngram", "hybrid", "attention"])
 def test_drafts_change_no_token(bundles: dict[str, Path], autoregressive: list[Any], draft: str) -> None:
-    found = outputs(bundles[draft])
-    assert [output_of(output) for output in found] == autoregressive
-    assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 0
+    drafted = outputs(bundles[draft])
+    assert [output_of(output) for output in drafted] == autoregressive
+    assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -63,8 +63,8 @@ def test_drafts_of_the_target_itself_are_accepted(bundles: dict[str, Path], temp
 def test_overlap_and_adaptive_draft_lengths_change_no_token(
     bundles: dict[str, Path], autoregressive: list[Any]
 ) -> None:
-    found = outputs(bundles["hybrid"], overlap=True, adaptive_draft_tokens=True)
-    assert [output_of(output) for output in found] == autoregressive
+    drafted = outputs(bundles["hybrid"], overlap=True, adaptive_draft_tokens=True)
+    assert [output_of(output) for output in drafted] == autoregressive
 
 
 def test_other_requests_and_slots_change_no_token(bundles: dict[str, Path], autoregressive: list[Any]) -> None:

@@ -25,9 +25,9 @@ def test_every_schema_has_implementations_and_no_other_operator_does() -> None:
 @each_function
 def test_the_function_has_the_inputs_outputs_and_attributes_of_its_schema(operator: str) -> None:
     schema = SCHEMAS[operator]
-    for given in (schema.optional, ()):
-        body = function(operator)("float16", given)[0]
-        left_out = set(schema.optional) - set(given)
+    for present in (schema.optional, ()):
+        body = function(operator)("float16", present)[0]
+        left_out = set(schema.optional) - set(present)
         assert body.name == operator
         assert [v.name for v in body.inputs] == [b.name for b in schema.inputs if b.name not in left_out]
         assert [v.name for v in body.outputs] == [b.name for b in schema.outputs if b.name not in left_out]

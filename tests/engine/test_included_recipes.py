@@ -73,6 +73,6 @@ def test_a_recipe_for_a_cpu_builds_its_model(name: str, tmp_path: Path) -> None:
     prompt = [{"role": "user", "content": "one two one two one two one two"}]
     common = {"temperature": 0, "ignore_eos": True, "max_tokens": 100}
     with LLM(bundle, threads=1) as llm:
-        found, without = (llm.generate(prompt, SamplingParams(**common, num_draft_tokens=k)) for k in (4, 0))
-    assert found.token_ids == without.token_ids
-    assert found.speculation.num_draft_tokens > 0
+        drafted, without = (llm.generate(prompt, SamplingParams(**common, num_draft_tokens=k)) for k in (4, 0))
+    assert drafted.token_ids == without.token_ids
+    assert drafted.speculation.num_draft_tokens > 0

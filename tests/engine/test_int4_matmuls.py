@@ -45,12 +45,12 @@ def test_int4_matmul_equals_the_matmul_of_the_dequantized_weight(
     middles = rng.integers(0, 16, (width, groups), dtype=np.uint8) if zeros else None
     integers = rng.integers(0, 16, (width, groups, group_size), dtype=np.uint8)
     scales = rng.uniform(0.1, 1, (width, groups)).astype(np.float32)
-    held = QuantizedMatrix(LowBitFormat(4, group_size, zeros, tiles="float32"), inner, integers, scales, middles)
-    stored, shapes = held.stored(), held.form.shapes(width, inner)
+    matrix = QuantizedMatrix(LowBitFormat(4, group_size, zeros, tiles="float32"), inner, integers, scales, middles)
+    stored, shapes = matrix.stored(), matrix.form.shapes(width, inner)
     assert {kind: (str(array.dtype), array.shape) for kind, array in stored.items()} == shapes
     x = rng.normal(size=(2, inner)).astype(np.float32)
-    found = int4_matmul(x, stored[f"tiles{group_size}"], stored["scales"], stored.get("zeros"), group_size=group_size)
-    np.testing.assert_allclose(found, x @ held.dequantized.T, rtol=1e-4, atol=1e-4)
+    product = int4_matmul(x, stored[f"tiles{group_size}"], stored["scales"], stored.get("zeros"), group_size=group_size)
+    np.testing.assert_allclose(product, x @ matrix.dequantized.T, rtol=1e-4, atol=1e-4)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([32, 64, 128]), st.integers(1, 5))
@@ -58,12 +58,12 @@ def test_int8_matmul_equals_the_matmul_of_the_dequantized_weight(seed: int, grou
     rng, width, inner = np.random.default_rng(seed), 3, group_size * groups
     integers = rng.integers(0, 256, (width, groups, group_size), dtype=np.uint8)
     scales = rng.uniform(0.01, 0.1, (width, groups)).astype(np.float32)
-    held = QuantizedMatrix(LowBitFormat(8, group_size, tiles="float32"), inner, integers, scales)
-    stored, shapes = held.stored(), held.form.shapes(width, inner)
+    matrix = QuantizedMatrix(LowBitFormat(8, group_size, tiles="float32"), inner, integers, scales)
+    stored, shapes = matrix.stored(), matrix.form.shapes(width, inner)
     assert {kind: (str(array.dtype), array.shape) for kind, array in stored.items()} == shapes
     x = rng.normal(size=(2, inner)).astype(np.float32)
-    found = int8_matmul(x, stored[f"tiles{group_size}"], stored["scales"], group_size=group_size)
-    np.testing.assert_allclose(found, x @ held.dequantized.T, rtol=1e-4, atol=1e-4)
+    product = int8_matmul(x, stored[f"tiles{group_size}"], stored["scales"], group_size=group_size)
+    np.testing.assert_allclose(product, x @ matrix.dequantized.T, rtol=1e-4, atol=1e-4)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([16, 32]), st.integers(1, 9))
@@ -71,12 +71,12 @@ def test_float4_matmul_equals_the_matmul_of_the_dequantized_weight(seed: int, gr
     rng, width, inner = np.random.default_rng(seed), 3, group_size * groups
     codes = rng.integers(0, 16, (width, groups, group_size), dtype=np.uint8)
     scales = rng.integers(0, 127, (width, groups), dtype=np.uint8).view(FLOAT8).astype(np.float32)
-    held = Float4Matrix(codes, scales, rng.uniform(0.001, 0.01, (width, 1)).astype(np.float32))
-    stored, shapes = held.stored(), LowBitFormat(4, group_size, tiles="float32", floats=True).shapes(width, inner)
+    matrix = Float4Matrix(codes, scales, rng.uniform(0.001, 0.01, (width, 1)).astype(np.float32))
+    stored, shapes = matrix.stored(), LowBitFormat(4, group_size, tiles="float32", floats=True).shapes(width, inner)
     assert {kind: (str(array.dtype), array.shape) for kind, array in stored.items()} == shapes
     x = rng.normal(size=(2, inner)).astype(np.float32)
-    found = float4_matmul(x, stored[f"tiles{group_size}"], stored["scales"], stored["factors"], group_size=group_size)
-    np.testing.assert_allclose(found, x @ held.as_integers.dequantized.T, rtol=1e-4, atol=1e-4)
+    product = float4_matmul(x, stored[f"tiles{group_size}"], stored["scales"], stored["factors"], group_size=group_size)
+    np.testing.assert_allclose(product, x @ matrix.as_integers.dequantized.T, rtol=1e-4, atol=1e-4)
 
 
 # Every layout of tiles: sizes of groups, with zero points and without.
@@ -92,8 +92,8 @@ def test_the_graph_and_its_steps_give_the_logits_that_the_checkpoint_means(tmp_p
     quantized.packed(tmp_path, "float32")
     folder = tmp_path / "packed"
     steps = Decoder(folder, "paged", 1, open_engine=partial(open_steps, folder=folder))
-    for found in (Decoder(folder, "paged", batch=1)([TOKENS], [0])[0], steps([TOKENS], [0])[0]):
-        assert (found - expected).norm() < 1e-5 * expected.norm()
+    for logits in (Decoder(folder, "paged", batch=1)([TOKENS], [0])[0], steps([TOKENS], [0])[0]):
+        assert (logits - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_matmuls_with_and_without_zero_points_share_a_model(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_modules_in_float8_and_in_4_bits_share_a_model(tmp_path: Path) -> None:
         model.get_submodule(module).weight.data.copy_(meant)
         if algorithm == "FP8":
             model.get_submodule(module).register_forward_pre_hook(
-                lambda _, given: (quantized.rounded(given[0], STATIC, 0),)
+                lambda _, arguments: (quantized.rounded(arguments[0], STATIC, 0),)
             )
     save_file(tensors, tmp_path / "model.safetensors")
     config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
@@ -190,9 +190,9 @@ def test_a_build_rounds_other_weights_computes_in_bfloat16_and_reports_the_chang
     report = build(Recipe.load(recipe), tmp_path / "out")
     assert report.manifest.engines["target"].batch_invariant
     rounded, packed = report.notes
-    found = re.fullmatch(r"target: int4 changed the weights by ([\d.]+)% \(root mean square\)", rounded)
-    assert found is not None
-    assert 5 < float(found[1]) < 15
+    match = re.fullmatch(r"target: int4 changed the weights by ([\d.]+)% \(root mean square\)", rounded)
+    assert match is not None
+    assert 5 < float(match[1]) < 15
     changed = r"their scales changed by 0\.[0-3]\d% \(bfloat16; root mean square\)"
     assert re.fullmatch(rf"draft: 7 quantized weights \(gptq\) were repacked, {changed}", packed)
     for name in ("target", "draft"):
@@ -237,8 +237,8 @@ def test_zero_points_of_8_bits_are_refused_with_a_way_out(tmp_path: Path) -> Non
 def test_scales_of_mxfp4_that_lie_far_below_their_rows_largest_become_zero_and_the_error_says_so() -> None:
     powers = np.ldexp(np.float32(1), np.array([[0, -17], [0, -18], [-120, -126]])).astype(np.float32)
     factors = powers.max(axis=1, keepdims=True) / np.float32(256)
-    held = Float4Matrix(np.zeros((3, 2, 32), np.uint8), powers / factors, factors)
-    kept = held.stored_scales.astype(np.float32) * factors
+    matrix = Float4Matrix(np.zeros((3, 2, 32), np.uint8), powers / factors, factors)
+    kept = matrix.stored_scales.astype(np.float32) * factors
     np.testing.assert_array_equal(kept, [[1, 2**-17], [1, 0], [2**-120, 2**-126]])
 
 
@@ -262,10 +262,10 @@ def test_4_bits_in_float32_are_refused_on_a_gpu(tmp_path: Path) -> None:
     ],
 )
 def test_kernels_refuse_shapes_that_do_not_match(changes: dict[str, torch.Tensor], message: str) -> None:
-    given = {"x": torch.ones(2, 128).half(), "scales": torch.ones(16, 4).half(), "out": torch.ones(2, 16).half()}
-    given["weight"] = torch.ones(16, 64, dtype=torch.uint8)
+    tensors = {"x": torch.ones(2, 128).half(), "scales": torch.ones(16, 4).half(), "out": torch.ones(2, 16).half()}
+    tensors["weight"] = torch.ones(16, 64, dtype=torch.uint8)
     with pytest.raises(ValueError, match=message):
-        launch(given | changes, {"group_size": 32}, Context(torch.device("cpu")))
+        launch(tensors | changes, {"group_size": 32}, Context(torch.device("cpu")))
 
 
 def test_a_bundle_of_unquantized_weights_has_no_int4_kernels(tmp_path: Path) -> None:

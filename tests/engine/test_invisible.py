@@ -114,8 +114,8 @@ def test_ngram_drafts_change_no_token(ngram_bundle: Path, autoregressive: list[A
 def test_an_adaptive_draft_window_changes_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:
     with LLM(tiny_bundle, threads=1, adaptive_draft_tokens=True, overlap=True) as llm:
         asked = [params for _, params in REQUESTS]
-        found = llm.generate([prompt for prompt, _ in REQUESTS], [SamplingParams(**params) for params in asked])
-        assert [output_of(output) for output in found] == autoregressive
+        outputs = llm.generate([prompt for prompt, _ in REQUESTS], [SamplingParams(**params) for params in asked])
+        assert [output_of(output) for output in outputs] == autoregressive
         assert llm.metrics.drafted > 0
 
 
@@ -166,5 +166,5 @@ def test_the_rejection_rule_is_reproducible_and_changes_no_coupled_request(
 
 
 def test_structured_outputs_may_be_given_as_an_object_or_as_a_mapping() -> None:
-    given = SamplingParams(structured_outputs={"json": SCHEMA}).structured_outputs  # type: ignore[arg-type]
-    assert given == StructuredOutputs(json=SCHEMA)
+    structured = SamplingParams(structured_outputs={"json": SCHEMA}).structured_outputs  # type: ignore[arg-type]
+    assert structured == StructuredOutputs(json=SCHEMA)

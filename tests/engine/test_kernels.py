@@ -126,7 +126,10 @@ def entries_of(ptx: compiler.CompiledKernels) -> dict[str, str]:
     """The entry points of PTX and their parameters: "12 u64, 3 u32, 1 u64"."""
     entries = re.findall(r"\.visible \.entry (\w+)\((.*?)\)", ptx.code.decode(), re.DOTALL)
     types = {name: re.findall(r"\.param \.([usf]\d+)", parameters) for name, parameters in entries}
-    return {n: ", ".join(f"{len([*run])} {kind}" for kind, run in groupby(found)) for n, found in types.items()}
+    return {
+        n: ", ".join(f"{len([*run])} {kind}" for kind, run in groupby(types_of_entry))
+        for n, types_of_entry in types.items()
+    }
 
 
 def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
@@ -183,7 +186,7 @@ def test_a_kernel_compiles_with_the_parameters_that_launchers_pass_and_works_in_
 
 def test_instructions_of_hopper_are_in_its_cubin_and_not_in_ptx_for_newer_gpus():
     cubin, ptx = compiler.compile_kernel("float8", ["9.0"], dtypes=["bfloat16"])
-    registers = {name: int(found) for name, found in re.findall(r"properties for (\S+)\n.*\n.*Used (\d+)", cubin.log)}
+    registers = {name: int(count) for name, count in re.findall(r"properties for (\S+)\n.*\n.*Used (\d+)", cubin.log)}
     assert min(registers[f"few_ordered_{name}_bf16"] for name in ORDERED) > 64
     assert ".target sm_90\n" in ptx.code.decode()
     assert "wgmma" not in ptx.code.decode()

@@ -43,8 +43,8 @@ def write_float8(folder: Path) -> PreTrainedModel:
 
 def test_float8_weights_are_dequantized(tmp_path: Path) -> None:
     expected = expected_logits(write_float8(tmp_path), TEXT)
-    found = Decoder(tmp_path, "grouped", batch=1)([TEXT], [0])[0]
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    logits = Decoder(tmp_path, "grouped", batch=1)([TEXT], [0])[0]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_float8_weights_have_the_same_bits_in_any_draft_window(tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_texts_within_the_index_of_glm_5_equal_transformers(tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     assert any(".indexer." in name for name in load_file(tmp_path / "model.safetensors"))
     assert ModelSpec.from_hf(Checkpoint.open(tmp_path).config).max_length == len(TEXT)
-    found = Decoder(tmp_path, "grouped", batch=1)([TEXT], [0])[0]
-    torch.testing.assert_close(found, expected_logits(model, TEXT), atol=1e-4, rtol=0)
+    logits = Decoder(tmp_path, "grouped", batch=1)([TEXT], [0])[0]
+    torch.testing.assert_close(logits, expected_logits(model, TEXT), atol=1e-4, rtol=0)

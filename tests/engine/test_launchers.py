@@ -47,7 +47,7 @@ def test_a_launcher_passes_the_arguments_that_its_kernels_declare(
     module, _, name = str(IMPLEMENTATIONS[operator].cuda).partition(":")
     bind = getattr(import_module(f"tandemrt.plugins.{module}"), name)
     bound: set[str] = set()
-    monkeypatch.setattr(Launch, "__init__", lambda _, *given, **__: bound.add(_checked(*given)))
+    monkeypatch.setattr(Launch, "__init__", lambda _, *arguments, **__: bound.add(_checked(*arguments)))
     properties = SimpleNamespace(multi_processor_count=Kernels.sm_count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     for case in cases(operator, "bfloat16" if operator in HALF_PRECISION else dtype):

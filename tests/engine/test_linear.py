@@ -37,10 +37,10 @@ def test_a_packed_matmul_equals_its_concatenated_parts(tmp_path: Path, bias: boo
     save_model(b.model(), tmp_path / "g.onnx")
 
     session = onnxruntime.InferenceSession(tmp_path / "g.onnx", providers=["CPUExecutionProvider"])
-    given = torch.randn(2, 3, INTO, generator=generator)
-    one, other, both = session.run(None, {"x": given.numpy()})
+    inputs = torch.randn(2, 3, INTO, generator=generator)
+    one, other, both = session.run(None, {"x": inputs.numpy()})
     np.testing.assert_allclose(both, np.concatenate([one, other], axis=-1), rtol=1e-5, atol=1e-6)
-    expected = torch.nn.functional.linear(given, stored["a.weight"], stored.get("a.bias"))
+    expected = torch.nn.functional.linear(inputs, stored["a.weight"], stored.get("a.bias"))
     np.testing.assert_allclose(one, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 

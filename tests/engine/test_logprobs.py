@@ -30,7 +30,7 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
 
 
 def answered(llm: LLM, **params: Any) -> list[RequestOutput]:
-    each = [SamplingParams(**{"max_tokens": 20, **given, **params}) for _, given in ASKED]
+    each = [SamplingParams(**{"max_tokens": 20, **options, **params}) for _, options in ASKED]
     return llm.generate([prompt for prompt, _ in ASKED], each)
 
 
@@ -63,9 +63,9 @@ def test_a_stream_has_the_logprobs_of_its_tokens(llm: LLM) -> None:
 @given(st.integers(1, 700), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_top_logprobs_equal_those_of_a_sorted_vocabulary(vocab: int, count: int, seed: int) -> None:
     logits = np.random.default_rng(seed).integers(0, 40, (1, vocab)).astype(np.float32)  # with many ties
-    [found] = token_logprobs(logits, None, [0], SamplingParams(temperature=1.0, logprobs=count))
+    [logprob] = token_logprobs(logits, None, [0], SamplingParams(temperature=1.0, logprobs=count))
     expected = sorted(range(vocab), key=lambda token: (-logits[0, token], token))[:count]
-    assert [token for token, _ in found.top] == expected
+    assert [token for token, _ in logprob.top] == expected
 
 
 def test_sampling_logprobs_are_masked_and_filtered_and_raw_ones_are_not() -> None:

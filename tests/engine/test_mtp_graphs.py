@@ -66,8 +66,8 @@ def read(
 def renamed(folder: Path, checkpoint: Checkpoint, weights: Weights) -> Checkpoint:
     """Return the checkpoint that a build writes: the layers' tensors under their new names, and the target's."""
     stored = {t.offset: name for name, t in checkpoint.tensors.items()}
-    found = {stored[t.offset]: weights[n] for n, t in Checkpoint.open(folder).tensors.items() if n in weights}
-    save_file(found | SHARED, folder / "model.safetensors")
+    stored_weights = {stored[t.offset]: weights[n] for n, t in Checkpoint.open(folder).tensors.items() if n in weights}
+    save_file(stored_weights | SHARED, folder / "model.safetensors")
     return replace(Checkpoint.open(folder), config=checkpoint.config)
 
 
@@ -96,14 +96,14 @@ def test_the_last_layer_drafts_further_tokens_as_defined(
     states, begin = exported.fuse(features), 0
     for accepted in (9, 1, 4):
         end = begin + accepted
-        found, state = exported(text[begin + 1 : end + 1], states[begin:end], begin, accepted - 1)
+        logits, state = exported(text[begin + 1 : end + 1], states[begin:end], begin, accepted - 1)
         defined.keep(begin)
         expected, fed_back = (each[-1:] for each in defined(text[begin + 1 : end + 1], features[begin:end]))
         for step in range(STEPS):
-            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)  # the last norm has one large number
+            torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)  # the last norm has one large number
             token = expected.argmax(-1)
             if step < STEPS - 1:
-                found, state = exported(token, state, end + step, 0)
+                logits, state = exported(token, state, end + step, 0)
                 expected, fed_back = defined(token, fed_back)
         begin = end
 
@@ -149,10 +149,10 @@ def test_each_layer_drafts_one_token_and_the_last_all_further_ones(tmp_path: Pat
     tokens, states = text[1:], exported[0].fuse(features)
     for step in range(STEPS):
         if step < 3:
-            found, states = exported[step](tokens, states, 0, 10)
+            logits, states = exported[step](tokens, states, 0, 10)
         else:
-            found, states = exported[2](tokens[-1:], states[-1:], 11 + step - 3, 0)
-        torch.testing.assert_close(found[0], expected[step], atol=1e-3, rtol=1e-4)  # as above
+            logits, states = exported[2](tokens[-1:], states[-1:], 11 + step - 3, 0)
+        torch.testing.assert_close(logits[0], expected[step], atol=1e-3, rtol=1e-4)  # as above
         tokens = torch.cat([tokens[1:], torch.tensor([chosen[step]])])
 
 
@@ -213,10 +213,10 @@ def test_quantized_weights_of_a_layer_are_dequantized(tmp_path: Path, dtype: str
     head = open_head(tmp_path, dtype)
     assert head.notes() == [f"draft: {len(quantized)} quantized weights became {dtype}"]
     written = head.with_borrowed(tmp_path).checkpoint
-    found = load_file(tmp_path / "borrowed.safetensors")
+    borrowed = load_file(tmp_path / "borrowed.safetensors")
     for name in quantized:
         expected = restored[name].to(getattr(torch, dtype))
-        torch.testing.assert_close(found[name.replace(layer.prefix, "layers.0")], expected, atol=0, rtol=0)
+        torch.testing.assert_close(borrowed[name.replace(layer.prefix, "layers.0")], expected, atol=0, rtol=0)
     assert isinstance(head.spec, MtpSpec)
     build_mtp(head.spec, written, dtype=dtype, capacity=CAPACITY, lowering="grouped")
 

@@ -55,8 +55,8 @@ def defined(
     x, count = (torch.cat(pair, -1) @ matmul.T)[None], len(text)
     rotation = model.model.rotary_emb(x, torch.arange(count)[None])
     mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-    made = model.model.layers[LAYERS](x, position_embeddings=rotation, attention_mask=mask)
-    return rms_norm(made[0], last.shape, last, eps)
+    states = model.model.layers[LAYERS](x, position_embeddings=rotation, attention_mask=mask)
+    return rms_norm(states[0], last.shape, last, eps)
 
 
 def test_drafts_of_deepseek_v3_2_change_no_token(tmp_path: Path) -> None:
@@ -69,14 +69,14 @@ def test_drafts_of_deepseek_v3_2_change_no_token(tmp_path: Path) -> None:
     drafting = f'kind = "mtp"\ncheckpoint = "{tmp_path}"\nnum_draft_tokens = 3'
     recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, drafting=drafting)
     with LLM(build(Recipe.load(recipe), tmp_path / "bundle").folder, device="cpu", threads=1) as llm:
-        without, found = (
+        without, outputs = (
             llm.generate(
                 [[7, 9, 11], [3]], SamplingParams(max_tokens=8, seed=1, ignore_eos=True, num_draft_tokens=window)
             )
             for window in (0, 3)
         )
-    assert [output.token_ids for output in found] == [output.token_ids for output in without]
-    assert sum(output.speculation.num_draft_tokens for output in found) > 0
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in without]
+    assert sum(output.speculation.num_draft_tokens for output in outputs) > 0
 
 
 @pytest.mark.parametrize("case", ["deepseek_v3", "glm4_moe"])

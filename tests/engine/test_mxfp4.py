@@ -91,13 +91,13 @@ def test_experts_have_the_values_of_transformers_before_and_after_repacking(tmp_
         theirs = model.get_parameter(f"{EXPERTS}.{kind}").detach()
         for expert in (0, 5):
             module = f"{EXPERTS}.{expert}.{kind}"
-            found = read_low_bit(module, tensors, quantization.scheme(module)).dequantized
-            assert torch.equal(torch.from_numpy(found), theirs[expert].T)
+            result = read_low_bit(module, tensors, quantization.scheme(module)).dequantized
+            assert torch.equal(torch.from_numpy(result), theirs[expert].T)
 
     expected = expected_logits(model, TOKENS)
     quantized.packed(tmp_path)
-    found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
-    assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
+    result = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (result - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
 
 
 def test_dequantized_experts_equal_those_of_transformers(tmp_path: Path) -> None:
@@ -109,16 +109,16 @@ def test_dequantized_experts_equal_those_of_transformers(tmp_path: Path) -> None
     assert quantization
     written = write_dequantized(checkpoint, ModelSpec.from_hf(checkpoint.config), quantization, out, "float32")
     (out / "config.json").write_text(json.dumps(dict(written.checkpoint.config)))
-    found = Decoder(out, "grouped", batch=1)([TOKENS], [0])[0]
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    logits = Decoder(out, "grouped", batch=1)([TOKENS], [0])[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_ignored_experts_stay_unquantized(tmp_path: Path) -> None:
     published(tmp_path, unquantized=0)
     expected = expected_logits(read_by_transformers(tmp_path), TOKENS)
     quantized.packed(tmp_path)
-    found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    logits = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (logits - expected).norm() < 0.02 * expected.norm()
 
 
 def test_a_token_has_the_same_bits_in_any_window_for_all_dtypes(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def run(engine, tensors, **outputs):
     bound = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in tensors.items()}
     dtype = DTYPES[engine.contract["logits"].dtype]
     bound["logits"] = bound["logits"].to(dtype)
-    made = {name: torch.full(shape, SENTINEL, dtype=kind) for name, (shape, kind) in outputs.items()}
-    engine.bind(bound | made).run()
-    return {name: tensor.numpy() for name, tensor in made.items()}
+    written = {name: torch.full(shape, SENTINEL, dtype=kind) for name, (shape, kind) in outputs.items()}
+    engine.bind(bound | written).run()
+    return {name: tensor.numpy() for name, tensor in written.items()}
 
 
 def run_verify(engine, tensors):

@@ -169,9 +169,9 @@ def rounds_of(llm: LLM) -> list[Round]:
     seen: list[Round] = []
     score = llm.loop.target.score
 
-    def record_round(this: Round) -> None:
-        seen.append(this)
-        score(this)
+    def record_round(round_: Round) -> None:
+        seen.append(round_)
+        score(round_)
 
     llm.loop.target.score = record_round  # type: ignore[method-assign]
     return seen
@@ -198,7 +198,7 @@ def test_prompts_that_arrive_together_are_packed_into_one_round(llm: LLM, alone:
     assert (first.batch, first.window, list(first.rows)) == (4, 4, [0, 1, 2, 3])
     assert first.prompts.prompts == 4
     assert first.prompts.prompt_tokens + first.window_tokens == 128, "1 + 16 + 16 + 62 of prompts, 4 windows of 5"
-    assert all(this.prompts == NO_PROMPTS for this in rounds[1:])
+    assert all(round_.prompts == NO_PROMPTS for round_ in rounds[1:])
     assert [outputs[number].token_ids for number in range(4)] == [alone[which] for which in requests]
     assert len(rounds) < max(len(tokens) for tokens in alone) + 3
 
@@ -207,7 +207,7 @@ def test_a_long_prompt_is_processed_in_chunks_without_draft_windows(llm: LLM) ->
     rounds = rounds_of(llm)
     prompt, asked = ASKED[-1]
     llm.generate(prompt, params_of(asked))
-    assert [(this.batch, this.prompts.prompt_tokens) for this in rounds[:2]] == [(0, 128), (1, 59)]
+    assert [(round_.batch, round_.prompts.prompt_tokens) for round_ in rounds[:2]] == [(0, 128), (1, 59)]
     assert llm.metrics.prefilled == len(prompt) - 1
 
 
@@ -215,10 +215,10 @@ def test_an_option_limits_prompt_tokens_while_requests_decode(bundles: dict[str,
     with LLM(bundles["model"], device="cpu", threads=1, num_draft_tokens=0, prefill_chunk=20) as llm:
         rounds = rounds_of(llm)
         outputs = Traffic(llm, [(0, 1, None), (7, 9, None)]).run()
-        packed = [this for this in rounds if 0 in this.rows and this.prompts != NO_PROMPTS]
+        packed = [round_ for round_ in rounds if 0 in round_.rows and round_.prompts != NO_PROMPTS]
         assert [output.token_ids for _, output in sorted(outputs.items())] == [alone[0], alone[7]]
         assert len(packed) == 8
-        assert max(this.prompts.prompt_tokens + this.window_tokens for this in packed) <= 32, "20 and padding"
+        assert max(round_.prompts.prompt_tokens + round_.window_tokens for round_ in packed) <= 32, "20 and padding"
 
 
 def test_warm_up_runs_prompts_of_every_size_and_leaves_no_trace(llm: LLM, alone: list[list[int]]) -> None:
@@ -226,13 +226,15 @@ def test_warm_up_runs_prompts_of_every_size_and_leaves_no_trace(llm: LLM, alone:
     llm._loop_thread.prepare(partial(capture, llm.loop))
     assert llm.metrics.prefilled == 0
     assert not llm.loop.target.state.view("length", SLOTS).any()
-    ready = {this.window_tokens + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS}
-    numbers = {this.prompts.prompts for this in rounds}
+    ready = {round_.window_tokens + round_.prompts.prompt_tokens for round_ in rounds if round_.prompts != NO_PROMPTS}
+    numbers = {round_.prompts.prompts for round_ in rounds}
     rounds.clear()
-    found = llm.generate([prompt for prompt, _ in ASKED], [params_of(asked) for _, asked in ASKED])
-    assert [output.token_ids for output in found] == alone
-    assert {this.window_tokens + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS} <= ready
-    assert {this.prompts.prompts for this in rounds} <= numbers
+    outputs = llm.generate([prompt for prompt, _ in ASKED], [params_of(asked) for _, asked in ASKED])
+    assert [output.token_ids for output in outputs] == alone
+    assert {
+        round_.window_tokens + round_.prompts.prompt_tokens for round_ in rounds if round_.prompts != NO_PROMPTS
+    } <= ready
+    assert {round_.prompts.prompts for round_ in rounds} <= numbers
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ def test_drafts_change_no_text_and_the_cache_has_one_vector_per_token(tmp_path: 
     bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
     names = [each.name for each in Bundle.open(bundle).engine("target").contract.inputs]
     assert [name for name in names if name.startswith("past_")] == ["past_key.0", "past_key.1"]
-    found = []
+    texts = []
     for window in (0, 3):
         with LLM(bundle, device="cpu", threads=1, num_draft_tokens=window) as llm:
             [output] = llm.generate(["hello"], SamplingParams(temperature=0.8, seed=3, max_tokens=6))
-            found.append(output.token_ids)
-    assert found[0] == found[1]
+            texts.append(output.token_ids)
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

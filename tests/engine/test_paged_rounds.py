@@ -70,13 +70,13 @@ def test_requests_share_little_memory_and_change_no_token(
         most = [0]
         step = llm.loop.target.score
 
-        def score(this: Round) -> None:
+        def score(round_: Round) -> None:
             most[0] = max(most[0], llm.running)
-            step(this)
+            step(round_)
 
         llm.loop.target.score = score  # type: ignore[method-assign]
-        found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
-        assert [output_of(output) for output in found] == autoregressive
+        outputs = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
+        assert [output_of(output) for output in outputs] == autoregressive
         assert most[0] <= table(llm).allocator.blocks - 1  # at least one block each
         assert table(llm).allocator.available == table(llm).allocator.blocks - 1
         assert not table(llm).device.any()
@@ -87,8 +87,8 @@ def test_stale_cache_entries_are_never_read(llm: LLM, autoregressive: list[Any])
         for cache in (llm.loop.target.cache, *llm.loop.drafter.caches):
             for tensor in cache.tensors.values():
                 tensor.fill_(float("nan"))
-    found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
-    assert [output_of(output) for output in found] == autoregressive
+    outputs = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
+    assert [output_of(output) for output in outputs] == autoregressive
 
 
 def test_a_cache_larger_than_the_memory_is_rejected(bundles: dict[str, Path]) -> None:
@@ -141,8 +141,8 @@ def test_interrupted_requests_free_their_memory(
         for request in requests if reason == "cancelled" else ():
             llm.cancel(request)
 
-    def fail(this: Round) -> None:
-        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
+    def fail(round_: Round) -> None:
+        raise RuntimeError(f"no memory for {round_.batch} rows of {round_.window}")
 
     def listen(i: int, item: StreamOutput) -> None:
         if item.output is not None:
@@ -169,16 +169,16 @@ def test_a_request_owns_blocks_for_every_token_of_its_next_round(llm: LLM, monke
     """Tokens without a block would be written to the scratch block that all rows share."""
     written, score = [], llm.loop.target.score
 
-    def watched(this: Round) -> None:
-        score(this)
-        for slot in this.rows:
-            end = int(llm.loop.target.state.view("length", slot + 1)[slot]) + this.window + 1
+    def watched(round_: Round) -> None:
+        score(round_)
+        for slot in round_.rows:
+            end = int(llm.loop.target.state.view("length", slot + 1)[slot]) + round_.window + 1
             written.append((end, BLOCK_SIZE * table(llm).allocator.num_blocks(slot)))
 
     monkeypatch.setattr(llm.loop.target, "score", watched)
     llm.generate(["a prompt", "b" * 50], SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=1))
-    assert all(end <= held for end, held in written)
-    assert {held for _, held in written} == {BLOCK_SIZE, 2 * BLOCK_SIZE}, "memory grows with the text"
+    assert all(end <= owned for end, owned in written)
+    assert {owned for _, owned in written} == {BLOCK_SIZE, 2 * BLOCK_SIZE}, "memory grows with the text"
 
 
 def test_by_default_the_pool_holds_every_slot_at_its_full_length(llm: LLM) -> None:
@@ -193,11 +193,11 @@ def test_a_request_whose_block_table_fails_ends_with_an_error_and_later_ones_run
     real, broken = llm.loop.cache_manager.reserve, [True, True]
 
     def reserve(slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
-        found: int | None = real(slot, tokens, hashes)
+        num_cached: int | None = real(slot, tokens, hashes)
         if broken:
             broken.pop()
             raise RuntimeError("the device is gone")
-        return found
+        return num_cached
 
     monkeypatch.setattr(llm.loop.cache_manager, "reserve", reserve)
     outputs = llm.generate(

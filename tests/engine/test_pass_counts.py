@@ -204,15 +204,15 @@ def test_float8_scales_are_deferred_at_every_norm_and_activation_within_the_mode
 ) -> None:
     """Two in each layer and one between the two layers. lm_head is unquantized, so the last norm stays as it is."""
     FLOAT8[case].write(tmp_path)
-    found = counts_of(tmp_path, "paged")
-    assert found == PRE_NORM_PAGED | {"defer_scales": deferred, "fuse_transposed_matmuls": 1}
+    counts = counts_of(tmp_path, "paged")
+    assert counts == PRE_NORM_PAGED | {"defer_scales": deferred, "fuse_transposed_matmuls": 1}
 
 
 def test_a_batch_invariant_target_has_no_matmul_left_to_transpose(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path, sizes={"vocab_size": 64})
     lone = {"fuse_lone_norms": 0, "make_batch_invariant": 10}  # in float16 the lone norm is one of the ten
-    found = counts_of(tmp_path, "paged", dtype="float16", batch_invariant=True)
-    assert found == PRE_NORM_PAGED | lone | {"fuse_transposed_matmuls": 0}
+    counts = counts_of(tmp_path, "paged", dtype="float16", batch_invariant=True)
+    assert counts == PRE_NORM_PAGED | lone | {"fuse_transposed_matmuls": 0}
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ def test_rounds_without_penalties_run_no_adjustment(tiny_bundle: Path, monkeypat
         target, columns = llm.loop.target, []
         adjust = target.adjust
 
-        def record(this: Round) -> None:
+        def record(round_: Round) -> None:
             columns.append(target.buffers.entries.columns)
-            adjust(this)
+            adjust(round_)
 
         monkeypatch.setattr(target, "adjust", record)
         llm.generate("x", SamplingParams(seed=1, max_tokens=10))

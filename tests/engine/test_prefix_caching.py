@@ -85,11 +85,11 @@ def count_blocks_equal_to_a_prefill(
     for text in texts:
         fresh.generate([*text, 0], asked(max_tokens=1, cache_salt=salt))
     expected = content(fresh)
-    found = {name: tensors for name, tensors in content(llm).items() if name in expected}
-    for name, tensors in found.items():
+    blocks = {name: tensors for name, tensors in content(llm).items() if name in expected}
+    for name, tensors in blocks.items():
         for a, b in zip(tensors, expected[name], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    return len(found)
+    return len(blocks)
 
 
 def test_a_second_text_reuses_the_full_blocks_of_the_common_prefix(llm: LLM, llm_without_caching: LLM) -> None:
@@ -138,11 +138,11 @@ def test_the_next_turn_of_a_conversation_reuses_its_answers(llm: LLM, llm_withou
 
 def test_two_concurrent_requests_with_one_prompt_get_their_texts(llm: LLM, llm_without_caching: LLM) -> None:
     params = [asked(seed=seed) for seed in (1, 2)]
-    found = llm.generate([SHARED] * 2, params)
-    assert [output_of(output) for output in found] == [
+    outputs = llm.generate([SHARED] * 2, params)
+    assert [output_of(output) for output in outputs] == [
         output_of(llm_without_caching.generate(SHARED, each)) for each in params
     ]
-    assert all(output.num_cached_tokens in (0, 64, 128) for output in found)
+    assert all(output.num_cached_tokens in (0, 64, 128) for output in outputs)
     assert llm.generate(SHARED, asked()).num_cached_tokens == 128
 
 
@@ -193,8 +193,8 @@ def test_a_free_row_inside_the_batch_of_other_requests_is_still_registered(
     with LLM(bundles["linear"], threads=1) as llm:
         others = [[other, *SHARED] for other in (8, 9)]
         params = [asked(max_tokens=5), *[asked(max_tokens=100, seed=seed) for seed in (1, 2)]]
-        found = llm.generate([SHARED, *others], params)  # the first request ends first
-        assert [output_of(output) for output in found] == [
+        outputs = llm.generate([SHARED, *others], params)  # the first request ends first
+        assert [output_of(output) for output in outputs] == [
             output_of(llm_without_caching.generate(prompt, each))
             for prompt, each in zip([SHARED, *others], params, strict=True)
         ]

@@ -59,16 +59,16 @@ def test_prompt_logprobs_equal_the_logprobs_of_a_continuation(llm: LLM) -> None:
     assert again.prompt_logprobs is not None
     output = again.prompt_logprobs[len(PROMPT) - 1 :]
     assert [each.token for each in output] == written.token_ids
-    found, expected = ([each.logprob for each in logprobs] for logprobs in (output, written.logprobs))
-    np.testing.assert_allclose(found, expected, atol=1e-4)  # the prompt was prefilled in this call
+    scores, expected = ([each.logprob for each in logprobs] for logprobs in (output, written.logprobs))
+    np.testing.assert_allclose(scores, expected, atol=1e-4)  # the prompt was prefilled in this call
 
 
 def test_the_distribution_at_temperature_1_without_filters_is_that_of_raw_logits(llm: LLM) -> None:
     sampled, raw = (
         llm.generate(PROMPT[:9], asked(logprobs_mode=mode)).prompt_logprobs for mode in ("processed", "raw")
     )
-    found, expected = ([each.logprob for each in logprobs or ()] for logprobs in (sampled, raw))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    scores, expected = ([each.logprob for each in logprobs or ()] for logprobs in (sampled, raw))
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
     assert max(expected) < 0
 
 

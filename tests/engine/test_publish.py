@@ -102,11 +102,11 @@ def test_the_table_of_errors_equals_those_of_the_stored_weights(published):
     how = read_quantization(quantized.config, quantized.folder)
     for module, error in report.errors.items():
         if scheme == "fp8":
-            found = read_matrix(module, quantized.tensors, how.scheme(module))
+            dequantized = read_matrix(module, quantized.tensors, how.scheme(module))
         else:
-            found = read_low_bit(module, quantized.tensors, how.scheme(module)).dequantized
+            dequantized = read_low_bit(module, quantized.tensors, how.scheme(module)).dequantized
         weight = read_matrix(module, unquantized.tensors, None)
-        assert np.linalg.norm(found - weight) / np.linalg.norm(weight) == pytest.approx(error, rel=1e-4)
+        assert np.linalg.norm(dequantized - weight) / np.linalg.norm(weight) == pytest.approx(error, rel=1e-4)
         assert (0.02 if scheme == "fp8" else 0.07) < error < (0.03 if scheme == "fp8" else 0.12)
 
 

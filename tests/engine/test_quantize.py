@@ -65,11 +65,11 @@ def test_the_4_bit_scale_search_never_increases_a_groups_error(rows, inner, seed
     whole = padded.reshape(rows, -1, GROUP_SIZE)
     step = np.abs(whole).max(axis=2, keepdims=True) / 7
     plain = np.rint(whole / step) * step
-    found = quantize(matrix, LowBitFormat(4, GROUP_SIZE))
-    chosen = (found.integers.astype(np.float32) - 8) * found.scales[:, :, None]
+    quantized = quantize(matrix, LowBitFormat(4, GROUP_SIZE))
+    chosen = (quantized.integers.astype(np.float32) - 8) * quantized.scales[:, :, None]
     errors = [np.square(each - whole, dtype=np.float64).sum(axis=2) for each in (chosen, plain)]
     assert (errors[0] <= errors[1] * (1 + 1e-4)).all()
-    assert found.integers.max() <= 15
+    assert quantized.integers.max() <= 15
 
 
 @pytest.mark.parametrize(("bits", "zero"), [(8, 128), (4, 8)])
@@ -104,8 +104,8 @@ def test_logits_stay_close_to_those_of_unquantized_weights(written):
     model, folder, _, bits = written
     tokens = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     expected = expected_logits(model, tokens)
-    found = Decoder(folder / "quantized", "grouped", batch=1)([tokens], [0])[0]
-    assert (found - expected).norm() < (0.05 if bits == 8 else 0.3) * expected.norm()
+    logits = Decoder(folder / "quantized", "grouped", batch=1)([tokens], [0])[0]
+    assert (logits - expected).norm() < (0.05 if bits == 8 else 0.3) * expected.norm()
 
 
 def test_a_token_has_the_same_bits_in_any_window_and_batch(written):
@@ -154,6 +154,6 @@ def test_a_bundle_is_built_from_an_ordinary_checkpoint_and_speculates_invisibly(
             if window and dtype == "int8":  # rounded inputs have another tolerance
                 with llm.loop.streams.active():
                     target = {"target": llm.loop.target.engines["target"]}
-                    found = next(iter(check_engines(llm.bundle, target, 1)))
-                assert (found.check, found.verdict) == ("logits of target", "pass"), found.result
+                    result = next(iter(check_engines(llm.bundle, target, 1)))
+                assert (result.check, result.verdict) == ("logits of target", "pass"), result.result
     assert texts[0] == texts[1]

@@ -33,8 +33,8 @@ def float8_group(per: str, **inputs: object) -> dict[str, object]:
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": per, "dynamic": False}
     if per == "block":
         weights |= {"block_structure": [128, 128]}
-    given = {"num_bits": 8, "type": "float", "symmetric": True, **inputs} if inputs else None
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": given, "output_activations": None}
+    activations = {"num_bits": 8, "type": "float", "symmetric": True, **inputs} if inputs else None
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
@@ -128,9 +128,9 @@ FLOAT8 = {
 @pytest.mark.parametrize("case", FLOAT8)
 def test_float8_logits_match_the_dequantized_checkpoint(tmp_path, case):
     expected = expected_logits(FLOAT8[case].write(tmp_path), TOKENS)
-    found = Decoder(tmp_path, "grouped", batch=1)([TOKENS], [0])[0]
+    logits = Decoder(tmp_path, "grouped", batch=1)([TOKENS], [0])[0]
     # The last bit of an input can move it across a rounding boundary of float8, a sixteenth of the value.
-    assert (found - expected).norm() < 0.01 * expected.norm()
+    assert (logits - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("case", FLOAT8)
@@ -138,8 +138,8 @@ def test_float8_weights_can_be_read_as_float32(tmp_path, case):
     model = FLOAT8[case].write(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)
-    found = read_matrix(PROJECTION, checkpoint.tensors, scheme)
-    np.testing.assert_array_equal(found, model.get_submodule(PROJECTION).weight.detach().numpy())
+    weight = read_matrix(PROJECTION, checkpoint.tensors, scheme)
+    np.testing.assert_array_equal(weight, model.get_submodule(PROJECTION).weight.detach().numpy())
 
 
 def test_a_token_has_the_same_bits_in_any_window_and_batch(tmp_path):
@@ -247,14 +247,14 @@ def test_repacked_weights_keep_their_values(tmp_path, case):
     model = (INT4 | OTHERS)[case].write(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)
-    found = read_low_bit(PROJECTION, checkpoint.tensors, scheme)
+    result = read_low_bit(PROJECTION, checkpoint.tensors, scheme)
     meant = model.get_submodule(PROJECTION).weight.detach().numpy()
-    np.testing.assert_allclose(found.dequantized, meant, rtol=3e-7 if "NVFP4" in case else 0)  # a product of scales
+    np.testing.assert_allclose(result.dequantized, meant, rtol=3e-7 if "NVFP4" in case else 0)  # a product of scales
 
     expected = expected_logits(model, TOKENS)
     quantized.packed(tmp_path)
-    found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
-    assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
+    result = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (result - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
 
 
 def test_a_4_bit_checkpoint_keeps_its_unquantized_tensors(tmp_path):
@@ -370,8 +370,8 @@ def test_an_ignored_module_stays_unquantized(tmp_path):
     save_file(tensors | {f"{left}.weight": kept}, tmp_path / "model.safetensors")
     edit_config(tmp_path, quantization_config=case.config | {"ignore": ["lm_head", left]})
     expected = expected_logits(model, TOKENS)
-    found = Decoder(tmp_path, "grouped", batch=1)([TOKENS], [0])[0]
-    assert (found - expected).norm() < 0.01 * expected.norm()
+    logits = Decoder(tmp_path, "grouped", batch=1)([TOKENS], [0])[0]
+    assert (logits - expected).norm() < 0.01 * expected.norm()
 
 
 CUDA = 'name = "onnxruntime-cuda"'

@@ -52,7 +52,7 @@ def write(folder: Path, case: Any, **sizes: Any) -> Any:
         for name, module in model.named_modules():
             if name.endswith("_proj") and isinstance(module, torch.nn.Linear):
                 module.register_forward_pre_hook(
-                    lambda _, given: (quantized.rounded(given[0], static, case.inputs or 0),)
+                    lambda _, arguments: (quantized.rounded(arguments[0], static, case.inputs or 0),)
                 )
     return model
 
@@ -60,14 +60,14 @@ def write(folder: Path, case: Any, **sizes: Any) -> Any:
 def as_built(folder: Path, dtype: str = "float32") -> Path:
     """Write the checkpoint as a build for a GPU does, and return the folder."""
     checkpoint = Checkpoint.open(folder)
-    found = read_quantization(checkpoint.config, folder)
-    assert found is not None
-    if found.is_packed:
+    quantization = read_quantization(checkpoint.config, folder)
+    assert quantization is not None
+    if quantization.is_packed:
         quantized.packed(folder, dtype)
         return folder / "packed"
     out = folder / "packed"
     out.mkdir()
-    written = write_per_channel(checkpoint, ModelSpec.from_hf(checkpoint.config), found, out)
+    written = write_per_channel(checkpoint, ModelSpec.from_hf(checkpoint.config), quantization, out)
     (out / "config.json").write_text(json.dumps(written.checkpoint.config))
     return out
 
@@ -81,16 +81,16 @@ def logits(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_graph_and_its_steps_give_the_logits_that_the_checkpoint_means(tmp_path: Path, case: str) -> None:
     expected = expected_logits(write(tmp_path, CASES[case]), TOKENS)
-    for found in logits(as_built(tmp_path)):
-        assert (found - expected).norm() < 1e-5 * expected.norm()
+    for actual in logits(as_built(tmp_path)):
+        assert (actual - expected).norm() < 1e-5 * expected.norm()
 
 
 @pytest.mark.parametrize("case", OF_FLOAT8)
 def test_experts_in_float8_keep_their_values(tmp_path: Path, case: str) -> None:
     """Every token selects all experts, so that rounding of other matmuls selects no others."""
     expected = expected_logits(write(tmp_path, FLOAT8[case], num_experts=4, num_experts_per_tok=4), TOKENS)
-    for found in logits(as_built(tmp_path)):
-        assert (found - expected).norm() < OF_FLOAT8[case] * expected.norm()
+    for actual in logits(as_built(tmp_path)):
+        assert (actual - expected).norm() < OF_FLOAT8[case] * expected.norm()
 
 
 def test_float8_weights_of_experts_keep_their_values(tmp_path: Path) -> None:

@@ -128,13 +128,13 @@ def test_a_text_that_was_cut_off_is_not_held_to_its_schema(ask) -> None:
 
 
 def test_every_seed_of_64_bits_repeats_itself_and_is_reported(ask) -> None:
-    found = {}
+    texts = {}
     for seed in (0, 2**63 - 1, 2**63, 2**64 - 1, -1):
         output = ask("x", temperature=1.0, seed=seed, max_tokens=12, ignore_eos=True)
         assert output.seed == seed % 2**64
-        found[seed] = output.token_ids
-    assert found[-1] == found.pop(2**64 - 1)
-    assert len({tuple(tokens) for tokens in found.values()}) == 4
+        texts[seed] = output.token_ids
+    assert texts[-1] == texts.pop(2**64 - 1)
+    assert len({tuple(tokens) for tokens in texts.values()}) == 4
 
 
 def test_control_tokens_never_appear_in_the_text(ask) -> None:
@@ -193,7 +193,7 @@ def test_a_draft_that_is_the_target_is_best_left_at_its_temperature(twins: Path)
         lengths = acceptance_lengths(llm, prompts, asked, constraints=[None, None])
     assert list(lengths) == list(SCALES)
     assert lengths[1.0] == [5.0, 5.0], "all of the window and one more"
-    assert all(sum(found) < 10 for scale, found in lengths.items() if scale != 1)
+    assert all(sum(lengths_at_scale) < 10 for scale, lengths_at_scale in lengths.items() if scale != 1)
 
 
 @pytest.mark.parametrize("which", ["tiny_bundle", "ngram_bundle"])
@@ -257,9 +257,9 @@ class Compiler:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    held = Compiler(monkeypatch)
-    yield held
-    held.go.set()
+    slow_compiler = Compiler(monkeypatch)
+    yield slow_compiler
+    slow_compiler.go.set()
 
 
 def test_a_grammar_has_as_much_time_as_the_runtime_gives(tiny_bundle: Path, compiler: Compiler) -> None:
@@ -385,17 +385,17 @@ def test_an_interrupt_leaves_no_request_running(
         return real(future, timeout)
 
     with LLM(tiny_bundle, threads=1) as llm:
-        score, held = llm.loop.target.score, threading.Event()
+        score, released = llm.loop.target.score, threading.Event()
 
-        def wait(this: Round) -> None:
-            held.wait(PATIENCE_S)
-            score(this)
+        def wait(round_: Round) -> None:
+            released.wait(PATIENCE_S)
+            score(round_)
 
         llm.loop.target.score = wait  # type: ignore[method-assign]
         monkeypatch.setattr(Future, "result", result)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompt, SamplingParams(ignore_eos=True, n=n))
-        held.set()
+        released.set()
         count = n if isinstance(prompt, str) else n * len(prompt)
         assert eventually(lambda: llm.metrics.finished == {"cancelled": count})
 

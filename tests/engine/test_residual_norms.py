@@ -78,8 +78,8 @@ def test_a_norm_of_a_sum_is_one_operator_that_gives_both(write: Callable[..., Va
     fuse_residual_norms(model)
     assert operators(model) == [FUSED, *([("", "Neg")] if write is plain else [])]
     assert [output.name for output in model.graph.outputs] == names
-    for found, value in zip(run(model), expected, strict=True):
-        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+    for actual, value in zip(run(model), expected, strict=True):
+        np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_bias_whose_sum_has_another_reader_stays_a_sum() -> None:
@@ -91,8 +91,8 @@ def test_a_bias_whose_sum_has_another_reader_stays_a_sum() -> None:
     expected = run(model)
     fuse_residual_norms(model)
     assert operators(model) == [ADD, FUSED, ("", "Neg")]
-    for found, value in zip(run(model), expected, strict=True):
-        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+    for actual, value in zip(run(model), expected, strict=True):
+        np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_sum_that_is_read_in_front_of_its_norm_stays() -> None:
@@ -125,8 +125,8 @@ def test_of_a_decoders_norms_only_the_first_is_none_of_a_sum(lowering: Lowering,
     make_checkpoint("llama tied", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config)
-    found = operators(fused(build_decoder(spec, checkpoint, dtype="float32", capacity=64, lowering=lowering), lowering))
-    counts = found.count(NORM), found.count(FUSED), found.count(KERNEL)
+    types = operators(fused(build_decoder(spec, checkpoint, dtype="float32", capacity=64, lowering=lowering), lowering))
+    counts = types.count(NORM), types.count(FUSED), types.count(KERNEL)
     # On a GPU the first norm is one of its double.
     assert counts == ((1, 0, 2 * spec.layers) if lowering == "grouped" else (0, 2 * spec.layers + 1, 0))
 
@@ -150,8 +150,8 @@ def test_a_kernel_computes_fused_norms_in_float32_without_a_bias(dtype: str, bia
     assert use_residual_norm_kernel(model) == replaced
     assert operators(model) == [KERNEL if replaced else FUSED, ("", "Neg")]
     if expected is not None:
-        for found, value in zip(run(model), expected, strict=True):
-            np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+        for actual, value in zip(run(model), expected, strict=True):
+            np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
 
 
 def test_only_norms_of_sums_over_ranks_are_computed_by_our_operator() -> None:
@@ -173,8 +173,8 @@ def test_a_norm_by_itself_becomes_one_of_its_double() -> None:
     expected = run(model)
     fuse_lone_norms(model)
     assert operators(model) == [FUSED, ("", "Neg")]
-    for found, value in zip(run(model), expected, strict=True):
-        np.testing.assert_allclose(found, value, rtol=1e-6)
+    for actual, value in zip(run(model), expected, strict=True):
+        np.testing.assert_allclose(actual, value, rtol=1e-6)
 
 
 def test_a_norm_in_half_precision_stays_because_the_double_might_overflow() -> None:

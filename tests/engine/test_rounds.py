@@ -52,8 +52,8 @@ def test_rounds_allocate_no_buffers(llm: LLM) -> None:
         buffers = {f"{type(o).__name__}.{name}": value for o in owners for name, value in vars(o).items()}
         for i, cache in enumerate((target.cache, *drafter.caches)):
             buffers |= {f"cache {i}.{name}": tensor for name, tensor in cache.tensors.items()}
-        found = {name: getattr(value, "device", value) for name, value in buffers.items()}
-        return {name: tensor.data_ptr() for name, tensor in found.items() if hasattr(tensor, "data_ptr")}
+        tensors = {name: getattr(value, "device", value) for name, value in buffers.items()}
+        return {name: tensor.data_ptr() for name, tensor in tensors.items() if hasattr(tensor, "data_ptr")}
 
     llm.generate(["warm", "up"], endless(max_tokens=20))
     before = addresses()
@@ -115,10 +115,10 @@ def test_times_are_those_that_requests_waited(tiny_bundle: Path, clock: Clock) -
         score, inside, sent = llm.loop.target.score, threading.Event(), threading.Event()
         ended = threading.Semaphore(0)
 
-        def one_second(this: Round) -> None:
+        def one_second(round_: Round) -> None:
             inside.set()
             sent.wait(PATIENCE_S)
-            score(this)
+            score(round_)
             clock.ahead += 1.0
 
         def listen(item: StreamOutput) -> None:
@@ -314,9 +314,9 @@ def test_a_request_whose_penalties_break_fails_alone(
     entries = Penalties.entries
 
     def break_one(self: Penalties, text: Sequence[int], draft: Sequence[int]) -> AdjustEntries:
-        found = entries(self, text, draft)
+        rows = entries(self, text, draft)
         if self.presence != 1.25 or len(text) < 5:
-            return found
+            return rows
         if broken == "raises":
             raise InternalError("these entries are broken")
         return AdjustEntries(np.zeros((3, 10**6), np.int32), np.zeros(10**6, np.float32), 0, 0, 1)
@@ -336,11 +336,11 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run
     target = llm.loop.target
     score, calls = target.score, []
 
-    def fail_once(this: Round) -> None:
-        calls.append(this)
+    def fail_once(round_: Round) -> None:
+        calls.append(round_)
         if len(calls) == 2:
             raise RuntimeError("out of memory")
-        score(this)
+        score(round_)
 
     monkeypatch.setattr(target, "score", fail_once)
     outputs = llm.generate(["a", "b"], endless(max_tokens=20))
@@ -354,8 +354,8 @@ def test_logits_that_are_not_numbers_end_the_request_with_an_error(llm: LLM, mon
     target = llm.loop.target
     score = target.score
 
-    def poisoned(this: Round) -> None:
-        score(this)
+    def poisoned(round_: Round) -> None:
+        score(round_)
         target.buffers.logits.device.fill_(float("nan"))
 
     monkeypatch.setattr(target, "score", poisoned)
@@ -390,17 +390,17 @@ def test_leaving_a_stream_cancels_its_request(llm: LLM) -> None:
 
 def test_requests_come_from_many_threads_at_once(llm: LLM) -> None:
     expected = [llm.generate(f"thread {i}", endless(seed=i, max_tokens=20)).token_ids for i in range(8)]
-    found: dict[int, list[int]] = {}
+    texts: dict[int, list[int]] = {}
 
     def work(i: int) -> None:
-        found[i] = llm.generate(f"thread {i}", endless(seed=i, max_tokens=20)).token_ids
+        texts[i] = llm.generate(f"thread {i}", endless(seed=i, max_tokens=20)).token_ids
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[i] for i in range(8)] == expected
+    assert [texts[i] for i in range(8)] == expected
 
 
 def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -429,8 +429,8 @@ def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogC
 def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(this: Round) -> None:
-        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
+    def fail(round_: Round) -> None:
+        raise RuntimeError(f"no memory for {round_.batch} rows of {round_.window}")
 
     ended = threading.Event()
 
@@ -499,11 +499,11 @@ def test_closing_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypa
 def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     score, closed, rounds = llm.loop.target.score, threading.Event(), []
 
-    def hold(this: Round) -> None:
-        rounds.append(this)
+    def hold(round_: Round) -> None:
+        rounds.append(round_)
         if len(rounds) > 2:
             closed.wait(PATIENCE_S)
-        score(this)
+        score(round_)
 
     monkeypatch.setattr(llm.loop.target, "score", hold)
     events = asyncio.new_event_loop()
@@ -538,11 +538,11 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
     score, began, closed = llm.loop.target.score, threading.Event(), threading.Event()
     items: list[StreamOutput] = []
 
-    def hold(this: Round) -> None:
+    def hold(round_: Round) -> None:
         if items and not closed.is_set():
             began.set()
             closed.wait(PATIENCE_S)
-        score(this)
+        score(round_)
 
     def refuses() -> bool:
         try:

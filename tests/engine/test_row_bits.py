@@ -105,7 +105,7 @@ def test_attention_gives_a_token_the_same_bits_in_any_call(
         key: None if value is None else to_torch(value)
         for key, value in attention_cases.case([cached], new, max_blocks=9, **sizes).items()
     }
-    given = attention_cases.attributes(head_dim=head_dim) | {"heads": heads, "kv_heads": kv_heads}
+    attention = attention_cases.attributes(head_dim=head_dim) | {"heads": heads, "kv_heads": kv_heads}
     empty = {key: tensors[key] for key in attention_cases.PROMPTS}
     qkv, table = tensors["qkv"], tensors["block_table"]
     key_cache, value_cache = (torch.nan_to_num(tensors[key]) for key in ("key_cache", "value_cache"))
@@ -115,7 +115,7 @@ def test_attention_gives_a_token_the_same_bits_in_any_call(
         bound = {key: value for key, value in tensors.items() if value is not None} | prompts
         bound |= {"qkv": tokens.contiguous(), "block_table": tables, "write_index": torch.tensor(at)}
         bound |= {"key_cache": caches[0], "value_cache": caches[1], "mixed": mixed}
-        launcher("window_attention", context)(bound, given, context).run()
+        launcher("window_attention", context)(bound, attention, context).run()
         return mixed
 
     def in_windows(size: int, neighbour: int | None) -> torch.Tensor:
@@ -152,5 +152,5 @@ def test_attention_gives_a_token_the_same_bits_in_any_call(
         caches = key_cache.clone(), value_cache.clone()
         results.append(compute().numpy())
     assert np.isfinite(results[0]).all()
-    for number, found in enumerate(results):
-        np.testing.assert_array_equal(found, results[0], f"way {number}")
+    for number, result in enumerate(results):
+        np.testing.assert_array_equal(result, results[0], f"way {number}")

@@ -42,9 +42,9 @@ def test_quantizing_a_token_is_independent_and_loses_at_most_a_sixteenth(seed: i
         alone = quantize_tokens(x[token])
         assert alone[0].tobytes() == quantized[token].tobytes()
         assert alone[1] == scales[token]
-    found = quantized.astype(np.float64) * scales
+    restored = quantized.astype(np.float64) * scales
     least = scales.astype(np.float64) * 2.0**-10  # half of the smallest number above 0
-    assert (np.abs(found - x) <= np.maximum(np.abs(x) / 16, least) * 1.001).all()
+    assert (np.abs(restored - x) <= np.maximum(np.abs(x) / 16, least) * 1.001).all()
 
 
 def test_zeros_stay_zeros_and_a_static_scale_saturates() -> None:
@@ -60,19 +60,19 @@ def test_scaled_matmul_equals_the_matmul_times_both_scales() -> None:
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(3, 2, 64)), rng.normal(size=(16, 64))
     (quantized, scales), (weight_quantized, each) = quantize_tokens(x), quantize_tokens(weight)
-    found = scaled_matmul(quantized, scales, weight_quantized.view(np.uint8), each[:, 0])
+    product = scaled_matmul(quantized, scales, weight_quantized.view(np.uint8), each[:, 0])
     exact = (quantized.astype(float) * scales) @ (weight_quantized.view(NUMBERS).astype(float) * each).T
-    np.testing.assert_allclose(found, exact, rtol=1e-6)
-    np.testing.assert_allclose(found, x @ weight.T, atol=1.0)
+    np.testing.assert_allclose(product, exact, rtol=1e-6)
+    np.testing.assert_allclose(product, x @ weight.T, atol=1.0)
 
 
 @pytest.mark.parametrize("case", SCALES)
 def test_the_graph_and_its_steps_give_the_logits_that_the_checkpoint_means(tmp_path: Path, case: str) -> None:
     expected = expected_logits(FLOAT8[case].write(tmp_path), TOKENS)
     steps = Decoder(tmp_path, "paged", 1, open_engine=partial(open_steps, folder=tmp_path))
-    for found in (Decoder(tmp_path, "paged", batch=1)([TOKENS], [0])[0], steps([TOKENS], [0])[0]):
+    for logits in (Decoder(tmp_path, "paged", batch=1)([TOKENS], [0])[0], steps([TOKENS], [0])[0]):
         # A last bit of an input can fall to the other side of a step of float8, a sixteenth of the value.
-        assert (found - expected).norm() < 0.01 * expected.norm()
+        assert (logits - expected).norm() < 0.01 * expected.norm()
 
 
 def test_widths_that_no_gpu_matmul_supports_are_refused_by_name(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_scales_of_blocks_become_one_per_output_and_the_build_reports_the_change
     meant = quantized.rewrite(target, case.config, case.store)
     report = build(Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED)), tmp_path / "out")
     note, _ = report.notes
-    found = re.fullmatch(r"target: scales of blocks became one per output, .* by ([\d.]+)% .*, .* one per token", note)
-    assert found is not None
-    assert 0.5 < float(found[1]) < 4
+    match = re.fullmatch(r"target: scales of blocks became one per output, .* by ([\d.]+)% .*, .* one per token", note)
+    assert match is not None
+    assert 0.5 < float(match[1]) < 4
     tensors = load_file(tmp_path / "out" / "target" / "model.safetensors")
     for module, weight in meant.items():
         restored = tensors[f"{module}.weight"].float() * tensors[f"{module}.weight_scale"]

@@ -139,10 +139,10 @@ class SharedMemory(RuleBasedStateMachine):
         salts = {running.slot: running.request.params.cache_salt for running in self.llm.loop.slots}
         owners: dict[int, list[tuple[int, int]]] = {}
         for slot, row in enumerate(tables):
-            held = [block for block in row if block]
-            assert row[len(held) :] == [0] * (len(row) - len(held))
-            assert bool(held) == (slot in texts)
-            for at, block in enumerate(held):
+            blocks = [block for block in row if block]
+            assert row[len(blocks) :] == [0] * (len(row) - len(blocks))
+            assert bool(blocks) == (slot in texts)
+            for at, block in enumerate(blocks):
                 owners.setdefault(block, []).append((slot, at))
         assert self.table.allocator.available == BLOCKS - len(owners)
         for sharing in owners.values():
@@ -188,19 +188,19 @@ class SharedMemory(RuleBasedStateMachine):
         self.end.close()
 
     def registered_blocks_equal_a_fresh_prefill(self) -> None:
-        found, checked = content(self.llm), 0
+        blocks, checked = content(self.llm), 0
         with LLM(self.bundle, device="cpu", threads=1) as fresh:
             for asked in self.asked:
                 text = [*asked.prompt, *(token for item in asked.heard for token in item.token_ids)]
                 params = SamplingParams(max_tokens=1, cache_salt=asked.salt)
                 fresh.generate(text[: LENGTH - 1], params)
             expected = content(fresh)
-        for name, tensors in found.items():
+        for name, tensors in blocks.items():
             if name in expected:  # skip a text whose last tokens were never emitted
                 checked += 1
                 for a, b in zip(tensors, expected[name], strict=True):
                     assert np.abs(np.asarray(a) - np.asarray(b)).max() < 1e-4
-        assert checked >= len(found) - 1 or any(asked.request.finish_reason == "cancelled" for asked in self.asked)
+        assert checked >= len(blocks) - 1 or any(asked.request.finish_reason == "cancelled" for asked in self.asked)
 
 
 @pytest.fixture(scope="module")

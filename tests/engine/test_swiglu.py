@@ -42,8 +42,8 @@ def test_halves_of_unequal_width_are_refused() -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_function_body_equals_the_reference(gate_up: np.ndarray, dtype: type) -> None:
     values = np.clip(gate_up, -60000, 60000).astype(dtype)
-    [made] = _session(dtype).run(None, {"x": values})
-    np.testing.assert_allclose(made, swiglu(values), rtol=8 * np.finfo(dtype).eps, atol=4e-6)
+    [activated] = _session(dtype).run(None, {"x": values})
+    np.testing.assert_allclose(activated, swiglu(values), rtol=8 * np.finfo(dtype).eps, atol=4e-6)
 
 
 def _session(dtype: type) -> onnxruntime.InferenceSession:

@@ -106,12 +106,12 @@ def test_both_ranks_run_the_same_operators_though_one_has_features(bundle: Path)
 def test_logits_of_two_ranks_are_those_of_transformers(llm: LLM, target: Path) -> None:
     prompt = list(range(40, 80))
     params = SamplingParams(max_tokens=1, temperature=0, logprobs=20, logprobs_mode="raw", ignore_eos=True)
-    found = llm.generate(prompt, params)
+    output = llm.generate(prompt, params)
     model = AutoModelForCausalLM.from_pretrained(target)
     with torch.inference_mode():
         expected = torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1], -1)
-    assert found.logprobs is not None
-    for token, logprob in found.logprobs[0].top:
+    assert output.logprobs is not None
+    for token, logprob in output.logprobs[0].top:
         assert abs(logprob - float(expected[token])) < 1e-4
 
 
@@ -120,9 +120,9 @@ def test_check_compares_two_processes_with_two_threads_in_float32(llm: LLM) -> N
     rows, length = len(plan.tokens), len(plan.tokens[0])
     call = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
     expected = score_at_once(open_reference(llm.bundle, "target", 1, call), plan)
-    found = list(score_as_served(llm.loop.target.engines["target"], plan))
-    assert {kind for kind, *_ in found} >= {"packed", "window", "one"}
-    for kind, row, position, logits in found:
+    scored = list(score_as_served(llm.loop.target.engines["target"], plan))
+    assert {kind for kind, *_ in scored} >= {"packed", "window", "one"}
+    for kind, row, position, logits in scored:
         np.testing.assert_allclose(logits, expected[row, position], atol=1e-4, err_msg=f"{kind} {row} {position}")
 
 
@@ -268,8 +268,8 @@ def write_quantized(target: Path, case: Any) -> PreTrainedModel:
     model = make_checkpoint("qwen3", target, sizes=sizes | {"num_attention_heads": 8, "head_dim": 32})
     tiny_tokenizer(target)
 
-    def rounded(_: torch.nn.Module, given: tuple[torch.Tensor], *, split: bool) -> tuple[torch.Tensor]:
-        return (quantized.rounded(given[0], None, given[0].shape[-1] // 2 if split else 0),)
+    def rounded(_: torch.nn.Module, arguments: tuple[torch.Tensor], *, split: bool) -> tuple[torch.Tensor]:
+        return (quantized.rounded(arguments[0], None, arguments[0].shape[-1] // 2 if split else 0),)
 
     with torch.no_grad():
         for name, meant in quantized.rewrite(target, case.config, case.store).items():
@@ -310,11 +310,11 @@ def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(
         ours, others = pool.map(logits, range(2))
     with torch.inference_mode():
         expected = model(torch.tensor(np.array(plan.tokens))).logits.numpy()
-    for (*place, found), (*_, other) in zip(ours, others, strict=True):
-        np.testing.assert_array_equal(found, other)
+    for (*place, actual), (*_, other) in zip(ours, others, strict=True):
+        np.testing.assert_array_equal(actual, other)
         _, row, position = place
         wanted = expected[row, position]
-        assert np.linalg.norm(np.asarray(found) - wanted) < 0.01 * np.linalg.norm(wanted)
+        assert np.linalg.norm(np.asarray(actual) - wanted) < 0.01 * np.linalg.norm(wanted)
 
 
 def test_a_manifest_whose_ranks_exchange_parts_of_different_shapes_is_rejected(hybrid: Path) -> None:
@@ -337,9 +337,9 @@ def test_inspect_counts_what_a_rank_holds(hybrid: Path) -> None:
     draft = sum(f.size for name, f in manifest.files.items() if name.startswith("draft/") and holds_weights(name))
     assert 0.97 * sum(parts.values()) < rank.weights - draft <= sum(parts.values())  # norms and routers count as split
     states = [each for each in target.contract.inputs if each.name.startswith(("past_state.", "past_recent."))]
-    held = sum(prod(each.resolve({"slots": 4})) * BYTES[each.dtype] for each in states)  # two, and two copies
+    nbytes = sum(prod(each.resolve({"slots": 4})) * BYTES[each.dtype] for each in states)  # two, and two copies
     split = fitting(manifest.model_copy(update={"ranks": ()}), 10**9, 2)  # as if this were the whole target
-    assert rank.rounds - split.rounds == held // 2
+    assert rank.rounds - split.rounds == nbytes // 2
 
 
 @pytest.mark.parametrize(

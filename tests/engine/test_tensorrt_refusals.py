@@ -62,9 +62,9 @@ def test_releases_of_the_supported_major_versions_are_accepted(backend: str, ver
 
 
 def module(version: str) -> ModuleType:
-    made = ModuleType("tensorrt")
-    made.__version__ = version  # type: ignore[attr-defined]
-    return made
+    stand_in = ModuleType("tensorrt")
+    stand_in.__version__ = version  # type: ignore[attr-defined]
+    return stand_in
 
 
 def test_a_runtime_that_cannot_build_opens_engines_but_builds_none(monkeypatch: pytest.MonkeyPatch) -> None:

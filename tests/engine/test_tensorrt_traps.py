@@ -66,9 +66,9 @@ def factor(network, tensor):
 
 def test_visibility_is_an_explicit_mask_and_nothing_else(parsed):
     network, spec, _ = parsed
-    found = list(attentions(network))
-    assert len(found) == spec.layers
-    for attention in found:
+    layers = list(attentions(network))
+    assert len(layers) == spec.layers
+    for attention in layers:
         assert attention.mask.dtype == trt.DataType.BOOL
         assert tuple(attention.mask.shape) == (-1, 1, -1, CAPACITY)
         assert not attention.causal

@@ -70,8 +70,8 @@ def test_weights_and_logits_are_those_of_the_checkpoint(tmp_path: Path, case: st
     checkpoint = Checkpoint.open(tmp_path)
     named = with_graph_names(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
     scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)  # type: ignore[union-attr]
-    found = torch.from_numpy(read_matrix(PROJECTION, named, scheme))
-    torch.testing.assert_close(found, model.get_submodule(PROJECTION).weight, rtol=1e-6, atol=0)
+    dequantized = torch.from_numpy(read_matrix(PROJECTION, named, scheme))
+    torch.testing.assert_close(dequantized, model.get_submodule(PROJECTION).weight, rtol=1e-6, atol=0)
     expected, folder = expected_logits(model, TOKENS), tmp_path
     if case == "int8":
         quantized.packed(tmp_path)

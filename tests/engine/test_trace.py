@@ -51,9 +51,9 @@ def page(tiny_bundle: Path, outputs: list[RequestOutput], tmp_path_factory: pyte
 
 
 def read(page: Path) -> list[dict[str, Any]]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"))
-    assert found
-    return json.loads(found[1])["requests"]
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"))
+    assert match
+    return json.loads(match[1])["requests"]
 
 
 def test_the_tokens_of_the_page_are_those_of_the_outputs(page: Path, outputs: list[RequestOutput]) -> None:
@@ -117,10 +117,10 @@ class PageReader(HTMLParser):
         self.options = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
+        attributes = dict(attrs)
         self.options += tag == "option"
-        if found.get("data-token") is not None:
-            self.tokens.append(int(str(found["data-token"])))
+        if attributes.get("data-token") is not None:
+            self.tokens.append(int(str(attributes["data-token"])))
 
 
 def test_a_chrome_trace_has_host_steps_and_rounds_of_every_request(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def alone(tiny_bundle: Path) -> Iterator[Any]:
 
         @cache
         def text(length: int, params: str) -> RequestOutput:
-            given = SamplingParams.model_validate_json(params)
-            window = 0 if given.rule == "coupled" else given.num_draft_tokens
-            return opened.generate(list(range(length)), given.model_copy(update={"num_draft_tokens": window}))
+            request_params = SamplingParams.model_validate_json(params)
+            window = 0 if request_params.rule == "coupled" else request_params.num_draft_tokens
+            return opened.generate(list(range(length)), request_params.model_copy(update={"num_draft_tokens": window}))
 
         yield lambda visit: text(visit.length, visit.params.model_dump_json(by_alias=True))
 

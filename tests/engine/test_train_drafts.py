@@ -65,7 +65,7 @@ def test_each_step_of_eagle3_sees_what_a_drafted_token_sees(tmp_path: Path, targ
     head = shaken(Eagle3(target, DRAFTED, features=FEATURES, width=48))
     ids = batch.ids.clamp(min=0)
     features = torch.stack([read(target, row) for row in batch.ids])
-    found = head(ids, features, 3)
+    steps = head(ids, features, 3)
     head.save(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()))
@@ -76,7 +76,7 @@ def test_each_step_of_eagle3_sees_what_a_drafted_token_sees(tmp_path: Path, targ
     for row, place in ((0, 3), (1, 8)):
         defined = eagle3.Definition(EAGLE3, weights, target.model.embed_tokens.weight)
         logits, state = defined(ids[row, 1 : place + 2], defined.fuse(features[row])[: place + 1])
-        for step, seen in enumerate(found):
+        for step, seen in enumerate(steps):
             torch.testing.assert_close(seen[row, place], logits[-1], atol=1e-4, rtol=1e-3)
             logits, state = defined(ids[row, place + 2 + step, None], state[-1:])
 
@@ -86,7 +86,7 @@ def test_a_block_of_dflash_sees_what_a_drafted_block_sees(tmp_path: Path, target
     draft = shaken(DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5))
     anchors = torch.tensor([[3, 9, 9], [11, 4, 0]])
     features = torch.stack([read(target, row) for row in batch.ids])
-    found = draft(batch.ids.clamp(min=0), features, anchors)
+    drafted = draft(batch.ids.clamp(min=0), features, anchors)
     draft.save(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = DFlashSpec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()))
@@ -98,7 +98,7 @@ def test_a_block_of_dflash_sees_what_a_drafted_block_sees(tmp_path: Path, target
             if place:
                 defined.context(features[row, :place])
             logits = defined.draft(int(batch.ids[row, place]), window=4)
-            torch.testing.assert_close(found[row, at], logits, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(drafted[row, at], logits, atol=1e-4, rtol=1e-3)
 
 
 @torch.no_grad()
@@ -121,10 +121,10 @@ def test_a_mask_of_pard_sees_the_text_up_to_its_place_and_the_masks_in_front_of_
 
 def masks(rows: Rows) -> list[tuple[int, int, int, int]]:
     """Row, column, anchor and depth of every mask after its text; a chain has up to three texts."""
-    found = ((rows.depths > 0) & (rows.anchors >= 0)).nonzero()
-    anchors, depths = (each[tuple(found.T)] for each in rows)
+    places = ((rows.depths > 0) & (rows.anchors >= 0)).nonzero()
+    anchors, depths = (each[tuple(places.T)] for each in rows)
     assert set(depths.tolist()) == {1, 2, 3}
-    return torch.cat([found, anchors[:, None], depths[:, None]], 1).tolist()
+    return torch.cat([places, anchors[:, None], depths[:, None]], 1).tolist()
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def test_each_step_of_mtp_sees_what_a_drafted_token_sees(tmp_path: Path, target:
     head = shaken(Mtp(target))
     ids = batch.ids.clamp(min=0)
     features = torch.stack([target.model(row[None]).last_hidden_state[0] for row in ids])
-    found = head(ids, features, 3)
+    steps = head(ids, features, 3)
     head.save(tmp_path)
     spec, *_ = MtpSpec.from_checkpoint(
         Checkpoint.open(tmp_path), ModelSpec.from_hf(target.config.to_dict()), num_draft_tokens=3
@@ -165,7 +165,7 @@ def test_each_step_of_mtp_sees_what_a_drafted_token_sees(tmp_path: Path, target:
     for row, place in ((0, 3), (1, 8)):
         defined = mtp.Definition(MTP, weights, target.model.embed_tokens.weight, target.lm_head.weight, eps=1e-5)
         logits, state = defined(ids[row, 1 : place + 2], features[row, : place + 1])
-        for step, seen in enumerate(found):
+        for step, seen in enumerate(steps):
             torch.testing.assert_close(seen[row, place], logits[-1], atol=1e-4, rtol=1e-3)
             logits, state = defined(ids[row, place + 2 + step, None], state[-1:])
 
@@ -193,11 +193,11 @@ def test_the_labels_of_a_row_are_the_targets_predictions_after_its_tokens(target
 
     fed_back: list[Any] = [Eagle3(target, every, features=FEATURES, width=48), Mtp(target)]
     for head in fed_back:  # a pair of the first step has the text up to its second token
-        head.forward = lambda *given: [sure(best[:, 1 + step :]) for step in range(given[-1])]
+        head.forward = lambda *arguments: [sure(best[:, 1 + step :]) for step in range(arguments[-1])]
     pard: Any = Pard(target, model(layers=2, seed=5), Tokenizer(), mask=MASK, window=4)
-    pard.states = lambda *given: states_after(given[-1], 0)
+    pard.states = lambda *arguments: states_after(arguments[-1], 0)
     peagle: Any = PEagle(target, every, features=FEATURES, width=48, mask=MASK, window=4)
-    peagle.states = lambda *given: states_after(given[-1], 1)
+    peagle.states = lambda *arguments: states_after(arguments[-1], 1)
     pard.draft.lm_head = peagle.lm_head = torch.nn.Identity()
     for draft in (*fed_back, pard, peagle):
         assert [float(each) for each in draft.losses(batch)[1]] == [1.0] * 4
@@ -215,10 +215,10 @@ def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, text
     smaller = partial(model, layers=2, seed=5)
     sizes = Sizes(features=FEATURES, mask=MASK, width=48, heads=2, smaller=smaller)
     draft = untrained(kind, target, Tokenizer(), sizes, DRAFTED, seed=0)
-    given = next(batches(texts, 4, 0, "cpu"))
-    before = draft.losses(given)[0].item()
+    batch = next(batches(texts, 4, 0, "cpu"))
+    before = draft.losses(batch)[0].item()
     fit(draft, batches(texts, 4, 0, "cpu"), 12, 5e-3, tmp_path / "draft")
-    assert draft.losses(given)[0].item() < 0.7 * before
+    assert draft.losses(batch)[0].item() < 0.7 * before
     assert (tmp_path / "draft" / "model.safetensors").exists()
 
 
@@ -226,8 +226,8 @@ def test_what_is_stopped_while_it_saves_leaves_what_was_saved_before(
     tmp_path: Path, target: Any, texts: list[Text], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5)
-    given, out = batches(texts, 4, 0, "cpu"), tmp_path / "draft"
-    fit(draft, given, 1, 5e-3, out)
+    drawn, out = batches(texts, 4, 0, "cpu"), tmp_path / "draft"
+    fit(draft, drawn, 1, 5e-3, out)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     save = draft.save
 
@@ -238,6 +238,6 @@ def test_what_is_stopped_while_it_saves_leaves_what_was_saved_before(
 
     monkeypatch.setattr(draft, "save", stopped)
     with pytest.raises(KeyboardInterrupt):
-        fit(draft, given, 1, 5e-3, out)
+        fit(draft, drawn, 1, 5e-3, out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     assert [each.name for each in tmp_path.iterdir()] == ["draft"]

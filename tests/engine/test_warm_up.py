@@ -20,9 +20,9 @@ def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monke
     with LLM(tiny_bundle, threads=1) as llm:
         verify, shapes = llm.loop.target.verify, set()
 
-        def note(this: Round, draft_probs: Any) -> None:
-            shapes.add((this.batch, this.window, this.filters))
-            verify(this, draft_probs)
+        def note(round_: Round, draft_probs: Any) -> None:
+            shapes.add((round_.batch, round_.window, round_.filters))
+            verify(round_, draft_probs)
 
         monkeypatch.setattr(llm.loop.target, "verify", note)
         with llm.loop.streams.active():
@@ -32,7 +32,7 @@ def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monke
 
 def test_capture_leaves_no_trace_in_slots_and_texts(tiny_bundle: Path) -> None:
     params = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=20, ignore_eos=True) for i in range(6)]
-    found, steps = [], []
+    texts, steps = [], []
     for captured in (False, True):
         with LLM(tiny_bundle, threads=1, num_draft_tokens={1: 8, 3: 2}) as llm:
             if captured:
@@ -42,8 +42,8 @@ def test_capture_leaves_no_trace_in_slots_and_texts(tiny_bundle: Path) -> None:
                 assert not state.newest.any()
                 assert not buffers.bitmask.device.any()
                 assert llm.metrics.rounds == 0
-            found.append([output.token_ids for output in llm.generate(["a", "b c", "d", "e", "f", "g"], params)])
-    assert found[0] == found[1]
+            texts.append([output.token_ids for output in llm.generate(["a", "b c", "d", "e", "f", "g"], params)])
+    assert texts[0] == texts[1]
     # Batches 1, 2; 4 with windows 2 and 8; each with filters and without.
     assert steps == [(done, 8) for done in range(9)]
 
@@ -111,8 +111,8 @@ def test_warm_up_on_a_cpu_is_one_full_batch_and_one_grammar(tiny_bundle: Path) -
 
 
 def test_a_bundle_whose_rounds_fail_does_not_become_ready(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(this: Round) -> None:
-        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
+    def fail(round_: Round) -> None:
+        raise RuntimeError(f"no memory for {round_.batch} rows of {round_.window}")
 
     with LLM(tiny_bundle, threads=1) as llm:
         monkeypatch.setattr(llm.loop.target, "score", fail)

@@ -87,8 +87,8 @@ def test_every_command_of_the_readme_runs_from_an_installed_wheel(installed: Pat
 def test_what_is_installed_is_the_wheel_and_not_the_checkout(installed: Path, tmp_path: Path) -> None:
     code = "import tandemrt.engines.recipe.recipe as r; "
     code += "print(r.__file__, r.Recipe.load(r.locate('demo')).target.checkpoint)"
-    found = subprocess.check_output([installed, "-c", code], cwd=tmp_path, env=environment(installed), text=True)
-    assert all(Path(line).is_relative_to(installed.parents[1]) for line in found.split())
+    paths = subprocess.check_output([installed, "-c", code], cwd=tmp_path, env=environment(installed), text=True)
+    assert all(Path(line).is_relative_to(installed.parents[1]) for line in paths.split())
 
 
 def test_a_pair_whose_checkpoints_are_nowhere_is_refused_by_its_name_on_the_hub(

@@ -62,7 +62,7 @@ def test_the_definition_is_the_attention_of_transformers(kind):
     norms = [] if kind == "llama" else [norm.weight.detach().numpy() for norm in (layer.q_norm, layer.k_norm)]
     table = np.array([[5, 2, 9], [1, 7, 8], [4, 3, 6]], np.int32)
     keys = values = np.full((10, 2, block_size, 32), np.nan, np.float32)
-    given = attributes(head_dim=32, sliding_window=7 if kind == "sliding" else 0)
+    attention = attributes(head_dim=32, sliding_window=7 if kind == "sliding" else 0)
     for row, length in enumerate(lengths):
         done = 0
         for chunk in [5, 3, *[1] * length]:
@@ -71,7 +71,19 @@ def test_the_definition_is_the_attention_of_transformers(kind):
                 break
             new = qkv[row][done : done + chunk]
             mixed, keys, values = window_attention(
-                new, keys, values, table[row : row + 1], [done], [], [0], [], table[:0], cosine, sine, *norms, **given
+                new,
+                keys,
+                values,
+                table[row : row + 1],
+                [done],
+                [],
+                [0],
+                [],
+                table[:0],
+                cosine,
+                sine,
+                *norms,
+                **attention,
             )
             np.testing.assert_allclose(mixed, whole[row][done : done + chunk], rtol=2e-5, atol=2e-5)
             done += chunk
@@ -79,42 +91,42 @@ def test_the_definition_is_the_attention_of_transformers(kind):
 
 @pytest.mark.parametrize("sliding_window", [0, 1, 70])
 def test_rows_in_one_call_are_the_rows_one_by_one(sliding_window):
-    tensors, given = case([3, 0, 64, 100], 5), attributes(sliding_window=sliding_window)
-    together = expected(tensors, given)
+    tensors, attention = case([3, 0, 64, 100], 5), attributes(sliding_window=sliding_window)
+    together = expected(tensors, attention)
     for row in (0, 2, 3):
         one = {n: tensors[n][row : row + 1] for n in ("block_table", "write_index")}
         one["qkv"] = tensors["qkv"][5 * row : 5 * row + 5]
-        np.testing.assert_array_equal(expected(tensors | one, given)[0], together[0][5 * row : 5 * row + 5])
+        np.testing.assert_array_equal(expected(tensors | one, attention)[0], together[0][5 * row : 5 * row + 5])
 
 
 def test_a_window_is_its_tokens_one_after_the_other():
-    tensors, given = case([62, 9], 4, norm=True), attributes(sliding_window=33)
-    mixed, *caches = expected(tensors, given)
+    tensors, attention = case([62, 9], 4, norm=True), attributes(sliding_window=33)
+    mixed, *caches = expected(tensors, attention)
     for j in range(4):
         one = {"qkv": tensors["qkv"][j::4], "write_index": tensors["write_index"] + j}
-        single, tensors["key_cache"], tensors["value_cache"] = expected(tensors | one, given)
+        single, tensors["key_cache"], tensors["value_cache"] = expected(tensors | one, attention)
         np.testing.assert_allclose(single, mixed[j::4], rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(tensors["key_cache"], caches[0])
 
 
 @pytest.mark.parametrize("sliding_window", [0, 70])
 def test_runs_of_prompts_in_one_call_are_windows_one_by_one(sliding_window):
-    tensors, given = case([64, 9], 3, RUNS, padding=4, norm=True), attributes(sliding_window=sliding_window)
-    mixed, *caches = expected(tensors, given)
+    tensors, attention = case([64, 9], 3, RUNS, padding=4, norm=True), attributes(sliding_window=sliding_window)
+    mixed, *caches = expected(tensors, attention)
     assert not mixed[-4:].any()
     alone = tensors | {"prompt_rows": [], "prompt_starts": [0], "prompt_index": [], "prompt_table": np.empty((0, 1))}
     row = {n: tensors[n] for n in ("block_table", "write_index")} | {"qkv": tensors["qkv"][:6]}
-    found, alone["key_cache"], alone["value_cache"] = expected(alone | row, given)
-    np.testing.assert_array_equal(found, mixed[:6])
+    outputs, alone["key_cache"], alone["value_cache"] = expected(alone | row, attention)
+    np.testing.assert_array_equal(outputs, mixed[:6])
     for run, (first, end) in enumerate(pairwise(6 + tensors["prompt_starts"])):
         row = {"block_table": tensors["prompt_table"][[run]], "write_index": tensors["prompt_index"][[run]]}
         if end > first:
-            found, alone["key_cache"], alone["value_cache"] = expected(
-                alone | row | {"qkv": tensors["qkv"][first:end]}, given
+            outputs, alone["key_cache"], alone["value_cache"] = expected(
+                alone | row | {"qkv": tensors["qkv"][first:end]}, attention
             )
-            np.testing.assert_array_equal(found, mixed[first:end])
-    for found, wanted in zip((alone["key_cache"], alone["value_cache"]), caches, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(outputs, mixed[first:end])
+    for outputs, wanted in zip((alone["key_cache"], alone["value_cache"]), caches, strict=True):
+        np.testing.assert_array_equal(outputs, wanted)
 
 
 @settings(deadline=None, max_examples=50)
@@ -131,24 +143,24 @@ def test_the_function_body_equals_the_definition_whatever_a_call_is_packed_of(
     if not query * len(lengths) + sum(new for _, new in runs):
         query = 1
     tensors = case(lengths, query, runs, padding if runs else 0, head_dim=32, block_size=16)
-    given = attributes(head_dim=32, sliding_window=sliding_window)
+    attention = attributes(head_dim=32, sliding_window=sliding_window)
     feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
-    found = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
-    assert_close(found, expected(tensors, given), tensors, tolerance(np.float32))
+    outputs = session(np.float32, False, attention).run(["mixed", "key", "value"], feed)
+    assert_close(outputs, expected(tensors, attention), tensors, tolerance(np.float32))
 
 
 def test_a_window_follows_a_prompt_run_of_the_same_text(session):
     """The last part of a prompt and the following window are one call."""
-    tensors, given = case([90], 3, [(20, 70)], head_dim=32), attributes(head_dim=32)
+    tensors, attention = case([90], 3, [(20, 70)], head_dim=32), attributes(head_dim=32)
     tensors["block_table"] = tensors["prompt_table"]
     feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
-    found = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
-    wanted = expected(tensors, given)
-    assert_close(found, wanted, tensors, tolerance(np.float32))
+    outputs = session(np.float32, False, attention).run(["mixed", "key", "value"], feed)
+    wanted = expected(tensors, attention)
+    assert_close(outputs, wanted, tensors, tolerance(np.float32))
     whole = tensors | {"qkv": np.roll(tensors["qkv"], -3, axis=0), "block_table": tensors["prompt_table"]}
     whole |= {"prompt_rows": [], "prompt_starts": [0], "prompt_index": [], "prompt_table": np.empty((0, 1))}
     whole["write_index"] = tensors["prompt_index"]
-    np.testing.assert_allclose(np.roll(expected(whole, given)[0], 3, axis=0), wanted[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(np.roll(expected(whole, attention)[0], 3, axis=0), wanted[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +168,12 @@ def session():
     """Sessions by dtype, norm and attributes, each opened once."""
     opened = {}
 
-    def get(dtype, norm, given):
-        key = (dtype, norm, *given.values())
+    def get(dtype, norm, attention):
+        key = (dtype, norm, *attention.values())
         if key not in opened:
-            opened[key] = onnxruntime.InferenceSession(_model(dtype, norm, given), providers=["CPUExecutionProvider"])
+            opened[key] = onnxruntime.InferenceSession(
+                _model(dtype, norm, attention), providers=["CPUExecutionProvider"]
+            )
         return opened[key]
 
     return get
@@ -173,34 +187,34 @@ def session():
 def test_the_function_body_equals_the_definition(session, dtype, norm, sliding_window, lengths, query):
     """Unused entries are NaN. With a cache bound to both input and output it is updated in place."""
     tensors = case(lengths, query, head_dim=32, norm=norm, dtype=dtype)
-    given = attributes(head_dim=32, sliding_window=sliding_window)
-    opened, wanted = session(dtype, norm, given), expected(tensors, given)
+    attention = attributes(head_dim=32, sliding_window=sliding_window)
+    opened, wanted = session(dtype, norm, attention), expected(tensors, attention)
     feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
     assert_close(opened.run(["mixed", "key", "value"], feed), wanted, tensors, tolerance(dtype))
 
-    held = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array.copy()) for name, array in feed.items()}
+    bound = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array.copy()) for name, array in feed.items()}
     binding = opened.io_binding()
-    for name, value in held.items():
+    for name, value in bound.items():
         binding.bind_ortvalue_input(name, value)
     binding.bind_output("mixed")
-    binding.bind_ortvalue_output("key", held["key_cache"])
-    binding.bind_ortvalue_output("value", held["value_cache"])
+    binding.bind_ortvalue_output("key", bound["key_cache"])
+    binding.bind_ortvalue_output("value", bound["value_cache"])
     opened.run_with_iobinding(binding)
-    found = [binding.copy_outputs_to_cpu()[0], held["key_cache"].numpy(), held["value_cache"].numpy()]
-    assert_close(found, wanted, tensors, tolerance(dtype))
+    outputs = [binding.copy_outputs_to_cpu()[0], bound["key_cache"].numpy(), bound["value_cache"].numpy()]
+    assert_close(outputs, wanted, tensors, tolerance(dtype))
 
 
 def test_the_function_body_takes_one_block_of_any_size_per_row(session):
-    tensors, given = case([70, 3], 3, head_dim=32, block_size=101, max_blocks=1), attributes(head_dim=32)
+    tensors, attention = case([70, 3], 3, head_dim=32, block_size=101, max_blocks=1), attributes(head_dim=32)
     feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
-    found = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
-    assert_close(found, expected(tensors, given), tensors, tolerance(np.float32))
+    outputs = session(np.float32, False, attention).run(["mixed", "key", "value"], feed)
+    assert_close(outputs, expected(tensors, attention), tensors, tolerance(np.float32))
 
 
 def test_free_rows_write_to_the_scratch_block_and_nowhere_else(session):
-    tensors, given = case([0, 65, 0], 5, head_dim=32), attributes(head_dim=32)
+    tensors, attention = case([0, 65, 0], 5, head_dim=32), attributes(head_dim=32)
     feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
-    _, key, _ = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
+    _, key, _ = session(np.float32, False, attention).run(["mixed", "key", "value"], feed)
     written = {block for block in range(len(key)) if not np.array_equal(key[block], feed["key_cache"][block], True)}
     assert written == {0, tensors["block_table"][1, 1]}
 
@@ -347,7 +361,7 @@ def test_shapes_that_do_not_match_are_refused_by_name(change, message):
         AttentionLauncher(Context(torch.device("cpu")), *tensors.values(), **attributes())
 
 
-def _model(dtype, norm, given):
+def _model(dtype, norm, attention):
     """A graph of one node that carries the function."""
     element = ELEMENTS[dtype]
     ranks = {name: len(SCHEMAS["window_attention"][name].shape) for name in NAMES}
@@ -359,7 +373,7 @@ def _model(dtype, norm, given):
         dims = [f"{name}_{axis}" for axis in range(rank)]
         return onnx.helper.make_tensor_value_info(name, int(types.get(name, element)), dims)
 
-    node = onnx.helper.make_node("window_attention", names, ["mixed", "key", "value"], domain=DOMAIN, **given)
+    node = onnx.helper.make_node("window_attention", names, ["mixed", "key", "value"], domain=DOMAIN, **attention)
     outputs = [value("mixed", 2), value("key", 4), value("value", 4)]
     graph = onnx.helper.make_graph([node], "attention", [value(name, ranks[name]) for name in names], outputs)
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in (("", functions.OPSET), (DOMAIN, 1))]

@@ -35,9 +35,9 @@ def test_a_round_uses_the_draft_window_of_its_number_of_requests(tiny_bundle: Pa
         seen: set[tuple[int, int]] = set()
         score = llm.loop.target.score
 
-        def record_round(this: Round) -> None:
-            seen.add((len([running for running in llm.loop.slots if not running.prefilling]), this.window))
-            score(this)
+        def record_round(round_: Round) -> None:
+            seen.add((len([running for running in llm.loop.slots if not running.prefilling]), round_.window))
+            score(round_)
 
         llm.loop.target.score = record_round  # type: ignore[method-assign]
         params = [SamplingParams(seed=1, max_tokens=n, ignore_eos=True) for n in (60, 40, 20)]
@@ -68,10 +68,10 @@ def test_a_round_without_an_ngram_match_drafts_no_token(ngram_bundle: Path) -> N
         seen: list[tuple[int, int]] = []
         score = llm.loop.target.score
 
-        def record_round(this: Round) -> None:
-            drafts = llm.loop.target.buffers.draft_len.host_view(this.batch).tolist()
-            seen.append((this.window, max(drafts, default=0)))
-            score(this)
+        def record_round(round_: Round) -> None:
+            drafts = llm.loop.target.buffers.draft_len.host_view(round_.batch).tolist()
+            seen.append((round_.window, max(drafts, default=0)))
+            score(round_)
 
         llm.loop.target.score = record_round  # type: ignore[method-assign]
         params = [SamplingParams(temperature=t, seed=1, max_tokens=60, ignore_eos=True) for t in (0.0, 3.0)]
