@@ -244,7 +244,7 @@ def test_a_plan_for_prompts_does_not_follow_from_how_many_tokens_a_call_has(chun
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_what_is_in_a_checkpoint_does_not_decide_which_algorithms_agree(dtype: torch.dtype) -> None:
+def test_algorithms_are_compared_on_values_that_the_checkpoint_does_not_decide(dtype: torch.dtype) -> None:
     broken = torch.full((16, 32), torch.nan).to(dtype)
     drawn, again = matmul_trials.random_like(broken), matmul_trials.random_like(torch.zeros(16, 32).to(dtype))
     assert (drawn.dtype, drawn.shape) == (dtype, broken.shape)

@@ -69,7 +69,7 @@ def test_a_node_stands_in_the_subgraph_of_the_first_step_that_needs_it() -> None
     assert decoder.subgraphs[1].inputs == ("x", "a")
 
 
-def test_what_several_steps_need_is_made_for_the_first_and_passed_on_to_the_others() -> None:
+def test_a_value_of_several_steps_is_computed_for_the_first_and_passed_on_to_the_others() -> None:
     b, x = graph()
     shared = b.op("Neg", x)
     gated = gate(b, b.op("Abs", shared), "a")
@@ -83,7 +83,7 @@ def test_what_several_steps_need_is_made_for_the_first_and_passed_on_to_the_othe
     assert decoder.subgraphs[1].inputs == ("Neg", "a")
 
 
-def test_what_depends_on_no_input_is_in_every_subgraph_that_reads_it_and_is_never_passed_on() -> None:
+def test_a_node_without_inputs_is_in_every_subgraph_that_reads_it_and_is_never_passed_on() -> None:
     b, x = graph()
     weight = b.op("Neg", b.constant(np.ones(2 * WIDTH), "float32"))
     gated = gate(b, b.op("Add", x, weight), "a")

@@ -196,7 +196,7 @@ def test_the_demos_hybrid_writes_the_same_texts_without_speculation(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", [Kind.MTP, Kind.PEAGLE])
-def test_what_the_training_command_writes_drafts_by_its_recipe_and_changes_no_text(
+def test_a_draft_of_the_training_command_drafts_by_its_recipe_and_changes_no_text(
     tmp_path: Path, llm: LLM, kind: Kind
 ) -> None:
     few: dict[str, Any] = {"texts": 1, "longest": 4, "together": 1, "steps": 1, "batch": 1}

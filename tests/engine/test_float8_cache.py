@@ -239,7 +239,9 @@ def test_a_draft_models_cache_is_in_float8_if_the_targets_recipe_or_its_own_chec
         (PAGED.replace("9.0", "8.6"), "float8_e4m3", r"needs compute capability 8\.9 or later; got 8\.6 in backend"),
     ],
 )
-def test_what_no_cache_holds_is_refused(tmp_path: Path, backend: str, kv_dtype: str, message: str) -> None:
+def test_cache_dtypes_without_an_implementation_are_refused(
+    tmp_path: Path, backend: str, kv_dtype: str, message: str
+) -> None:
     target = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32)
     recipe = write_recipe(tmp_path / "r.toml", target=target, backend=backend)
     with pytest.raises(BadRecipe, match=message):

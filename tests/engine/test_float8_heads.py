@@ -107,7 +107,7 @@ def test_rounds_of_drafted_tokens_are_near_those_of_the_definition(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
-def test_what_it_drafts_changes_no_text(tmp_path: Path, kind: str) -> None:
+def test_a_float8_head_changes_no_text(tmp_path: Path, kind: str) -> None:
     """In steps, as on a GPU: every matmul of the head's layers is one in float8."""
     target = tiny_checkpoint(tmp_path / "target", **SIZES)
     head: Any = replace({"eagle3": EAGLE3, "peagle": PEAGLE, "dflash": DFLASH}[kind], draft_vocab=16)

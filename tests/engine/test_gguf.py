@@ -248,7 +248,7 @@ def test_a_file_is_a_model_name_and_speculation_changes_no_text(
         ("llama", "add_value_length", "llama.attention.value_length should be 16"),
     ],
 )
-def test_what_is_not_read_is_rejected_by_name(tmp_path: Path, name: str, key: str | None, message: str) -> None:
+def test_unsupported_files_are_rejected_by_name(tmp_path: Path, name: str, key: str | None, message: str) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", name)
     writer.add_block_count(1)
     writer.add_embedding_length(64)

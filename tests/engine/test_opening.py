@@ -39,7 +39,7 @@ import tandemrt.plugins.kernels.module
 """
 
 
-def test_what_a_server_imports_early_is_complete_where_kernels_import_it(tiny_bundle: Path) -> None:
+def test_early_imports_of_a_server_are_complete_where_kernels_import_them(tiny_bundle: Path) -> None:
     """A thread that imported cuda.core made it look complete to others, and the start failed."""
     subprocess.run([sys.executable, "-c", _SERVE, str(tiny_bundle)], check=True)
 

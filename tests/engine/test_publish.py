@@ -125,7 +125,7 @@ def refused(folder: Path, **changes: object) -> None:
     publish(folder, **{"out": folder.parent / "out", "scheme": "int4", "group": 32} | changes)
 
 
-def test_what_cannot_be_done_is_refused_by_name_and_leaves_nothing(tmp_path):
+def test_impossible_options_are_refused_by_name_and_leave_nothing(tmp_path):
     whole = tiny_checkpoint(tmp_path / "unquantized")
     with pytest.raises(BadRequest, match="group must be one of 32, 64, 128; got 16"):
         refused(whole, group=16)

@@ -116,7 +116,10 @@ FLOAT8 = {
     "fp8, block": Float8(QWEN, (128, 128), "weight_scale_inv", inputs=128),
     "fp8, tensor, static inputs": Float8(
         QWEN | {"activation_scheme": "static", "weight_block_size": None, "modules_to_not_convert": ["lm_head"]},
-        *((0, 0), "weight_scale_inv", "activation_scale", ()),
+        (0, 0),
+        "weight_scale_inv",
+        "activation_scale",
+        (),
     ),
     "fbgemm_fp8": Float8({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, (1, 0)),
     "modelopt": Float8(MODELOPT, (0, 0), input_scale="input_scale", shape=()),

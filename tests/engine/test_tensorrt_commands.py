@@ -74,7 +74,7 @@ def test_a_damaged_report_of_an_engine_is_named_and_hides_nothing_else(run, fold
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_built(run, folder: Path, options, message) -> None:
+def test_options_that_do_not_fit_are_refused_before_anything_is_built(run, folder: Path, options, message) -> None:
     code, _, err = run("export", "build", "tiny.toml", "--out", "refused", *options)
     assert code == 2
     assert message in err

@@ -222,7 +222,7 @@ def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, text
     assert (tmp_path / "draft" / "model.safetensors").exists()
 
 
-def test_what_is_stopped_while_it_saves_leaves_what_was_saved_before(
+def test_an_interrupted_save_leaves_the_draft_that_was_saved_before(
     tmp_path: Path, target: Any, texts: list[Text], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5)

@@ -84,7 +84,7 @@ def test_every_command_of_the_readme_runs_from_an_installed_wheel(installed: Pat
         assert '"customer"' in done.stdout
 
 
-def test_what_is_installed_is_the_wheel_and_not_the_checkout(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_is_installed_and_not_the_checkout(installed: Path, tmp_path: Path) -> None:
     code = "import tandemrt.engines.recipe.recipe as r; "
     code += "print(r.__file__, r.Recipe.load(r.locate('demo')).target.checkpoint)"
     paths = subprocess.check_output([installed, "-c", code], cwd=tmp_path, env=environment(installed), text=True)

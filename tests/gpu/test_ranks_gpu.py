@@ -53,7 +53,7 @@ def test_both_gpus_have_the_bits_of_the_reference(ranks: tuple[RankProcesses, Sh
     left = iter(outputs)
     for dtype in DTYPES:
         for shape in SHAPES:
-            expected = all_reduce(*[array(part(0, shape, dtype))], [array(part(1, shape, dtype))])
+            expected = all_reduce(array(part(0, shape, dtype)), [array(part(1, shape, dtype))])
             np.testing.assert_array_equal(array(next(left)).view(np.uint8), expected.view(np.uint8))
         for rows, columns, width in GATHERS:
             parts = [array(part(rank, (rows, columns), dtype)) for rank in range(2)]

@@ -57,7 +57,7 @@ def test_draft_windows_are_compared_with_autoregressive_decoding(bundle: Path) -
     assert all(at is None or at > 0 for at in where_windows_part(bundle))
 
 
-def test_what_a_row_gives_depends_on_no_other(kernels: Path) -> None:
+def test_the_outputs_of_a_row_depend_on_no_other(kernels: Path) -> None:
     """Up to 16 rows by kernels of ours, so a window there gives what its tokens give alone, bit for bit."""
     context, (width, inner) = Context(torch.device("cuda", 0), kernels), (1040, 4112)
     weight, rows = (_float8(torch.randn(n, inner, device="cuda")) for n in (width, 16))

@@ -184,7 +184,7 @@ def test_a_waiting_request_keeps_no_prompt(limited: Served, path: str, body: dic
         ("/v1/completions", {"prompt": "v" * 300, "echo": True}),
     ],
 )
-def test_what_an_answer_repeats_counts_until_its_end(
+def test_fields_that_an_answer_repeats_count_until_its_end(
     limited: Served, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     most = "max_output_tokens" if "input" in body else "max_tokens"

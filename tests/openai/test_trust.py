@@ -207,7 +207,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
         ("/v1/completions", {"cache_salt": SURROGATE}, "cache_salt"),
     ],
 )
-def test_what_an_answer_could_not_repeat_is_refused_before_it_is_generated(
+def test_fields_that_an_answer_could_not_repeat_are_refused_before_it_is_generated(
     served: Served, path: str, fields: dict[str, Any], param: str | None
 ) -> None:
     prompt = {"/v1/responses": {"input": "x"}, "/v1/completions": {"prompt": "x"}}.get(path, CHAT)

@@ -40,7 +40,7 @@ def emitted(context, draft, seed, temperature, position, length=None):
     right=st.integers(0, 8),
     data=st.data(),
 )
-def test_what_is_emitted_is_a_prefix_of_the_plain_text(seed, temperature, draft, right, data):
+def test_emitted_tokens_are_a_prefix_of_the_plain_text(seed, temperature, draft, right, data):
     """Regression S11, one round: any draft, the first ``right`` tokens of it correct, of any usable length."""
     text = plain(seed, temperature, 9)
     draft = text[: min(right, len(draft))] + draft[right:]

@@ -52,7 +52,7 @@ def read_back(style: str, text: str, size: int) -> Any:
 
 
 @given(value=VALUES, size=st.integers(1, 5))
-def test_what_python_writes_is_read_back(value: Any, size: int) -> None:
+def test_values_that_python_writes_are_read_back(value: Any, size: int) -> None:
     assert read_back("python", repr(value) + "\n", size) == value
     assert ast.literal_eval(NOTATIONS["python"].spelled(value)) == value
 
@@ -188,7 +188,7 @@ def test_names_that_are_not_listed_obey_the_rest_of_the_schema() -> None:
         ),
     ],
 )
-def test_what_a_notation_cannot_enforce_is_rejected(style: str, schema: Any, message: str) -> None:
+def test_schemas_that_a_notation_cannot_enforce_are_rejected(style: str, schema: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         accepts(style, schema, "")
 

@@ -49,7 +49,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("prompt", [5, None, 1.5, b"bytes", [True], ["a", 1], {"role": "user"}, iter([1])])
-def test_what_is_no_prompt_is_refused_as_a_request(token_ids, tokenizer: Tokenizer, prompt: Any) -> None:
+def test_other_values_than_prompts_are_refused_as_a_request(token_ids, tokenizer: Tokenizer, prompt: Any) -> None:
     with pytest.raises(BadRequest, match="must be a text, a list of token ids or a list of chat messages, received"):
         token_ids(prompt, tokenizer)
 
@@ -158,7 +158,7 @@ def test_a_template_has_no_longer_than_the_request(token_ids) -> None:
         token_ids(ASKED, opened("{{ 10**(10**8) }}"), time.monotonic() + 0.3)
 
 
-def test_what_is_slow_comes_to_the_same_as_what_is_quick(token_ids, tokenizer, monkeypatch) -> None:
+def test_long_prompts_get_the_same_tokens_as_short_ones(token_ids, tokenizer, monkeypatch) -> None:
     text = "hello world " * 9
     quick = [token_ids(text, tokenizer), token_ids(ASKED, opened("{{ messages[0].content.upper() }}"))]
     monkeypatch.setattr(prompts, "QUICK_BYTES", 10)
@@ -196,7 +196,7 @@ def test_the_error_of_a_slow_template_is_reported(token_ids) -> None:
     ],
     ids=["text", "bytes", "ids", "message", "messages", "tools", "cycle", "mixed"],
 )
-def test_what_is_too_large_is_refused_before_anything_is_done_with_it(prompt: Any, rule: str) -> None:
+def test_a_prompt_that_is_too_large_is_refused_before_it_is_read(prompt: Any, rule: str) -> None:
     reader = PromptReader(
         cast("Tokenizer", None),
         valid_tokens=9,

@@ -73,7 +73,7 @@ sizes = st.tuples(st.integers(1, 64), st.integers(0, 8), st.integers(1, 96))
 
 
 @given(sizes)
-def test_what_the_exporter_builds_takes_every_call_of_the_runtime(given_sizes: tuple[int, int, int]) -> None:
+def test_profiles_of_the_exporter_take_every_call_of_the_runtime(given_sizes: tuple[int, int, int]) -> None:
     built, limited = recipe(*given_sizes), limits(*given_sizes)
     decoder = uses(built, DECODER)
     require_profiles("target", DECODER, limited, decoder)
