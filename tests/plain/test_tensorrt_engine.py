@@ -7,6 +7,7 @@ import torch
 
 from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, InternalError
+from tandemrt.runtime.device.backends.tensorrt import contexts
 from tandemrt.runtime.device.backends.tensorrt import engine as backend
 from tandemrt.runtime.device.backends.tensorrt import open as tensorrt_open
 from tandemrt.runtime.device.backends.tensorrt.open import deserialize, require_bindings
@@ -34,7 +35,7 @@ def state(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (state.free, 1 << 30))
-    monkeypatch.setattr(backend, "logger", lambda _: state.log)
+    monkeypatch.setattr(contexts, "logger", lambda _: state.log)
     return state
 
 
@@ -110,11 +111,49 @@ def test_other_shapes_get_a_context_of_their_own_with_the_profile_tuned_closest(
     assert [context.profile for context in real.contexts] == [0, 1, 1, 0]
 
 
+def test_the_least_recently_used_context_gets_the_shapes_of_a_new_call(state, monkeypatch):
+    monkeypatch.setattr(contexts, "MOST_UNRECORDED", 2)
+    real, engine = opened(state)
+    bound = {shape: tensors(*shape) for shape in ((1, 6), (1, 5), (2, 3), (3, 4), (1, 6))}
+    calls = {shape: engine.bind(given) for shape, given in bound.items()}
+    for shape in (*calls, (1, 5), (1, 5), (1, 6)):
+        bound[shape]["logits"].fill_(-1)
+        calls[shape].run()
+        check(bound[shape])
+    assert len(real.contexts) == 2
+
+
+def test_a_context_that_a_graph_recorded_keeps_its_shapes(state, monkeypatch):
+    monkeypatch.setattr(contexts, "MOST_UNRECORDED", 1)
+    real, engine = opened(state)
+    recorded = engine.bind(tensors(2, 3))
+    recorded.run()
+    state.capturing = True
+    recorded.run()
+    state.capturing = False
+    for shape in ((1, 6), (1, 5), (1, 4)):
+        given = tensors(*shape)
+        engine.bind(given).run()
+        check(given)
+    assert len(real.contexts) == 2
+    assert real.contexts[0].shapes["token_ids"] == (2, 3)
+
+
+def test_a_context_with_new_shapes_must_run_before_it_is_recorded(state, monkeypatch):
+    monkeypatch.setattr(contexts, "MOST_UNRECORDED", 1)
+    _, engine = opened(state)
+    first, second = (engine.bind(tensors(*shape)) for shape in ((2, 3), (1, 6)))
+    second.run()
+    state.capturing = True
+    with pytest.raises(InternalError, match="run once before capture"):
+        first.run()
+
+
 def test_all_contexts_share_one_allocation(state):
     real, engine = opened(state)
     for shape in ((1, 6), (4, 3)):
         engine.bind(tensors(*shape)).run()
-    assert {context.memory[0] for context in real.contexts} == {engine._scratch.block.data_ptr()}
+    assert {context.memory[0] for context in real.contexts} == {engine._contexts._scratch.block.data_ptr()}
     assert [context.memory[1] for context in real.contexts] == [MEMORY, MEMORY]
     assert [context.how for context in real.contexts] == ["user managed", "user managed"]
 

@@ -1,7 +1,6 @@
 """TensorRT and TensorRT-RTX engines on a CUDA device; both Python modules have the same API.
 
-An engine has one execution context per set of shapes, made when such a call is first bound. All contexts of an engine
-share one block of memory from torch, so its calls must share one stream.
+All execution contexts of an engine share one block of memory from torch, so its calls must share one stream.
 """
 
 from typing import Any, cast
@@ -11,21 +10,16 @@ import torch
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.engines.tensorrt.library import logger
-from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
 from tandemrt.plugins.operators.launch import Tensors
 from tandemrt.plugins.tensors.protocol import Tensor
 from tandemrt.runtime.device.backends.base import check_tensors
+from tandemrt.runtime.device.backends.tensorrt.contexts import Contexts, Shapes
 from tandemrt.runtime.device.backends.tensorrt.open import open_file, profiles_of, require_bindings
-from tandemrt.runtime.device.backends.tensorrt.plan import Shape, choose_profile, require_profiles
-from tandemrt.runtime.device.backends.tensorrt.rtx import Jit
-from tandemrt.runtime.device.backends.tensorrt.scratch import ScratchMemory
-
-Shapes = tuple[tuple[str, Shape], ...]
+from tandemrt.runtime.device.backends.tensorrt.plan import require_profiles
 
 
 class TensorRtEngine:
-    """One engine: weights on the device, memory of its contexts, and a context per set of shapes."""
+    """One engine: weights on the device, and its execution contexts."""
 
     def __init__(
         self,
@@ -40,16 +34,14 @@ class TensorRtEngine:
     ) -> None:
         self.contract = contract
         self.device = device
-        self.capturable = True
-        self._trt = trt
-        self._engine = engine
-        self._name = name
         self._narrow = narrow
-        self._profiles = profiles_of(engine, contract)
-        self._scratch = ScratchMemory(engine, name, device)
         self._nothing = torch.empty(256, dtype=torch.uint8, device=device)  # bound instead of empty tensors
-        self._jit = Jit(trt, engine, key, self._scratch)
-        self._contexts: dict[Shapes, _Context] = {}
+        self._contexts = Contexts(trt, engine, name, profiles_of(engine, contract), device, key=key)
+
+    @property
+    def capturable(self) -> bool:
+        """See Engine.capturable."""
+        return self._contexts.capturable
 
     @classmethod
     def open(cls, bundle: Bundle, name: EngineName, device: torch.device) -> "TensorRtEngine":
@@ -68,8 +60,7 @@ class TensorRtEngine:
         """See Engine.bind. Plugins ignore ``filters``. Aliased outputs are bound to their input's memory."""
         check_tensors(self.contract, tensors, self.device)
         shapes = tuple((b.name, tuple(tensors[b.name].shape)) for b in self.contract.inputs)
-        if shapes not in self._contexts:
-            self._contexts[shapes] = self._context(shapes)
+        self._contexts.of(shapes)  # raises now if no profile takes them
         source = dict(self.contract.aliases)
         bindings = (*self.contract.inputs, *self.contract.outputs)
         bound = {b.name: tensors[source.get(b.name, b.name)] for b in bindings}
@@ -78,88 +69,34 @@ class TensorRtEngine:
             name: (tensor if tensor.numel() else self._nothing).data_ptr() for name, tensor in (bound | copies).items()
         }
         narrowed = tuple((copy, cast("torch.Tensor", bound[name])) for name, copy in copies.items())
-        return TensorRtCall(self._contexts[shapes], addresses, tuple(tensors.values()), narrowed)
-
-    def _context(self, shapes: Shapes) -> "_Context":
-        profile = choose_profile(self._profiles, dict(shapes))
-        if profile is None:
-            raise InternalError(f"engine {self._name!r}: no profile takes {dict(shapes)}")
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        context = self._shaped(shapes, profile, stream, own_graphs=False)
-        if self._jit.active and not context.is_stream_capturable(stream):
-            self.capturable = False
-            context = self._shaped(shapes, profile, stream, own_graphs=True)
-        return _Context(self._name, context, logger(self._trt), self.device)
-
-    def _shaped(self, shapes: Shapes, profile: int, stream: int, *, own_graphs: bool) -> Any:
-        log = logger(self._trt)
-        log.clear()
-        context = self._jit.create_context(own_graphs=own_graphs)
-        if context is None:
-            raise BackendUnavailable(f"engine {self._name!r}: no execution context: {log.summary()}")
-        try:
-            accepted = context.set_optimization_profile_async(profile, stream)
-        except RuntimeError:  # what TensorRT 10 raises in place of returning False
-            accepted = False
-        if not (accepted and all(context.set_input_shape(name, shape) for name, shape in shapes)):
-            raise InternalError(
-                f"engine {self._name!r}: profile {profile} does not accept {dict(shapes)}: {log.summary()}"
-            )
-        self._scratch.provide(context)
-        return context
+        return TensorRtCall(self._contexts, shapes, addresses, tuple(tensors.values()), narrowed)
 
 
 class TensorRtCall:
-    """Tensors bound to a context. Calls of the same shapes share the context.
+    """Tensors bound to an engine. Calls of the same shapes share a context.
 
     ``narrowed``: int32 copies of int64 inputs, with their sources, for an engine that has no int64.
     """
 
     def __init__(
         self,
-        context: "_Context",
+        contexts: Contexts,
+        shapes: Shapes,
         addresses: dict[str, int],
         keep: tuple[Tensor, ...],
         narrowed: tuple[tuple[torch.Tensor, torch.Tensor], ...],
     ) -> None:
-        self._context = context
+        self._contexts = contexts
+        self._shapes = shapes
         self._addresses = addresses
         self._keep = keep  # the bindings hold bare addresses
         self._narrowed = narrowed
 
     def run(self) -> None:
-        """Enqueue one run on the device's current stream. Only the first run allocates and waits.
+        """Enqueue one run on the device's current stream. Only the first run of a context allocates and waits.
 
         Raises InternalError if TensorRT rejects the run, or if the first run is inside a CUDA graph capture.
         """
         for copy, source in self._narrowed:
             copy.copy_(source)
-        self._context.enqueue(self._addresses)
-
-
-class _Context:
-    """An execution context of fixed shapes, and the tensor addresses that it is set to."""
-
-    def __init__(self, name: EngineName, context: Any, log: Any, device: torch.device) -> None:
-        self._name = name
-        self._context = context
-        self._log = log
-        self._device = device
-        self._bound: dict[str, int] = {}
-        self._ran = False
-
-    def enqueue(self, addresses: dict[str, int]) -> None:
-        if not self._ran and torch.cuda.is_current_stream_capturing():
-            raise InternalError(
-                f"engine {self._name!r}: run once before capture; TensorRT allocates and compiles in a first run"
-            )
-        self._log.clear()
-        if self._bound is not addresses:
-            for name, address in addresses.items():
-                if not self._context.set_tensor_address(name, address):
-                    raise InternalError(f"engine {self._name!r}: {name} cannot be bound: {self._log.summary()}")
-            self._bound = addresses
-        # A rejected run leaves the old output values, so the result must be checked.
-        if not self._context.execute_async_v3(torch.cuda.current_stream(self._device).cuda_stream):
-            raise InternalError(f"engine {self._name!r}: TensorRT rejected the run: {self._log.summary()}")
-        self._ran = True
+        self._contexts.of(self._shapes).enqueue(self._addresses)
