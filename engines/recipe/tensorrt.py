@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import COMPUTE, HALF
+from tandemrt.engines.validation.errors import quoted
 from tandemrt.engines.validation.records import Section, reject
 
 ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]  # targets of TensorRT-RTX 1.7
@@ -49,6 +50,9 @@ class TensorRt(Section):
         layers: *native*: TensorRT's own layers for attention, cache update, rotary embedding and RMS norm, from release
             10.15 on; *basic*: layers that every release has.
         python: interpreter whose ``tensorrt`` builds the engines; None: this one. It needs numpy besides.
+        headers: folder of the C++ headers (``NvInfer.h``) of that interpreter's TensorRT. With them verification is an
+            engine with the project's plugins, which a C++ compiler compiles for that release; the engine contains them.
+            None: the project's kernels verify, without TensorRT.
         version_compatible: the engine also opens in later releases: of the same major version, and of version 10 if
             8.6 built it.
         hardware_compatibility: GPUs that run the engine. *ampere_plus*: compute capability 8.0 and later;
@@ -60,6 +64,7 @@ class TensorRt(Section):
     name: Literal["tensorrt"]
     layers: Layers = "native"
     python: Annotated[str, StringConstraints(min_length=1)] | None = None
+    headers: Annotated[str, StringConstraints(min_length=1)] | None = None
     version_compatible: bool = False
     hardware_compatibility: Literal["none", "same_compute_capability", "ampere_plus"] = "none"
     workspace_mib: Annotated[int, Field(ge=1)] | None = None
@@ -71,8 +76,18 @@ class TensorRt(Section):
 
     @property
     def plugins(self) -> bool:
-        """Whether verification is an engine with plugins. Another interpreter does not have them."""
-        return self.layer_set.plugins and self.python is None
+        """Whether verification is an engine with plugins. Another interpreter has those in C++ only."""
+        return self.headers is not None or (self.layer_set.plugins and self.python is None)
+
+    @model_validator(mode="after")
+    def _contains_its_plugins(self) -> "TensorRt":
+        if self.headers is not None and (self.python is None or not self.version_compatible):
+            raise reject(
+                "headers needs python, whose TensorRT builds the plugins in, and version_compatible = true: only such "
+                f"an engine contains its plugins; got python {quoted(self.python)} and version_compatible "
+                f"{str(self.version_compatible).lower()}. Write both, or leave headers out"
+            )
+        return self
 
 
 class TensorRtRtx(Section):

@@ -2,7 +2,8 @@
 
     TENSORRT_PYTHON=/path/to/python3.10 pytest tests/gpu/test_tensorrt_engines.py
 
-The interpreter has numpy and TensorRT, 8.6 or later. The dtype is float32, where texts this short have no scores that
+The interpreter has numpy and TensorRT, 8.6 or later. With TENSORRT_HEADERS, the folder of that release's NvInfer.h,
+verification is an engine with plugins. The dtype is float32, where texts this short have no scores that
 rounding could swap.
 """
 
@@ -38,6 +39,9 @@ layers = "basic"
 python = "{os.environ["TENSORRT_PYTHON"]}"
 version_compatible = true
 optimization_level = 1"""
+HEADERS = os.environ.get("TENSORRT_HEADERS")
+if HEADERS is not None:
+    BACKEND += f'\nheaders = "{HEADERS}"'
 
 
 @pytest.fixture(scope="module", params=["model", "eagle3", "ngram"])
@@ -85,6 +89,7 @@ def test_the_check_finds_no_fault(bundle: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_every_decoder_is_an_engine_of_tensorrt(bundle: Path) -> None:
+def test_decoders_and_plugins_are_engines_of_tensorrt(bundle: Path) -> None:
     engines = Bundle.open(bundle).manifest.engines
-    assert {engines[name].backend for name in ("target", "draft", "fuse") if name in engines} == {"tensorrt"}
+    names = ("target", "draft", "fuse", *(("verify", "verify_probs") if HEADERS else ()))
+    assert {engines[name].backend for name in names if name in engines} == {"tensorrt"}

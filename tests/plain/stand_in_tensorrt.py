@@ -33,29 +33,34 @@ PROFILES = [((1, 1), (1, 6), (4, 6)), ((1, 1), (4, 3), (4, 3))]  # of token_ids:
 class Engine:
     """``log`` hears what it complains of; the other arguments make it depart from the contract.
 
-    ``narrow``: it has no int64, as before TensorRT 10.
+    ``narrow``: it has no int64, as before TensorRT 10. ``pairs``: neither, and it reads int64 as pairs of int32.
     """
 
     device_memory_size_v2 = MEMORY
     num_optimization_profiles = len(PROFILES)
     num_io_tensors = len(CONTRACT.inputs) + len(CONTRACT.outputs)
 
-    def __init__(self, log, *, in_place=True, host=(), dtype="FLOAT", capturable=True, narrow=False):
+    def __init__(self, log, *, in_place=True, host=(), dtype="FLOAT", capturable=True, narrow=False, pairs=False):
         self.log, self.in_place, self.host, self.dtype, self.capturable = log, in_place, host, dtype, capturable
         self.integers = "INT32" if narrow else "INT64"
+        self.pairs = pairs
         self.contexts = []
 
     def get_tensor_name(self, index):
         return (*CONTRACT.inputs, *CONTRACT.outputs)[index].name
 
     def get_tensor_dtype(self, name):
-        return SimpleNamespace(name=self.integers if CONTRACT[name].dtype == "int64" else self.dtype)
+        integers = "INT32" if self.pairs else self.integers
+        return SimpleNamespace(name=integers if CONTRACT[name].dtype == "int64" else self.dtype)
 
     def get_tensor_mode(self, name):
         return SimpleNamespace(name="OUTPUT" if CONTRACT[name] in CONTRACT.outputs else "INPUT")
 
     def get_tensor_shape(self, name):
-        return [dim if isinstance(dim, int) else -1 for dim in CONTRACT[name].shape]
+        return [*(dim if isinstance(dim, int) else -1 for dim in CONTRACT[name].shape), *self._pair(name)]
+
+    def _pair(self, name):
+        return (2,) if self.pairs and CONTRACT[name].dtype == "int64" else ()
 
     def get_tensor_location(self, name):
         return SimpleNamespace(name="HOST" if name in self.host else "DEVICE")
@@ -65,7 +70,7 @@ class Engine:
 
     def get_tensor_profile_shape(self, name, profile):
         widths = {"token_ids": lambda s: s, "write_index": lambda s: s[:1], "past_key.0": lambda s: (s[0], CAPACITY)}
-        return [widths[name](shape) for shape in PROFILES[profile]]
+        return [(*widths[name](shape), *self._pair(name)) for shape in PROFILES[profile]]
 
     def create_runtime_config(self):
         return RuntimeConfig()
@@ -118,7 +123,7 @@ class Context:
             return False
         self.runs += 1
         integers = np.dtype(self.engine.integers.lower())
-        tokens = self._at("token_ids", integers, self.shapes["token_ids"])
+        tokens = self._at("token_ids", integers, self.shapes["token_ids"][:2])
         batch, query = tokens.shape
         index = self._at("write_index", integers, (batch,))
         keys = self._at("past_key.0", np.float32, (batch, CAPACITY))

@@ -352,6 +352,7 @@ def test_tensorrt_options_default_to_the_librarys(tmp_path: Path) -> None:
         "name": "tensorrt",
         "layers": "native",
         "python": None,
+        "headers": None,
         "version_compatible": False,
         "hardware_compatibility": "none",
         "workspace_mib": None,

@@ -85,6 +85,17 @@ def test_an_engine_without_int64_reads_the_present_values_of_int64_inputs(state)
             assert torch.equal(bound["past_key.0"][row, begin : begin + 3], bound["token_ids"][row].float())
 
 
+def test_an_engine_that_has_int64_as_pairs_reads_the_tensors_themselves(state):
+    real, engine = opened(state, pairs=True)
+    given = tensors(2, 3, first=2**40)
+    call = engine.bind(given)
+    given["token_ids"] += 1
+    call.run()
+    assert torch.equal(given["logits"][..., 0], (given["token_ids"] + 0.5).float())
+    assert real.contexts[0].shapes["token_ids"] == (2, 3, 2)
+    assert real.contexts[0].addresses["token_ids"] == given["token_ids"].data_ptr()
+
+
 def test_an_engine_that_reports_no_aliases_is_accepted_if_its_updates_may_be_in_place(state):
     assert require_bindings("target", Engine(state.log, in_place=False), CONTRACT, reports_aliases=False) == ()
     narrow = require_bindings("target", Engine(state.log, in_place=False, narrow=True), CONTRACT, reports_aliases=False)

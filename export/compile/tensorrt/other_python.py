@@ -26,6 +26,7 @@ from tandemrt.export.compile.tensorrt import inspect as inspector
 from tandemrt.export.compile.tensorrt import worker
 from tandemrt.export.compile.tensorrt.config import built_on, timing_cache_file
 from tandemrt.export.compile.tensorrt.engine import EngineReport, require_layers
+from tandemrt.export.compile.tensorrt.plugin_graph import with_plugins
 from tandemrt.export.compile.tensorrt.profiles import Profile, resolve
 
 
@@ -47,18 +48,21 @@ def build_elsewhere(
     version = release(options.python)
     require_layers(version, options)
     built_for, compiler = built_on(options), f"tensorrt {version}"
-    shapes = {binding.name: binding.shape for binding in contract.inputs}
-    ranges = {name: resolve(shapes, profile) for name, profile in profiles.items()}
     timings = timing_cache or timing_cache_file(version)
     with tempfile.TemporaryDirectory() as folder:
         measured = Path(folder) / "timings"
         if timings.is_file():
             shutil.copyfile(timings, measured)
+        graph = with_plugins(onnx_path, Path(folder), options.headers, release=version)
+        pair = (2,) if graph.pairs else ()
+        shapes = {b.name: (*b.shape, *(pair if b.dtype == "int64" else ())) for b in contract.inputs}
+        ranges = {name: resolve(shapes, profile) for name, profile in profiles.items()}
         job = worker.Job(
-            onnx=str(onnx_path),
+            onnx=str(graph.path),
             plan=str(engine_path),
             result=str(Path(folder) / "result.json"),
             timing_cache=str(measured),
+            plugins=[str(library) for library in graph.libraries],
             profiles=[
                 {name: [list(sizes) for sizes in zip(*dims, strict=True)] for name, dims in inputs.items()}
                 for inputs in ranges.values()

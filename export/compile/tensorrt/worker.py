@@ -20,12 +20,16 @@ _COMPUTING = ("ACTIVATION", "ELEMENTWISE", "MATRIX_MULTIPLY", "REDUCE", "SOFTMAX
 
 
 class Job(NamedTuple):
-    """What to build. ``profiles``: per profile, input -> least, best and largest shape. ``result``: see ``build``."""
+    """What to build. ``profiles``: per profile, input -> least, best and largest shape. ``result``: see ``build``.
+
+    ``plugins``: libraries of plugins that the network uses; a version-compatible plan contains them.
+    """
 
     onnx: str
     plan: str
     result: str
     timing_cache: str
+    plugins: list[str]
     profiles: list[dict[str, list[list[int]]]]
     half: bool
     version_compatible: bool
@@ -44,11 +48,15 @@ def build(trt: Any, log: Any, job: Job) -> dict[str, Any]:
     typed = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")
     flag = trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH if typed is None else typed
     network = builder.create_network(1 << int(flag))
+    for library in job.plugins:
+        trt.get_plugin_registry().load_library(library)
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(job.onnx):
         raise Failed("; ".join(_described(parser.get_error(i)) for i in range(parser.num_errors)))
     config = builder.create_builder_config()
     set_options(trt, config, job)
+    if job.plugins:
+        config.plugins_to_serialize = job.plugins
     if typed is None:
         keep_dtypes(trt, network, config, half=job.half)
     timings = Path(job.timing_cache)

@@ -18,8 +18,8 @@ MOST_UNRECORDED = 16
 class Contexts:
     """A context per set of shapes. All share one block of scratch memory, so calls must share one stream.
 
-    Prompts have as many shapes as lengths. So at most MOST_UNRECORDED contexts are in no CUDA graph: a new set of shapes
-    replaces that of the least recently used one. A context that a graph recorded keeps its shapes.
+    Prompts have as many shapes as lengths. So at most MOST_UNRECORDED contexts are in no CUDA graph: the least recently
+    used one gets the shapes of a new call. A context that a graph recorded keeps its shapes.
     """
 
     def __init__(
@@ -29,6 +29,9 @@ class Contexts:
         self._trt = trt
         self._name = name
         self._profiles = profiles
+        ranks = {name: len(least) for name, (least, _, _) in profiles[0].items()}
+        # The last dimension of pairs (contract.paired), which calls do not have.
+        self._pairs = {name: tuple(engine.get_tensor_shape(name))[rank:] for name, rank in ranks.items()}
         self._device = device
         self._scratch = ScratchMemory(engine, name, device)
         self._jit = Jit(trt, engine, key, self._scratch)
@@ -73,7 +76,8 @@ class Contexts:
             accepted = context.set_optimization_profile_async(profile, stream)
         except RuntimeError:  # what TensorRT 10 raises in place of returning False
             accepted = False
-        if not (accepted and all(context.set_input_shape(name, shape) for name, shape in shapes)):
+        full = [(name, (*shape, *self._pairs[name])) for name, shape in shapes]
+        if not (accepted and all(context.set_input_shape(name, shape) for name, shape in full)):
             raise InternalError(
                 f"engine {self._name!r}: profile {profile} does not accept {dict(shapes)}: {log.summary()}"
             )

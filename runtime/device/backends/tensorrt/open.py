@@ -101,13 +101,16 @@ def require_bindings(
 
 
 def profiles_of(engine: Any, contract: Contract) -> list[Profile]:
-    """The shapes that each profile of an open engine takes."""
+    """The shapes that each profile of an open engine takes, without the last dimension of pairs (contract.paired)."""
 
-    def shapes(name: str, profile: int) -> tuple[Shape, Shape, Shape]:
-        least, best, most = (tuple(shape) for shape in engine.get_tensor_profile_shape(name, profile))
+    def shapes(name: str, rank: int, profile: int) -> tuple[Shape, Shape, Shape]:
+        least, best, most = (tuple(shape)[:rank] for shape in engine.get_tensor_profile_shape(name, profile))
         return least, best, most
 
-    return [{b.name: shapes(b.name, i) for b in contract.inputs} for i in range(engine.num_optimization_profiles)]
+    return [
+        {b.name: shapes(b.name, len(b.shape), i) for b in contract.inputs}
+        for i in range(engine.num_optimization_profiles)
+    ]
 
 
 def _diagnoses(trt: Any, runtime: Any, data: mmap.mmap) -> list[str]:
