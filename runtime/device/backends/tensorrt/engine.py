@@ -34,14 +34,10 @@ class TensorRtEngine:
     ) -> None:
         self.contract = contract
         self.device = device
+        self.capturable = True
         self._narrow = narrow
         self._nothing = torch.empty(256, dtype=torch.uint8, device=device)  # bound instead of empty tensors
         self._contexts = Contexts(trt, engine, name, profiles_of(engine, contract), device, key=key)
-
-    @property
-    def capturable(self) -> bool:
-        """See Engine.capturable."""
-        return self._contexts.capturable
 
     @classmethod
     def open(cls, bundle: Bundle, name: EngineName, device: torch.device) -> "TensorRtEngine":
@@ -61,6 +57,7 @@ class TensorRtEngine:
         check_tensors(self.contract, tensors, self.device)
         shapes = tuple((b.name, tuple(tensors[b.name].shape)) for b in self.contract.inputs)
         self._contexts.of(shapes)  # raises now if no profile takes them
+        self.capturable = self._contexts.capturable
         source = dict(self.contract.aliases)
         bindings = (*self.contract.inputs, *self.contract.outputs)
         bound = {b.name: tensors[source.get(b.name, b.name)] for b in bindings}
