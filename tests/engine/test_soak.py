@@ -20,6 +20,7 @@ from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.requests.text import TextStream
 from tests.waiting import PATIENCE_S
 from tools.clients.triton import TritonResponse
+from tools.quality.soak.__main__ import soak
 from tools.quality.soak.answers import Answer, problems
 from tools.quality.soak.counters import Tally
 from tools.quality.soak.faults import KINDS, Fault, Faults, Injected, _FaultyGrammar, _FaultyTextStream
@@ -52,6 +53,10 @@ def test_mixed_requests_with_faults_and_floods_get_the_same_output_as_alone(tmp_
     assert figures["rejected"] > 0
     assert figures["preemptions"] > 0
     assert figures["thread_refusals"] > 0
+
+
+def test_a_soak_without_time_for_a_wave_has_no_finding() -> None:
+    assert soak(requests=None, minutes=0.0, distinct=2).findings == []
 
 
 def test_an_answer_equal_to_the_output_alone_has_no_problem() -> None:

@@ -88,6 +88,7 @@ def soak(
         task = progress.add_task("soak", total=requests, found=0)
         gc.freeze()  # live until the end: the collection after every wave skips them
         stack.callback(gc.unfreeze)
+        result.measure()
         number = 0
         while not _over(result.requests, requests, time.monotonic() - start, minutes):
             driver = drivers[number % len(drivers)]

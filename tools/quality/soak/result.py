@@ -26,7 +26,7 @@ class SoakResult:
         preemptions: times that requests lost their slot because cache memory ran out.
         thread_refusals: threads that the runtime was refused.
         stuck: a request got no answer, and the run was abandoned.
-        memory_mb, threads: measured after every wave, while nothing runs.
+        memory_mb, threads: measured before the first wave and after every wave, while nothing runs.
     """
 
     seed: int
