@@ -8,21 +8,18 @@ wherever they are used. It runs in a forked child, which a timer kills, so that 
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from random import Random
 
-import numpy as np
-
-from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S, GrammarTimeLimit
-from tandemrt.runtime.grammars.xgrammar_matcher import XGrammarCompiler, XGrammarMatcher
+from tandemrt.runtime.grammars.random_text import RANDOM_TOKENS, ROWS_PER_STEP, match_random_text
+from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S
+from tandemrt.runtime.grammars.xgrammar_matcher import XGrammarCompiler
 from tandemrt.runtime.workers.sandbox.parent import end_with_parent
 
 MAX_RULES = 128  # rules that are tried as the start rule
-RANDOM_TOKENS = 80  # length of the random text
-ROWS_PER_STEP = 5  # mask rows, as for a draft window of 4 tokens
 _RULE = re.compile(r"^\s*+([A-Za-z_][\w-]*+)\s*+::=", re.MULTILINE)
 _NO_MEMORY = 3  # exit status of the forked child
 
@@ -61,14 +58,15 @@ def try_grammar(tokens: tuple[bytes, ...], stop_ids: tuple[int, ...], source: st
 
 def _rejection(compiler: XGrammarCompiler, vocab: int, source: str, slowest_s: float) -> str:
     """Return why ``source`` is rejected, or "". A timer signal ends the process if a step takes too long."""
-    row = np.zeros(mask_words(vocab), np.int32)
     try:
         rules = [
             ("root", RANDOM_TOKENS),
             *((rule, ROWS_PER_STEP) for rule in dict.fromkeys(_RULE.findall(source)[:MAX_RULES])),
         ]
         for rule, most in rules:
-            match_random_text(compiler.compile(source, root=rule).matcher(), row, slowest_s, most)
+            match_random_text(
+                compiler.compile(source, root=rule).matcher(), vocab, slowest_s, most, lambda: _timer(slowest_s)
+            )
     except BadRequest:
         return _too_slow(slowest_s)
     except ValueError as error:
@@ -88,26 +86,11 @@ def _compiler(tokens: tuple[bytes, ...], stop_ids: tuple[int, ...]) -> XGrammarC
     return XGrammarCompiler(Vocabulary(tokens, frozenset(), len(tokens)), stop_ids)
 
 
-def match_random_text(grammar: XGrammarMatcher, row: np.ndarray, slowest_s: float, tokens: int) -> None:
-    """Match random tokens in steps of ``ROWS_PER_STEP`` rows.
-
-    Raises BadRequest if the steps are too slow; a timer signal ends the process if one step takes too long.
-    """
-    draw, limit = Random(0), GrammarTimeLimit(slowest_s)
-    for begin in range(0, tokens, ROWS_PER_STEP):
-        signal.setitimer(signal.ITIMER_PROF, slowest_s + 2 * STEP_ALLOWANCE_S)
-        try:
-            with limit.step():
-                ended = not all(_advance(grammar, row, draw) for _ in range(begin, min(begin + ROWS_PER_STEP, tokens)))
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        if ended:
-            return
-
-
-def _advance(grammar: XGrammarMatcher, row: np.ndarray, draw: Random) -> bool:
-    """Fill a row and accept a random token that it allows; return False if it allows none."""
-    grammar.fill_row(row)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    allowed = [token for token in np.flatnonzero(bits).tolist() if token not in grammar.stop_ids]
-    return bool(allowed) and grammar.accept(draw.choice(allowed))
+@contextmanager
+def _timer(slowest_s: float) -> Iterator[None]:
+    """End the process by a signal if the block takes too long."""
+    signal.setitimer(signal.ITIMER_PROF, slowest_s + 2 * STEP_ALLOWANCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

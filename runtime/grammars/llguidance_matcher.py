@@ -1,9 +1,10 @@
 """The llguidance implementation of Grammar: the state of one text, and mask rows."""
 
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import takewhile
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import llguidance
 import numpy as np
@@ -15,11 +16,14 @@ from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES, check_count, check_fillable
 
 SILENT = 0  # a log level of llguidance
-_PARSER = "Parser Error"  # prefix of llguidance's errors about limits of the parser, not of the lexer
+_LEXER = "lexer error"  # prefix of llguidance's errors about limits of the lexer, not of the parser
+_USED_UP = "too many expressions"  # in its error after a row that takes too much work, whatever came before
 _NO_TOKEN = "NoExtensionBias"  # prefix of its error after a text that no token can continue
-# The default of 200,000 ends a text in the middle if its string has a pattern and a long maxLength.
-LIMITS = llguidance.LLParserLimits(step_lexer_fuel=2_000_000)
-_LONGEST_S = 0.1  # of a new lexer in the engine loop, where other requests wait for it
+# The default of 200,000 ends a text in the middle if its string has a pattern and a maxLength of 1,000. A row that
+# reaches the limit takes 80 ms.
+LIMITS = llguidance.LLParserLimits(step_lexer_fuel=1_200_000)
+_LONGEST_S = 0.05  # of a new lexer in the engine loop, where other requests wait for it
+_MAX_TEXTS = 16  # too complex texts that a grammar remembers
 _LEXER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 50
 _CONTROL = b"\xff"  # the first byte that llguidance gives for a control token
 
@@ -27,11 +31,11 @@ _CONTROL = b"\xff"  # the first byte that llguidance gives for a control token
 class LLGuidanceMatcher:
     """The state of one request's grammar. Not thread-safe.
 
-    An llguidance matcher that reaches a limit stays in an error state. All copies of a matcher share one lexer and its
-    limit, so the text of another request may have caused the error. ``_replace_matcher`` therefore replaces a matcher
-    in an error state and feeds the new one the same tokens: after a lexer limit a matcher with its own lexer, after a
-    parser limit another copy. The request fails with BadRequest only if the new matcher also fails, or if a new lexer
-    takes so long that the engine loop cannot wait for it.
+    An llguidance matcher that reaches a limit stays in an error state. If the limit is one of the lexer, so do all
+    matchers that share it. A text whose row uses up the lexer is too complex: with a new lexer it would be, too. Other
+    errors may come from the text of another request. ``_replace_matcher`` therefore replaces a matcher in an error
+    state and feeds the new one the same tokens. The request fails with BadRequest if its text is too complex, if the
+    new matcher also fails, or if a new lexer takes so long that the engine loop cannot wait for it.
 
     ``accept`` decides by the precomputed rows if there are any. The llguidance matcher consumes these tokens later, in
     ``_feed``.
@@ -41,10 +45,16 @@ class LLGuidanceMatcher:
     """
 
     def __init__(
-        self, grammar: "LLGuidanceGrammar", matcher: llguidance.LLMatcher, stop_ids: Set[int], text: Iterable[int] = ()
+        self,
+        grammar: "LLGuidanceGrammar",
+        lexer: "Lexer",
+        matcher: llguidance.LLMatcher,
+        stop_ids: Set[int],
+        text: Iterable[int] = (),
     ) -> None:
         self.stop_ids = stop_ids
         self._grammar = grammar
+        self._lexer = lexer  # of `matcher`
         self._matcher = matcher
         self._text = list(text)
         self._fed = len(self._text)  # tokens that the llguidance matcher has consumed
@@ -78,11 +88,17 @@ class LLGuidanceMatcher:
         if len(self._rows) <= len(ours):
             self._rows = np.empty((len(ours) + 1, self._rows.shape[1]), np.int32)
         rows = self._rows[: len(ours) + 1]
+        rows[:, -1] = 0  # differs from the row that an error leaves
         ahead = self._matcher.deep_copy()
-        ahead.unsafe_compute_mask_ptr_with_draft_token(rows.ctypes.data, rows[0].nbytes, ours)
+        too_complex = self._lexer.use(
+            ahead, ahead.unsafe_compute_mask_ptr_with_draft_token, rows.ctypes.data, rows[0].nbytes, ours
+        )
         if ahead.is_error():
-            rows = rows[:0]
-        known = 1  # rows after a rejected token are not written
+            failed = self._failed_row(rows)
+            if failed is not None and too_complex:
+                self._grammar.remember_too_complex([*self._text, *ours[:failed]], _reason(ahead))
+            rows = rows[: failed or 0]
+        known = min(1, len(rows))  # rows after a rejected token are not written
         while known < len(rows) and bitmask.allows(rows[known - 1], ours[known - 1]):
             known += 1
         self._precomputed = _PrecomputedRows(len(self._text), ours, rows[:known])
@@ -102,6 +118,7 @@ class LLGuidanceMatcher:
             taken = bitmask.allows(known, token)
         else:
             self._feed()
+            self._require_simple()
             taken = bool(self._matcher.try_consume_tokens([token]))
             if not taken and not self._matcher.is_error() and self._row_allows(token):
                 # Without the row, its lexer gives up silently at the limit that a row reports or does not reach.
@@ -135,7 +152,7 @@ class LLGuidanceMatcher:
 
     def fork(self) -> "LLGuidanceMatcher":
         self._feed()
-        copy = LLGuidanceMatcher(self._grammar, self._matcher.deep_copy(), self.stop_ids, self._text)
+        copy = LLGuidanceMatcher(self._grammar, self._lexer, self._matcher.deep_copy(), self.stop_ids, self._text)
         copy._ended = self._ended
         return copy
 
@@ -158,11 +175,15 @@ class LLGuidanceMatcher:
     def _computed(self) -> np.ndarray:
         """Compute the row after the text, including the bit of llguidance's own end of text."""
         self._feed()
+        self._require_simple()
         row = np.empty(self._rows.shape[1], np.int32)
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        too_complex = self._lexer.use(self._matcher, self._matcher.unsafe_compute_mask_ptr, row.ctypes.data, row.nbytes)
+        if too_complex:
+            self._grammar.remember_too_complex(self._text, _reason(self._matcher))
+            self._require_simple()
         if self._matcher.is_error():
             self._replace_matcher()
-            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self._lexer.use(self._matcher, self._matcher.unsafe_compute_mask_ptr, row.ctypes.data, row.nbytes)
             self._require_no_error()
         return row
 
@@ -184,31 +205,36 @@ class LLGuidanceMatcher:
             self._replace_matcher()
         if self._fed == len(self._text):
             return
-        self._matcher.consume_tokens(self._text[self._fed :])
+        self._lexer.use(self._matcher, self._matcher.consume_tokens, self._text[self._fed :])
         self._fed = len(self._text)
         if self._matcher.is_error():
             self._replace_matcher()
 
+    def _failed_row(self, rows: np.ndarray) -> int | None:
+        """Return the index in ``rows`` of the row whose error ended ``precompute_rows``; None if that is unknown."""
+        written = np.flatnonzero(rows[:, -1])
+        failed = len(written) and bitmask.only(rows[written[-1]]) == self._grammar.end
+        return int(written[-1]) if failed else None
+
     def _replace_matcher(self) -> None:
-        # A new lexer does not help against a parser limit, and is slow to create.
-        if self._matcher.get_error().startswith(_PARSER):
-            self._matcher = self._grammar.copy()
-        elif self._grammar.seconds <= _LONGEST_S:
-            self._matcher = self._grammar.fresh()
-        else:
-            self._grammar.exhausted = True
+        if self._grammar.too_complex(self._text) is not None:
             return
-        self._matcher.consume_tokens(self._text)
+        self._lexer.note_error(self._matcher)
+        lexer = self._grammar.usable_lexer()
+        if lexer is None:
+            return
+        self._lexer, self._matcher = lexer, lexer.matcher()
+        self._lexer.use(self._matcher, self._matcher.consume_tokens, self._text)
         self._fed = len(self._text)
 
+    def _require_simple(self) -> None:
+        if (reason := self._grammar.too_complex(self._text)) is not None:
+            raise _too_complex(reason)
+
     def _require_no_error(self) -> None:
-        if not self._matcher.is_error():
-            return
-        again = ", or send it again: texts of other requests count, too" if self._grammar.exhausted else ""
-        raise BadRequest(
-            f"structured_outputs: the text so far makes the grammar too complex: {_reason(self._matcher)}; "
-            f"simplify the schema or the expression{again}"
-        )
+        if self._matcher.is_error():
+            again = ", or send it again: texts of other requests count, too" if self._grammar.exhausted else ""
+            raise _too_complex(_reason(self._matcher), again)
 
 
 class _PrecomputedRows(NamedTuple):
@@ -225,14 +251,39 @@ class _PrecomputedRows(NamedTuple):
         return self.rows[at] if known else None
 
 
-class LLGuidanceGrammar:
-    """A compiled grammar. Requests and threads may share it.
+class Lexer:
+    """The lexer that the llguidance matchers of a grammar share, and its limits. Thread-safe.
 
-    Attributes:
-        seconds: CPU time of the compilation.
-        exhausted: whether its lexer is at a limit and takes too long to replace in the engine loop. It must be compiled
-            again for further requests.
+    ``exhausted``: a text has reached a limit. All its matchers are in an error state from then on.
     """
+
+    def __init__(self, start: llguidance.LLMatcher) -> None:
+        self.exhausted = False
+        self._start = start
+        self._lock = Lock()  # llguidance has one, too; this one tells whose text exhausts the lexer
+
+    def matcher(self) -> llguidance.LLMatcher:
+        """Return a matcher of an empty text."""
+        return self._start.deep_copy()
+
+    def use(self, matcher: llguidance.LLMatcher, operation: Callable[..., Any], *arguments: Any) -> bool:
+        """Call an ``operation`` of ``matcher``. Return whether it used up the lexer, as it would a new one."""
+        with self._lock:
+            operation(*arguments)
+            return matcher.is_error() and self._exhausts(matcher.get_error())
+
+    def note_error(self, matcher: llguidance.LLMatcher) -> None:
+        """Note whether the error of ``matcher`` is one of the lexer."""
+        with self._lock:
+            self._exhausts(matcher.get_error())
+
+    def _exhausts(self, error: str) -> bool:
+        before, self.exhausted = self.exhausted, self.exhausted or error.startswith(_LEXER)
+        return self.exhausted and not before and _USED_UP in error
+
+
+class LLGuidanceGrammar:
+    """A compiled grammar. Requests and threads may share it."""
 
     def __init__(
         self, vocabulary: Vocabulary, tokenizer: llguidance.LLTokenizer, source: str, stop_ids: tuple[int, ...]
@@ -243,31 +294,62 @@ class LLGuidanceGrammar:
         self.stop_ids = stop_ids
         self._tokenizer = tokenizer
         self._source = source
-        self.exhausted = False
+        self._lock = Lock()
+        self._too_complex: dict[tuple[int, ...], str] = {}  # reasons by text
         begun = time.thread_time()
-        self._first = self.fresh()
-        if not self._first.is_error():
-            self._first.compute_bitmask()  # slow for the first row; copies share the result
-        self.seconds = time.thread_time() - begun
-        if self._first.is_error():
-            raise ValueError(_reason(self._first))
+        first = self._compile()
+        if not first.is_error():
+            first.compute_bitmask()  # slow for the first row; copies share the result
+        self._seconds = time.thread_time() - begun
+        if first.is_error():
+            raise ValueError(_reason(first))
+        self._lexer = Lexer(first)
 
     @property
     def size_bytes(self) -> int:
         """An estimate of the memory in bytes. The lexer grows with the texts that it reads, up to its limit."""
         return _LEXER_BYTES + _BYTES_PER_CHARACTER * len(self._source)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether its lexer is at a limit and takes too long to replace in the engine loop.
+
+        It must be compiled again for further requests.
+        """
+        return self._lexer.exhausted and self._seconds > _LONGEST_S
+
     def matcher(self, stop_ids: Iterable[int] | None = None) -> LLGuidanceMatcher:
         """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
-        return LLGuidanceMatcher(self, self.copy(), frozenset(self.stop_ids if stop_ids is None else stop_ids))
+        stops, lexer = frozenset(self.stop_ids if stop_ids is None else stop_ids), self._lexer
+        return LLGuidanceMatcher(self, lexer, lexer.matcher(), stops)
 
-    def copy(self) -> llguidance.LLMatcher:
-        """Return a matcher that shares its lexer with all other copies."""
-        return self._first.deep_copy()
+    def usable_lexer(self) -> Lexer | None:
+        """Return the lexer, or a new one if it is exhausted; None if that takes too long for the engine loop."""
+        with self._lock:
+            if self.exhausted:
+                return None
+            if self._lexer.exhausted:
+                self._lexer = Lexer(self._compile())
+            return self._lexer
 
-    def fresh(self) -> llguidance.LLMatcher:
-        """Return a matcher with a lexer of its own."""
+    def remember_too_complex(self, text: Iterable[int], reason: str) -> None:
+        """Note that the row after ``text`` uses up the lexer."""
+        with self._lock:
+            if len(self._too_complex) == _MAX_TEXTS:
+                del self._too_complex[next(iter(self._too_complex))]
+            self._too_complex[tuple(text)] = reason
+
+    def too_complex(self, text: Sequence[int]) -> str | None:
+        """Return why the row after ``text`` must not be computed, or None."""
+        return self._too_complex.get(tuple(text)) if self._too_complex else None
+
+    def _compile(self) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._tokenizer, self._source, log_level=SILENT, limits=LIMITS)
+
+
+def _too_complex(reason: str, again: str = "") -> BadRequest:
+    rule = f"structured_outputs: the text so far makes the grammar too complex: {reason}"
+    return BadRequest(f"{rule}; simplify the schema or the expression{again}")
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

@@ -1,8 +1,9 @@
 """Try a compilation in a worker process, where it can be ended, before it runs in this process.
 
 A compiler cannot be interrupted, and its result cannot be sent to another process. But it does the same work each time:
-a source that compiled within limits of time and memory in a worker process compiles here, too. A small source without
-the parts that can be slow needs no trial, because the limits of the engines bound its work.
+a source that compiled within limits of time and memory in a worker process compiles here, too. The trial also matches a
+random text, because the mask rows of some sources are slow. A small source without the parts that can be slow needs no
+trial, because the limits of the engines bound its work.
 """
 
 import json
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.text.vocabulary import Vocabulary
-from tandemrt.runtime.grammars.compiler import GrammarCompiler
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.grammars.random_text import match_random_text
 
 if TYPE_CHECKING:
     from tandemrt.engines.parameters.sampling import Whitespace
@@ -40,7 +43,7 @@ def open_compiler(vocabulary: Vocabulary, stop_ids: tuple[int, ...], slowest_row
 
 
 def try_source(kind: str, text: str, whitespace: "Whitespace", loose: bool) -> int:
-    """Compile ``Source.text`` and return by how many bytes this process grew. Raises BadRequest.
+    """Compile ``Source.text``, match a random text, and return by how many bytes this process grew. Raises BadRequest.
 
     A process that needs more than ``MEMORY_BYTES`` ends, because the engines do not survive a failed allocation.
     """
@@ -53,9 +56,18 @@ def try_source(kind: str, text: str, whitespace: "Whitespace", loose: bool) -> i
     resident = _pages()[1]
     with _limited_memory():
         grammar = compiler.compile(kind, text, whitespace=whitespace, loose=loose)
+        _try_rows(kind, grammar, len(vocabulary.tokens), slowest_row_s)
         grown = (_pages()[1] - resident) * resource.getpagesize()
         del grammar
     return max(0, grown)
+
+
+def _try_rows(kind: str, grammar: CompiledGrammar, vocab: int, slowest_row_s: float) -> None:
+    try:
+        match_random_text(grammar.matcher(), vocab, slowest_row_s)
+    except BadRequest as error:
+        failure = str(error).removeprefix("structured_outputs: ")
+        raise BadRequest(f"structured_outputs.{kind}: a random text was tried: {failure}") from error
 
 
 def _has_slow_part(value: Any) -> bool:

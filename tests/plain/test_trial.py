@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 
-import numpy as np
 import pytest
 
 from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
-from tandemrt.runtime.grammars.ebnf_trial import ROWS_PER_STEP, match_random_text, try_grammar
+from tandemrt.runtime.grammars.ebnf_trial import try_grammar
 from tandemrt.runtime.grammars.library import GrammarLibrary
+from tandemrt.runtime.grammars.random_text import ROWS_PER_STEP, match_random_text
 from tandemrt.runtime.grammars.sources import Source
 from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S, GrammarTimeLimit
 from tandemrt.runtime.grammars.trial import SMALL_CHARACTERS, needs_trial
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
-from tests.plain.constraints import STOP, VOCABULARY, WORDS, compiled
+from tests.plain.constraints import STOP, VOCABULARY, WIDTH, compiled
 from tests.waiting import PATIENCE_S, eventually
 
 TWICE = "".join(f"\na{i} ::= a{i + 1} a{i + 1}" for i in range(40)) + "\na40 ::= [a-z]?"
@@ -75,10 +75,10 @@ def test_an_endless_row_is_rejected_at_any_position(attempt, source: str) -> Non
 def test_many_slow_rows_are_rejected_together(monkeypatch) -> None:
     asked = count()
     monkeypatch.setattr(time, "thread_time", lambda: 0.04 * next(asked))  # each draft window takes 40 ms
-    grammar, row = compiled("grammar", 'root ::= "ab" root').matcher(), np.zeros(WORDS, np.int32)
-    match_random_text(grammar, row, 0.25, 8 * ROWS_PER_STEP)
+    grammar = compiled("grammar", 'root ::= "ab" root').matcher()
+    match_random_text(grammar, WIDTH, 0.25, 8 * ROWS_PER_STEP)
     with pytest.raises(BadRequest, match="beyond its share"):
-        match_random_text(grammar, row, 0.25, 9 * ROWS_PER_STEP)
+        match_random_text(grammar, WIDTH, 0.25, 9 * ROWS_PER_STEP)
 
 
 def test_an_invalid_grammar_is_rejected(attempt) -> None:
@@ -191,6 +191,19 @@ def test_a_rejected_source_is_tried_once_more_when_it_comes_again(library: Gramm
     for _ in range(2):
         with pytest.raises(BadRequest, match=r"structured_outputs\.json: cannot be compiled"):
             library.compile((bad, None)).result(PATIENCE_S)
+
+
+def text_of(length: int) -> Source:
+    """An object with a text whose mask rows take the more work, the longer it may be."""
+    text = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": length}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"], "additionalProperties": False}
+    return Source("json", json.dumps(schema), "llguidance")
+
+
+def test_a_source_whose_random_text_is_too_complex_is_rejected(library: GrammarLibrary) -> None:
+    assert library.compile((text_of(1000), None)).result(PATIENCE_S)
+    with pytest.raises(BadRequest, match=r"json: a random text was tried: .* too complex: lexer error: too many"):
+        library.compile((text_of(60_000), None)).result(PATIENCE_S)
 
 
 def structured_tag(content: dict[str, object]) -> str:

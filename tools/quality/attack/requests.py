@@ -113,6 +113,8 @@ def _schemas() -> dict[str, Make]:
         "a large common multiple": {"allOf": [{"multipleOf": prime} for prime in (3, 5, 7, 11, 13, 17, 19, 23)]},
         "a large multipleOf that is admitted": {"type": "integer", "multipleOf": 9_973},
         "a lexer at its limit, slow to replace": _at_lexer_limit(multiples=4),
+        "a lexer at its limit": _at_lexer_limit(),
+        "a lexer at its limit after a long text": _at_lexer_limit(numbers=15),
     }
     checked = {
         "a pattern that backtracks": {"enum": ["a" * 40 + "!"], "not": {"pattern": "^(a+)+$"}},
@@ -154,9 +156,13 @@ def _counted(levels: int) -> dict[str, Any]:
     return schema
 
 
-def _at_lexer_limit(multiples: int) -> dict[str, Any]:
-    """A schema whose text reaches a limit of the lexer, and whose lexer takes as long to create as its multiples."""
+def _at_lexer_limit(multiples: int = 0, numbers: int = 0) -> dict[str, Any]:
+    """A schema whose text reaches a limit of the lexer after ``numbers``.
+
+    Its lexer takes as long to create as its ``multiples``.
+    """
     limited = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 60_000}
+    quick = {f"a{index}": {"type": "integer", "minimum": 1000, "maximum": 9999} for index in range(numbers)}
     slow = {f"b{index}": {"type": "integer", "multipleOf": 9_000 + index} for index in range(multiples)}
-    properties = {"a": limited, **slow}
+    properties = {**quick, "a": limited, **slow}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
