@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle.digest import file_digests, holds_weights
-from tandemrt.engines.bundle.draft import DraftEntry
 from tandemrt.engines.bundle.manifest import FILE_NAME, EngineEntry, EngineName, Limits, Manifest, ReasoningDelimiters
 from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.draft_kinds import DraftEntry
 from tandemrt.engines.validation.errors import BadBundle, InternalError, quoted
 
 TOKENIZER = "tokenizer"

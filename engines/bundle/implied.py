@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from tandemrt.engines.bundle.draft import FeatureEntry, MtpEntry
 from tandemrt.engines.bundle.manifest import EngineName, Manifest
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract, RecurrentState
-from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
+from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS, FeatureEntry
 from tandemrt.engines.contract.dtypes import COMPUTE, FLOAT8
 from tandemrt.engines.validation.errors import BadBundle, clipped
 
@@ -55,7 +54,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     if name == "context":
         return contract.context(features=features, **sizes)
     if name in DRAFT_LAYERS and "fuse" in manifest.engines:
-        parallel, further = draft.traits.parallel, isinstance(draft, MtpEntry) and draft.layers is not None
+        parallel, further = draft.traits.parallel, DRAFT_LAYERS[1] in manifest.engines
         return contract.draft_head(hidden=hidden, parallel=parallel, further=further, **sizes)
     if name == "draft" and "markov" in manifest.engines:
         return contract.block(row_states=row_states, **sizes)

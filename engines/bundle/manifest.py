@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from tandemrt.engines.bundle.digest import holds_weights
-from tandemrt.engines.bundle.draft import BlockEntry, DraftEntry, FeatureEntry, MaskedEntry
+from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract.contract import CacheKind, Contract, blocks_of
 from tandemrt.engines.contract.decoder import Decoder
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, BlockEntry, DraftEntry, FeatureEntry, MaskedEntry
 from tandemrt.engines.contract.limits import MAX_DELIMITERS, DelimiterText, VocabSize
 from tandemrt.engines.contract.operators import COLLECTIVES, SCHEMAS
 from tandemrt.engines.validation.errors import BadBundle, clipped, quoted
@@ -252,6 +252,12 @@ class Manifest(Record):
     def delimiter_texts(self) -> tuple[str, ...]:
         """The texts of all reasoning delimiters."""
         return tuple(delimiter.text for delimiter in _all(self.reasoning))
+
+    @property
+    def caches(self) -> list[tuple[EngineName, Binding]]:
+        """The KV caches and recurrent states of every engine. ``context`` writes into the draft's and has none."""
+        engines = [(name, engine) for name, engine in self.engines.items() if name != "context"]
+        return [(name, b) for name, engine in engines for b in engine.contract.inputs if b.name.startswith("past_")]
 
     @property
     def weights(self) -> int:

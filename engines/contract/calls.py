@@ -59,11 +59,12 @@ def slack(kind: str, window: int) -> int:
     fewer tokens were emitted. A block draft gets a block of fixed length. MTP layers get one position more per further
     layer: the last positions of the text again, or positions past its end, whose results are discarded.
     """
-    if kind == "mtp" and window:
-        return window + len(DRAFT_LAYERS) - 1
-    if DRAFT_KINDS[kind].block and window:
+    traits = DRAFT_KINDS[kind]
+    if not window:
+        return 0
+    if traits.block:
         return MAX_BLOCK_DRAFT - 1
-    return 2 * window - 1 if DRAFT_KINDS[kind].parallel and window else window
+    return 2 * window - 1 if traits.parallel else window + traits.layers - 1
 
 
 def longest_chunk(batch: int, length: int, cache: CacheKind) -> int:

@@ -1,10 +1,11 @@
-"""The models of a recipe: the target, and one section per kind of draft."""
+"""The models of a recipe: the target and the draft, whose kinds are in engines/contract/draft_kinds.py."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, HeadKind, ModelKind
 from tandemrt.engines.contract.draft_sampling import DraftSampling
 from tandemrt.engines.validation.errors import clipped, quoted
 from tandemrt.engines.validation.records import Section, reject
@@ -46,12 +47,18 @@ class Target(_WithCheckpoint):
     dequantize: bool = False
 
 
-class _SampledDraft(_WithCheckpoint, DraftSampling):
-    """A draft model that samples its tokens."""
+class _WithKind(_WithCheckpoint, DraftSampling):
+    """A draft with a checkpoint. Its kind has the default of ``num_draft_tokens``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_num_draft_tokens(cls, data: Any) -> Any:
+        traits = DRAFT_KINDS.get(str(data.get("kind"))) if isinstance(data, dict) else None
+        return data if traits is None else {"num_draft_tokens": traits.num_draft_tokens, **data}
 
 
-class _OwnDtypes(_SampledDraft):
-    """A draft that is a model of its own, with its own compute and cache dtypes.
+class ModelDraft(_WithKind):
+    """A smaller model with the target's vocabulary. A *pard* draft predicts the whole draft window in one call.
 
     ``dtype`` None: the target's. ``kv_dtype`` None: float8 if the recipe sets it for the target, else the dtype of the
     draft's checkpoint, else the compute dtype. ``dequantize``: see Target.
@@ -60,67 +67,18 @@ class _OwnDtypes(_SampledDraft):
     dtype: Dtype | None = None
     kv_dtype: KvDtype | None = None
     dequantize: bool = False
+    kind: ModelKind
+    num_draft_tokens: NumDraftTokens
 
 
-class ModelDraft(_OwnDtypes):
-    """A smaller model with the target's vocabulary."""
+class HeadDraft(_WithKind):
+    """A draft head or block draft: it reads the target's hidden states and has the target's compute dtype.
 
-    kind: Literal["model"]
-    num_draft_tokens: NumDraftTokens = 4
-
-
-class Eagle3Draft(_SampledDraft):
-    """An EAGLE-3 head that drafts from the target's hidden states, in the target's compute dtype."""
-
-    kind: Literal["eagle3"]
-    num_draft_tokens: NumDraftTokens = 4
-
-
-class PEagleDraft(_SampledDraft):
-    """A P-EAGLE head: drafts the whole draft window in one call from the target's hidden states.
-
-    It has the target's compute dtype.
+    ``checkpoint``: the head's; for MTP layers the target's, or a checkpoint of the layers alone.
     """
 
-    kind: Literal["peagle"]
-    num_draft_tokens: NumDraftTokens = 5
-
-
-class MtpDraft(_SampledDraft):
-    """MTP layers (multi-token prediction) that draft from the target's last hidden states.
-
-    ``checkpoint``: the target's, or a checkpoint of the layers alone. They have the target's compute dtype.
-    """
-
-    kind: Literal["mtp"]
-    num_draft_tokens: NumDraftTokens = 3
-
-
-class DFlashDraft(_SampledDraft):
-    """A block draft: reads the target's hidden states and drafts the whole draft window in one call.
-
-    It has the target's compute dtype.
-    """
-
-    kind: Literal["dflash"]
-    num_draft_tokens: NumDraftTokens = 7
-
-
-class DSparkDraft(_SampledDraft):
-    """A block draft, as DFlashDraft, whose tokens a Markov head samples one after the other."""
-
-    kind: Literal["dspark"]
-    num_draft_tokens: NumDraftTokens = 7
-
-
-class PardDraft(_OwnDtypes):
-    """A smaller model that predicts the whole draft window in one call; its config.json has ``pard_token``."""
-
-    kind: Literal["pard"]
-    num_draft_tokens: NumDraftTokens = 8
-
-
-HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft | DSparkDraft  # they read the target's hidden states
+    kind: HeadKind
+    num_draft_tokens: NumDraftTokens
 
 
 class NgramDraft(Section):
@@ -144,3 +102,6 @@ class NoDraft(Section):
 
     kind: Literal["none"]
     num_draft_tokens: Annotated[int, Field(ge=0, le=16)] = 4
+
+
+Draft = ModelDraft | HeadDraft | NgramDraft | NoDraft

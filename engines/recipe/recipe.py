@@ -25,7 +25,7 @@ from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import BITS, KV_DTYPES, computed_in
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.contract.limits import DelimiterText, DelimiterTexts
-from tandemrt.engines.recipe.models import HeadDraft, KvDtype, ModelDraft, NgramDraft, NoDraft, PardDraft, Target
+from tandemrt.engines.recipe.models import Draft, HeadDraft, KvDtype, ModelDraft, NoDraft, Target
 from tandemrt.engines.recipe.tensorrt import DRAFTS, TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest, reject
@@ -94,10 +94,7 @@ class Recipe(Section):
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
-    draft: Annotated[
-        ModelDraft | PardDraft | HeadDraft | NgramDraft | NoDraft,
-        Field(discriminator="kind"),
-    ] = NoDraft(kind="none")
+    draft: Annotated[Draft, Field(discriminator="kind")] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
     backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")] = (
@@ -154,8 +151,8 @@ class Recipe(Section):
 
     def checkpoints(self) -> dict[str, Path]:
         """Checkpoint folders by section."""
-        drafts = isinstance(self.draft, ModelDraft | PardDraft | HeadDraft)
-        return {"target": self.target.checkpoint} | ({"draft": self.draft.checkpoint} if drafts else {})  # type: ignore[union-attr]
+        drafts = {"draft": self.draft.checkpoint} if isinstance(self.draft, ModelDraft | HeadDraft) else {}
+        return {"target": self.target.checkpoint, **drafts}
 
     def hub_name(self, checkpoint: Path) -> str | None:
         """Return the text of ``checkpoint`` in the recipe file if it may be a name on the Hugging Face hub, else None.
@@ -187,7 +184,7 @@ class Recipe(Section):
         """
         if isinstance(self.draft, HeadDraft):
             return self.computed_in(self.target.dtype)
-        return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
+        return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft) else None
 
     def computed_in(self, dtype: str) -> str:
         """Return the compute dtype of a decoder of ``dtype`` on the recipe's backend."""
@@ -200,7 +197,7 @@ class Recipe(Section):
         None: the dtype of the draft's checkpoint. The draft does not inherit other dtypes of the target's cache, which
         may differ from the draft's compute dtype.
         """
-        if not isinstance(self.draft, ModelDraft | PardDraft):
+        if not isinstance(self.draft, ModelDraft):
             return None
         return self.draft.kv_dtype or (self.target.kv_dtype if self.target.kv_dtype in KV_DTYPES else None)
 

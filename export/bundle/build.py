@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from tandemrt.engines.bundle.bundle import TOKENIZER
 from tandemrt.engines.bundle.digest import combined_digest, file_digest, file_digests
-from tandemrt.engines.bundle.draft import DraftEntry, NgramEntry, NoEntry
 from tandemrt.engines.bundle.lock import locked
 from tandemrt.engines.bundle.manifest import (
     FILE_NAME,
@@ -25,9 +23,8 @@ from tandemrt.engines.bundle.manifest import (
     Limits,
     Manifest,
 )
-from tandemrt.engines.contract.draft_sampling import DraftSampling
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DraftEntry
 from tandemrt.engines.parameters.generation_config import recommended
-from tandemrt.engines.recipe.models import NgramDraft, NoDraft, PardDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
@@ -35,7 +32,7 @@ from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.gguf import with_unpacked_gguf
 from tandemrt.export.bundle.graphs import further_ranks, graphs
 from tandemrt.export.bundle.kernels import compile_into, kernels_for
-from tandemrt.export.bundle.models import Model, Models, mask_token
+from tandemrt.export.bundle.models import Model, Models
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.provenance import collect
 from tandemrt.export.bundle.shared_weights import with_shared_weights
@@ -239,20 +236,11 @@ def _limits(recipe: Recipe, target: ModelSpec) -> Limits:
 
 def _draft(recipe: Recipe, models: Models) -> DraftEntry:
     section = recipe.draft
-    if isinstance(section, NgramDraft):
-        return NgramEntry(kind="ngram", ngram_min=section.ngram_min, ngram_max=section.ngram_max)
-    if isinstance(section, NoDraft):
-        return NoEntry(kind="none")
-    sampling = {name: getattr(section, name) for name in DraftSampling.model_fields}
-    draft = models[-1]
-    own: dict[str, Any] = {}
-    if isinstance(section, PardDraft):
-        own["mask_token"] = mask_token(draft.source)
-    if isinstance(draft, DraftHead):
-        own |= draft.kind.entry(draft.spec)
-        if draft.spec.draft_vocab < draft.spec.vocab:
-            own["vocab"] = draft.spec.draft_vocab
-    return TypeAdapter[DraftEntry](DraftEntry).validate_python({"kind": section.kind, **sampling, **own})
+    shared = DRAFT_KINDS[section.kind].entry.model_fields.keys() & type(section).model_fields.keys()
+    fields = {name: getattr(section, name) for name in shared}
+    for draft in models[1:]:
+        fields |= draft.entry
+    return TypeAdapter[DraftEntry](DraftEntry).validate_python(fields)
 
 
 def _files(folder: Path) -> dict[str, File]:

@@ -110,13 +110,7 @@ def _latent_weights(manifest: Manifest) -> int:
 
 def _caches(manifest: Manifest, parts: int) -> list[Binding]:
     """Return the caches of all models, those of the target on one of ``parts`` GPUs."""
-    return [
-        _part(each, parts) if name == "target" else each
-        for name, engine in manifest.engines.items()
-        if name != "context"  # it writes into the draft's cache
-        for each in engine.contract.inputs
-        if each.name.startswith("past_")
-    ]
+    return [_part(each, parts) if name == "target" else each for name, each in manifest.caches]
 
 
 def _part(cache: Binding, parts: int) -> Binding:

@@ -144,16 +144,18 @@ def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine
 
 def _draft(draft: str | None) -> tuple[str, str | None]:
     """Return the kind of a draft option and its checkpoint, if it has one. Raises BadRequest."""
-    if draft in (None, "ngram", "none"):
-        return draft or "ngram", None
-    kind, colon, checkpoint = str(draft).partition(":")
+    draft = "ngram" if draft is None else draft
+    kinds = [name for name, needs in DRAFT_KINDS.items() if needs.engines]
+    modelless = [name for name in DRAFT_KINDS if name not in kinds]
+    if draft in modelless:
+        return draft, None
+    kind, colon, checkpoint = draft.partition(":")
     if not colon:
         return "model", kind
-    kinds = [name for name, needs in DRAFT_KINDS.items() if needs.engines]
     if kind not in kinds or not checkpoint:
         raise BadRequest(
-            f"draft: must be ngram, none, a checkpoint, or KIND:CHECKPOINT with a kind of {', '.join(kinds)}, received "
-            f"{quoted(draft)}"
+            f"draft: must be {', '.join(modelless)}, a checkpoint, or KIND:CHECKPOINT with a kind of "
+            f"{', '.join(kinds)}, received {quoted(draft)}"
         )
     return kind, checkpoint
 

@@ -15,16 +15,15 @@ from tandemrt.engines.contract.dtypes import COMPUTE
 from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
-from tandemrt.export.bundle.draft_kinds import FeatureDraft, GraphSizes, Spec, feature_draft
+from tandemrt.export.bundle.draft_kinds import FEATURE_DRAFTS, FeatureDraft, GraphSizes, Spec
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.graph.lowering import Lowering, supported_lowering
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
 from tandemrt.export.quantize.dequantize import dequantized_entry
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
-from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.draft_heads import mismatch, require_tensors_fit, target_ids
-from tandemrt.export.read.mtp import MtpSpec, QuantizedWeights
+from tandemrt.export.read.mtp import QuantizedWeights
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.spec import ModelSpec
@@ -77,17 +76,13 @@ class DraftHead:
         Raises BadCheckpoint, or BadRecipe if ``length`` or the number of draft tokens is too large for the draft.
         """
         checkpoint = Checkpoint.open(section.checkpoint)
-        kind = feature_draft(section)
+        kind = FEATURE_DRAFTS[section.kind]
         head, own, quantized = kind.read(section, checkpoint, spec)
         most, what = head.layer.max_length, "the length that the draft's config.json gives"
         if head.max_context is not None and head.max_context < most:
             most, what = head.max_context, "the head's sliding window, which tools count in different ways"
         if length > most:
             raise BadRecipe(f"limits.length must not exceed {what}, {most}; got {length}; lower limits.length")
-        if isinstance(head, DFlashSpec) and section.num_draft_tokens > head.max_draft_tokens:
-            most, size = head.max_draft_tokens, head.block_size
-            rule = f"draft.num_draft_tokens must not exceed {most}, what a block of {size} predicts"
-            raise BadRecipe(f"{rule}; got {section.num_draft_tokens}; lower draft.num_draft_tokens")
         borrowed = _borrowed(kind, own, head, target, spec)
         opened = cls("draft", kind, checkpoint, own, head, dtype, borrowed, quantized)
         require_tensors_fit(own, head)
@@ -113,11 +108,14 @@ class DraftHead:
 
     def notes(self) -> list[str]:
         """Return notes about unused layers and dequantized weights, one line each."""
-        several = []
-        if isinstance(self.spec, MtpSpec) and self.spec.depth < self.spec.published:
-            published, depth = self.spec.published, self.spec.depth
-            several = [f"draft: of {published} layers that predict further on, the first {depth} are used"]
-        return several + [f"draft: {len(self.quantized)} quantized weights became {self.dtype}"] * bool(self.quantized)
+        notes = [f"draft: {note}" for note in self.kind.notes(self.spec)]
+        return notes + [f"draft: {len(self.quantized)} quantized weights became {self.dtype}"] * bool(self.quantized)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """See Model.entry."""
+        vocab = {"vocab": self.spec.draft_vocab} if self.spec.draft_vocab < self.spec.vocab else {}
+        return {**self.kind.entry(self.spec), **vocab}
 
     def cache_notes(self) -> list[str]:
         """See Model.cache_notes."""

@@ -1,4 +1,4 @@
-"""Kinds of drafts that read their target's features: checkpoint readers and graph builders per kind."""
+"""Kinds of drafts with a checkpoint: readers, fields of the manifest, and graph builders per kind."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.recipe.models import HeadDraft
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
@@ -58,6 +59,7 @@ class FeatureDraft:
         read: reads the checkpoint of a recipe's section for a target. Raises BadCheckpoint or BadRecipe.
         graphs: the graphs of the draft, in the order in which they are built.
         entry: fields of the manifest's draft entry that follow from the spec.
+        notes: notes for the build's report, one line each.
         lowerings: supported lowerings.
         scores_all_tokens: a draft over the full vocabulary uses the target's lm_head if it has none of its own.
         borrows_layers: all tensors of its graphs come from the target's checkpoint (MTP).
@@ -66,14 +68,10 @@ class FeatureDraft:
     read: Callable[[Any, Checkpoint, ModelSpec], ReadDraft]
     graphs: Callable[[Any, Checkpoint, GraphSizes], list[Graph]]
     entry: Callable[[Any], dict[str, Any]] = lambda _spec: {}
+    notes: Callable[[Any], list[str]] = lambda _spec: []
     lowerings: tuple[Lowering, ...] = get_args(Lowering)
     scores_all_tokens: bool = False
     borrows_layers: bool = False
-
-
-def feature_draft(section: HeadDraft) -> FeatureDraft:
-    """Return the kind of a recipe's draft section."""
-    return FEATURE_DRAFTS[section.kind]
 
 
 def _read_eagle3(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec, *, parallel: bool) -> ReadDraft:
@@ -109,10 +107,14 @@ def _mtp_graphs(spec: MtpSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> lis
     return [*layers, Graph("fuse", "draft/fuse.onnx", sizes.dtype, _fuse_contract(spec, sizes), fuse)]
 
 
-def _read_dflash(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> ReadDraft:
-    return ReadDraft(
-        DFlashSpec.from_hf(checkpoint.config, target, ignored=section.ignore_config_fields), checkpoint, {}
-    )
+def _read_block(
+    section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec, *, of: type[DFlashSpec] = DFlashSpec
+) -> ReadDraft:
+    spec = of.from_hf(checkpoint.config, target, ignored=section.ignore_config_fields)
+    if section.num_draft_tokens > spec.max_draft_tokens:
+        rule = f"must not exceed {spec.max_draft_tokens}, what a block of {spec.block_size} predicts"
+        raise BadRecipe(f"draft.num_draft_tokens {rule}; got {section.num_draft_tokens}; lower draft.num_draft_tokens")
+    return ReadDraft(spec, checkpoint, {})
 
 
 def _dflash_graphs(spec: DFlashSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
@@ -125,17 +127,22 @@ def _dflash_graphs(spec: DFlashSpec, checkpoint: Checkpoint, sizes: GraphSizes) 
     ]
 
 
-def _read_dspark(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> ReadDraft:
-    return ReadDraft(
-        DSparkSpec.from_hf(checkpoint.config, target, ignored=section.ignore_config_fields), checkpoint, {}
-    )
-
-
 def _dspark_graphs(spec: DSparkSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
     bindings = spec.markov(dtype=sizes.dtype)
     markov = partial(build_markov, spec, checkpoint, dtype=sizes.dtype)
     graph = Graph("markov", "draft/markov.onnx", sizes.dtype, bindings, markov)
     return [*_dflash_graphs(spec, checkpoint, sizes), graph]
+
+
+def _pard_entry(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the id of the mask token. Raises BadCheckpoint."""
+    token, vocab = checkpoint.config.get("pard_token"), checkpoint.config.get("vocab_size")
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < int(vocab or 0):
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: config.json: pard_token should be an id below vocab_size, {vocab}, it is "
+            f"{quoted(token)}; choose a checkpoint that PARD trained, or draft.kind = 'model'"
+        )
+    return {"mask_token": token}
 
 
 def _parallel_entry(spec: Eagle3Spec) -> dict[str, Any]:
@@ -146,6 +153,11 @@ def _mtp_entry(spec: MtpSpec) -> dict[str, Any]:
     return {"layers": spec.depth} if spec.depth > 1 else {}
 
 
+def _mtp_notes(spec: MtpSpec) -> list[str]:
+    unused = spec.depth < spec.published
+    return [f"of {spec.published} layers that predict further on, the first {spec.depth} are used"] * unused
+
+
 def _block_entry(spec: DFlashSpec) -> dict[str, Any]:
     return {"mask_token": spec.mask_token, "block": spec.block_size, "sample_from_anchor": spec.sample_from_anchor}
 
@@ -154,11 +166,14 @@ def _fuse_contract(spec: Eagle3Spec | MtpSpec, sizes: GraphSizes) -> contract.Co
     return contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=sizes.dtype)
 
 
+# Models of their own, which are exported like a target: the fields of the manifest's draft entry from their checkpoint.
+MODEL_DRAFTS: Mapping[str, Callable[[Checkpoint], dict[str, Any]]] = {"model": lambda _: {}, "pard": _pard_entry}
+
 _BLOCK_DRAFT: dict[str, Any] = {"entry": _block_entry, "lowerings": tuple(LOWERINGS), "scores_all_tokens": True}
 FEATURE_DRAFTS: Mapping[str, FeatureDraft] = {
     "eagle3": FeatureDraft(partial(_read_eagle3, parallel=False), _eagle3_graphs),
     "peagle": FeatureDraft(partial(_read_eagle3, parallel=True), _eagle3_graphs, _parallel_entry),
-    "mtp": FeatureDraft(_read_mtp, _mtp_graphs, _mtp_entry, scores_all_tokens=True, borrows_layers=True),
-    "dflash": FeatureDraft(_read_dflash, _dflash_graphs, **_BLOCK_DRAFT),
-    "dspark": FeatureDraft(_read_dspark, _dspark_graphs, **_BLOCK_DRAFT),
+    "mtp": FeatureDraft(_read_mtp, _mtp_graphs, _mtp_entry, _mtp_notes, scores_all_tokens=True, borrows_layers=True),
+    "dflash": FeatureDraft(_read_block, _dflash_graphs, **_BLOCK_DRAFT),
+    "dspark": FeatureDraft(partial(_read_block, of=DSparkSpec), _dspark_graphs, **_BLOCK_DRAFT),
 }

@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8, KV_DTYPES
-from tandemrt.engines.recipe.models import ModelDraft, PardDraft, Target
+from tandemrt.engines.recipe.models import ModelDraft, Target
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.draft_kinds import MODEL_DRAFTS
 from tandemrt.export.graph.lowering import lowering_of
 from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -31,7 +33,7 @@ class Model:
     the dtype of its cache. ``by_operators``: the project's operators multiply quantized weights; they support float8
     weights with a scale per output, but no group scales. ``dequantize``: the recipe asks to write quantized weights as
     unquantized ones. ``shards``: the parts of the ranks of a tensor-parallel target; none: one process runs the model.
-    ``on_cpu``: the bundle is for a CPU.
+    ``on_cpu``: the bundle is for a CPU. ``entry``: fields of the manifest's draft entry that a draft's checkpoint has.
     """
 
     role: EngineName
@@ -46,6 +48,7 @@ class Model:
     dequantize: bool = False
     shards: tuple[Shard, ...] = ()
     on_cpu: bool = False
+    entry: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tiled(self) -> bool:
@@ -130,13 +133,14 @@ class Model:
         A draft may have a shorter length; it drafts nothing after that length. open_models rejects models that the
         recipe's backend does not support.
         """
-        section: Target | ModelDraft | PardDraft = recipe.target
+        section: Target | ModelDraft = recipe.target
         dtype, kv_dtype, length = str(recipe.target.dtype), recipe.target.kv_dtype, recipe.limits.length
         if role == "draft":
-            assert isinstance(recipe.draft, ModelDraft | PardDraft)
+            assert isinstance(recipe.draft, ModelDraft)
             section, dtype, kv_dtype = recipe.draft, str(recipe.draft_dtype), recipe.draft_kv_dtype
         folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
+        entry = MODEL_DRAFTS[section.kind](checkpoint) if isinstance(section, ModelDraft) else {}
         spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
         vocabulary = CheckpointTokenizer.open(folder)
         if vocabulary.size > spec.vocab:
@@ -158,6 +162,7 @@ class Model:
             by_operators,
             dequantize=section.dequantize,
             on_cpu=recipe.backend.name == "onnxruntime-cpu",
+            entry=entry,
         )
         if section.dequantize and model.stored_quantization is None:
             raise BadRecipe(f"{role}.dequantize needs a checkpoint with quantized weights; {folder} has none. Drop it")
@@ -175,14 +180,3 @@ class Model:
 
 Draft = Model | DraftHead
 Models = tuple[Model] | tuple[Model, Draft]  # the target and, optionally, the draft
-
-
-def mask_token(checkpoint: Checkpoint) -> int:
-    """Return the id of a parallel draft's mask token. Raises BadCheckpoint."""
-    token, vocab = checkpoint.config.get("pard_token"), checkpoint.config.get("vocab_size")
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < int(vocab or 0):
-        raise BadCheckpoint(
-            f"{checkpoint.folder}: config.json: pard_token should be an id below vocab_size, {vocab}, it is "
-            f"{quoted(token)}; choose a checkpoint that PARD trained, or draft.kind = 'model'"
-        )
-    return token

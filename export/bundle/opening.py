@@ -5,12 +5,12 @@ from collections.abc import Callable
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8
 from tandemrt.engines.contract.gpus import FLOAT8_FROM
-from tandemrt.engines.recipe.models import HeadDraft, ModelDraft, PardDraft
+from tandemrt.engines.recipe.models import HeadDraft, ModelDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.recipe.tensorrt import TensorRtRtx
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.draft_heads import DraftHead
-from tandemrt.export.bundle.models import Draft, Model, Models, mask_token
+from tandemrt.export.bundle.models import Draft, Model, Models
 from tandemrt.export.graph.lowering import lowering_of, supported_lowering
 from tandemrt.export.model.scaled_matmul import STEP
 from tandemrt.export.model.scaled_matmul import unsupported as unsupported_quantization
@@ -33,15 +33,13 @@ def open_models(recipe: Recipe) -> Models:
         _require_support(head, recipe)
         head.require_lowering(lowering_of(recipe))
         return target, head
-    if not isinstance(recipe.draft, ModelDraft | PardDraft):
+    if not isinstance(recipe.draft, ModelDraft):
         return (target,)
     draft = _open("draft", recipe)
     if draft.spec.vocab < target.vocabulary.size:  # logits wider than the tokenizer are padding
         rule = f"its vocabulary must hold every token of the target's tokenizer, {target.vocabulary.size}"
         raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
     target.vocabulary.require_same_tokens(draft.vocabulary)
-    if isinstance(recipe.draft, PardDraft):
-        mask_token(draft.source)
     return target, draft
 
 

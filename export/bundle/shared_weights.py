@@ -1,13 +1,12 @@
 """Find weights that several subgraphs of a bundle share, so that a device stores each of them once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tandemrt.engines.bundle.manifest import EngineEntry, EngineName, SharedWeight
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Model, Models
 from tandemrt.export.read.checkpoint import StoredTensor
-from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.tensors import with_graph_names
 
 _TABLE = "model.embed_tokens.weight"  # a tied lm_head is the same tensor
@@ -16,7 +15,7 @@ _TABLE = "model.embed_tokens.weight"  # a tied lm_head is the same tensor
 def with_shared_weights(engines: Mapping[EngineName, EngineEntry], models: Models) -> dict[EngineName, EngineEntry]:
     """Return ``engines``, with the weights that subgraphs of cut decoders share with each other or with the target."""
     weights: dict[EngineName, dict[str, SharedWeight]] = {}
-    for name, own, model, tensor in _shared(models):
+    for name, own, model, tensor in _shared(engines, models):
         if engines[name].decoder is not None and tensor.dtype == engines[name].dtype and not tensor.transposed:
             weight = SharedWeight(
                 file=f"{model.role}/{tensor.file.name}", offset=tensor.offset, dtype=tensor.dtype, shape=tensor.shape
@@ -28,7 +27,7 @@ def with_shared_weights(engines: Mapping[EngineName, EngineEntry], models: Model
     }
 
 
-def _shared(models: Models) -> Iterator[tuple[EngineName, str, Model, StoredTensor]]:
+def _shared(engines: Collection[EngineName], models: Models) -> Iterator[tuple[EngineName, str, Model, StoredTensor]]:
     """Yield engine, weight name in the engine, and the model and stored tensor that hold the weight."""
     target, *drafts = models
     tensors = with_graph_names(target.checkpoint, target.spec).tensors
@@ -38,8 +37,7 @@ def _shared(models: Models) -> Iterator[tuple[EngineName, str, Model, StoredTens
             for own, borrowed in draft.borrowed.items():
                 if borrowed.name in (_TABLE, "lm_head.weight") and borrowed.name in tensors:
                     wanted.add(borrowed.name)
-                    depth = draft.spec.depth if isinstance(draft.spec, MtpSpec) else 1
-                    for layer in DRAFT_LAYERS[:depth]:
+                    for layer in (name for name in DRAFT_LAYERS if name in engines):
                         yield layer, own, target, tensors[borrowed.name]
         elif draft.spec.tied:
             yield "draft", _TABLE, draft, with_graph_names(draft.checkpoint, draft.spec).tensors[_TABLE]

@@ -158,7 +158,6 @@ def _weights(manifest: Manifest, folder: Path, file: str) -> str:
 
 def _limits(manifest: Manifest) -> Table:
     limits, draft = manifest.limits, manifest.draft
-    ngram = f", {draft.ngram_min} to {draft.ngram_max} tokens" if draft.kind == "ngram" else ""
     values = {
         "batch": f"{limits.batch} requests at once",
         "length": f"{limits.length} tokens of prompt and output",
@@ -166,7 +165,7 @@ def _limits(manifest: Manifest) -> Table:
         "num_draft_tokens": f"{limits.num_draft_tokens} tokens drafted per round",
         "prefill_chunk": f"{limits.prefill_chunk} prompt tokens per round",
         **_cache(limits),
-        "draft": f"{draft.kind}{ngram}",
+        "draft": draft.description,
     }
     return _pairs("Limits", values)
 

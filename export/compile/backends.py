@@ -12,6 +12,7 @@ from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.contract import widened
 from tandemrt.engines.contract.decoder import Decoder, Subgraph
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
+from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.validation.errors import BadRecipe, InternalError, quoted
@@ -41,7 +42,6 @@ _ON_REQUEST = {
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",
 }
-IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # graphs that are cut into steps over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with the project's plugins
 
 
@@ -70,7 +70,7 @@ DEFAULTS = CompileOptions()
 
 def is_cut(graph: Graph, recipe: Recipe) -> bool:
     """Return whether the graph is cut into steps; only its subgraphs are saved then."""
-    return graph.name in IN_STEPS and recipe.cache == "paged"
+    return graph.name not in WEIGHTLESS_ENGINES and recipe.cache == "paged"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
         model = graph.make()
     if graph.lowering is not None:
         pipeline = PIPELINES[graph.lowering]
-    elif graph.name in IN_STEPS:
+    elif graph.name not in WEIGHTLESS_ENGINES:
         pipeline = WITHOUT_LAYERS.get(lowering_of(recipe), Pipeline())
     else:
         pipeline = Pipeline()

@@ -18,13 +18,11 @@ from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import attention_weights, decoder_layer
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
-from tandemrt.export.model.markov import markov_tensors
 from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.paged_block_draft import PagedBlockAttention
 from tandemrt.export.model.scaled_matmul import scaled_matmul_functions
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
-from tandemrt.export.read.dspark import DSparkSpec
 
 LOWERINGS: Mapping[str, type[LinearCacheBlockAttention] | type[PagedBlockAttention]] = {
     "grouped": LinearCacheBlockAttention,
@@ -95,7 +93,7 @@ def build_dflash(
         graph_outputs |= {"row_states": last, "logits": draft_logits(b, last, w, spec, checkpoint)}
     for binding in names.outputs:
         b.output(binding, graph_outputs[binding.name])
-    w.skip(*_FEATURES, *(markov_tensors(spec) if isinstance(spec, DSparkSpec) else ()))
+    w.skip(*_FEATURES, *spec.further_tensors)
     w.finish()
     return b.model((*strategies.functions(layer, dtype), *scaled_matmul_functions(w)))
 

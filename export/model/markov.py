@@ -14,14 +14,6 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dspark import DSparkSpec
 
 _TABLE, _SCORES = "markov_head.markov_w1.weight", "markov_head.markov_w2"
-_MATMULS_BY_TYPE = {"vanilla": (), "gated": ("markov_head.gate_proj",), "rnn": ("markov_head.joint_proj",)}
-_CONFIDENCE = "confidence_head.proj"
-
-
-def markov_tensors(spec: DSparkSpec) -> list[str]:
-    """Return the tensors of the Markov head, and those of the confidence head, which no graph reads."""
-    matmuls = [*_MATMULS_BY_TYPE[spec.markov_head_type], _CONFIDENCE]
-    return [_TABLE, f"{_SCORES}.weight", *(f"{each}.{kind}" for each in matmuls for kind in ("weight", "bias"))]
 
 
 def build_markov(spec: DSparkSpec, checkpoint: Checkpoint, *, dtype: str) -> ir.Model:

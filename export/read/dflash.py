@@ -52,10 +52,15 @@ class DFlashSpec(DraftHeadSpec):
         """The number of tokens that one block predicts."""
         return max_block_drafts(self.block_size, sample_from_anchor=self.sample_from_anchor)
 
+    @property
+    def further_tensors(self) -> tuple[str, ...]:
+        """Tensors of the checkpoint that the graphs of a block draft do not read."""
+        return ()
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "DFlashSpec":
         """Read a config. Raises BadCheckpoint, by name, for unknown fields and values that do not fit ``target``."""
-        return read_block_draft(config, target, kind="dflash", named=FLAT, ignored=ignored)
+        return read_block_draft(config, target, kind="dflash", from_anchor=False, named=FLAT, ignored=ignored)
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of this draft, ``capacity`` tokens to a cache row, computing in ``dtype``."""
@@ -68,19 +73,25 @@ class DFlashSpec(DraftHeadSpec):
 
 
 def read_block_draft(
-    config: Mapping[str, Any], target: ModelSpec, *, kind: str, named: tuple[str, ...], ignored: Collection[str]
+    config: Mapping[str, Any],
+    target: ModelSpec,
+    *,
+    kind: str,
+    from_anchor: bool,
+    named: tuple[str, ...],
+    ignored: Collection[str],
 ) -> DFlashSpec:
     """Read the config of a block draft.
 
-    ``kind``: the expected ``speculators_model_type``. ``named``: the architectures accepted in a flat config. A
-    *dspark* draft samples from the anchor by default, a *dflash* draft does not. Raises BadCheckpoint, by name, for
-    unknown fields and values that do not fit ``target``.
+    ``kind``: the expected ``speculators_model_type``. ``from_anchor``: whether the kind samples from the anchor by
+    default. ``named``: the architectures accepted in a flat config. Raises BadCheckpoint, by name, for unknown fields
+    and values that do not fit ``target``.
     """
     fields = Fields(config, "config.json")
     if "speculators_model_type" in config or "transformer_layer_config" in config:
-        spec = _of_speculators(fields, target, kind)
+        spec = _of_speculators(fields, target, kind, from_anchor=from_anchor)
     else:
-        spec = _flat(fields, target, named, ignored, from_anchor=kind == "dspark")
+        spec = _flat(fields, target, named, ignored, from_anchor=from_anchor)
         ignored = ()
     fields.finish(ignored)
     spec.require_fit(target)
@@ -94,7 +105,7 @@ def read_block_draft(
     return spec
 
 
-def _of_speculators(fields: Fields, target: ModelSpec, kind: str) -> DFlashSpec:
+def _of_speculators(fields: Fields, target: ModelSpec, kind: str, *, from_anchor: bool) -> DFlashSpec:
     fields.only("speculators_model_type", kind)
     fields.only("tie_word_embeddings", False)
     fields.skip(*SPECULATORS_FIELDS)
@@ -112,7 +123,7 @@ def _of_speculators(fields: Fields, target: ModelSpec, kind: str) -> DFlashSpec:
         block_size=fields.integer("block_size", 8),
         mask_token=read_mask_token(fields, "mask_token_id"),
         causal=tuple(each == "sliding_attention" and not mutual for each in kinds),
-        sample_from_anchor=fields.flag("sample_from_anchor", kind == "dspark"),
+        sample_from_anchor=fields.flag("sample_from_anchor", from_anchor),
     )
 
 

@@ -25,6 +25,9 @@ _UNREAD = (
     *("num_anchors", "attention_mode"),  # training only; the numbers of attention heads imply attention_mode
 )
 
+# Matmuls of the Markov head besides its two tables.
+_MATMULS = {"vanilla": (), "gated": ("markov_head.gate_proj",), "rnn": ("markov_head.joint_proj",)}
+
 
 @dataclass(frozen=True)
 class DSparkSpec(DFlashSpec):
@@ -43,7 +46,9 @@ class DSparkSpec(DFlashSpec):
         own.only("markov_head_type", *get_args(MarkovHeadType))
         own.only("projector_type", "dspark")
         own.only("dspark_backbone_conv_enabled", False)
-        block = read_block_draft(_without(config), target, kind="dspark", named=_NAMED, ignored=ignored)
+        block = read_block_draft(
+            _without(config), target, kind="dspark", from_anchor=True, named=_NAMED, ignored=ignored
+        )
         if kind == "rnn" and not block.sample_from_anchor:
             raise BadCheckpoint(
                 "config.json: sample_from_anchor should be true for markov_head_type 'rnn', it is False: the head's "
@@ -56,6 +61,13 @@ class DSparkSpec(DFlashSpec):
     def row_states(self) -> int:
         """The width of the hidden state per block token that the Markov head reads in addition to the logits."""
         return 0 if self.markov_head_type == "vanilla" else self.layer.hidden
+
+    @property
+    def further_tensors(self) -> tuple[str, ...]:
+        """The tensors of the Markov head, and those of the confidence head, which no graph reads."""
+        matmuls = (*_MATMULS[self.markov_head_type], "confidence_head.proj")
+        tables = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+        return (*tables, *(f"{matmul}.{kind}" for matmul in matmuls for kind in ("weight", "bias")))
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of the block, ``capacity`` tokens to a cache row, computing in ``dtype``."""

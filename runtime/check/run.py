@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import FLOAT8
+from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.runtime.check.compare_bundles import compare_bundles, shared_tokens
@@ -84,7 +84,7 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
     checked = [
         name
         for name in bundle.manifest.engines
-        if not DRAFT_KINDS[bundle.draft.kind].block or name not in ("draft", "context", "markov")
+        if not bundle.draft.traits.block or name == "target" or name in WEIGHTLESS_ENGINES
     ]
     if len(checked) < len(bundle.manifest.engines):
         why = "a block draft is compared in the texts alone"

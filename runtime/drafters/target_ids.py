@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.draft import FeatureEntry
 from tandemrt.engines.bundle.manifest import TARGET_IDS
+from tandemrt.engines.contract.draft_kinds import FeatureEntry
 from tandemrt.engines.validation.errors import BadBundle, clipped
 
 TargetIds = npt.NDArray[np.int32]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.draft import NgramEntry, NoEntry
+from tandemrt.engines.contract.draft_kinds import NgramEntry, NoEntry
 from tandemrt.runtime.caches.call_layout import CallLayout
 from tandemrt.runtime.caches.kv_cache import KVCacheManager
 from tandemrt.runtime.device.backends.base import Engine
@@ -57,6 +57,6 @@ def make_drafter(parts: DraftParts) -> Drafter:
         case NgramEntry() as entry:
             return NgramDrafter(parts.buffers, window=window, shortest=entry.ngram_min, longest=entry.ngram_max)
         case entry:
-            from tandemrt.runtime.llm.neural_drafts import make_neural_drafter  # a start without a model is quicker
+            from tandemrt.runtime.llm.neural_drafts import NEURAL_DRAFTERS  # a start without a model is quicker
 
-            return make_neural_drafter(parts, entry)
+            return NEURAL_DRAFTERS[entry.kind](parts, entry)

@@ -34,9 +34,7 @@ def require_memory(bundle: Bundle, options: RuntimeOptions, device: torch.device
 def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     limits = bundle.limits
     window = limits.num_draft_tokens if options.max_draft_tokens is None else options.max_draft_tokens
-    # Engine "context" writes into the draft's cache and has none of its own.
-    contracts = [engine.contract for name, engine in bundle.manifest.engines.items() if name != "context"]
-    bindings = [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
+    bindings = [cache for _, cache in bundle.manifest.caches]
     bindings.append(bundle.manifest.engines["target"].contract["logits"])
     sizes = {"batch": limits.batch, "slots": limits.batch, "rows": window + 1}
     sizes["blocks"] = num_cache_blocks(limits, options.cache_tokens)

@@ -1,19 +1,19 @@
 """Compose the drafter for each kind of draft that has a model of its own, from a draft head or model and a sampler."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from tandemrt.engines.bundle.draft import (
+from tandemrt.engines.contract.calls import most_query
+from tandemrt.engines.contract.draft_kinds import (
+    DRAFT_LAYERS,
     BlockEntry,
-    DFlashEntry,
-    DSparkEntry,
-    Eagle3Entry,
+    FeatureEntry,
     ModelEntry,
     MtpEntry,
     PardEntry,
     PEagleEntry,
 )
-from tandemrt.engines.contract.calls import most_query
-from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.runtime.caches.kv_cache import make_cache
 from tandemrt.runtime.drafters.block import BlockDrafter, MarkovBlockHead, MaskBlock, PlainBlockHead
 from tandemrt.runtime.drafters.layers import LayersDrafter
@@ -27,29 +27,8 @@ from tandemrt.runtime.drafters.target_ids import read_target_ids
 from tandemrt.runtime.engine_loop.models import Drafter
 from tandemrt.runtime.llm.draft_factory import DraftParts
 
-NeuralEntry = ModelEntry | PardEntry | Eagle3Entry | PEagleEntry | MtpEntry | DFlashEntry | DSparkEntry
 
-
-def make_neural_drafter(parts: DraftParts, draft: NeuralEntry) -> Drafter:
-    """Return the drafter of a draft with a model."""
-    match draft:
-        case ModelEntry():  # reads tokens; one run per drafted token
-            return _model(parts)
-        case PardEntry() as entry:  # reads tokens and mask tokens; one run per round
-            return _pard(parts, entry)
-        case Eagle3Entry():  # reads pairs (token, target state); one run per drafted token
-            return _head(parts)
-        case MtpEntry() as entry:  # the same
-            return _head(parts) if entry.layers is None else _layers(parts, entry.layers)
-        case PEagleEntry() as entry:  # reads pairs and mask tokens; one run per round
-            return _parallel_head(parts, entry)
-        case DFlashEntry() as entry:  # reads a block of mask tokens; one run per round
-            return _block(parts, entry)
-        case DSparkEntry() as entry:  # the same; one run of the Markov head per drafted token
-            return _markov_block(parts, entry)
-
-
-def _model(parts: DraftParts) -> Drafter:
+def _model(parts: DraftParts, _: ModelEntry) -> Drafter:
     draft = _resources(parts)
     sampler, catch_up = StepSampler(draft), parts.new_layout()
     return ModelDrafter(draft, sampler, catch_up=catch_up, chunk=parts.chunk, max_length=parts.max_length)
@@ -60,7 +39,7 @@ def _pard(parts: DraftParts, entry: PardEntry) -> Drafter:
     return ParallelDrafter(draft, WindowSampler(draft), mask_token=entry.mask_token, max_length=parts.max_length)
 
 
-def _head(parts: DraftParts) -> Drafter:
+def _head(parts: DraftParts, _: FeatureEntry) -> Drafter:
     draft, pairs = _pairs(parts)
     sampler = StepSampler(draft)
     return PairDrafter(draft, pairs, StepHead(draft, pairs, sampler), sampler, chunk=parts.chunk)
@@ -73,7 +52,10 @@ def _parallel_head(parts: DraftParts, entry: PEagleEntry) -> Drafter:
     return PairDrafter(draft, pairs, head, sampler, chunk=parts.chunk)
 
 
-def _layers(parts: DraftParts, layers: int) -> Drafter:
+def _mtp(parts: DraftParts, entry: MtpEntry) -> Drafter:
+    if entry.layers is None:
+        return _head(parts, entry)
+    layers = entry.layers
     draft, pairs = _pairs(parts, kept=layers - 1)
     engines = [parts.engines[name] for name in DRAFT_LAYERS[1:layers]]
     further = [make_cache(each, draft.slots, parts.cache_manager) for each in engines]
@@ -82,13 +64,13 @@ def _layers(parts: DraftParts, layers: int) -> Drafter:
     return LayersDrafter(draft, pairs, sampler, caches=caches, layouts=layouts, chunk=parts.chunk)
 
 
-def _block(parts: DraftParts, entry: DFlashEntry) -> Drafter:
+def _block(parts: DraftParts, entry: BlockEntry) -> Drafter:
     draft = _resources(parts)
     sampler = WindowSampler(draft)
     return BlockDrafter(draft, PlainBlockHead(_tokens(draft, entry), sampler), sampler)
 
 
-def _markov_block(parts: DraftParts, entry: DSparkEntry) -> Drafter:
+def _markov_block(parts: DraftParts, entry: BlockEntry) -> Drafter:
     draft = _resources(parts)
     sampler = StepSampler(draft)
     return BlockDrafter(draft, MarkovBlockHead(draft, _tokens(draft, entry), sampler), sampler)
@@ -120,3 +102,14 @@ def _pairs(parts: DraftParts, *, kept: int = 0) -> tuple[DraftResources, PairSto
 def _tokens(draft: DraftResources, entry: BlockEntry) -> MaskBlock:
     anchor = entry.sample_from_anchor
     return MaskBlock(draft, mask_token=entry.mask_token, size=entry.block, sample_from_anchor=anchor)
+
+
+NEURAL_DRAFTERS: Mapping[str, Callable[[DraftParts, Any], Drafter]] = {
+    "model": _model,  # reads tokens; one run per drafted token
+    "pard": _pard,  # reads tokens and mask tokens; one run per round
+    "eagle3": _head,  # reads pairs (token, target state); one run per drafted token
+    "mtp": _mtp,  # the same
+    "peagle": _parallel_head,  # reads pairs and mask tokens; one run per round
+    "dflash": _block,  # reads a block of mask tokens; one run per round
+    "dspark": _markov_block,  # the same; one run of the Markov head per drafted token
+}

@@ -226,8 +226,7 @@ class Admission:
     def _hashes(self, ids: list[int], salt: str | None, num_draft_tokens: int) -> BlockHashes | None:
         if self._digest is None:
             return None
-        kind = self._bundle.draft.kind
-        undrafted = kind == "model" and num_draft_tokens == 0 < self._num_draft_tokens
+        undrafted = self._bundle.draft.traits.skips_undrafted and num_draft_tokens == 0 < self._num_draft_tokens
         hashes = BlockHashes(self._digest, salt, lookahead=self._bundle.draft.lookahead, undrafted=undrafted)
         # Computed here to save the engine loop the work.
         hashes.first(ids, max(0, len(ids) - hashes.lookahead) // BLOCK_SIZE)

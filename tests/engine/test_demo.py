@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from tandemrt.engines.recipe.models import MtpDraft, PEagleDraft
+from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.export.bundle.build import build
 from tests.engine.test_trace import read
@@ -202,7 +202,7 @@ def test_a_draft_of_the_training_command_drafts_by_its_recipe_and_changes_no_tex
     few: dict[str, Any] = {"texts": 1, "longest": 4, "together": 1, "steps": 1, "batch": 1}
     train_draft.main(kind, device="cpu", out=tmp_path / "draft", **few)
     recipe = Recipe.load(ROOT / f"tools/demo/{kind}.toml")
-    assert isinstance(recipe.draft, MtpDraft | PEagleDraft)
+    assert isinstance(recipe.draft, HeadDraft)
     drafting = recipe.draft.model_copy(update={"checkpoint": tmp_path / "draft"})
     folder = build(recipe.model_copy(update={"draft": drafting}), tmp_path / "bundle").folder
     prompts = [example.prompt_messages() for example in EXAMPLES[:3]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandemrt.engines.contract.contract import Contract, table_width
-from tandemrt.engines.recipe.models import DFlashDraft
+from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.validation.errors import BadRecipe
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.graph.builder import save_model
@@ -113,7 +113,7 @@ def test_blocks_after_a_context_equal_the_definition(tmp_path: Path, name: str, 
 
 def test_lowerings_that_a_block_draft_has_no_graph_for_are_rejected(tmp_path: Path) -> None:
     folder = PLAIN.save(tmp_path, PLAIN.weights() | {EMBEDDING: Draw(9).matrix(VOCAB, 32)})
-    section = DFlashDraft(kind="dflash", checkpoint=folder, num_draft_tokens=5)
+    section = HeadDraft(kind="dflash", checkpoint=folder, num_draft_tokens=5)
     head = DraftHead.open(section, Checkpoint.open(folder), ModelSpec.from_hf(TARGET), dtype="float32", length=32)
     for lowering in LOWERINGS:
         head.require_lowering(lowering)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.recipe.models import Eagle3Draft
+from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.draft_heads import DraftHead
@@ -142,7 +142,7 @@ def test_scales_of_keys_and_values_are_not_used_and_a_build_reports_it(
     said = json.loads((folder / "config.json").read_text())["quantization_config"] | {"kv_cache_scheme": SCHEME}
     edit_config(folder, quantization_config=said)
     Exported.of(folder)
-    section = Eagle3Draft(kind="eagle3", checkpoint=folder, num_draft_tokens=3)
+    section = HeadDraft(kind="eagle3", checkpoint=folder, num_draft_tokens=3)
     read = DraftHead.open(section, Checkpoint.open(folder), ModelSpec.from_hf(TARGET), dtype="float32", length=32)
     assert read.cache_notes() == ["keys and values are held in float32; the checkpoint's scales are not used"]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandemrt.engines.recipe.models import MtpDraft
+from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.draft_kinds import FEATURE_DRAFTS
@@ -199,7 +199,7 @@ def open_head(folder: Path, dtype: str) -> DraftHead:
     source = Checkpoint.open(folder)
     spec = ModelSpec.from_hf({name: each for name, each in source.config.items() if name != "quantization_config"})
     return DraftHead.open(
-        MtpDraft(kind="mtp", checkpoint=folder, num_draft_tokens=3), source, spec, dtype=dtype, length=32
+        HeadDraft(kind="mtp", checkpoint=folder, num_draft_tokens=3), source, spec, dtype=dtype, length=32
     )
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.digest import combined_digest, file_digest
-from tandemrt.engines.bundle.draft import NgramEntry
 from tandemrt.engines.bundle.manifest import (
     Delimiter,
     EngineEntry,
@@ -27,6 +26,7 @@ from tandemrt.engines.bundle.manifest import (
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.draft_kinds import NgramEntry
 from tandemrt.engines.validation.errors import BadBundle, InternalError
 
 WEIGHTS = "target/model.safetensors"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
-from tandemrt.engines.recipe.models import DFlashDraft, Eagle3Draft, ModelDraft, NgramDraft, PardDraft
+from tandemrt.engines.recipe.models import HeadDraft, ModelDraft, NgramDraft
 from tandemrt.engines.recipe.recipe import INCLUDED, Recipe, locate
 from tandemrt.engines.validation.errors import BadRecipe
 
@@ -99,9 +99,9 @@ def test_included_recipes_load_and_are_found_by_name() -> None:
         "demo-rtx": ModelDraft,
         "demo-tensorrt": ModelDraft,
     }
-    demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-pard": PardDraft, "demo-dflash": DFlashDraft}
+    demos |= {"demo-ngram": NgramDraft, "demo-eagle3": HeadDraft, "demo-pard": ModelDraft, "demo-dflash": HeadDraft}
     demos |= {"demo-hybrid": ModelDraft, "demo-tensorrt": ModelDraft}
-    pairs = {"qwen3-8b": Eagle3Draft, "llama-3.1-8b": Eagle3Draft}
+    pairs = {"qwen3-8b": HeadDraft, "llama-3.1-8b": HeadDraft}
     on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
     assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu}
     for name, kind in (demos | pairs | on_a_cpu).items():

@@ -7,22 +7,23 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tandemrt.engines.bundle.draft import (
-    DFlashEntry,
-    DSparkEntry,
+from tandemrt.engines.bundle.manifest import Delimiter, File, Limits, ReasoningDelimiters, SharedWeight
+from tandemrt.engines.contract.draft_kinds import (
+    BlockEntry,
     Eagle3Entry,
+    HeadKind,
     ModelEntry,
+    ModelKind,
     MtpEntry,
     NgramEntry,
     PardEntry,
     PEagleEntry,
 )
-from tandemrt.engines.bundle.manifest import Delimiter, File, Limits, ReasoningDelimiters, SharedWeight
 from tandemrt.engines.options.deployment import Deployment
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
@@ -147,15 +148,8 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
     (models.Target, {"checkpoint": "c"}, IGNORED),
     *(
         (draft, {"kind": kind, "checkpoint": "c"}, {"num_draft_tokens": DRAFTED, **SAMPLED, **IGNORED})
-        for kind, draft in {
-            "model": models.ModelDraft,
-            "pard": models.PardDraft,
-            "eagle3": models.Eagle3Draft,
-            "peagle": models.PEagleDraft,
-            "mtp": models.MtpDraft,
-            "dflash": models.DFlashDraft,
-            "dspark": models.DSparkDraft,
-        }.items()
+        for draft, kinds in {models.ModelDraft: ModelKind, models.HeadDraft: HeadKind}.items()
+        for kind in get_args(kinds)
     ),
     (models.NgramDraft, {"kind": "ngram"}, {"num_draft_tokens": DRAFTED, "ngram_min": (1, 4), "ngram_max": (2, None)}),
     (models.NgramDraft, {"kind": "ngram", "ngram_min": 1}, {"ngram_max": MANY}),
@@ -185,8 +179,8 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
     (PEagleEntry, {"kind": "peagle", "mask_token": 0}, {"vocab": MANY, **SAMPLED}),
     (MtpEntry, {"kind": "mtp"}, {"layers": (2, 4), "vocab": MANY, **SAMPLED}),
     *(
-        (entry, {"kind": kind, **BLOCK}, {"block": (2, 17), "mask_token": (0, None), "vocab": MANY, **SAMPLED})
-        for kind, entry in {"dflash": DFlashEntry, "dspark": DSparkEntry}.items()
+        (BlockEntry, {"kind": kind, **BLOCK}, {"block": (2, 17), "mask_token": (0, None), "vocab": MANY, **SAMPLED})
+        for kind in ("dflash", "dspark")
     ),
 ]
 
@@ -214,6 +208,9 @@ CHOICES: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]
         for section, kind in ((models.Target, {}), (models.ModelDraft, {"kind": "model"}))
     ),
     (models.ModelDraft, {"checkpoint": "c", "kind": "model"}, {"sampling": ("greedy",)}),
+    (models.ModelDraft, {"checkpoint": "c"}, {"kind": get_args(ModelKind)}),
+    (models.HeadDraft, {"checkpoint": "c"}, {"kind": get_args(HeadKind)}),
+    (BlockEntry, BLOCK, {"kind": ("dflash", "dspark")}),
     (TensorRt, {"name": "tensorrt"}, {"layers": ("native", "basic")}),
     (
         TensorRt,

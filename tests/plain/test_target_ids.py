@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.draft import Eagle3Entry
 from tandemrt.engines.bundle.manifest import TARGET_IDS
+from tandemrt.engines.contract.draft_kinds import Eagle3Entry
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.runtime.drafters.target_ids import read_target_ids
 from tests.plain.test_bundle import write_bundle

@@ -1,0 +1,25 @@
+"""Every kind of draft has one row per layer: engines, export and runtime."""
+
+from typing import get_args
+
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DraftEntry, HeadKind, ModelKind
+from tandemrt.engines.recipe.models import Draft
+from tandemrt.export.bundle.draft_kinds import FEATURE_DRAFTS, MODEL_DRAFTS
+from tandemrt.runtime.llm.neural_drafts import NEURAL_DRAFTERS
+
+
+def test_a_recipe_and_a_manifest_take_every_kind() -> None:
+    sections = [kind for section in get_args(Draft) for kind in get_args(section.model_fields["kind"].annotation)]
+    entries = get_args(get_args(DraftEntry)[0])
+    assert sorted(sections) == sorted(DRAFT_KINDS)
+    assert {kind: traits.entry for kind, traits in DRAFT_KINDS.items()} == {
+        kind: entry for entry in entries for kind in get_args(entry.model_fields["kind"].annotation)
+    }
+
+
+def test_every_kind_with_a_model_is_exported_and_drafts() -> None:
+    models, heads = get_args(ModelKind), get_args(HeadKind)
+    assert sorted((*models, *heads)) == sorted(kind for kind, traits in DRAFT_KINDS.items() if traits.samples)
+    assert sorted(heads) == sorted(kind for kind, traits in DRAFT_KINDS.items() if traits.features)
+    assert (sorted(MODEL_DRAFTS), sorted(FEATURE_DRAFTS)) == (sorted(models), sorted(heads))
+    assert sorted(NEURAL_DRAFTERS) == sorted((*models, *heads))
