@@ -28,7 +28,7 @@ _RAW = 0  # the vocabulary type whose tokens are plain bytes
 _loading = threading.Lock()
 
 
-class CompiledGrammar:
+class NativeGrammar:
     """A grammar for one vocabulary. Threads may share it."""
 
     def __init__(self, handle: Any) -> None:
@@ -39,7 +39,7 @@ class CompiledGrammar:
         return int(self.handle.memory_size_bytes())
 
 
-class GrammarCompiler:
+class NativeCompiler:
     """Compile for the vocabulary ``tokens``; ``stop_token_ids`` end a text. Raises RuntimeError."""
 
     def __init__(self, tokens: Sequence[bytes], stop_token_ids: Sequence[int], *, max_threads: int) -> None:
@@ -47,22 +47,22 @@ class GrammarCompiler:
         info = library.TokenizerInfo(list(tokens), _RAW, len(tokens), list(stop_token_ids), False)
         self._handle = library.GrammarCompiler(info, max_threads, False, -1)  # cache off, no limit
 
-    def compile_grammar(self, source: str, root: str = "root") -> CompiledGrammar:
+    def compile_grammar(self, source: str, root: str = "root") -> NativeGrammar:
         """Compile EBNF with the start rule ``root``."""
         try:
-            return CompiledGrammar(self._handle.compile_grammar_from_strings(source, root))
+            return NativeGrammar(self._handle.compile_grammar_from_strings(source, root))
         except UnicodeDecodeError as error:  # of a message that cites half a character
             raise RuntimeError(error.object.decode(errors="replace")) from None
 
 
-class GrammarMatcher:
+class NativeMatcher:
     """The state of one text in a grammar. Not thread-safe."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     @classmethod
-    def of(cls, compiled: CompiledGrammar, stop_token_ids: Sequence[int]) -> "GrammarMatcher":
+    def of(cls, compiled: NativeGrammar, stop_token_ids: Sequence[int]) -> "NativeMatcher":
         """Return a matcher of a new text that ``stop_token_ids`` end."""
         return cls(_library().GrammarMatcher(compiled.handle, list(stop_token_ids), False, -1, None))
 
@@ -83,8 +83,8 @@ class GrammarMatcher:
     def rollback(self, count: int) -> None:
         self._handle.rollback(count)
 
-    def fork(self) -> "GrammarMatcher":
-        return GrammarMatcher(self._handle.fork())
+    def fork(self) -> "NativeMatcher":
+        return NativeMatcher(self._handle.fork())
 
     def is_terminated(self) -> bool:
         return bool(self._handle.is_terminated())

@@ -23,7 +23,7 @@ class XGrammarMatcher:
     def __init__(
         self,
         grammar: "XGrammarGrammar",
-        matcher: xgrammar_library.GrammarMatcher,
+        matcher: xgrammar_library.NativeMatcher,
         stop_ids: Set[int],
         states: list[int],
     ) -> None:
@@ -85,7 +85,7 @@ class XGrammarMatcher:
 class XGrammarGrammar:
     """A compiled grammar. Requests and threads may share it."""
 
-    compiled: xgrammar_library.CompiledGrammar
+    compiled: xgrammar_library.NativeGrammar
     vocabulary: Vocabulary
     stop_ids: tuple[int, ...]
     empty_tokens: frozenset[int]  # control tokens and padding
@@ -106,7 +106,7 @@ class XGrammarGrammar:
     def matcher(self, stop_ids: Iterable[int] | None = None) -> XGrammarMatcher:
         """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the compiler."""
         stops = frozenset(self.stop_ids if stop_ids is None else stop_ids)
-        matcher = xgrammar_library.GrammarMatcher.of(self.compiled, sorted(stops))
+        matcher = xgrammar_library.NativeMatcher.of(self.compiled, sorted(stops))
         return XGrammarMatcher(self, matcher, stops, [START])
 
 
@@ -121,7 +121,7 @@ class XGrammarCompiler:
         self._stop_ids = tuple(stop_ids)
         self._utf8 = Utf8(vocabulary.tokens)
         self._empty_tokens = frozenset(i for i, token in enumerate(vocabulary.tokens) if not token)
-        self._compiler = xgrammar_library.GrammarCompiler(vocabulary.tokens, self._stop_ids, max_threads=1)
+        self._compiler = xgrammar_library.NativeCompiler(vocabulary.tokens, self._stop_ids, max_threads=1)
 
     def compile(self, source: str, root: str = "root") -> XGrammarGrammar:
         """Compile an EBNF grammar whose start rule is ``root``. Raises ValueError."""

@@ -31,8 +31,8 @@ def test_a_grammar_needs_neither_torch_nor_transformers_and_leaves_xgrammar_to_i
     code = """
 import sys
 from tandemrt.runtime.grammars import xgrammar_library
-compiled = xgrammar_library.GrammarCompiler([b"a", b"b", b""], [2], max_threads=1).compile_grammar('root ::= "a" "b"')
-matcher = xgrammar_library.GrammarMatcher.of(compiled, [2])
+compiled = xgrammar_library.NativeCompiler([b"a", b"b", b""], [2], max_threads=1).compile_grammar('root ::= "a" "b"')
+matcher = xgrammar_library.NativeMatcher.of(compiled, [2])
 assert matcher.accept_token(0) and not matcher.accept_token(0)
 print(sorted({"torch", "transformers", "xgrammar"} & set(sys.modules)))
 import xgrammar

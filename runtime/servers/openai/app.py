@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response, params
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.concurrency import run_in_threadpool
@@ -84,19 +84,47 @@ class Models:
 
 def create_app(models: Models, config: ServerConfig) -> FastAPI:
     """Return the application that serves ``models``. Its limits of connections are not those of ``config``."""
-    api_key = config.api_key
     for llm in models.llms.values():
         detect_format(llm.tokenizer.chat_templates)  # cached, so that no request waits for it
+    require_key = _key_check(config.api_key)
+    key = Depends(require_key)
+    app = FastAPI(title="TandemRT", lifespan=partial(_lifespan, config), openapi_url=None, redirect_slashes=False)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.notifier = EventNotifier()
-        app.state.threads = FairExecutor(PARSER_THREADS, "tandemrt-reader")
-        app.state.writers = FairExecutor(WRITER_THREADS, "tandemrt-writer")
-        app.state.bodies = BodyBudget(config.bodies_limit)
-        yield
-        app.state.threads.shutdown(wait=False)
-        app.state.writers.shutdown(wait=False)
+    async def generate(request: Request) -> Response:
+        await require_key(request)
+        return await _generate(request, models, endpoint_of(request.url.path), config)
+
+    for path in ENDPOINTS:
+        app.add_route(path, generate, methods=["POST"])  # without the work that FastAPI does for typed arguments
+    app.state.traces = LiveTraces() if config.dashboard_texts else None
+    app.include_router(dashboard(app.state.traces, models.find, key))
+    for path, page in pages().items():
+        app.add_route(path, page)
+    app.add_route("/docs", show_start)
+    app.add_route("/docs/{path:path}", show_file)
+    app.include_router(_conversions(models, config), dependencies=[key])
+    app.include_router(_model_cards(models), dependencies=[key])
+    app.include_router(_status(models, [] if config.metrics_without_key else [key]))
+    app.add_api_route("/version", _version, dependencies=[key])
+    app.add_exception_handler(TandemError, _error_response)
+    app.add_exception_handler(HTTPException, _http_error_response)
+    app.add_exception_handler(Exception, _error_response)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(config: ServerConfig, app: FastAPI) -> AsyncIterator[None]:
+    app.state.notifier = EventNotifier()
+    app.state.threads = FairExecutor(PARSER_THREADS, "tandemrt-reader")
+    app.state.writers = FairExecutor(WRITER_THREADS, "tandemrt-writer")
+    app.state.bodies = BodyBudget(config.bodies_limit)
+    yield
+    app.state.threads.shutdown(wait=False)
+    app.state.writers.shutdown(wait=False)
+
+
+def _key_check(api_key: str | None) -> Callable[[Request], Coroutine[Any, Any, None]]:
+    """Return a check of the key in a request's headers, which raises InvalidApiKey."""
 
     async def require_key(request: Request) -> None:
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
@@ -106,48 +134,54 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
             return
         raise InvalidApiKey("Authorization: must be Bearer and the server's key; set api_key in the client")
 
-    app = FastAPI(title="TandemRT", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    v1 = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
+    return require_key
 
-    async def generate(request: Request) -> Response:
-        await require_key(request)
-        return await _generate(request, models, endpoint_of(request.url.path), config)
 
-    for path in ENDPOINTS:
-        app.add_route(path, generate, methods=["POST"])  # without the work that FastAPI does for typed arguments
+def _conversions(models: Models, config: ServerConfig) -> APIRouter:
+    """Return the endpoints that convert texts and tokens, and one that names what the server does not do."""
+    router = APIRouter()
 
-    @v1.get("/models")
-    async def cards() -> dict[str, Any]:
-        return {"object": "list", "data": [models.card(name) for name in models.llms]}
+    @router.post("/tokenize")
+    async def tokens(request: Request) -> Response:
+        return await _convert(request, models, tokenize, config)
 
-    @v1.get("/models/{name:path}")
-    async def card(name: str) -> dict[str, Any]:
-        return models.card(models.find(name)[0])
+    @router.post("/detokenize")
+    async def text(request: Request) -> Response:
+        return await _convert(request, models, detokenize, config)
 
-    @v1.post("/embeddings")
+    @router.post("/v1/messages/count_tokens")
+    async def count(request: Request) -> Response:
+        return await _convert(request, models, count_tokens, config)
+
+    @router.post("/v1/embeddings")
     async def embed() -> Response:
         raise UnsupportedEndpoint(
             "/v1/embeddings is not supported: this server generates text and computes no embeddings; send embeddings "
             "to another server"
         )
 
-    @v1.post("/messages/count_tokens")
-    async def count(request: Request) -> Response:
-        return await _convert(request, models, count_tokens, config)
+    return router
 
-    @app.post("/tokenize", dependencies=[Depends(require_key)])
-    async def tokens(request: Request) -> Response:
-        return await _convert(request, models, tokenize, config)
 
-    @app.post("/detokenize", dependencies=[Depends(require_key)])
-    async def text(request: Request) -> Response:
-        return await _convert(request, models, detokenize, config)
+def _model_cards(models: Models) -> APIRouter:
+    router = APIRouter()
 
-    @app.get("/version", dependencies=[Depends(require_key)])
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
+    @router.get("/v1/models")
+    async def cards() -> dict[str, Any]:
+        return {"object": "list", "data": [models.card(name) for name in models.llms]}
 
-    @app.get("/health")
+    @router.get("/v1/models/{name:path}")
+    async def card(name: str) -> dict[str, Any]:
+        return models.card(models.find(name)[0])
+
+    return router
+
+
+def _status(models: Models, of_metrics: Sequence[params.Depends]) -> APIRouter:
+    """Return /health, which needs no key, and /metrics with the dependencies ``of_metrics``."""
+    router, registry = APIRouter(), metrics_registry(models.llms)
+
+    @router.get("/health")
     async def health() -> Response:
         closed = [name for name, llm in models.llms.items() if llm.closed]
         problems = {name: llm.problem for name, llm in models.llms.items() if llm.problem is not None}
@@ -155,23 +189,15 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
         status |= {"problems": problems} if problems else {}
         return JSONResponse(status, status_code=503 if closed or problems else 200)
 
-    registry = metrics_registry(models.llms)
-
-    @app.get("/metrics", dependencies=[] if config.metrics_without_key else [Depends(require_key)])
+    @router.get("/metrics", dependencies=of_metrics)
     async def metrics() -> Response:
         return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
-    app.state.traces = LiveTraces() if config.dashboard_texts else None
-    app.include_router(dashboard(app.state.traces, models.find, Depends(require_key)))
-    for path, page in pages().items():
-        app.add_route(path, page)
-    app.add_route("/docs", show_start)
-    app.add_route("/docs/{path:path}", show_file)
-    app.include_router(v1)
-    app.add_exception_handler(TandemError, _error_response)
-    app.add_exception_handler(HTTPException, _http_error_response)
-    app.add_exception_handler(Exception, _error_response)
-    return app
+    return router
+
+
+async def _version() -> dict[str, str]:
+    return {"version": __version__}
 
 
 async def _generate(request: Request, models: Models, endpoint: Endpoint, config: ServerConfig) -> Response:
