@@ -80,7 +80,7 @@ class Bundle:
 
     def device(self, chosen: str | None) -> str:
         """Return the name of the device ``chosen``; None stands for the kind that the bundle was built for."""
-        return chosen or ("cpu" if self.engine("target").backend == "onnxruntime-cpu" else "cuda")
+        return chosen or self.engine("target").device
 
     def engine(self, name: EngineName) -> EngineEntry:
         """Return an engine's entry. Raises BadBundle if the bundle does not have the engine."""

@@ -25,8 +25,6 @@ DIGEST = "manifest_sha256"
 MAX_BYTES = 64 << 20  # of bundle.json
 TARGET_IDS = "draft/target_ids.npy"  # int32 [draft.vocab], ascending
 COLUMNS = "columns."  # begins the names of a split target's files of weights; its other files are the checkpoint's
-# Backends that this version of the runtime supports.
-RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 EngineName = Literal[
     "target",
@@ -143,6 +141,11 @@ class EngineEntry(Record):
     batch_invariant: bool = False
     reports_aliases: bool = True
     optimized: bool = False
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """The kind of device that the engine was built for."""
+        return "cpu" if self.built_for == "cpu" else "cuda"
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -8,14 +8,13 @@ import json
 import tomllib
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
     PrivateAttr,
     StringConstraints,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -23,17 +22,17 @@ from tandemrt.engines.contract.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract.contract import CacheKind, blocks_of
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import BITS, KV_DTYPES, computed_in
-from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.contract.limits import DelimiterText, DelimiterTexts
+from tandemrt.engines.recipe.backend import Backend
+from tandemrt.engines.recipe.backends import BACKENDS, CPU, DEFAULT, PAGED, AnyBackend, backend_name
 from tandemrt.engines.recipe.models import Draft, HeadDraft, KvDtype, ModelDraft, NoDraft, Target
-from tandemrt.engines.recipe.tensorrt import DRAFTS, TensorRt, TensorRtRtx, rtx_capabilities
+from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.validation.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest, reject
 
 INCLUDED = Path(__file__).resolve().parents[1] / "recipes"
 FEATURE_DRAFTS = tuple(kind for kind, needs in DRAFT_KINDS.items() if needs.features)
-KINDS = (*DRAFT_KINDS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
-Ranks = Literal[1, 2, 4, 8]  # processes that a target can be split over
+KINDS = (*DRAFT_KINDS, *BACKENDS)
 
 
 class Reasoning(Section):
@@ -58,37 +57,6 @@ class RecipeLimits(Section):
     cache_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
-class OnnxRuntimeCpu(Section):
-    name: Literal["onnxruntime-cpu"]
-
-
-class OnnxRuntimeCuda(Section):
-    """ONNX Runtime on an NVIDIA GPU.
-
-    Attributes:
-        cache: *paged* runs attention in kernels of TandemRT between subgraphs. *linear*, experimental, runs one graph,
-            for families and head sizes that *paged* rejects; it is slow because CUDA graphs cannot capture it.
-        batch_invariant: the target computes the same bits for a token whatever else is in the call, so speculation
-            changes no text (docs/invariance.md). None: where that costs little.
-        tensor_parallel: ranks that the target is split over, each with its part of the weights and of the KV cache.
-        compute_capabilities: targets of the compiled kernels. The driver translates those of the lowest one for newer
-            GPUs.
-    """
-
-    name: Literal["onnxruntime-cuda"]
-    cache: CacheKind = "paged"
-    batch_invariant: bool | None = None
-    tensor_parallel: Ranks = 1
-    compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
-        COMPUTE_CAPABILITIES
-    )
-
-    @field_validator("compute_capabilities")
-    @classmethod
-    def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _distinct(value)
-
-
 class Recipe(Section):
     """All inputs of a build."""
 
@@ -97,9 +65,7 @@ class Recipe(Section):
     draft: Annotated[Draft, Field(discriminator="kind")] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
-    backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")] = (
-        OnnxRuntimeCpu(name="onnxruntime-cpu")
-    )
+    backend: AnyBackend = DEFAULT
     _digest: str = PrivateAttr(default="")
     _file: str = PrivateAttr(default="")
 
@@ -117,11 +83,11 @@ class Recipe(Section):
 
         Args:
             path: the recipe file.
-            backend: replaces the file's [backend] section unless the section has this name. For tensorrt-rtx, the new
-                section has every compute capability that supports the dtypes.
+            backend: replaces the file's [backend] section unless the section has this name, by the backend's
+                default section for the dtypes.
             dtype: replaces the dtype of the target and of a draft model.
             kv_dtype: replaces the kv_dtype of the target and of a draft model.
-            tensorrt_python: replaces backend.python of the section for tensorrt, which it stands for if there is none.
+            tensorrt_python: replaces backend.python of the section for TensorRT, which it stands for if there is none.
         """
         try:
             path = Path(path).resolve()
@@ -209,7 +175,7 @@ class Recipe(Section):
     @property
     def cache(self) -> CacheKind:
         """Layout of the KV caches of target and draft."""
-        return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
+        return self.backend.cache_kind
 
     @property
     def batch_invariant(self) -> bool | None:
@@ -217,15 +183,12 @@ class Recipe(Section):
 
         None: if all its operators support that without a large cost.
         """
-        if not isinstance(self.backend, OnnxRuntimeCuda):
-            return False
-        chosen = self.backend.batch_invariant
-        return False if chosen is None and self.cache == "linear" else chosen
+        return self.backend.batch_invariance
 
     @property
     def ranks(self) -> int:
         """Processes that the target is split over."""
-        return self.backend.tensor_parallel if isinstance(self.backend, OnnxRuntimeCuda) else 1
+        return self.backend.ranks
 
     def prefill_chunk(self, *, experts: bool = False) -> int:
         """Prompt tokens per round: the recipe's, else the backend's default for a target with or without ``experts``.
@@ -237,13 +200,13 @@ class Recipe(Section):
         if self.limits.prefill_chunk is not None:
             return self.limits.prefill_chunk
         paged = 8192 if experts else 2048
-        default = paged if self.cache == "paged" else 512 if self.backend.name == "onnxruntime-cuda" else 256
+        default = paged if self.cache == "paged" else self.backend.linear_chunk
         return min(default, longest_chunk(self.limits.batch, self.limits.length, self.cache))
 
     @property
     def kernel_capabilities(self) -> tuple[str, ...]:
         """Compute capabilities to compile kernels for; empty: the engines determine them."""
-        return self.backend.compute_capabilities if isinstance(self.backend, OnnxRuntimeCuda) else ()
+        return self.backend.kernel_capabilities
 
     @property
     def cache_blocks(self) -> int | None:
@@ -269,7 +232,7 @@ class Recipe(Section):
             )
         tokens = self.limits.cache_tokens
         if tokens is not None and self.cache == "linear":
-            rule = "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'"
+            rule = f"limits.cache_tokens needs backend.name {PAGED}"
             raise reject(f"{rule}; got {quoted(tokens)} for a linear cache. Drop it or choose another backend")
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + num_draft_tokens + 1 = {quoted(self.capacity)}"
@@ -284,46 +247,24 @@ class Recipe(Section):
                 "backend.tensor_parallel needs backend.cache 'paged', whose decoders run in steps; got 'linear'. Drop "
                 "tensor_parallel or choose 'paged'"
             )
-        quantized = BITS.keys() & {self.target.dtype, self.draft_dtype}
-        if quantized and self.backend.name != "onnxruntime-cpu" and self.cache != "paged":
+        dtypes = {self.target.dtype, self.draft_dtype or self.target.dtype}
+        if quantized := BITS.keys() & dtypes - set(self.backend.dtypes):
             raise reject(
-                "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', or "
-                f"'onnxruntime-cuda' with cache = 'paged'; got {quoted(min(quantized))} for "
-                f"{self.backend.name!r} with a {self.cache} cache. Choose another dtype or backend"
+                f"dtype must be float32, float16 or bfloat16 unless backend.name is {CPU!r}, or {PAGED}; got "
+                f"{quoted(min(quantized))} for {self.backend.name!r} with a {self.cache} cache. Choose another dtype "
+                "or backend"
             )
         self._require_unquantized_dtype("target", self.target, self.target.dtype)
         self._require_unquantized_dtype("draft", self.draft, self.draft_dtype)
         self._require_kv_dtype("target", self.target.kv_dtype, self.target.dtype)
         self._require_kv_dtype("draft", self.draft_kv_dtype, self.draft_dtype)
-        if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
+        if self.draft.kind not in self.backend.drafts:
             raise reject(
-                "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', which has no "
-                "bfloat16 kernels; got 'bfloat16'. Choose another dtype or another backend"
+                f"draft.kind must be one of {', '.join(self.backend.drafts)} when backend.name is "
+                f"{self.backend.name!r}; got {self.draft.kind!r}. Choose another draft or backend"
             )
-        if isinstance(self.backend, TensorRt | TensorRtRtx):
-            self._require_engines(self.backend)
-        oldest = isinstance(self.backend, TensorRtRtx) and "7.5" in self.backend.compute_capabilities
-        if oldest and "bfloat16" in (self.target.dtype, self.draft_dtype):
-            raise reject(
-                "dtype must be float16 for compute capability 7.5, which has no bfloat16; got 'bfloat16'. Choose "
-                "float16 or drop 7.5 from backend.compute_capabilities"
-            )
+        self.backend.require_dtypes(dtypes)
         return self
-
-    def _require_engines(self, backend: TensorRt | TensorRtRtx) -> None:
-        """Reject a draft or a dtype that TensorRT cannot build engines for."""
-        if self.draft.kind not in DRAFTS:
-            raise reject(
-                f"draft.kind must be one of {', '.join(DRAFTS)} when backend.name is {backend.name!r}; got "
-                f"{self.draft.kind!r}. Choose another draft or backend"
-            )
-        dtypes = backend.layer_set.dtypes
-        if other := {self.target.dtype, self.draft_dtype or self.target.dtype} - set(dtypes):
-            raise reject(
-                f"dtype must be {' or '.join(dtypes)} when backend.name is {backend.name!r}, whose attention layer has "
-                f"no other; got {quoted(min(other))}. Choose another dtype (export build: --dtype float16) or another "
-                "backend"
-            )
 
     def _require_unquantized_dtype(self, name: str, section: Section, dtype: str | None) -> None:
         if getattr(section, "dequantize", False) and dtype in BITS:
@@ -336,7 +277,7 @@ class Recipe(Section):
         compute = dtype and self.computed_in(dtype)
         if kv_dtype in KV_DTYPES and self.cache == "linear":
             raise reject(
-                f"{section}.kv_dtype {kv_dtype!r} needs backend.name 'onnxruntime-cuda' with cache = 'paged'; other "
+                f"{section}.kv_dtype {kv_dtype!r} needs backend.name {PAGED}; other "
                 f"attention kernels do not read it; got {self.backend.name!r}. Drop it or choose another backend"
             )
         if kv_dtype is not None and kv_dtype not in KV_DTYPES and kv_dtype != compute:
@@ -361,12 +302,6 @@ def locate(recipe: str) -> Path:
     )
 
 
-def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(values)) < len(values):
-        raise reject(f"must name each capability once; got {', '.join(values)}")
-    return values
-
-
 def _override(
     data: dict[str, Any],
     *,
@@ -383,9 +318,8 @@ def _override(
             model |= {} if kv_dtype is None else {"kv_dtype": kv_dtype}
     section = data.get("backend")
     if backend is not None and not (isinstance(section, dict) and section.get("name") == backend):
-        data["backend"] = {"name": backend}
-        if backend == "tensorrt-rtx":
-            dtypes = {str(model.get("dtype")) for model in models}
-            data["backend"]["compute_capabilities"] = rtx_capabilities(dtypes)
-    if tensorrt_python is not None and isinstance(section := data.setdefault("backend", {"name": "tensorrt"}), dict):
+        dtypes = {str(model.get("dtype")) for model in models}
+        data["backend"] = BACKENDS.get(backend, Backend).default_section(backend, dtypes)
+    tensorrt = {"name": backend_name(TensorRt)}
+    if tensorrt_python is not None and isinstance(section := data.setdefault("backend", tensorrt), dict):
         section["python"] = tensorrt_python

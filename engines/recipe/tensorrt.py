@@ -1,15 +1,16 @@
-"""``[backend]`` sections of a recipe: TensorRT and TensorRT-RTX."""
+"""The backends TensorRT and TensorRT-RTX."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import COMPUTE, HALF
+from tandemrt.engines.recipe.backend import Backend, Library, Lowering
 from tandemrt.engines.validation.errors import quoted
-from tandemrt.engines.validation.records import Section, reject
+from tandemrt.engines.validation.records import reject
 
 ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]  # targets of TensorRT-RTX 1.7
 Layers = Literal["native", "basic"]
@@ -20,7 +21,7 @@ class LayerSet:
     """The layers that engines of a backend are built from, and what follows from them.
 
     Attributes:
-        lowering: the lowering of the graphs (export/graph/lowering.py).
+        lowering: the lowering of the graphs.
         oldest: the oldest release of TensorRT that has the layers.
         dtypes: dtypes that decoders compute in.
         reports_aliases: a layer updates a cache in place and the engine reports so. If not, an engine that writes a
@@ -39,11 +40,35 @@ LAYER_SETS: Mapping[Layers, LayerSet] = {
     "native": LayerSet("mask", (10, 15), HALF, reports_aliases=True, plugins=True),
     "basic": LayerSet("basic", (8, 6), COMPUTE, reports_aliases=False, plugins=False),
 }
-# Drafts that run over a linear cache without onnxruntime's operators.
-DRAFTS = tuple(kind for kind, needs in DRAFT_KINDS.items() if not needs.block)
 
 
-class TensorRt(Section):
+class _TensorRtBackend(Backend):
+    """What TensorRT and TensorRT-RTX share."""
+
+    folder: ClassVar[str] = "tensorrt"
+    # Those that run over a linear cache without onnxruntime's operators.
+    drafts: ClassVar[tuple[str, ...]] = tuple(kind for kind, needs in DRAFT_KINDS.items() if not needs.block)
+    no_other_dtype: ClassVar[str] = "whose attention layer has no other"
+
+    @property
+    def layer_set(self) -> LayerSet:
+        return LAYER_SETS["native"]
+
+    @property
+    def plugins(self) -> bool:
+        """Whether verification is an engine with plugins."""
+        return False
+
+    @property
+    def lowering(self) -> Lowering:
+        return self.layer_set.lowering
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return self.layer_set.dtypes
+
+
+class TensorRt(_TensorRtBackend):
     """TensorRT: builds on the GPU that will run the engines, because it times kernels there.
 
     Attributes:
@@ -61,6 +86,20 @@ class TensorRt(Section):
         optimization_level: 0 builds fastest, 5 searches longest.
     """
 
+    times_kernels: ClassVar[bool] = True
+    library: ClassVar[Library] = Library(
+        "tensorrt",
+        ("tensorrt_lean", "tensorrt_lean_bindings", "tensorrt_dispatch", "tensorrt_dispatch_bindings"),
+        packages=("tensorrt", "tensorrt-cu13"),
+        builds=(11,),
+        runs=(10, 11),
+        tested="10.16, 11.4",
+        extras=("tensorrt", "tensorrt-lean"),
+        opens={
+            10: "version-compatible plans of 8.6 and of earlier releases of 10",
+            11: "version-compatible plans of 10 and of earlier releases of 11",
+        },
+    )
     name: Literal["tensorrt"]
     layers: Layers = "native"
     python: Annotated[str, StringConstraints(min_length=1)] | None = None
@@ -90,20 +129,39 @@ class TensorRt(Section):
         return self
 
 
-class TensorRtRtx(Section):
-    """TensorRT-RTX: builds on any machine one engine for all ``compute_capabilities``."""
+class TensorRtRtx(_TensorRtBackend):
+    """TensorRT-RTX: builds on any machine one engine for all ``compute_capabilities``. It has no plugins."""
 
+    static_float8: ClassVar[bool] = True
+    library: ClassVar[Library] = Library(
+        "tensorrt_rtx_bindings",
+        (),
+        packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
+        builds=(1,),
+        runs=(1,),
+        tested="1.7",
+        extras=("tensorrt-rtx",),
+        opens={1: "no others"},
+    )
     name: Literal["tensorrt-rtx"]
     compute_capabilities: Annotated[tuple[ComputeCapability, ...], Field(strict=False, min_length=1)]
 
-    @property
-    def layer_set(self) -> LayerSet:
-        return LAYER_SETS["native"]
+    @classmethod
+    def default_section(cls, name: str, dtypes: set[str]) -> dict[str, Any]:
+        """Return the section with every compute capability that supports ``dtypes``."""
+        return {"name": name, "compute_capabilities": rtx_capabilities(dtypes)}
 
     @property
-    def plugins(self) -> bool:
-        """Whether verification is an engine with plugins. TensorRT-RTX has none."""
-        return False
+    def named_capabilities(self) -> tuple[str, ...]:
+        return self.compute_capabilities
+
+    def require_dtypes(self, dtypes: set[str]) -> None:
+        super().require_dtypes(dtypes)
+        if "7.5" in self.compute_capabilities and "bfloat16" in dtypes:
+            raise reject(
+                "dtype must be float16 for compute capability 7.5, which has no bfloat16; got 'bfloat16'. Choose "
+                "float16 or drop 7.5 from backend.compute_capabilities"
+            )
 
     @field_validator("compute_capabilities")
     @classmethod

@@ -10,7 +10,7 @@ from tandemrt.engines.bundle.manifest import COLUMNS, Manifest
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import BLOCK_SIZE, blocks_of, num_snapshots
 from tandemrt.engines.contract.dtypes import BYTES
-from tandemrt.engines.recipe.recipe import Ranks
+from tandemrt.engines.recipe.backends import Ranks
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
 RANKS = get_args(Ranks)

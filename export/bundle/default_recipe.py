@@ -13,6 +13,7 @@ from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import BITS, BYTES, COMPUTE, computed_in
 from tandemrt.engines.options.build_options import BuildOptions
+from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 from tandemrt.export.bundle.default_reasoning import reasoning_lines
@@ -21,7 +22,6 @@ from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 
-CPU, CUDA = "onnxruntime-cpu", "onnxruntime-cuda"
 BATCH = {CPU: 4, CUDA: 32}
 MEMORY_SHARE = {CPU: 0.5, CUDA: 0.85}  # of the free memory, for weights and caches
 NUM_DRAFT_TOKENS = 4

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
@@ -156,8 +157,8 @@ class DraftHead:
         """Raise BadRecipe if the draft has no graphs in ``lowering``."""
         if supported_lowering(lowering, self.spec.layer) not in self.kind.lowerings:
             raise BadRecipe(
-                "a block draft needs backend.name 'onnxruntime-cpu', with heads of a multiple of 16 values, or "
-                f"'onnxruntime-cuda' with a paged cache; got heads of {self.spec.head_dim} over cache "
+                f"a block draft needs backend.name {CPU!r}, with heads of a multiple of 16 values, or "
+                f"{CUDA!r} with a paged cache; got heads of {self.spec.head_dim} over cache "
                 f"{'paged' if lowering == 'paged' else 'linear'!r}; choose another backend or draft"
             )
 

@@ -14,7 +14,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Draft, Model, Models
 from tandemrt.export.graph.graph import Graph
-from tandemrt.export.graph.lowering import Lowering, lowering_of, supported_lowering
+from tandemrt.export.graph.lowering import Lowering, supported_lowering
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.weightless import build_adjust, build_propose, build_verify
 from tandemrt.export.read.shard import Shard
@@ -22,7 +22,7 @@ from tandemrt.export.read.shard import Shard
 
 def graphs(recipe: Recipe, models: Models) -> list[Graph]:
     """Return every graph of the bundle: decoders, adjust, verify, and propose if a model drafts."""
-    target, drafts, lowering = models[0], models[1:], lowering_of(recipe)
+    target, drafts, lowering = models[0], models[1:], recipe.backend.lowering
     width = target.spec.vocab  # a draft model's logits are padded or cut to the target's width
     shard = target.shards[0] if target.shards else None
     return [
@@ -58,7 +58,7 @@ def _decoder(
 
 def further_ranks(recipe: Recipe, models: Models) -> list[Graph]:
     """Return the target's graphs of ranks 1 and up. Only rank 0 passes features to a draft."""
-    target, lowering, features = models[0], lowering_of(recipe), _features(models[1:])
+    target, lowering, features = models[0], recipe.backend.lowering, _features(models[1:])
     return [
         _decoder(target, recipe, lowering, target.spec.vocab, features=features, shard=shard)
         for shard in target.shards[1:]

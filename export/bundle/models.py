@@ -13,7 +13,6 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.draft_kinds import MODEL_DRAFTS
-from tandemrt.export.graph.lowering import lowering_of
 from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
@@ -149,7 +148,7 @@ class Model:
         if length > spec.max_length and role == "target":
             rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
-        by_operators, compute = STRATEGIES[lowering_of(recipe)].scaled_matmuls, recipe.computed_in(dtype)
+        by_operators, compute = STRATEGIES[recipe.backend.lowering].scaled_matmuls, recipe.computed_in(dtype)
         model = cls(
             role,
             checkpoint,
@@ -161,7 +160,7 @@ class Model:
             compute,
             by_operators,
             dequantize=section.dequantize,
-            on_cpu=recipe.backend.name == "onnxruntime-cpu",
+            on_cpu=recipe.backend.device == "cpu",
             entry=entry,
         )
         if section.dequantize and model.stored_quantization is None:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8
 from tandemrt.engines.contract.gpus import FLOAT8_FROM
+from tandemrt.engines.recipe.backends import BACKENDS, CPU, CUDA, PAGED
 from tandemrt.engines.recipe.models import HeadDraft, ModelDraft
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.recipe.tensorrt import TensorRtRtx
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Draft, Model, Models
-from tandemrt.export.graph.lowering import lowering_of, supported_lowering
+from tandemrt.export.graph.lowering import supported_lowering
 from tandemrt.export.model.scaled_matmul import STEP
 from tandemrt.export.model.scaled_matmul import unsupported as unsupported_quantization
 from tandemrt.export.model.support import unsupported
@@ -31,7 +31,7 @@ def open_models(recipe: Recipe) -> Models:
         length = recipe.limits.length
         head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
         _require_support(head, recipe)
-        head.require_lowering(lowering_of(recipe))
+        head.require_lowering(recipe.backend.lowering)
         return target, head
     if not isinstance(recipe.draft, ModelDraft):
         return (target,)
@@ -61,7 +61,7 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
     """Raise BadCheckpoint or BadRecipe for a model that the recipe's backend does not support."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
     float32_only = "experts" if layers.experts is not None else "recurrent layers" if layers.recurrent else None
-    if float32_only and recipe.backend.name == "onnxruntime-cpu" and model.compute != "float32":
+    if float32_only and recipe.backend.device == "cpu" and model.compute != "float32":
         # The sum of experts and the recurrence have no float16, and the experts' matmuls would round one token
         # differently from several.
         raise BadRecipe(
@@ -73,7 +73,7 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
             f"{model.role}.dtype must be float32, float16 or bfloat16 for a model with experts over {recipe.ranks} "
             f"ranks; got {model.dtype!r}. Choose another dtype, or one rank"
         )
-    if why := unsupported(layers, supported_lowering(lowering_of(recipe), layers), recipe.capacity):
+    if why := unsupported(layers, supported_lowering(recipe.backend.lowering, layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
     _require_matmuls(model, recipe)
     if layers.latent is not None and model.kv_dtype == FLOAT8:
@@ -86,7 +86,7 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
             f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
         )
         received = f"got {model.spec.head_dim} in {model.role}.checkpoint"
-        other = "backend 'onnxruntime-cpu'" if layers.experts is not None else "cache = 'linear'"
+        other = f"backend {CPU!r}" if layers.experts is not None else "cache = 'linear'"
         raise BadRecipe(f"{rule}; {received}; choose {other} or another checkpoint")
     if recipe.cache == "paged" and model.spec.head_dim == HEAD_DIMS[-1]:
         _require_half_precision(model)
@@ -111,24 +111,24 @@ def _require_matmuls(model: Draft, recipe: Recipe) -> None:
             f"{model.role}.checkpoint: weights in {why} ({quantization.method}) have no matmuls on any backend; "
             f"{'choose an unquantized or float8 head' if isinstance(model, DraftHead) else ways}"
         )
-    if quantization is None or not quantization.rules or backend.name == "onnxruntime-cpu":
+    if quantization is None or not quantization.rules or backend.device == "cpu":
         return
     what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({quantization.method})"
     if recipe.cache == "paged":
         _require_scaled_matmuls(what, model, quantization, recipe)
         return
-    if not isinstance(backend, TensorRtRtx):
+    if not backend.static_float8:
         needed = " or ".join(name for name, takes in _BACKENDS_WITH_MATMULS.items() if takes(quantization))
         raise BadRecipe(
             f"{what} needs backend.name {needed}; got {backend.name!r} with cache = {recipe.cache!r}, which has no "
             f"matmuls for it; choose what it needs, or the checkpoint that is not quantized{_advice(model)}"
         )
-    if not _supported_by_tensorrt_rtx(quantization):
+    if not _is_static_float8(quantization):
         raise BadRecipe(
             f"{what} needs weights in float8 and inputs that are unquantized, or have static scales, for backend.name "
-            f"'tensorrt-rtx'; choose 'onnxruntime-cpu', or such a checkpoint{_advice(model)}"
+            f"{backend.name!r}; choose {CPU!r}, or such a checkpoint{_advice(model)}"
         )
-    if without := [each for each in backend.compute_capabilities if float(each) < float(_FLOAT8_FROM)]:
+    if without := [each for each in backend.named_capabilities if float(each) < float(_FLOAT8_FROM)]:
         raise BadRecipe(
             f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {', '.join(without)} in "
             "backend.compute_capabilities; drop it, or choose the checkpoint that is not quantized"
@@ -138,16 +138,16 @@ def _require_matmuls(model: Draft, recipe: Recipe) -> None:
 _DEQUANTIZE = "write {role}.dequantize = true, which stores them unquantized"
 
 
-def _supported_by_tensorrt_rtx(quantization: Quantization) -> bool:
-    """Whether TensorRT-RTX has matmuls for a checkpoint's quantization."""
+def _is_static_float8(quantization: Quantization) -> bool:
+    """Whether a backend with ``static_float8`` has matmuls for a checkpoint's quantization."""
     return all(scheme.weight == "float8_e4m3fn" and scheme.inputs != "token" for _, scheme in quantization.rules)
 
 
 # Backends that an error message may suggest, with a test that the backend accepts the checkpoint.
 _BACKENDS_WITH_MATMULS: dict[str, Callable[[Quantization], bool]] = {
-    "'onnxruntime-cpu'": lambda _: True,
-    "'tensorrt-rtx'": _supported_by_tensorrt_rtx,
-    "'onnxruntime-cuda' with cache = 'paged'": lambda quantization: unsupported_quantization(quantization) is None,
+    repr(CPU): lambda _: True,
+    **{repr(name): _is_static_float8 for name, backend in BACKENDS.items() if backend.static_float8},
+    PAGED: lambda quantization: unsupported_quantization(quantization) is None,
 }
 
 
@@ -168,8 +168,8 @@ def _require_scaled_matmuls(what: str, model: Draft, quantization: Quantization,
         return  # the build requantizes them
     if why := unsupported_quantization(quantization):
         raise BadRecipe(
-            f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no matmuls yet; choose "
-            "'onnxruntime-cpu', or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
+            f"{what} has {why}, for which backend.name {CUDA!r} has no matmuls yet; choose "
+            f"{CPU!r}, or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
             f"scales per token or static ones{_advice(model)}"
         )
     if quantization.is_packed and isinstance(model, DraftHead):

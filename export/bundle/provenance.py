@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tandemrt import __version__
 from tandemrt.engines.bundle.manifest import EngineName, Provenance
+from tandemrt.engines.recipe.backends import BACKENDS
 
 # Packages that determine the bytes of a bundle, if they are installed.
 PACKAGES = (
@@ -17,9 +18,8 @@ PACKAGES = (
     "onnx-ir",
     "onnxruntime",
     "onnxruntime-gpu",
-    "tensorrt",
-    "tensorrt-rtx-cu13-bindings",
     "tokenizers",
+    *(package for backend in BACKENDS.values() if backend.library for package in backend.library.packages),
 )
 
 

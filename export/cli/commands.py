@@ -43,7 +43,7 @@ def build(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Build for this backend instead of the recipe's; tensorrt-rtx: for every compute capability it knows."
+            help="Build for this backend instead of the recipe's; ahead of time, for every compute capability it knows."
         ),
     ] = None,
     dtype: Annotated[

@@ -1,29 +1,24 @@
 """Compile a graph for the recipe's backend: run its passes, save it, and build its engine."""
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import onnx_ir as ir
 
 from tandemrt.engines.bundle.manifest import EngineEntry
-from tandemrt.engines.contract.contract import widened
 from tandemrt.engines.contract.decoder import Decoder, Subgraph
-from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
+from tandemrt.engines.recipe.backend import Backend
+from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
-from tandemrt.engines.validation.errors import BadRecipe, InternalError, quoted
-from tandemrt.export.compile import onnxruntime
-from tandemrt.export.compile.tensorrt.engine import build_engine
+from tandemrt.engines.validation.errors import BadRecipe, quoted
+from tandemrt.export.compile.onnxruntime.graph_file import require_contract
 from tandemrt.export.compile.tensorrt.listeners import Progress
-from tandemrt.export.compile.tensorrt.other_python import build_elsewhere
-from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, fuse_profiles, head_profiles
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.graph.graph import Graph
-from tandemrt.export.graph.lowering import lowering_of
 from tandemrt.export.passes.batch_invariance import NotBatchInvariant
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
@@ -31,7 +26,6 @@ from tandemrt.export.passes.over_ranks import over_ranks
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, WITHOUT_LAYERS
 from tandemrt.plugins.operators.constants import DOMAIN
 
-DECODERS = ("target", *DRAFT_LAYERS)
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
 _ON_REQUEST = {
     **dict.fromkeys(
@@ -42,7 +36,6 @@ _ON_REQUEST = {
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",
 }
-VERIFIERS = ("verify", "verify_probs")  # engines that TensorRT builds with the project's plugins
 
 
 @dataclass(frozen=True)
@@ -57,8 +50,9 @@ class CompileOptions:
         file = self.timing_cache
         if file is None:
             return
-        if not isinstance(recipe.backend, TensorRt):
-            rule = "--timing-cache needs backend.name 'tensorrt'"
+        if not recipe.backend.times_kernels:
+            names = " or ".join(repr(name) for name, backend in BACKENDS.items() if backend.times_kernels)
+            rule = f"--timing-cache needs backend.name {names}"
             raise BadRecipe(f"{rule}; got {recipe.backend.name!r}, which measures nothing while it builds. Drop it")
         there = next(path for path in (file.absolute(), *file.absolute().parents) if path.exists())
         if there.is_dir() == (there == file.absolute()) or not os.access(there, os.W_OK):
@@ -92,8 +86,21 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     if is_cut(graph, recipe):
         return CompiledEngine(_in_steps(lowered, graph, recipe, folder), rewrites, lowered.notes)
     save_model(model, folder / graph.file)
-    onnxruntime.require_contract(folder / graph.file, graph.contract)
-    return CompiledEngine(_engine(graph, recipe, folder, options), rewrites)
+    require_contract(folder / graph.file, graph.contract)
+    builder = importlib.import_module(f"tandemrt.export.compile.{recipe.backend.folder}.builder")
+    return CompiledEngine(builder.build(graph, recipe, folder, options), rewrites)
+
+
+def engine_entry(graph: Graph, file: str, backend: str, built_for: str, *, optimized: bool = False) -> EngineEntry:
+    """Return the manifest's entry for the engine of a graph, in ``file``."""
+    return EngineEntry(
+        file=file,
+        backend=backend,
+        built_for=built_for,
+        dtype=graph.dtype,
+        contract=graph.contract,
+        optimized=optimized,
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ def _lowered(graph: Graph, recipe: Recipe) -> _Lowered:
     if graph.lowering is not None:
         pipeline = PIPELINES[graph.lowering]
     elif graph.name not in WEIGHTLESS_ENGINES:
-        pipeline = WITHOUT_LAYERS.get(lowering_of(recipe), Pipeline())
+        pipeline = WITHOUT_LAYERS.get(recipe.backend.lowering, Pipeline())
     else:
         pipeline = Pipeline()
     return _Lowered(model, pipeline.after(*first)(model), notes=notes)
@@ -139,28 +146,11 @@ def _why_on_request(model: ir.Model, dtype: str) -> str | None:
     return next((why for operator, why in _ON_REQUEST.items() if operator in present), None)
 
 
-def _engine(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -> EngineEntry:
-    """Compile a saved graph that is not cut."""
-    if isinstance(recipe.backend, TensorRt | TensorRtRtx):
-        if graph.name in DECODERS:
-            return _tensorrt(graph, recipe.backend, folder, decoder_profiles(recipe), options)
-        if graph.name == "fuse":
-            return _tensorrt(graph, recipe.backend, folder, fuse_profiles(recipe), options)
-        if recipe.backend.plugins and graph.name in VERIFIERS:
-            return _tensorrt(graph, recipe.backend, folder, head_profiles(recipe, graph.contract), options)
-        return _entry(graph, graph.file, "onnxruntime-cuda", "cuda")
-    if recipe.backend.name == "onnxruntime-cpu":
-        optimized = onnxruntime.require_session(folder / graph.file, optimize=graph.dtype == "float32")
-        entry = _entry(graph, graph.file, recipe.backend.name, "cpu", optimized=optimized)
-        return entry.model_copy(update={"shared": onnxruntime.mapped_weights(folder / graph.file, folder)})
-    return _entry(graph, graph.file, recipe.backend.name, "cuda")
-
-
 def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> EngineEntry:
     """Save the subgraphs of a graph; a graph without operators of the project is a single one."""
     model = lowered.model
     if not any(node.domain == DOMAIN for node in model.graph):
-        return _one_subgraph(model, graph, recipe.backend.name, folder)
+        return _one_subgraph(model, graph, recipe.backend, folder)
     folder_in_bundle = str(PurePosixPath(graph.file).parent)
     prefix = "" if graph.name in ("target", "draft") else f"{graph.name}."  # the others share the draft's folder
     if graph.shard is not None and graph.shard.rank:
@@ -169,55 +159,27 @@ def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> 
     for file, subgraph in subgraphs.items():
         save_model(subgraph, folder / file)
     for each in decoder.subgraphs:
-        onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
+        require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
     return EngineEntry(
         decoder=decoder,
         backend=recipe.backend.name,
-        built_for="cuda",
+        built_for=recipe.backend.device,
         dtype=graph.dtype,
         contract=graph.contract,
         batch_invariant=lowered.batch_invariant,
     )
 
 
-def _one_subgraph(model: ir.Model, graph: Graph, backend: str, folder: Path) -> EngineEntry:
+def _one_subgraph(model: ir.Model, graph: Graph, backend: Backend, folder: Path) -> EngineEntry:
     """Save a graph as a decoder of a single step."""
     save_model(model, folder / graph.file)
-    onnxruntime.require_contract(folder / graph.file, graph.contract)
+    require_contract(folder / graph.file, graph.contract)
     inputs, outputs = (tuple(b.name for b in side) for side in (graph.contract.inputs, graph.contract.outputs))
     decoder = Decoder(constants=None, steps=(Subgraph(file=graph.file, inputs=inputs, outputs=outputs),), values=())
-    return EngineEntry(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
-
-
-def _tensorrt(
-    graph: Graph,
-    backend: TensorRt | TensorRtRtx,
-    folder: Path,
-    profiles: Mapping[str, Profile],
-    options: CompileOptions,
-) -> EngineEntry:
-    source, bindings = folder / graph.file, graph.contract
-    engine = source.with_suffix(".engine")
-    how: dict[str, Any] = {"profiles": profiles, "timing_cache": options.timing_cache}
-    if isinstance(backend, TensorRt) and backend.python is not None:
-        report = build_elsewhere(source, engine, backend, contract=bindings, **how)
-    else:
-        report = build_engine(source, engine, backend, progress=options.progress, **how)
-    if lines := bindings.differences(widened(report.contract, bindings)):
-        raise InternalError(f"{engine.name} must have the bindings of its contract: {'; '.join(lines)}")
-    reported = backend.layer_set.reports_aliases
-    if reported and (missing := set(bindings.aliases) - set(report.contract.aliases)):
-        raise InternalError(f"{engine.name} must update its caches in place; {sorted(missing)} do not")
-    entry = _entry(graph, engine.relative_to(folder).as_posix(), backend.name, report.built_for)
-    return entry.model_copy(update={"reports_aliases": reported})
-
-
-def _entry(graph: Graph, file: str, backend: str, built_for: str, *, optimized: bool = False) -> EngineEntry:
     return EngineEntry(
-        file=file,
-        backend=backend,
-        built_for=built_for,
+        decoder=decoder,
+        backend=backend.name,
+        built_for=backend.device,
         dtype=graph.dtype,
         contract=graph.contract,
-        optimized=optimized,
     )

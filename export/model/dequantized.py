@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.weights import Weights
@@ -26,9 +27,7 @@ def stacked(
     Raises BadCheckpoint for a misshapen tensor and for weights that are not float8_e4m3fn.
     """
     if scheme.weight != "float8_e4m3fn":
-        raise BadCheckpoint(
-            f"{modules[0]}: 4-bit weights run on backend onnxruntime-cpu only, for which the build repacks them"
-        )
+        raise BadCheckpoint(f"{modules[0]}: 4-bit weights run on backend {CPU} only, for which the build repacks them")
     each = [_dequantized(b, w, module, count, inner, scheme) for module, count in zip(modules, rows, strict=True)]
     return each[0] if len(each) == 1 else b.op("Concat", *each, axis=0)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.low_bit_format import LowBitFormat
@@ -73,7 +74,7 @@ def _form(w: Weights, names: Sequence[str]) -> LowBitFormat | None:
     if quantized is not None:
         raise BadCheckpoint(
             f"{quantized}: experts in float8 next to weights of 4 or 8 bits have no operators on a GPU; choose "
-            "backend.name 'onnxruntime-cpu' or dequantize = true"
+            f"backend.name {CPU!r} or dequantize = true"
         )
     for name, form in zip(names, formats, strict=True):
         if form != formats[0]:
@@ -84,5 +85,5 @@ def _form(w: Weights, names: Sequence[str]) -> LowBitFormat | None:
 def _unequal(one: str, other: str) -> BadCheckpoint:
     return BadCheckpoint(
         f"{one}: the experts of a layer must be quantized alike for a GPU, {other} is not; choose backend.name "
-        "'onnxruntime-cpu' or dequantize = true"
+        f"{CPU!r} or dequantize = true"
     )

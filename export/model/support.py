@@ -1,5 +1,6 @@
 """Models that a lowering's operators do not support, with the reason."""
 
+from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.export.graph.lowering import HEAD_DIM_STEP, Lowering
 from tandemrt.export.read.latent import Latent
 from tandemrt.export.read.layer import UNIFORM, Experts, Router
@@ -22,7 +23,7 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
     """Return why a lowering does not support a model with rows of ``capacity`` tokens, and the fix; None: it does."""
     if spec.recurrent is not None and lowering not in ("grouped", "paged"):
         return (
-            f"{spec.family} has recurrent layers, which run with onnxruntime-cuda over a paged cache, or on a CPU "
+            f"{spec.family} has recurrent layers, which run with {CUDA} over a paged cache, or on a CPU "
             f"with attention heads of a multiple of {HEAD_DIM_STEP} values, and as many of "
             "them rotated; the backend must be one of these"
         )
@@ -30,23 +31,23 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
         what = "attention sinks" if spec.experts is None else "experts and attention sinks"
         return (
             f"{spec.family} has {what}, which run on a CPU alone, with heads of a multiple of {HEAD_DIM_STEP} values; "
-            "the backend must be onnxruntime-cpu"
+            f"the backend must be {CPU}"
         )
     if spec.experts is not None and lowering not in ("grouped", "paged"):
         return (
-            f"{spec.family} has experts, which run with onnxruntime-cuda over a paged cache, or on a CPU with heads of "
+            f"{spec.family} has experts, which run with {CUDA} over a paged cache, or on a CPU with heads of "
             f"a multiple of {HEAD_DIM_STEP} values; the backend must be one of these"
         )
     if spec.latent is not None and lowering not in ("grouped", "paged"):
         return (
-            f"{spec.family} caches one latent vector per token, which runs with onnxruntime-cuda over a paged cache, "
+            f"{spec.family} caches one latent vector per token, which runs with {CUDA} over a paged cache, "
             f"or on a CPU with latent vectors and rotated keys of a multiple of {HEAD_DIM_STEP} values; the backend "
             "must be one of these"
         )
     if spec.variants != UNIFORM and lowering != "grouped":
         return (
             f"{spec.family} has layers of different shapes, which run on a CPU alone, with heads of a multiple of "
-            f"{HEAD_DIM_STEP} values; the backend must be onnxruntime-cpu"
+            f"{HEAD_DIM_STEP} values; the backend must be {CPU}"
         )
     if lowering == "paged":
         return (
@@ -72,7 +73,7 @@ def _unsupported_recurrence(spec: ModelSpec, net: RecurrentLayers | None) -> str
             return None
         return (
             f"{spec.family} has convolutions of {net.kernel} tokens of {net.channels} channels; on a GPU at most "
-            f"{MAX_KERNEL} tokens of an even number of channels run: choose onnxruntime-cpu"
+            f"{MAX_KERNEL} tokens of an even number of channels run: choose {CPU}"
         )
     heads, key_dim, value_dim = net.state
     key_dims = KEY_DIMS if isinstance(net, Mamba2) else DELTA_KEY_DIMS
@@ -81,7 +82,7 @@ def _unsupported_recurrence(spec: ModelSpec, net: RecurrentLayers | None) -> str
             f"{spec.family} has recurrent layers with {heads} heads, keys of {key_dim} values, values of {value_dim} "
             f"and a convolution of {net.kernel} tokens; on a GPU keys of {', '.join(map(str, key_dims))} run, values "
             f"of a multiple of {VALUE_DIM_MULTIPLE}, an even number of heads and convolutions of at most {MAX_KERNEL}: "
-            "choose onnxruntime-cpu"
+            f"choose {CPU}"
         )
     return None
 
@@ -93,7 +94,7 @@ def _unsupported_latent(spec: ModelSpec, latent: Latent | None) -> str | None:
     if (latent.rank, latent.rotated) != LATENT:
         return (
             f"{spec.family} has latent vectors of {latent.rank} values and rotated keys of {latent.rotated}; over a "
-            f"paged cache {LATENT[0]} and {LATENT[1]} run: choose onnxruntime-cpu"
+            f"paged cache {LATENT[0]} and {LATENT[1]} run: choose {CPU}"
         )
     return None
 
@@ -112,12 +113,12 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
     ):
         return (
             f"{spec.family} has experts with biases, bounds, weighted inputs or joined gate and up weights, which "
-            "run on a CPU alone; choose onnxruntime-cpu"
+            f"run on a CPU alone; choose {CPU}"
         )
     if not experts.normalized and experts.router != Router(scale=experts.router.scale):
         return (
             f"{spec.family} has a sparsemixer, or a router with a correction or groups whose weights are not "
-            "normalized, which runs on a CPU alone; choose onnxruntime-cpu"
+            f"normalized, which runs on a CPU alone; choose {CPU}"
         )
     if (
         spec.hidden % HIDDEN_MULTIPLE
@@ -127,14 +128,14 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
     ):
         return (
             f"{spec.family} has {sizes}; over a paged cache at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS} run, in "
-            f"multiples of {WIDTH_MULTIPLE} values, for multiples of {HIDDEN_MULTIPLE}: choose onnxruntime-cpu"
+            f"multiples of {WIDTH_MULTIPLE} values, for multiples of {HIDDEN_MULTIPLE}: choose {CPU}"
         )
     return None
 
 
 def _unsupported_by_window_attention(spec: ModelSpec) -> str | None:
     """Return the part of the model that ``window_attention`` (paged cache) does not support, or None."""
-    advice = "choose cache = 'linear', or onnxruntime-cpu"
+    advice = f"choose cache = 'linear', or {CPU}"
     if spec.scales.attention_softcap:
         return (
             f"attn_logit_softcapping is {spec.scales.attention_softcap:g}; attention over a paged cache bounds no "

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat, packed_tensor_name
 from tandemrt.export.quantize.groups import wide
@@ -36,7 +37,7 @@ def expert_entries(checkpoint: Checkpoint, schemes: Mapping[str, Scheme]) -> Ite
                 if scheme.group_shape[1] % CHUNK:
                     raise BadCheckpoint(
                         f"{module}: experts in float8 on a GPU need scales for multiples of {CHUNK} inputs or all; "
-                        f"these are for {scheme.group_shape[1]}; choose backend.name 'onnxruntime-cpu' or dequantize = "
+                        f"these are for {scheme.group_shape[1]}; choose backend.name {CPU!r} or dequantize = "
                         "true"
                     )
                 shapes = _FORM.shapes(*shape_of(module, tensors, scheme))

@@ -6,8 +6,8 @@ from importlib import metadata
 from pathlib import Path
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import RUNNABLE
 from tandemrt.engines.options.deployment import Deployment
+from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BadBundle, BadRepository, BadRequest
 from tandemrt.export.triton import config
 from tandemrt.export.triton.repository import MODEL_FILE, VERSION
@@ -56,10 +56,10 @@ def _deployment(folder: Path, deployment: Deployment, expected: Bundle | None) -
         return [*lines, f"bundle: {str(error).removeprefix('bundle: ')}"]
     lines += [f"bundle: {line}" for line in served.problems()]
     lines += [
-        f"bundle: engine {name!r} must be built for one of {', '.join(RUNNABLE)}, which this version runs; it is for "
+        f"bundle: engine {name!r} must be built for one of {', '.join(BACKENDS)}, which this version runs; it is for "
         f"{entry.backend}. Build the bundle with one of those in the recipe's [backend] name"
         for name, entry in served.manifest.engines.items()
-        if entry.backend not in RUNNABLE
+        if entry.backend not in BACKENDS
     ]
     if expected is not None and served.manifest != expected.manifest:
         lines.append(f"bundle must be the one at {expected.folder}; {served.folder} holds another build")

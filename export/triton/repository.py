@@ -58,7 +58,7 @@ def write_model(
             f"bundle: {bundle.folder} would be replaced with the model that links to it; use --copy, or name the "
             "bundle that it was copied from"
         )
-    gpus = _gpus(device or _built_for(bundle))
+    gpus = _gpus(device or bundle.engine("target").device)
     if gpus is not None and bundle.manifest.ranks:
         gpus = _first_gpus(gpus, 1 + len(bundle.manifest.ranks))
     message = config.model_config(name, parameters=deployment.parameters(), instances=instances, gpus=gpus)
@@ -80,10 +80,6 @@ def _check_free(folder: Path) -> None:
     written = folder / VERSION / "model.py"
     if folder.exists() and not (written.is_file() and written.read_bytes() == MODEL_FILE.encode()):
         raise BadRepository(f"{folder}: must be free or a model that this command wrote; choose another --name")
-
-
-def _built_for(bundle: Bundle) -> str:
-    return "cpu" if bundle.engine("target").backend == "onnxruntime-cpu" else "cuda"
 
 
 def _gpus(device: str) -> Sequence[int] | None:

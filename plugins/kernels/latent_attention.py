@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels.module import Grid, KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.tensors import check, check_packed
@@ -63,7 +64,7 @@ class _Memory:
                     return memory
         raise BackendUnavailable(
             f"device: latent_attention needs {cls(_ROWS[0], 1).bytes} bytes of shared memory per block, "
-            f"{torch.cuda.get_device_name(module.device)} has {room}; choose onnxruntime-cpu"
+            f"{torch.cuda.get_device_name(module.device)} has {room}; choose {CPU}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The operators of ``verify.onnx`` as ahead-of-time TensorRT plugins: an engine contains their kernels.
+"""TensorRT and TensorRT-RTX: their Python modules, and the operators of ``verify.onnx`` as ahead-of-time plugins.
 
-Call ``register.register(plugins)`` before TensorRT parses a graph.
+An engine contains the kernels of its plugins. Call ``register.register(plugins)`` before TensorRT parses a graph.
 """

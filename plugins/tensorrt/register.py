@@ -12,8 +12,8 @@ from typing import Any
 
 from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX, TENSORRT
 from tandemrt.engines.contract.operators import T
-from tandemrt.engines.tensorrt.library import load_builder
 from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.tensorrt.modules import load_builder
 from tandemrt.plugins.tensorrt.operators import Plugin
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tandemrt.engines.recipe.backends import CPU
 from tandemrt.runtime.caches.kv_cache import is_paged
 from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served
 from tandemrt.runtime.check.result import CheckResult, passed_if
@@ -24,7 +25,7 @@ def check_logits(name: str, engine: Engine, expected: torch.Tensor, plan: Decode
         difference.add(kind, logits, expected[row, position])
     return CheckResult(
         f"logits of {name}",
-        "onnxruntime-cpu, float32, all tokens in one call",
+        f"{CPU}, float32, all tokens in one call",
         difference.describe(tolerance),
         passed_if(difference.within(tolerance)),
         {"tolerance": tolerance, "dtype": dtype, **difference.numbers()},
@@ -43,7 +44,7 @@ def measure_float8_cache(name: str, quantized: torch.Tensor, unquantized: torch.
     relative = (difference.squares / size) ** 0.5
     return CheckResult(
         f"keys and values of {name} in float8",
-        "both on onnxruntime-cpu in float32: the same over a cache in float32",
+        f"both on {CPU} in float32: the same over a cache in float32",
         f"logits {relative:.2%} apart (root mean square); largest logit the same in {difference.same} of "
         f"{difference.total}",
         "measured",

@@ -30,7 +30,7 @@ from tandemrt.plugins.tensors.torch import Tensor
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.constants import constants_of
 from tandemrt.runtime.device.backends.executor import Executor
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 from tandemrt.runtime.device.backends.sessions import onnxruntime
 from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph
 

@@ -8,11 +8,12 @@ from tandemrt.engines.contract.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.call_layout import CallLayout, make_layout
 from tandemrt.runtime.caches.kv_cache import KVCacheManager, make_cache, make_cache_manager
-from tandemrt.runtime.device.backends.opening import engines_in_use, open_engines
+from tandemrt.runtime.device.backends.opening import engines_in_use, open_engines, require_known_backends
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.graphs import Graphs
 from tandemrt.runtime.device.slot_state import SlotState
@@ -101,15 +102,17 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
 def _device(bundle: Bundle, device: str | None) -> torch.device:
     target = bundle.manifest.engines["target"]
     where = torch.device(bundle.device(device))
-    onnxruntime = target.backend.startswith("onnxruntime")  # has no CPU kernels for bfloat16
+    require_known_backends(bundle)
+    on_cpu = BACKENDS[target.backend].runs_on_cpu
+    # No backend has CPU kernels for bfloat16.
     bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
             f"{target.backend} ({target.built_for}); install a torch built for CUDA on a machine with a GPU"
-            + (", or use device='cpu'" if onnxruntime and not bfloat16 else "")
+            + (", or use device='cpu'" if on_cpu and not bfloat16 else "")
         )
-    if where.type == "cpu" and onnxruntime and bfloat16:
+    if where.type == "cpu" and on_cpu and bfloat16:
         raise BackendUnavailable(
             f"device: must be 'cuda' for engines that compute in bfloat16, received {str(where)!r}; run them on a GPU, "
             "or build the bundle again with --dtype float16 or float32"

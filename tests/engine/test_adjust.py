@@ -17,7 +17,7 @@ from tandemrt.plugins.kernels.compile import compile_kernel
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.reference import adjust_logits
 from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch, reference_adjust, run_adjust
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 

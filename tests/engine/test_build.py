@@ -28,8 +28,8 @@ from tandemrt.export.bundle.build import BuildReport, build
 from tandemrt.export.bundle.graphs import graphs
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.provenance import source_state
-from tandemrt.export.compile import onnxruntime as compiler
 from tandemrt.export.compile.backends import compile_graph
+from tandemrt.export.compile.onnxruntime import graph_file as compiler
 from tandemrt.export.graph.builder import save_model
 from tandemrt.plugins.kernels.nvrtc import compile_program
 from tandemrt.runtime.device.backends.tensorrt.plan import require_profiles

@@ -37,7 +37,7 @@ from tandemrt.runtime.check.replay import check_replay
 from tandemrt.runtime.check.result import CheckResult
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.check.texts import GeneratedTexts, compare_texts
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tests.engine.decoding import fused
 from tests.makers import tiny_checkpoint, write_recipe

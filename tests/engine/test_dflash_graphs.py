@@ -20,7 +20,7 @@ from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tandemrt.runtime.device.backends.base import Engine
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 from tests.dflash import BlockHead, Definition
 from tests.engine.decoding import fused, open_steps
 from tests.engine.test_eagle3_graphs import TARGET, VOCAB

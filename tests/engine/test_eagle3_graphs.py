@@ -20,7 +20,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 from tests.eagle3 import Definition, Head
 from tests.engine.decoding import fused
 

@@ -8,7 +8,7 @@ from tandemrt.engines.contract import contract
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.weightless import build_propose
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 from tandemrt.runtime.device.backends.sessions import require_provider
 
 

@@ -13,7 +13,7 @@ from tandemrt.export.model.weightless import build_propose, build_verify
 from tandemrt.plugins import functions
 from tandemrt.plugins.operators.constants import DOMAIN, Purpose
 from tandemrt.plugins.reference import position_noise, sample_draft
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 from tests.engine.operator_cases import BATCH, case, reference_verify, restricted
 
 SENTINEL = -99

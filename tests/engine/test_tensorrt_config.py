@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
-from tandemrt.engines.tensorrt.library import load, logger
 from tandemrt.export.compile.tensorrt.config import configure, load_timings, save_timings
 from tandemrt.export.compile.tensorrt.worker import Failed
+from tandemrt.plugins.tensorrt.modules import load, logger
 
 trt = load("tensorrt-rtx")
 

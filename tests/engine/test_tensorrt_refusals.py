@@ -9,10 +9,12 @@ import torch
 
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.recipe.backends import library_of
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.tensorrt.library import LIBRARIES, load, load_builder, logger, opens, require_version, with_advice
+from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.bundle.build import build
+from tandemrt.plugins.tensorrt.modules import load, load_builder, logger, opens, require_version, with_advice
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.device.backends.tensorrt.open import deserialize, require_gpu
 from tandemrt.runtime.device.backends.tensorrt.plan import memory_needed
@@ -49,8 +51,10 @@ def test_a_missing_module_is_named_with_what_installs_it(bundle: Bundle, monkeyp
     ],
 )
 def test_another_major_version_is_refused(backend: str, version: str, message: str) -> None:
+    library = library_of(backend)
+    assert library is not None
     with pytest.raises(BackendUnavailable, match=message):
-        require_version(backend, version, LIBRARIES[backend].runs)
+        require_version(backend, version, library.runs)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,9 @@ def test_another_major_version_is_refused(backend: str, version: str, message: s
     [("tensorrt", "10.16.1.11"), ("tensorrt", "11.4.0.106"), ("tensorrt", "11.9.1.2"), ("tensorrt-rtx", "1.8.0.1")],
 )
 def test_releases_of_the_supported_major_versions_are_accepted(backend: str, version: str) -> None:
-    require_version(backend, version, LIBRARIES[backend].runs)
+    library = library_of(backend)
+    assert library is not None
+    require_version(backend, version, library.runs)
 
 
 def module(version: str) -> ModuleType:
@@ -69,7 +75,7 @@ def module(version: str) -> ModuleType:
 
 def test_a_runtime_that_cannot_build_opens_engines_but_builds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = module("10.16.1.11")
-    for name in LIBRARIES["tensorrt"].modules:
+    for name in TensorRt.library.modules:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BackendUnavailable, match=r"needs the module tensorrt or tensorrt_lean or .* be imported"):
         load("tensorrt")
@@ -80,7 +86,7 @@ def test_a_runtime_that_cannot_build_opens_engines_but_builds_none(monkeypatch: 
 
 
 def test_an_old_tensorrt_is_passed_over_for_a_runtime_that_opens_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in LIBRARIES["tensorrt"].modules:
+    for name in TensorRt.library.modules:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "tensorrt", module("8.6.0"))
     with pytest.raises(BackendUnavailable, match=r"must be version 10 or 11 .*; got 8\.6\.0 of tensorrt; pip install"):

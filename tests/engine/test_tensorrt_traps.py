@@ -10,13 +10,13 @@ import math
 import numpy as np
 import pytest
 
-from tandemrt.engines.tensorrt.library import load, logger
 from tandemrt.export.compile.tensorrt.network import parse
 from tandemrt.export.compile.tensorrt.worker import layers
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.tensorrt.modules import load, logger
 from tests.engine.decoding import make_checkpoint
 
 CAPACITY = 64

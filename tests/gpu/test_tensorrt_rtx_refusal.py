@@ -12,8 +12,8 @@ import pytest
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.gpus import name_of
-from tandemrt.engines.tensorrt.library import load
 from tandemrt.engines.validation.errors import BackendUnavailable
+from tandemrt.plugins.tensorrt.modules import load
 from tandemrt.runtime.device.backends.tensorrt.open import deserialize
 from tests.gpu.here import CAPABILITY
 from tests.makers import tiny_checkpoint, write_recipe

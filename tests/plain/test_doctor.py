@@ -8,17 +8,20 @@ import pytest
 from typer.testing import CliRunner
 
 from tandemrt.cli import app
-from tandemrt.engines.tensorrt.library import LIBRARIES
+from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli import doctor
+from tandemrt.runtime.device.backends import status
+from tandemrt.runtime.device.backends.status import BackendStatus
+from tandemrt.runtime.device.backends.tensorrt.status import backend_status
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The packages that the machine has."""
     packages: dict[str, str] = {}
-    monkeypatch.setattr(doctor, "_version", packages.get)
+    monkeypatch.setattr(status, "package_version", packages.get)
     return packages
 
 
@@ -59,21 +62,21 @@ def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
 def test_a_tensorrt_that_only_runs_says_what_it_opens_and_what_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = ModuleType("tensorrt_lean_bindings")
     lean.__version__ = "10.16.1.11"  # type: ignore[attr-defined]
-    for name in LIBRARIES["tensorrt"].modules:
+    for name in TensorRt.library.modules:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "tensorrt_lean_bindings", lean)
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: True)
-    status = doctor._tensorrt()
-    assert status.version == "10.16.1.11"
-    assert status.builds.startswith(
+    monkeypatch.setattr(status, "has_gpu", lambda: True)
+    tensorrt = backend_status("tensorrt")
+    assert tensorrt.version == "10.16.1.11"
+    assert tensorrt.builds.startswith(
         "no, or with another interpreter (backend.python): backend tensorrt needs the module"
     )
-    assert status.runs == (
+    assert tensorrt.runs == (
         "yes; this release opens its own plans and version-compatible plans of 8.6 and of earlier releases of 10"
     )
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
-    status = doctor._tensorrt()
-    assert status.runs == "needs a CUDA GPU and a torch built for CUDA"
+    monkeypatch.setattr(status, "has_gpu", lambda: False)
+    tensorrt = backend_status("tensorrt")
+    assert tensorrt.runs == "needs a CUDA GPU and a torch built for CUDA"
 
 
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
@@ -105,4 +108,4 @@ def test_the_table_is_narrow_and_advice_follows_uncut(
     ],
 )
 def test_a_backend_notes_what_is_missing(builds: str, runs: str, notes: list[str]) -> None:
-    assert doctor.BackendStatus("cpu", "1", builds, runs).notes() == notes
+    assert BackendStatus("cpu", "1", builds, runs).notes() == notes

@@ -20,7 +20,7 @@ BUILDS_ON_DEMAND = ("runtime/llm/on_demand.py", "tandemrt.export.cli.on_demand")
 # The rooms of each package, lowest layer first: a subfolder, or a module at the top of the package. A room imports only
 # rooms of lower layers, also for type checking; rooms of one layer do not import each other.
 ROOMS = {
-    "engines": ("parallel user_cache validation", "contract tensorrt text", "bundle recipe", "options parameters"),
+    "engines": ("parallel user_cache validation", "contract text", "bundle recipe", "options parameters"),
     "plugins": ("tensors", "operators", "functions kernels reference", "onnxruntime tensorrt", "implementations"),
     "export": ("read staging", "graph triton", "model passes quantize", "compile", "bundle", "cli"),
     "runtime": (

@@ -28,7 +28,8 @@ from tandemrt.engines.options.deployment import Deployment
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.engines.recipe import models
-from tandemrt.engines.recipe.recipe import OnnxRuntimeCuda, Reasoning, RecipeLimits
+from tandemrt.engines.recipe.backends import OnnxRuntimeCuda
+from tandemrt.engines.recipe.recipe import Reasoning, RecipeLimits
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.engines.validation.records import explain

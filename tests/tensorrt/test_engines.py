@@ -9,11 +9,11 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.recipe.tensorrt import TensorRt
-from tandemrt.engines.tensorrt.library import LIBRARIES, load
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.bundle.build import build
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.profiles import Range
+from tandemrt.plugins.tensorrt.modules import load
 from tandemrt.runtime.device.backends.tensorrt.open import deserialize
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -30,7 +30,7 @@ def rtx(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_the_loaded_version_is_the_tested_one() -> None:
-    assert load("tensorrt").__version__.startswith(tuple(LIBRARIES["tensorrt"].tested.split(", ")))
+    assert load("tensorrt").__version__.startswith(tuple(TensorRt.library.tested.split(", ")))
 
 
 def test_the_api_used_by_builds_and_runs_exists() -> None:

@@ -8,10 +8,10 @@ import torch
 
 from tandemrt.engines.contract.gpus import built_for
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
-from tandemrt.engines.tensorrt.library import logger
 from tandemrt.engines.user_cache import cache_folder, write_file
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt import worker
+from tandemrt.plugins.tensorrt.modules import logger
 
 
 def configure(trt: Any, config: Any, options: TensorRt | TensorRtRtx) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
-from tandemrt.engines.tensorrt.library import load_builder, logger
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt import inspect as inspector
 from tandemrt.export.compile.tensorrt.config import configure, gpu, load_timings, save_timings, timing_cache_file
@@ -23,6 +22,7 @@ from tandemrt.export.compile.tensorrt.network import contract_of, inputs, parse,
 from tandemrt.export.compile.tensorrt.profiles import Profile, optimization_profile, resolve
 from tandemrt.export.compile.tensorrt.worker import Failed, count_layers
 from tandemrt.plugins.implementations import plugins
+from tandemrt.plugins.tensorrt.modules import load_builder, logger
 from tandemrt.plugins.tensorrt.register import register
 
 

@@ -13,9 +13,9 @@ import torch
 
 from tandemrt.engines.contract.calls import Range
 from tandemrt.engines.contract.gpus import covers, name_of
-from tandemrt.engines.tensorrt.library import logger
 from tandemrt.export.compile.tensorrt import worker
 from tandemrt.export.compile.tensorrt.network import native_layers
+from tandemrt.plugins.tensorrt.modules import logger
 
 SUFFIX = ".inspect.json"
 

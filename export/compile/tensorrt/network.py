@@ -7,9 +7,9 @@ from typing import Any
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_tensorrt
-from tandemrt.engines.tensorrt.library import logger
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.compile.tensorrt.worker import aliases
+from tandemrt.plugins.tensorrt.modules import logger
 
 # TensorRT's own layers for operations that other backends compute from many small operators.
 NATIVE = {"attention": "ATTENTION_INPUT", "cache update": "KV_CACHE_UPDATE", "rotary embedding": "ROTARY_EMBEDDING"}

@@ -19,7 +19,6 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.recipe.tensorrt import TensorRt
-from tandemrt.engines.tensorrt.library import with_advice
 from tandemrt.engines.user_cache import write_file
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, clipped, quoted
 from tandemrt.export.compile.tensorrt import inspect as inspector
@@ -28,6 +27,7 @@ from tandemrt.export.compile.tensorrt.config import built_on, timing_cache_file
 from tandemrt.export.compile.tensorrt.engine import EngineReport, require_layers
 from tandemrt.export.compile.tensorrt.plugin_graph import with_plugins
 from tandemrt.export.compile.tensorrt.profiles import Profile, resolve
+from tandemrt.plugins.tensorrt.modules import with_advice
 
 
 def build_elsewhere(

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.digest import file_digest
-from tandemrt.engines.tensorrt.library import LIBRARIES
+from tandemrt.engines.recipe.backends import library_of
 from tandemrt.export.compile.tensorrt.inspect import file_of
 
 
@@ -16,7 +16,7 @@ def summaries(bundle: Bundle) -> Iterator[tuple[str, dict[str, str]]]:
     Skips a report that changed since the build; ``Bundle.problems`` lists it.
     """
     for name, engine in bundle.manifest.engines.items():
-        if engine.backend not in LIBRARIES:
+        if library_of(engine.backend) is None:
             continue
         file = file_of(bundle.path(name))
         expected = bundle.manifest.files.get(file.relative_to(bundle.folder).as_posix())

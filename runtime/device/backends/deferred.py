@@ -6,7 +6,7 @@ from functools import cached_property
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.device.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 
 
 class DeferredEngine:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from tandemrt.engines.bundle.manifest import EngineName
-from tandemrt.engines.tensorrt.library import logger
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
+from tandemrt.plugins.tensorrt.modules import logger
 from tandemrt.runtime.device.backends.tensorrt.plan import Profile, Shape, choose_profile
 from tandemrt.runtime.device.backends.tensorrt.rtx import Jit
 from tandemrt.runtime.device.backends.tensorrt.scratch import ScratchMemory

@@ -14,8 +14,9 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract, narrow_inputs, widened
 from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.contract.gpus import Capability, covers, name_of
-from tandemrt.engines.tensorrt.library import load, logger, opens
+from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle
+from tandemrt.plugins.tensorrt.modules import load, logger, opens
 from tandemrt.runtime.device.backends.tensorrt.plan import Profile, Shape
 
 
@@ -29,7 +30,7 @@ def open_file(bundle: Bundle, name: EngineName, device: torch.device) -> tuple[A
     if device.type != "cuda":
         raise BackendUnavailable(
             f"engine {name!r}: built for {entry.backend}, which runs on a GPU; received device {str(device)!r}. "
-            "Use device='cuda', or build the bundle for onnxruntime-cpu"
+            f"Use device='cuda', or build the bundle for {CPU}"
         )
     require_gpu(name, entry, torch.cuda.get_device_capability(device))
     return trt, deserialize(trt, name, entry, bundle.path(name))

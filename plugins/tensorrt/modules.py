@@ -4,65 +4,14 @@ Each is imported on first use, so a bundle can be inspected without them.
 """
 
 import importlib
-from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+from tandemrt.engines.recipe.backend import Library
+from tandemrt.engines.recipe.backends import BACKENDS, library_of
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.engines.validation.extras import pip_install
-
-
-class Library(NamedTuple):
-    """A TensorRT library.
-
-    Attributes:
-        builder: name of the Python module that builds engines.
-        runtimes: names of further modules that only run engines, in order of preference.
-        builds: major versions that build engines in this interpreter.
-        runs: major versions that run engines.
-        tested: versions that the tests run with.
-        extras: extras of the project that install the builder, or only a runtime.
-        opens: the plans of other releases that each of ``runs`` opens.
-    """
-
-    builder: str
-    runtimes: tuple[str, ...]
-    builds: tuple[int, ...]
-    runs: tuple[int, ...]
-    tested: str
-    extras: tuple[str, ...]
-    opens: Mapping[int, str]
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Names of all modules that run engines, in order of preference."""
-        return self.builder, *self.runtimes
-
-
-LIBRARIES = {
-    "tensorrt": Library(
-        "tensorrt",
-        ("tensorrt_lean", "tensorrt_lean_bindings", "tensorrt_dispatch", "tensorrt_dispatch_bindings"),
-        builds=(11,),
-        runs=(10, 11),
-        tested="10.16, 11.4",
-        extras=("tensorrt", "tensorrt-lean"),
-        opens={
-            10: "version-compatible plans of 8.6 and of earlier releases of 10",
-            11: "version-compatible plans of 10 and of earlier releases of 11",
-        },
-    ),
-    "tensorrt-rtx": Library(
-        "tensorrt_rtx_bindings",
-        (),
-        builds=(1,),
-        runs=(1,),
-        tested="1.7",
-        extras=("tensorrt-rtx",),
-        opens={1: "no others"},
-    ),
-}
 
 
 def load(backend: str) -> ModuleType:
@@ -111,25 +60,27 @@ def require_version(backend: str, version: str, majors: tuple[int, ...], module:
     if _major(version) not in majors:
         wanted, where = " or ".join(map(str, majors)), f" of {module}" if module else ""
         raise BackendUnavailable(
-            f"backend {backend} must be version {wanted} (tested: {LIBRARIES[backend].tested}); got {version}{where}; "
+            f"backend {backend} must be version {wanted} (tested: {_library(backend).tested}); got {version}{where}; "
             f"{install(backend)}"
         )
 
 
 def install(backend: str) -> str:
     """Return the commands that install a backend, or only what runs its engines."""
-    return pip_install(*LIBRARIES[backend].extras)
+    return pip_install(*_library(backend).extras)
 
 
 def opens(backend: str, version: str) -> str:
     """Return the plans of other releases that release ``version`` opens."""
-    return LIBRARIES[backend].opens[_major(version)]
+    return _library(backend).opens[_major(version)]
 
 
 def _library(backend: str) -> Library:
-    if backend not in LIBRARIES:
-        raise BadRecipe(f"backend must be one of {', '.join(LIBRARIES)}; got {backend!r}; choose one of them")
-    return LIBRARIES[backend]
+    library = library_of(backend)
+    if library is None:
+        known = ", ".join(name for name, row in BACKENDS.items() if row.library)
+        raise BadRecipe(f"backend must be one of {known}; got {backend!r}; choose one of them")
+    return library
 
 
 def _major(version: str) -> int:

@@ -12,6 +12,7 @@ from tandemrt.engines.bundle.manifest import SharedWeight
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_onnx
+from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.engines.validation.system_errors import system_advice
@@ -49,7 +50,7 @@ def require_session(path: Path, *, optimize: bool = True) -> bool:
     try:
         import onnxruntime
     except ImportError as error:
-        rule = "backend onnxruntime-cpu needs onnxruntime to check what it built"
+        rule = f"backend {CPU} needs onnxruntime to check what it built"
         raise BackendUnavailable(f"{rule}: {pip_install('cpu')}") from error
     optimized = path.with_suffix(".optimized")
     options = session_options()

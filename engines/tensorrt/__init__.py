@@ -1,1 +1,0 @@
-"""The libraries TensorRT and TensorRT-RTX."""

@@ -1,0 +1,1 @@
+"""Compile graphs for onnxruntime, which runs graph files."""

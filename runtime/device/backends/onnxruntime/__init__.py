@@ -1,0 +1,1 @@
+"""Run graphs with onnxruntime, and decoders in steps with onnxruntime and the kernels."""

@@ -1,0 +1,66 @@
+"""The opener of onnxruntime: a graph, a decoder in steps, or the kernels that replace a graph."""
+
+from functools import partial
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.gpus import OLDEST_WITH_KERNELS
+from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.device.backends.opening import Opening
+
+_ON_FIRST_USE = ("adjust", "verify", "verify_probs")  # graphs for requests with biases, penalties or a temperature
+
+
+def open_engine(opening: Opening, name: EngineName) -> Engine:
+    """Open engine ``name``. Modules are imported on demand: kernels and steps need more of them than a graph."""
+    bundle, device, threads = opening.bundle, opening.device, opening.threads
+    entry = bundle.engine(name)
+    if entry.decoder is not None:
+        from tandemrt.runtime.device.backends.executor import Executor
+
+        shared = partial(opening.shared_weights, entry)
+        if name == "target" and bundle.manifest.ranks:
+            from tandemrt.runtime.device.backends.ranks import RankedEngine
+
+            return RankedEngine.open(bundle, device, threads, shared, cuda_graphs=opening.cuda_graphs)
+        return Executor.open(bundle, entry, device, threads, shared)
+    if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
+        from tandemrt.runtime.device.backends.kernels import KernelEngine
+
+        return KernelEngine.open(bundle, name, device)
+    from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
+
+    contract = bundle.contract(name)
+    open_graph = partial(
+        OnnxRuntimeEngine.open,
+        bundle.path(name),
+        contract,
+        device=device,
+        threads=threads,
+        optimized=not entry.optimized,
+        initializers=opening.shared_weights(entry),
+    )
+    if device.type != "cpu" or name not in _ON_FIRST_USE:
+        return open_graph(spinning=name not in WEIGHTLESS_ENGINES)
+    # Read now: another build may replace the folder of the bundle later.
+    open_graph = partial(open_graph, content=bundle.path(name).read_bytes())
+    if name != "adjust" and contract["logits"].dtype == "float32":
+        from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
+
+        return GreedyVerification(contract, device, open_graph)
+    from tandemrt.runtime.device.backends.deferred import DeferredEngine
+
+    return DeferredEngine(contract, device, open_graph)
+
+
+def require_memory(bundle: Bundle, device: torch.device) -> None:
+    """Require nothing: a graph does not tell its memory. runtime/llm/memory.py checks weights and caches."""
+
+
+def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:
+    """Whether kernels run the engines without weights. Older GPUs have no kernels and run ONNX graphs."""
+    if device.type != "cuda" or not bundle.manifest.kernels:
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST_WITH_KERNELS

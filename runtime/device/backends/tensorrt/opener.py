@@ -1,0 +1,21 @@
+"""The opener of TensorRT and TensorRT-RTX."""
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.device.backends.opening import Opening
+from tandemrt.runtime.device.backends.tensorrt import plan
+
+
+def open_engine(opening: Opening, name: EngineName) -> Engine:
+    """Open an engine. Raises as TensorRtEngine.open does."""
+    from tandemrt.runtime.device.backends.tensorrt.engine import TensorRtEngine  # it imports torch
+
+    return TensorRtEngine.open(opening.bundle, name, opening.device)
+
+
+def require_memory(bundle: Bundle, device: torch.device) -> None:
+    """Raise BackendUnavailable if a GPU has too little memory for all engines of ``bundle``."""
+    if device.type == "cuda":
+        plan.require_memory(plan.memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
