@@ -26,10 +26,13 @@ def test_the_folders_of_a_backend_have_what_its_class_promises(name: str, module
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_is_named_in_its_class_and_its_folders(name: str) -> None:
-    """ "tensorrt" is also a Python module and a folder; only a quoted literal is the backend's name."""
+    # TensorRT's name is also that of a Python module and a folder: only a quoted literal is the backend's.
     literal = re.compile(rf"[\"']{name}[\"']" if name == "tensorrt" else rf"{name}(?!-)\b")
     own = ("engines/recipe", f"/{BACKENDS[name].folder}/")
-    files = [file.relative_to(ROOT).as_posix() for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
-    assert [
-        file for file in files if literal.search((ROOT / file).read_text()) and not any(o in file for o in own)
-    ] == []
+    naming = [
+        file.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        if literal.search(file.read_text())
+    ]
+    assert [file for file in naming if not any(folder in file for folder in own)] == []
