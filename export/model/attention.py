@@ -10,7 +10,7 @@ from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import stored_norm
-from tandemrt.export.model.rotary import Tables, arange, layer_tables, query_scales
+from tandemrt.export.model.rotary import Rotary, arange, call_positions, layer_tables, query_scales
 from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
@@ -113,16 +113,14 @@ class AttentionMaker(Protocol):
 class LinearCacheAttention:
     """Attention over a cache of one row per slot: TensorScatter writes the new tokens, Attention reads the row.
 
-    ``index``: int64[batch], tokens already cached. ``positions``: int64[batch, query]. ``tables``: cosine and sine of
-    each rotation rule, [capacity, rotated // 2]. ``query_scale``: [capacity, 1]. Either ``length`` or ``masks``
+    ``index``: int64[batch], tokens already cached. ``query_scale``: [capacity, 1]. Either ``length`` or ``masks``
     limits the entries that a token attends to. ``length``: int64[batch], cached plus new tokens; a row is then never
     longer than the model's sliding window. ``masks``: bool[batch, 1, query, capacity], by sliding window.
     """
 
     spec: ModelSpec
     index: ir.Value
-    positions: ir.Value
-    tables: Mapping[Rope, Tables]
+    rotary: Rotary
     query_scale: ir.Value | None
     length: ir.Value | None = None
     masks: Mapping[int | None, ir.Value] = field(default_factory=dict)
@@ -132,18 +130,18 @@ class LinearCacheAttention:
         cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "LinearCacheAttention":
         """Limit attention by the number of valid cache entries; the causal mask is aligned to the end of each row."""
-        positions = _positions(b, graph_inputs)
+        positions = call_positions(b, graph_inputs["write_index"], graph_inputs["token_ids"])
         # Padded query rows count as well. The length comes from the positions and not from the shape, because the host
         # computes values that depend on shapes, and the index would have to be copied there.
         length = b.op("Add", b.op("ReduceMax", positions, b.constant([1]), keepdims=0), b.constant(1))
-        return cls(spec, graph_inputs["write_index"], positions, *_shared(b, spec, capacity, dtype), length=length)
+        return cls(spec, graph_inputs["write_index"], *_shared(b, spec, positions, capacity, dtype), length=length)
 
     @classmethod
     def by_mask(
         cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "LinearCacheAttention":
         """Limit attention by a boolean mask."""
-        positions = _positions(b, graph_inputs)
+        positions = call_positions(b, graph_inputs["write_index"], graph_inputs["token_ids"])
         entries, tokens = arange(b, capacity), b.op("Unsqueeze", positions, b.constant([2]))
         masks: dict[int | None, ir.Value] = {}
         for window in dict.fromkeys(spec.window_of(layer) for layer in range(spec.layers)):
@@ -151,7 +149,7 @@ class LinearCacheAttention:
             if window is not None:
                 seen = b.op("And", seen, b.op("Less", tokens, b.op("Add", entries, b.constant(window))))
             masks[window] = b.op("Unsqueeze", seen, b.constant([1]))
-        return cls(spec, graph_inputs["write_index"], positions, *_shared(b, spec, capacity, dtype), masks=masks)
+        return cls(spec, graph_inputs["write_index"], *_shared(b, spec, positions, capacity, dtype), masks=masks)
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
@@ -161,7 +159,7 @@ class LinearCacheAttention:
         key = self._prepared(b, attention.key(b, x, w), w, attention, self.spec.kv_heads, k_norm)
         value = self._split(b, attention.value(b, x, w), self.spec.kv_heads)
         if self.query_scale is not None:
-            grown = b.op("Gather", self.query_scale, self.positions)
+            grown = b.op("Gather", self.query_scale, self.rotary.positions)
             query = b.op("Mul", query, b.op("Unsqueeze", grown, b.constant([1])))
         present = LayerCache(
             b.op("TensorScatter", past.key, key, self.index, axis=2, mode="linear"),
@@ -179,20 +177,15 @@ class LinearCacheAttention:
             flat, norm = stored_norm(b, flat, w, norm, self.spec), None
         split = self._split(b, flat, count)
         if norm is not None and how is not None and how.after_rotary:
-            return stored_norm(b, self._rotated(b, split, attention.rope), w, norm, self.spec)
+            return stored_norm(b, self.rotary(b, split, attention.rope, self.spec.head_dim), w, norm, self.spec)
         if norm is not None:
             split = stored_norm(b, split, w, norm, self.spec)
-        return self._rotated(b, split, attention.rope)
+        return self.rotary(b, split, attention.rope, self.spec.head_dim)
 
     def _split(self, b: GraphBuilder, flat: ir.Value, count: int) -> ir.Value:
         """[batch, query, count * head_dim] to [batch, count, query, head_dim]."""
         split = b.op("Reshape", flat, b.constant([0, 0, count, self.spec.head_dim]))
         return b.op("Transpose", split, perm=[0, 2, 1, 3])
-
-    def _rotated(self, b: GraphBuilder, x: ir.Value, rope: Rope | None) -> ir.Value:
-        if rope is None:
-            return x
-        return b.op("RotaryEmbedding", x, *self.tables[rope], self.positions, **rotation(rope, self.spec.head_dim))
 
     def _mix(self, b: GraphBuilder, query: ir.Value, present: LayerCache, window: int | None, dtype: str) -> ir.Value:
         """Attention of ``query``; it and the result are [batch, heads, query, head_dim]."""
@@ -207,20 +200,7 @@ class LinearCacheAttention:
         return b.op("Attention", scaled, key, value, self.masks[window], is_causal=0, scale=1.0, **capped)
 
 
-def rotation(rope: Rope, head_dim: int) -> dict[str, Any]:
-    """Return the attributes of RotaryEmbedding for a rotation rule over heads of ``head_dim`` values."""
-    interleaved = {"interleaved": 1} if rope.interleaved else {}
-    return interleaved | ({} if rope.rotated == head_dim else {"rotary_embedding_dim": rope.rotated})
-
-
 def _shared(
-    b: GraphBuilder, spec: ModelSpec, capacity: int, dtype: str
-) -> tuple[Mapping[Rope, Tables], ir.Value | None]:
-    return layer_tables(b, spec, capacity, dtype), query_scales(b, spec, capacity, dtype)
-
-
-def _positions(b: GraphBuilder, graph_inputs: Mapping[str, ir.Value]) -> ir.Value:
-    """int64[batch, query]: the position of each new token."""
-    query = b.op("Shape", graph_inputs["token_ids"], start=1, end=2)
-    steps = b.op("Range", b.constant(0), b.op("Squeeze", query, b.constant([0])), b.constant(1))
-    return b.op("Add", b.op("Unsqueeze", graph_inputs["write_index"], b.constant([1])), steps)
+    b: GraphBuilder, spec: ModelSpec, positions: ir.Value, capacity: int, dtype: str
+) -> tuple[Rotary, ir.Value | None]:
+    return Rotary(layer_tables(b, spec, capacity, dtype), positions), query_scales(b, spec, capacity, dtype)

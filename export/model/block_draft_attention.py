@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import Attention, AttentionWeights, LayerCache, rotation
+from tandemrt.export.model.attention import Attention, AttentionWeights, LayerCache
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import stored_norm
-from tandemrt.export.model.rotary import Tables, rotary_tables
+from tandemrt.export.model.rotary import Rotary, call_positions, layer_tables
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
@@ -34,11 +34,10 @@ def attention_by_layer(causal: Attention, bidirectional: Attention, which: Seque
 
 @dataclass(frozen=True)
 class NormAndRotary:
-    """Norm and rotary embedding of queries and keys at ``positions``, int64 in the layout of RotaryEmbedding."""
+    """Norm and rotary embedding of queries and keys."""
 
     spec: ModelSpec
-    tables: Mapping[Rope | None, Tables]
-    positions: ir.Value
+    rotary: Rotary
 
     def norm_and_rotate(
         self, b: GraphBuilder, x: ir.Value, w: Weights, norm: str | None, rope: Rope | None
@@ -46,9 +45,7 @@ class NormAndRotary:
         """Return ``x`` [batch, heads, query, head_dim] normed and rotated."""
         if norm is not None:
             x = stored_norm(b, x, w, norm, self.spec)
-        if rope is None:
-            return x
-        return b.op("RotaryEmbedding", x, *self.tables[rope], self.positions, **rotation(rope, self.spec.head_dim))
+        return self.rotary(b, x, rope, self.spec.head_dim)
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,9 @@ class LinearCacheBlockAttention:
         cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: GraphInputs, *, block: int, capacity: int, dtype: str
     ) -> "LinearCacheBlockAttention":
         index = graph_inputs["write_index"]
-        query = b.op("Shape", graph_inputs["features" if "features" in graph_inputs else "token_ids"], start=1, end=2)
-        steps = b.op("Range", b.constant(0), b.op("Squeeze", query, b.constant([0])), b.constant(1))
-        positions = b.op("Add", b.op("Unsqueeze", index, b.constant([1])), steps)
-        return cls(spec, block, index, NormAndRotary(spec, tables_by_rule(b, spec, capacity, dtype), positions))
+        positions = call_positions(b, index, graph_inputs["features" if "features" in graph_inputs else "token_ids"])
+        rotary = Rotary(layer_tables(b, spec, capacity, dtype), positions)
+        return cls(spec, block, index, NormAndRotary(spec, rotary))
 
     def context(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
@@ -134,9 +130,3 @@ class LinearCacheBlockAttention:
         """Return [batch, query, count * head_dim] as [batch, count, query, head_dim]."""
         split = b.op("Reshape", flat, b.constant([0, 0, -1, self.spec.head_dim]))
         return b.op("Transpose", split, perm=[0, 2, 1, 3])
-
-
-def tables_by_rule(b: GraphBuilder, spec: ModelSpec, positions: int, dtype: str) -> dict[Rope | None, Tables]:
-    """Return the cosine and sine tables, for every position below ``positions``, of each layer's rotation rule."""
-    used = dict.fromkeys(rope for layer in range(spec.layers) if (rope := spec.rope_of(layer)) is not None)
-    return {rope: rotary_tables(b, rope, positions, dtype) for rope in used}

@@ -19,17 +19,15 @@ from tandemrt.export.model.attention import (
     gated_heads,
     gated_output,
     query_and_gate,
-    rotation,
 )
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import normed as norm_by
 from tandemrt.export.model.norm import stored_norm
-from tandemrt.export.model.rotary import Tables, layer_tables, query_scales
+from tandemrt.export.model.rotary import Rotary, layer_tables, query_scales
 from tandemrt.export.model.row_padding import cut, is_padded, pad_as
 from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Heads
-from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.functions.decode_attention import decode_attention
 from tandemrt.plugins.onnxruntime.custom_operators import library
@@ -47,14 +45,13 @@ _EachPart = Callable[[GraphBuilder, ir.Value, Weights, AttentionWeights, LayerCa
 class _DraftWindow:
     """Arguments of GroupQueryAttention for each token of a draft window.
 
-    ``positions``: int64[batch, query]. ``seqlens_k``: int32[query, batch], the tokens of each row less one.
+    ``seqlens_k``: int32[query, batch], the tokens of each row less one.
     ``total_sequence_length``: int32[query], the largest number of tokens of a row. ``count`` is query, a scalar.
     ``no_tokens``, by the width of the keys, [batch, 0, width]: new keys and values, none because they are cached
     already.
     """
 
     count: ir.Value
-    positions: ir.Value
     seqlens_k: ir.Value
     total_sequence_length: ir.Value
     no_tokens: Mapping[int, ir.Value]
@@ -73,7 +70,7 @@ class GroupedAttention:
     ``index``: int64[batch], tokens already cached. ``tokens``: int64[1], new tokens. ``seqlens_k``: int32[batch],
     tokens of a row, new ones included, less one. ``total_sequence_length``: int32[1], the largest number of tokens of a
     row. ``is_draft_window`` and ``is_prompt``: bool[], whether the call is a draft window, or a prompt chunk.
-    ``tables``: cosine and sine of each rotation rule, [capacity, rotated // 2]. ``query_scale``: [capacity, 1].
+    ``query_scale``: [capacity, 1].
     """
 
     spec: ModelSpec
@@ -81,7 +78,7 @@ class GroupedAttention:
     tokens: ir.Value
     seqlens_k: ir.Value
     total_sequence_length: ir.Value
-    tables: Mapping[Rope, Tables]
+    rotary: Rotary
     query_scale: ir.Value | None
     is_draft_window: ir.Value
     is_prompt: ir.Value
@@ -105,13 +102,12 @@ class GroupedAttention:
         empty = {width: b.op("Concat", batch, b.constant([0, width]), axis=0) for width in widths}
         window = _DraftWindow(
             count,
-            positions,
             each,
             b.op("Add", b.op("ReduceMax", each, one, keepdims=0), b.constant(1, "int32")),
             {width: b.op("Expand", b.constant(0, dtype), shape) for width, shape in empty.items()},
         )
         total_sequence_length = b.op("Add", b.op("ReduceMax", seqlens_k, keepdims=1), b.constant([1], "int32"))
-        tables = layer_tables(b, spec, capacity, dtype)
+        rotary = Rotary(layer_tables(b, spec, capacity, dtype), positions)
         query_scale = query_scales(b, spec, capacity, dtype)
         return cls(
             spec,
@@ -119,7 +115,7 @@ class GroupedAttention:
             query,
             seqlens_k,
             total_sequence_length,
-            tables,
+            rotary,
             query_scale,
             b.op("Squeeze", several, b.constant([0])),
             b.op("Squeeze", b.op("Equal", rows, b.constant([0])), b.constant([0])),
@@ -149,14 +145,14 @@ class GroupedAttention:
         else:
             qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
         if is_padded(x):
-            qkv = cut(b, qkv, self.tokens, self.window.positions)
+            qkv = cut(b, qkv, self.tokens, self.rotary.positions)
         if self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary:
             qkv, attention = self._rotated_and_joined(b, qkv, attention), replace(attention, rope=None)
         if attention.norms is not None:
             qkv = self._normed(b, qkv, w, attention)
         if self.query_scale is not None and scales_query:
             query, key, value = self._parts(b, qkv, attention.heads)
-            scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.window.positions))
+            scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.rotary.positions))
             qkv = b.op("Concat", scaled, key, value, axis=2)
         if self._has_kernel(attention, w):
             mixed, key, value = self._by_kernel(b, qkv, w, attention, past)
@@ -184,10 +180,10 @@ class GroupedAttention:
         heads, norms = attention.heads, attention.norms
         query = attention.query(b, x, w)
         if is_padded(x):
-            query = cut(b, query, self.tokens, self.window.positions)
+            query = cut(b, query, self.tokens, self.rotary.positions)
         if norms is not None:
             query = self._normed_heads(b, query, w, norms[0], heads.query, heads.dim)
-        query = self._rotated(b, query, heads.query, attention.rope, heads.dim)
+        query = self.rotary(b, query, attention.rope, heads.dim, flat_heads=heads.query)
         rotated, counts = replace(attention, rope=None), (self.seqlens_k, self.total_sequence_length)
         (mixed,) = self._by_kind_of_call(
             b,
@@ -229,20 +225,13 @@ class GroupedAttention:
     def _norm_without_weight(self, b: GraphBuilder, x: ir.Value, dtype: str) -> ir.Value:
         return norm_by(b, x, b.constant([1.0] * width_of(x), dtype), dtype, self.spec.norm_eps)
 
-    def _rotated(self, b: GraphBuilder, flat: ir.Value, count: int, rope: Rope | None, head_dim: int) -> ir.Value:
-        """Rotate ``flat`` [batch, query, count * head_dim] for the positions of the call."""
-        if rope is None:
-            return flat
-        tables = (*self.tables[rope], self.window.positions)
-        return b.op("RotaryEmbedding", flat, *tables, num_heads=count, **rotation(rope, head_dim))
-
     def _rotated_pair(
         self, b: GraphBuilder, query: ir.Value, key: ir.Value, attention: AttentionWeights
     ) -> tuple[ir.Value, ir.Value]:
         heads, rope = attention.heads, attention.rope
         return (
-            self._rotated(b, query, heads.query, rope, heads.dim),
-            self._rotated(b, key, heads.kv, rope, heads.dim),
+            self.rotary(b, query, rope, heads.dim, flat_heads=heads.query),
+            self.rotary(b, key, rope, heads.dim, flat_heads=heads.kv),
         )
 
     def _rotated_and_joined(self, b: GraphBuilder, qkv: ir.Value, attention: AttentionWeights) -> ir.Value:
@@ -270,7 +259,7 @@ class GroupedAttention:
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Append one operator that rotates, writes the cache and attends; one token per row, or several of one."""
         cache = (w.dtype, dims_of(past.key))
-        tables = (None, None) if attention.rope is None else self.tables[attention.rope]
+        tables = (None, None) if attention.rope is None else self.rotary.tables[attention.rope]
         return self._operator(
             b,
             qkv,
@@ -305,7 +294,7 @@ class GroupedAttention:
             past.key,
             past.value,
             self.index,
-            *((no_table, no_table) if attention.rope is None else self.tables[attention.rope]),
+            *((no_table, no_table) if attention.rope is None else self.rotary.tables[attention.rope]),
             domain=DOMAIN,
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],
             heads=attention.heads.query,

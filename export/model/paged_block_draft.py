@@ -10,10 +10,10 @@ from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, LayerCache
-from tandemrt.export.model.block_draft_attention import GraphInputs, NormAndRotary, tables_by_rule
+from tandemrt.export.model.block_draft_attention import GraphInputs, NormAndRotary
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight
-from tandemrt.export.model.rotary import Tables, whole_head_tables
+from tandemrt.export.model.rotary import Rotary, Tables, layer_tables, whole_head_tables
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -47,7 +47,7 @@ class PagedBlockAttention:
         each = b.op("Unsqueeze", graph_inputs["write_index"], b.constant([1]))
         at = b.op("Reshape", b.op("Add", each, b.constant(list(range(block)))), b.constant([-1, 1]))
         at.shape = ir.Shape(["tokens", 1])
-        return cls(spec, block, place, tables, NormAndRotary(spec, tables_by_rule(b, spec, positions, dtype), at))
+        return cls(spec, block, place, tables, NormAndRotary(spec, Rotary(layer_tables(b, spec, positions, dtype), at)))
 
     def context(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache

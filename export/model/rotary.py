@@ -1,6 +1,11 @@
-"""Rotary position embedding: tables of cosine and sine, and the order of a head's values."""
+"""Rotary position embedding: tables of cosine and sine, their rows for the tokens of a call, and the order of a head.
 
-from collections.abc import Sequence
+Every lowering takes the positions of a call from here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -9,6 +14,44 @@ from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
 Tables = tuple[ir.Value, ir.Value]  # cosine and sine
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotation of queries and keys by the operator RotaryEmbedding, which the layers of a graph share.
+
+    ``tables``: cosine and sine of each rotation rule, [entries, rotated // 2]. ``positions``: int64[batch, query], the
+    entry of each token of the call.
+    """
+
+    tables: Mapping[Rope, Tables]
+    positions: ir.Value
+
+    def __call__(
+        self, b: GraphBuilder, x: ir.Value, rope: Rope | None, head_dim: int, *, flat_heads: int | None = None
+    ) -> ir.Value:
+        """Return ``x`` [batch, heads, query, head_dim] rotated.
+
+        With ``flat_heads`` it is [batch, query, flat_heads * head_dim].
+        """
+        if rope is None:
+            return x
+        attributes: dict[str, Any] = {} if flat_heads is None else {"num_heads": flat_heads}
+        if rope.interleaved:
+            attributes["interleaved"] = 1
+        if rope.rotated != head_dim:
+            attributes["rotary_embedding_dim"] = rope.rotated
+        return b.op("RotaryEmbedding", x, *self.tables[rope], self.positions, **attributes)
+
+
+def call_positions(b: GraphBuilder, index: ir.Value, tokens: ir.Value) -> ir.Value:
+    """Return the position of each token of a call over a linear cache, int64[batch, query].
+
+    ``index``: int64[batch], the tokens of each row that the cache holds. ``tokens``: [batch, query, ...].
+    """
+    query = b.op("Shape", tokens, start=1, end=2)
+    steps = b.op("Range", b.constant(0), b.op("Squeeze", query, b.constant([0])), b.constant(1))
+    return b.op("Add", b.op("Unsqueeze", index, b.constant([1])), steps)
 
 
 def layer_tables(b: GraphBuilder, spec: ModelSpec, positions: int, dtype: str) -> dict[Rope, Tables]:
