@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.export.graph.builder import save_model
@@ -23,13 +21,14 @@ from tandemrt.export.passes.pipelines import PIPELINES
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tools.bench.memory import peak_mb
+from tools.bench.report import Json, Report, Row
 from tools.models.random_checkpoint import Family, Size, write_checkpoint
 
-LIMITS = {"seconds": 10.0, "peak_mb": 1000.0, "graph_mb": 2.0}
+LIMITS = {"seconds": 10.0, "peak memory, MB": 1000.0, "graph file, MB": 2.0}
 
 
-def measure(folder: Path, lowering: Lowering, capacity: int) -> dict[str, float]:
-    """Export a paged graph, cut into subgraphs, in this process.
+def measure(folder: Path, lowering: Lowering, capacity: int) -> tuple[float, float, float]:
+    """Export a graph, cut into subgraphs if it is paged, in this process; return the figures that LIMITS names.
 
     The peak memory is that of the whole process, Python and imports included. The graph file is the largest one,
     without the rotary tables that the basic lowering stores in it.
@@ -43,17 +42,15 @@ def measure(folder: Path, lowering: Lowering, capacity: int) -> dict[str, float]
     for file, graph in files.items():
         save_model(graph, folder / file)
     tables = capacity * spec.head_dim * BYTES["bfloat16"] if lowering == "basic" else 0
-    return {
-        "seconds": time.perf_counter() - begin,
-        "peak_mb": peak_mb(),
-        "graph_mb": (max((folder / file).stat().st_size for file in files) - tables) / 1e6,
-    }
+    graph_mb = (max((folder / file).stat().st_size for file in files) - tables) / 1e6
+    return time.perf_counter() - begin, peak_mb(), graph_mb
 
 
 def main(
     family: Annotated[Family, typer.Option(help="Architecture.")] = Family.LLAMA,
     size: Annotated[Size, typer.Option(help="Dimensions.")] = Size.B8,
     capacity: Annotated[int, typer.Option(help="Tokens per row of the KV cache.", min=1)] = 4096,
+    out: Json = None,
 ) -> None:
     """Measure the export of a sparse random checkpoint, and compare it with the limits."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -61,14 +58,12 @@ def main(
         nbytes = write_checkpoint(folder, family, size, sparse=True)
         lowerings: tuple[Lowering, ...] = get_args(Lowering)
         results = {lowering: _in_child(folder, lowering, capacity) for lowering in lowerings}
-    table = Table(title=f"export of {family.value} {size.value}, {nbytes / 1e9:.1f} GB of weights, capacity {capacity}")
-    for heading in ("lowering", "seconds", "peak memory, MB", "graph file, MB"):
-        table.add_column(heading, justify="right")
-    for lowering, result in results.items():
-        table.add_row(lowering, *(_cell(result[name], limit) for name, limit in LIMITS.items()))
-    table.add_row("limit", *(f"{limit:g}" for limit in LIMITS.values()))
-    Console().print(table)
-    if any(result[name] > limit for result in results.values() for name, limit in LIMITS.items()):
+    title = f"export of {family.value} {size.value}, {nbytes / 1e9:.1f} GB of weights, capacity {capacity}"
+    rows: list[Row] = [(lowering, *result) for lowering, result in results.items()]
+    Report(out).add(title, {"lowering": ""} | dict.fromkeys(LIMITS, ".2f"), [*rows, ("limit", *LIMITS.values())])
+    if any(
+        figure > limit for result in results.values() for figure, limit in zip(result, LIMITS.values(), strict=True)
+    ):
         raise typer.Exit(1)
 
 
@@ -78,10 +73,6 @@ def _in_child(folder: Path, lowering: Lowering, capacity: int) -> Any:
     context.set_forkserver_preload(["tandemrt.export.model.decoder", "tandemrt.export.passes.pipelines"])
     with context.Pool(1) as pool:
         return pool.apply(measure, (folder, lowering, capacity))
-
-
-def _cell(value: float, limit: float) -> str:
-    return f"[{'green' if value <= limit else 'red'}]{value:.2f}[/]"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ tokens, as after two accepted drafts; recorded texts take the place of a target.
 other load on the machine matters little. Compare versions on one machine.
 """
 
-import json
 import random
 import statistics
 import tempfile
@@ -19,8 +18,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tandemrt import SamplingParams, StructuredOutputs
 from tandemrt.engines.contract.contract import mask_words
@@ -43,11 +40,13 @@ from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
 from tandemrt.runtime.requests.slots import PendingValidations, Slots, VerifiedRound
 from tandemrt.runtime.requests.text import TextStream
 from tools.bench.gpu.requests import SCHEMA
+from tools.bench.report import Json, Report, Row
 from tools.models.filler_tokenizer import END, START, STOP, write_tokenizer
 
 WINDOW, EMITTED = 4, 3
 CPU = torch.device("cpu")
 WARM = 8  # unmeasured rounds at the start
+COLUMNS = {"requests with": ""} | dict.fromkeys(("round", "fill", "commit", "commit per token"), ".1f")
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,8 @@ class Bench:
         library.close()
         self._length = (WARM + rounds + 4) * EMITTED
 
-    def run(self, kind: Kind) -> dict[str, float]:
-        """Return the median microseconds of this thread per round: ``round``, ``fill`` and ``commit`` per request."""
+    def run(self, kind: Kind) -> tuple[float, float, float, float]:
+        """Return the median microseconds of this thread per round and request, as ``COLUMNS`` names them."""
         text = self._json_text() if kind.grammar else self._plain_text()
         windows = DraftWindowPlanner(kind.window, WINDOW)
         buffers = RoundBuffers(
@@ -136,7 +135,7 @@ class Bench:
         if len(slots) != self._batch:
             raise RuntimeError(f"no request may end during the measurement: {len(slots)} of {self._batch} are left")
         fill, commit, whole = (statistics.median(microseconds[name][WARM:]) for name in ("fill", "commit", "round"))
-        return {"round": whole, "fill": fill, "commit": commit, "commit per token": commit / emitted}
+        return whole, fill, commit, commit / emitted
 
     def _waiting(self, kind: Kind) -> QueuedRequest:
         prompt = [0, self._start] if kind.thinks else [0]
@@ -195,20 +194,13 @@ def main(
     vocab: Annotated[int, typer.Option(help="Width of the logits.", min=1000)] = 128_256,
     rounds: Annotated[int, typer.Option(help="Measured rounds of each kind.", min=3)] = 40,
     only: Annotated[str, typer.Option(help="Prefix of the kinds to measure; empty: all.")] = "",
-    out: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    out: Json = None,
 ) -> None:
     """Print microseconds of CPU time per request, by kind of request."""
-    table = Table("requests with", "round", "fill", "commit", "commit per token", show_edge=False)
-    results = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), vocab, batch, rounds)
-        for name, kind in KINDS.items():
-            if name.startswith(only):
-                results[name] = bench.run(kind)
-                table.add_row(name, *(f"{value:.1f}" for value in results[name].values()))
-    Console(width=120).print(table)
-    if out is not None:
-        out.write_text(json.dumps(results, indent=2) + "\n")
+        rows: list[Row] = [(name, *bench.run(kind)) for name, kind in KINDS.items() if name.startswith(only)]
+    Report(out).add("microseconds of CPU time per request", COLUMNS, rows)
 
 
 if __name__ == "__main__":

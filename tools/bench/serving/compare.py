@@ -4,21 +4,17 @@ Each way answers the same held-out sentences of the demo with their JSON schemas
 alternate, because the speed of a machine may change.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tandemrt.runtime.llm.llm import LLM
-from tools.bench.report import Json
+from tools.bench.report import Json, Report, Row
 from tools.bench.serving.ways import Run, requests_by_way, run_clients, run_python
 from tools.clients.http import MIN_QUEUE_LIMIT
 from tools.clients.openai import OpenAIServer, openai_server
@@ -27,6 +23,7 @@ from tools.demo.corpus import held_out
 from tools.serve import stop_on_signals
 
 PYTHON = "Python API"
+_COLUMNS = {"": "", "tokens/s": ".0f", "requests/s": ".1f", "ratio": ".2f", "errors": "d", "same text": ""}
 
 
 class Server(StrEnum):
@@ -53,8 +50,9 @@ def compare(
         for run in ways.values():  # the first run compiles grammars
             run()
         runs = [{name: run() for name, run in ways.items()} for _ in range(repeats)]
-    _report({name: min((each[name] for each in runs), key=lambda run: run.seconds) for name in ways}, concurrency, out)
-    Console().print(f"{requests} requests, {concurrency} concurrent clients, best of {repeats}")
+    best = {name: min((each[name] for each in runs), key=lambda run: run.seconds) for name in ways}
+    rows = [_row(name, run, best[PYTHON]) for name, run in best.items()]
+    Report(out).add(f"{requests} requests, {concurrency} concurrent clients, best of {repeats}", _COLUMNS, rows)
 
 
 def _opened(
@@ -65,22 +63,9 @@ def _opened(
     return triton_server(bundle, threads=threads, queue_limit=max(clients, MIN_QUEUE_LIMIT))
 
 
-def _report(runs: dict[str, Run], concurrency: int, out: Path | None) -> None:
-    """Print each way next to the Python API, and write the figures to ``out``."""
-    python = runs[PYTHON]
-    table = Table("", "tokens/s", "requests/s", "ratio", "errors", "same text", show_edge=False)
-    for name, run in runs.items():
-        same = sum(ours == theirs for ours, theirs in zip(run.texts, python.texts, strict=True))
-        table.add_row(
-            name,
-            f"{run.tokens_per_second:.0f}",
-            f"{len(run.texts) / run.seconds:.1f}",
-            f"{run.tokens_per_second / python.tokens_per_second:.2f}",
-            str(run.errors),
-            f"{same} of {len(run.texts)}",
-        )
-    Console().print(table)
-    if out is not None:
-        figures = {name: {**asdict(run), "tokens_per_second": run.tokens_per_second} for name, run in runs.items()}
-        shape = {"requests": len(python.texts), "concurrency": concurrency}
-        out.write_text(json.dumps({**shape, **figures}, indent=2) + "\n")
+def _row(name: str, run: Run, python: Run) -> Row:
+    """Return the figures of a way next to those of the Python API."""
+    same = sum(ours == theirs for ours, theirs in zip(run.texts, python.texts, strict=True))
+    ratio = run.tokens_per_second / python.tokens_per_second
+    rate = len(run.texts) / run.seconds
+    return name, run.tokens_per_second, rate, ratio, run.errors, f"{same} of {len(run.texts)}"
