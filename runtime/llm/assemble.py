@@ -22,7 +22,8 @@ from tandemrt.runtime.device.timeline import Timeline
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.models import TargetRunner
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
-from tandemrt.runtime.llm.draft_factory import DraftParts, make_drafter
+from tandemrt.runtime.llm.draft_factory import make_drafter
+from tandemrt.runtime.llm.draft_parts import DraftParts
 from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler

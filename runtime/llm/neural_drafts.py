@@ -25,7 +25,7 @@ from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import StepSampler, WindowSampler
 from tandemrt.runtime.drafters.target_ids import read_target_ids
 from tandemrt.runtime.engine_loop.models import Drafter
-from tandemrt.runtime.llm.draft_factory import DraftParts
+from tandemrt.runtime.llm.draft_parts import DraftParts
 
 
 def _model(parts: DraftParts, _: ModelEntry) -> Drafter:
