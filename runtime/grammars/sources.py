@@ -4,8 +4,9 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs, Whitespace
@@ -17,6 +18,7 @@ from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.dialect import MAX_NUMBER_BITS, dialect_of
 from tandemrt.runtime.grammars.schema.emit import enforceable, relaxed
+from tandemrt.runtime.grammars.schema.shapes import remainders
 from tandemrt.runtime.grammars.schema.spelling import spelling_warnings
 from tandemrt.runtime.grammars.unique.places import without_unique_items
 
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 MAX_DEPTH = 64  # levels of nesting in a schema
+MAX_ALL_REMAINDERS = 20_000  # of all numbers; the engine's time for them grows with its square, 0.1 s for these
 QUICK_CHARACTERS = 1 << 14  # a longer schema is converted in a worker process
 
 InWorker = Callable[..., tuple[str, str]]
@@ -57,12 +60,14 @@ def read(
             log.warning("%s", line)
         options = structured.validate_output, structured.disable_additional_properties
         converted, dialect = _converted(text, *options, in_worker)
+        _require_few_remainders("json", converted)
         check = OutputCheck(text, dialect) if structured.validate_output else None
         return Source("json", converted, engine, structured.whitespace, loose=check is not None), check
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), engine, structured.whitespace), None
     if structured.structural_tag is not None:
         tags = _tags(structured.structural_tag, most_bytes, in_worker)
+        _require_few_remainders("structural_tag", tags)
         return Source("structural_tag", tags, engine, structured.whitespace), None
     if structured.regex is not None:
         return Source("regex", _full_pattern(structured.regex), engine), None
@@ -99,6 +104,29 @@ def _tags(tags: dict[str, Any] | str, most_bytes: int, in_worker: InWorker | Non
             f"part in the notation {notation}; list the items in an enum, or leave it out"
         )
     return json.dumps(written)
+
+
+def _require_few_remainders(kind: str, text: str) -> None:
+    if '"multipleOf"' not in text:
+        return
+    steps = {Fraction(str(value)) for value in _multiples(json.loads(text))}
+    total = sum(map(remainders, steps))
+    if total > MAX_ALL_REMAINDERS:
+        raise BadRequest(
+            f"structured_outputs.{kind}: the values of multipleOf must be at most {MAX_ALL_REMAINDERS} together, "
+            f"without the zeros at their ends, got {total} of {len(steps)} values; use smaller ones"
+        )
+
+
+def _multiples(value: Any) -> Iterator[int | float]:
+    """Yield the values of multipleOf in the schemas within ``value``."""
+    if isinstance(value, dict):
+        if isinstance(value.get("multipleOf"), int | float):
+            yield value["multipleOf"]
+        value = [child for key, child in value.items() if key not in ("const", "enum")]
+    if isinstance(value, list):
+        for child in value:
+            yield from _multiples(child)
 
 
 def enforceable_json(schema: str, loose: bool, closed: bool, quick: bool = False) -> tuple[str, str]:

@@ -711,6 +711,39 @@ def test_a_source_that_is_too_large_is_rejected_before_it_is_read(asked: dict[st
         SourceCache(max_bytes=2000).read(StructuredOutputs(**asked))
 
 
+def numbers(*multiples: float) -> dict[str, Any]:
+    return {"type": "array", "prefixItems": [{"type": "number", "multipleOf": multiple} for multiple in multiples]}
+
+
+@pytest.mark.parametrize(
+    ("multiples", "rejected"),
+    [
+        ((9001, 9003, 1996), None),
+        ((9001, 9003, 1997), "20001 of 3 values"),
+        ((9001, 9001, 9001, 9003, 1996), None),
+        ((9001, 900_300, 1996), None),
+        ((9001, 9003, 199.6), None),  # 998 fifths
+        ((9001, 9003, 399.4), "2000. of . values"),  # 1,997 fifths
+    ],
+)
+def test_all_multiples_of_a_request_are_few_together(multiples: tuple[float, ...], rejected: str | None) -> None:
+    """The time to compile them grows with the square of their sum."""
+    schema = numbers(*multiples)
+    tag = {"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": schema}, "end": ">"}
+    tags = {"type": "structural_tag", "format": {"type": "sequence", "elements": [tag, tag]}}
+    for structured in (StructuredOutputs(json=schema), StructuredOutputs(structural_tag=tags)):
+        if rejected is None:
+            assert SourceCache().read(structured)
+        else:
+            with pytest.raises(BadRequest, match=rf"multipleOf must be at most 20000 together, .* got {rejected}"):
+                SourceCache().read(structured)
+
+
+def test_a_value_that_looks_like_a_multiple_is_none() -> None:
+    schema = {"anyOf": [numbers(9001, 9003), {"const": {"multipleOf": 9007}}]}
+    assert SourceCache().read(StructuredOutputs(json=schema))
+
+
 def test_the_maximum_of_a_source_may_be_above_its_default() -> None:
     schema = {"enum": ["x" * 300_000]}
     tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}

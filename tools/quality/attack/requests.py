@@ -112,7 +112,8 @@ def _schemas() -> dict[str, Make]:
         "a large prime multipleOf": {"type": "integer", "multipleOf": 9_999_991},
         "a large common multiple": {"allOf": [{"multipleOf": prime} for prime in (3, 5, 7, 11, 13, 17, 19, 23)]},
         "a large multipleOf that is admitted": {"type": "integer", "multipleOf": 9_973},
-        "a lexer at its limit, slow to replace": _at_lexer_limit(multiples=4),
+        "20 large multiples": _at_lexer_limit(multiples=20),
+        "a lexer at its limit, slow to replace": _at_lexer_limit(multiples=2),
         "a lexer at its limit": _at_lexer_limit(),
         "a lexer at its limit after a long text": _at_lexer_limit(numbers=15),
     }
