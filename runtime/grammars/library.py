@@ -20,13 +20,14 @@ from tandemrt.runtime.grammars.source_cache import ReadSource, SourceCache
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.fair import FairExecutor
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool, TooSlow
 from tandemrt.runtime.workers.threads import start
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.sources import Source
 
 
+QUICK_TRIAL_S = 0.5  # of a trial; one that takes longer is tried again where it delays only slow ones
 MAX_WAITING = 64  # compilations of one client; one more would wait for long, and so would other users of its address
 
 
@@ -48,6 +49,8 @@ class GrammarLibrary:
 
     A compilation waits for a worker only while a request waits for it, so the queue of requests bounds them. It is
     tried in a worker process before if no limit bounds its work (trial.py); other compilations do not wait for these.
+    A trial that takes more than ``QUICK_TRIAL_S`` ends and starts again in processes of slow ones: a few clients with
+    slow sources delay the others by that time only.
     A running one cannot be cancelled: after all its requests have timed out, it continues and its result is cached. The
     timeout includes the wait for a worker and the trial, which gets half of it. Failures are not cached.
 
@@ -56,7 +59,7 @@ class GrammarLibrary:
         stop_ids: tokens that end a complete text.
         timeout_s: how long a request waits for its grammar, in seconds.
         max_source_bytes: larger sources are rejected.
-        workers: concurrent compilations, and as many of sources that are tried.
+        workers: concurrent compilations, and as many of sources that are tried quickly, and slowly.
         cache: a cache to share with other libraries; None creates one.
         processes: worker processes that convert slow schemas. None: they are converted in this thread, and no source is
             tried.
@@ -85,10 +88,13 @@ class GrammarLibrary:
         self._sources = SourceCache(max_source_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
-        self._trials = None if processes is None else self._trial_processes(workers, slowest_row_s)
-        options = {"initializer": _join_at_exit, "initargs": (WeakMethod(self.close),)}
-        self._pool = FairExecutor(workers, "grammar", most_waiting=MAX_WAITING, **options)
-        self._tried_pool = FairExecutor(workers, "grammar-tried", most_waiting=MAX_WAITING, **options)
+        self._untried = self._lane(workers, "grammar", None, 0.0)
+        self._quick = self._slow = None
+        if processes is not None:
+            limit_s = timeout_s / 2
+            self._slow = self._lane(workers, "grammar-slow", self._trial_processes(workers, slowest_row_s), limit_s)
+            quick_s = min(QUICK_TRIAL_S, limit_s)
+            self._quick = self._lane(workers, "grammar-tried", self._trial_processes(workers, slowest_row_s), quick_s)
         self._compiled_of: WeakKeyDictionary[Future[Compiled], Future[CompiledGrammar]] = WeakKeyDictionary()
         self._closed = False
 
@@ -147,7 +153,7 @@ class GrammarLibrary:
     @property
     def waiting(self) -> int:
         """Number of compilations that wait for a worker."""
-        return len(self._pool) + len(self._tried_pool)
+        return sum(len(lane.pool) for lane in self._lanes)
 
     def close(self) -> None:
         """Reject new requests, start no more compilations and end trials; their futures fail with Closed."""
@@ -158,10 +164,10 @@ class GrammarLibrary:
             for compilation in stranded:
                 del self._waiting[compilation.source]
                 compilation.futures = []  # the shutdown below fails the task, whose callback would fail these again
-        if self._trials is not None:
-            self._trials.close()
-        self._pool.shutdown(wait=False)
-        self._tried_pool.shutdown(wait=False)
+        for lane in self._lanes:
+            if lane.trials is not None:
+                lane.trials.close()
+            lane.pool.shutdown(wait=False)
         for future in futures:
             _finish(future, None, Closed("this runtime was closed; open the bundle again"))
 
@@ -184,7 +190,7 @@ class GrammarLibrary:
                 if compilation is None:
                     compilation = submitted = _Compilation(source)
                     try:
-                        self._submit(compilation, client)
+                        self._submit(compilation, client, self._first_lane(source))
                     except BaseException:
                         timer.cancel()
                         raise
@@ -199,12 +205,19 @@ class GrammarLibrary:
             submitted.task.add_done_callback(partial(self._on_refused, submitted))
         return future
 
-    def _submit(self, compilation: "_Compilation", client: Client) -> None:
+    @property
+    def _lanes(self) -> "list[_Lane]":
+        return [lane for lane in (self._untried, self._quick, self._slow) if lane is not None]
+
+    def _first_lane(self, source: "Source") -> "_Lane":
         from tandemrt.runtime.grammars.trial import needs_trial
 
-        tried = self._trials is not None and needs_trial(compilation.source)
-        pool = self._tried_pool if tried else self._pool
-        compilation.task = pool.submit(client, self._compile, compilation, client, tried)
+        return self._quick if self._quick is not None and needs_trial(source) else self._untried
+
+    def _submit(self, compilation: "_Compilation", client: Client, lane: "_Lane") -> None:
+        """Let ``compilation`` wait for a worker of ``lane``. The caller holds the lock."""
+        compilation.task = lane.pool.submit(client, self._compile, compilation, client, lane)
+        compilation.begun = False
         self._waiting[compilation.source] = compilation
 
     def _leave(self, compilation: "_Compilation") -> "Callable[[Future[CompiledGrammar]], None]":
@@ -265,7 +278,7 @@ class GrammarLibrary:
             failure = QueueFull(f"{limit}, because other grammars compiled for so long; send it again later")
         _finish(future, None, failure)
 
-    def _compile(self, compilation: "_Compilation", client: Client, tried: bool) -> None:
+    def _compile(self, compilation: "_Compilation", client: Client, lane: "_Lane") -> None:
         """Compile a source for all futures that wait for it. They get the exception if it fails."""
         source = compilation.source
         with self._lock:
@@ -274,17 +287,34 @@ class GrammarLibrary:
             compilation.begun = True
         grammar, failure = None, None
         try:
-            grown = self._try(source, client) if tried else 0
-            if tried and self._abandoned(compilation):
+            grown = self._try(source, client, lane)
+            if lane.trials is not None and self._abandoned(compilation):
                 return
             grammar = self._compiler.compile(source.kind, source.text, whitespace=source.whitespace, loose=source.loose)
             self._cache.put(self._key(source), grammar, max(grown, grammar.size_bytes + len(source.text)))
+        except TooSlow as error:
+            failure = error if lane is not self._quick else self._try_slowly(compilation, client)
+            if failure is None:
+                return
         except BaseException as error:
             failure = error
         with self._lock:
             del self._waiting[source]
         for future in compilation.futures:
             _finish(future, grammar, failure)
+
+    def _try_slowly(self, compilation: "_Compilation", client: Client) -> BaseException | None:
+        """Let ``compilation`` wait for a slow trial if a request waits for it. Return why that is not possible."""
+        assert self._slow is not None
+        if self._abandoned(compilation):
+            return None
+        try:
+            with self._lock:
+                self._submit(compilation, client, self._slow)
+        except BaseException as error:
+            return error
+        compilation.task.add_done_callback(partial(self._on_refused, compilation))
+        return None
 
     def _abandoned(self, compilation: "_Compilation") -> bool:
         """Return whether all requests have left. A grammar that was too slow is still compiled: it may come again."""
@@ -294,14 +324,20 @@ class GrammarLibrary:
                 del self._waiting[compilation.source]
             return abandoned
 
-    def _try(self, source: "Source", client: Client) -> int:
-        """Compile ``source`` in a worker process; return its memory in bytes. Raises BadRequest, see trial.py."""
+    def _try(self, source: "Source", client: Client, lane: "_Lane") -> int:
+        """Compile ``source`` in a process of ``lane``; return its memory in bytes. Raises BadRequest, see trial.py."""
         from tandemrt.runtime.grammars.trial import try_source
 
-        assert self._trials is not None
-        what, limit_s = f"structured_outputs.{source.kind}: compiling it", self._timeout_s / 2
+        if lane.trials is None:
+            return 0
+        what = f"structured_outputs.{source.kind}: compiling it"
         work = (source.kind, source.text, source.whitespace, source.loose)
-        return int(self._trials.submit(client, what, limit_s, try_source, *work).result())
+        return int(lane.trials.submit(client, what, lane.limit_s, try_source, *work).result())
+
+    def _lane(self, workers: int, name: str, trials: ProcessPool | None, limit_s: float) -> "_Lane":
+        stop = WeakMethod(self.close)
+        pool = FairExecutor(workers, name, most_waiting=MAX_WAITING, initializer=_join_at_exit, initargs=(stop,))
+        return _Lane(pool, trials, limit_s)
 
     def _trial_processes(self, workers: int, slowest_row_s: float) -> ProcessPool:
         """Return a pool of its own: other tasks do not wait for a trial, and each process has a compiler."""
@@ -312,6 +348,15 @@ class GrammarLibrary:
 
     def _key(self, source: "Source") -> tuple[Any, ...]:
         return self._vocabulary.digest, self._stop_ids, source
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """Workers for compilations. ``trials``: processes that try a source before, for at most ``limit_s``."""
+
+    pool: FairExecutor
+    trials: ProcessPool | None
+    limit_s: float
 
 
 @dataclass(eq=False)

@@ -28,6 +28,10 @@ _ANSWER_S = 0.1  # for the error of a task that reaches the deadline itself
 _IDLE_S = 60.0  # an idle process ends after this time, to free its memory
 
 
+class TooSlow(BadRequest):
+    """A task took longer than its limit."""
+
+
 class ProcessPool:
     """Runs tasks in at most ``processes`` processes, which start on demand.
 
@@ -66,11 +70,11 @@ class ProcessPool:
     ) -> "Future[Any]":
         """Return a future of ``function(*arguments)``. ``function``: a module-level function whose result is JSON.
 
-        The future fails with BadRequest if the task takes longer than ``limit_s`` from its start or runs at the
-        ``deadline`` (in seconds of ``time.monotonic``), gets no process within ``wait_s``, needs more memory than a
-        process has, crashes its process, or raises BadRequest; with ProcessLost if the process is killed; with Closed
-        if the pool is closed. ``what`` names the task in these errors; ``client``: see WorkerShares. A cancelled future
-        leaves the queue at once.
+        The future fails with TooSlow if the task takes longer than ``limit_s`` from its start or runs at the
+        ``deadline`` (in seconds of ``time.monotonic``); with BadRequest if it gets no process within ``wait_s``, needs
+        more memory than a process has, crashes its process, or raises BadRequest; with ProcessLost if the process is
+        killed; with Closed if the pool is closed. ``what`` names the task in these errors; ``client``: see
+        WorkerShares. A cancelled future leaves the queue at once.
 
         Raises QueueFull if the queue is full, Closed if the pool is closed, InternalError if no thread can start.
         """
@@ -180,7 +184,7 @@ class ProcessPool:
         except BaseException as raised:
             error = raised
             if isinstance(raised, TimeoutError):
-                error = BadRequest(f"{work.what} took longer than {limit_s:g} s; simplify it")
+                error = TooSlow(f"{work.what} took longer than {limit_s:g} s; simplify it")
             if isinstance(raised, ChildProcessError):
                 rule = f"{work.what} crashed its worker process ({raised}), for example by taking too much memory"
                 error = BadRequest(f"{rule}; simplify it")
