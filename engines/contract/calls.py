@@ -158,14 +158,16 @@ def drafted(window: int) -> tuple[int, ...]:
 
 
 def decoder_uses(batch: int, window: int, chunk: int, kind: str = "model") -> dict[str, Use]:
-    """Return the uses of a decoder: ``prefill`` (a chunk), ``window`` (to verify) and ``single`` (one token).
+    """Return the uses of a decoder: ``prefill`` (of one prompt), ``window`` (to verify) and ``single`` (one token).
+
+    An engine takes scratch memory for the largest call of each use: chunks of all slots would take many times as much.
 
     ``kind`` is the draft's.
     """
     rows, query = window + 1, most_query(kind, window)
     one, every = Range(1, 1, 1), Range(1, batch, batch)
     uses: dict[str, Use] = {
-        "prefill": {"batch": Range(1, 1, batch), "query": Range(1, chunk, chunk), "rows": one},
+        "prefill": {"batch": one, "query": Range(1, chunk, chunk), "rows": one},
         "window": {"batch": every, "query": Range(1, rows, query), "rows": Range(1, rows, rows)},
         "single": {"batch": every, "query": one, "rows": one},
     }
@@ -213,6 +215,4 @@ def outermost(engine: str, batch: int, window: int, chunk: int) -> list[Sizes]:
             sizes += [{"batch": size, "window": k, "window+1": k + 1} for k in drafted(window)]
     if engine in ("target", *DRAFT_LAYERS):
         sizes += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, chunk))]
-        if batch > 1:  # prompts of several slots in one call
-            sizes.append({"batch": batch, "query": max(1, chunk // batch), "rows": 1})
     return sizes

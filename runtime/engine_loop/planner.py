@@ -13,7 +13,7 @@ from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.options.options import draft_tokens_problem
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.plugins.operators.constants import Rule
-from tandemrt.runtime.device.backends.base import prompt_rows
+from tandemrt.runtime.device.backends.base import ProfiledEngine, prompt_rows
 from tandemrt.runtime.device.prompt_plan import Chunk, at_block_ends, group_equal_chunks, num_tokens, plan
 from tandemrt.runtime.device.slot_state import SlotPosition
 from tandemrt.runtime.device.streams import upload
@@ -104,9 +104,10 @@ class RoundPlanner:
 
     def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
         """Run the prefill calls over linear caches. The position of each slot is the start of its chunk."""
-        # Engines that compute no logits for prompts take several slots per call, see prompt_rows.
+        # An engine that computes no logits for prompts, or was compiled for ranges of sizes, takes one slot per call.
         target = self._target.engines["target"]
-        for rectangle in group_equal_chunks(chunks) if prompt_rows(target) else [(chunk,) for chunk in chunks]:
+        together = prompt_rows(target) and not isinstance(target, ProfiledEngine)
+        for rectangle in group_equal_chunks(chunks) if together else [(chunk,) for chunk in chunks]:
             slot, count = rectangle[0].slot, rectangle[0].tokens
             tokens = self._target.buffers.chunk.view(len(rectangle), count)
             upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)

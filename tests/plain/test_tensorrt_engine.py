@@ -7,6 +7,7 @@ import torch
 
 from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, InternalError
+from tandemrt.runtime.device.backends.base import ProfiledEngine
 from tandemrt.runtime.device.backends.tensorrt import contexts
 from tandemrt.runtime.device.backends.tensorrt import engine as backend
 from tandemrt.runtime.device.backends.tensorrt import open as tensorrt_open
@@ -113,51 +114,54 @@ def test_calls_of_the_same_shapes_share_a_context_and_keep_to_their_own_tensors(
     assert len(real.contexts) == 1
 
 
-def test_other_shapes_get_a_context_of_their_own_with_the_profile_tuned_closest(state):
+def test_a_call_gets_a_context_of_the_profile_tuned_closest(state):
     real, engine = opened(state)
     for shape in ((1, 6), (4, 3), (3, 3), (1, 5)):
         bound = tensors(*shape)
         engine.bind(bound).run()
         check(bound)
-    assert [context.profile for context in real.contexts] == [0, 1, 1, 0]
+    assert [context.profile for context in real.contexts] == [0, 1]
 
 
-def test_the_least_recently_used_context_gets_the_shapes_of_a_new_call(state, monkeypatch):
-    monkeypatch.setattr(contexts, "MOST_UNRECORDED", 2)
+def test_a_context_takes_the_shapes_of_every_call_of_its_profile(state):
     real, engine = opened(state)
-    bound = {shape: tensors(*shape) for shape in ((1, 6), (1, 5), (2, 3), (3, 4), (1, 6))}
+    bound = {shape: tensors(*shape) for shape in ((1, 6), (1, 5), (2, 3), (3, 3), (4, 3))}
     calls = {shape: engine.bind(given) for shape, given in bound.items()}
     for shape in (*calls, (1, 5), (1, 5), (1, 6)):
         bound[shape]["logits"].fill_(-1)
         calls[shape].run()
         check(bound[shape])
-    assert len(real.contexts) == 2
+    assert [context.profile for context in real.contexts] == [0, 1]
 
 
-def test_a_context_that_a_graph_recorded_keeps_its_shapes(state, monkeypatch):
-    monkeypatch.setattr(contexts, "MOST_UNRECORDED", 1)
+def test_a_context_that_a_graph_recorded_keeps_its_shapes(state):
     real, engine = opened(state)
-    recorded = engine.bind(tensors(2, 3))
-    recorded.run()
-    state.capturing = True
-    recorded.run()
-    state.capturing = False
-    for shape in ((1, 6), (1, 5), (1, 4)):
+    recorded = {shape: engine.bind(tensors(*shape)) for shape in ((2, 3), (3, 3))}
+    for call in recorded.values():
+        call.run()
+        state.capturing = True
+        call.run()
+        state.capturing = False
+    for shape in ((4, 3), (3, 3), (4, 2), (2, 3)):
         given = tensors(*shape)
         engine.bind(given).run()
         check(given)
-    assert len(real.contexts) == 2
-    assert real.contexts[0].shapes["token_ids"] == (2, 3)
+    assert [context.shapes["token_ids"] for context in real.contexts] == [(2, 3), (3, 3), (4, 2)]
 
 
-def test_a_context_with_new_shapes_must_run_before_it_is_recorded(state, monkeypatch):
-    monkeypatch.setattr(contexts, "MOST_UNRECORDED", 1)
+def test_a_context_with_new_shapes_must_run_before_it_is_recorded(state):
     _, engine = opened(state)
-    first, second = (engine.bind(tensors(*shape)) for shape in ((2, 3), (1, 6)))
+    first, second = (engine.bind(tensors(*shape)) for shape in ((2, 3), (3, 3)))
+    first.run()
     second.run()
     state.capturing = True
     with pytest.raises(InternalError, match="run once before capture"):
         first.run()
+
+
+def test_the_planner_gives_the_engine_one_prompt_per_call(state):
+    _, engine = opened(state)
+    assert isinstance(engine, ProfiledEngine)
 
 
 def test_all_contexts_share_one_allocation(state):

@@ -1,7 +1,7 @@
 """The Engine protocol: bind tensors once, run many times. Each backend implements it in one module."""
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.validation.errors import InternalError
@@ -35,6 +35,13 @@ def prompt_rows(engine: Engine) -> int:
     """
     paged = any(binding.name == "block_table" for binding in engine.contract.inputs)
     return int(paged or engine.device.type != "cpu")
+
+
+@runtime_checkable
+class ProfiledEngine(Engine, Protocol):
+    """An engine that was compiled for ranges of sizes (calls.decoder_uses): a prefill call has one prompt."""
+
+    profiles: Sequence[Mapping[str, Any]]
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
-"""Execution contexts of one TensorRT engine, by the shapes of its calls."""
+"""Execution contexts of one TensorRT engine."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,53 +13,60 @@ from tandemrt.runtime.device.backends.tensorrt.rtx import Jit
 from tandemrt.runtime.device.backends.tensorrt.scratch import ScratchMemory
 
 Shapes = tuple[tuple[str, Shape], ...]
-MOST_UNRECORDED = 16
 
 
 class Contexts:
-    """A context per set of shapes. All share one block of scratch memory, so calls must share one stream.
+    """Contexts of all calls. They share one block of scratch memory, so calls must share one stream.
 
-    Prompts have as many shapes as lengths. So at most MOST_UNRECORDED contexts are in no CUDA graph: the least recently
-    used one gets the shapes of a new call. A context that a graph recorded keeps its shapes.
+    A new context takes 300 ms, other shapes in a context 0.3 ms, and prompts have as many shapes as lengths. So each
+    profile has one context that takes the shapes of any call. A context that a CUDA graph recorded keeps its shapes.
     """
 
     def __init__(
-        self, trt: Any, engine: Any, name: EngineName, profiles: list[Profile], device: torch.device, *, key: str
+        self, trt: Any, engine: Any, name: EngineName, profiles: Sequence[Profile], device: torch.device, *, key: str
     ) -> None:
         self.capturable = True
         self._trt = trt
         self._name = name
         self._profiles = profiles
-        ranks = {name: len(least) for name, (least, _, _) in profiles[0].items()}
+        ranks = {input_: len(least) for input_, (least, _, _) in profiles[0].items()}
         # The last dimension of pairs (contract.paired), which calls do not have.
-        self._pairs = {name: tuple(engine.get_tensor_shape(name))[rank:] for name, rank in ranks.items()}
+        self._pairs = {input_: tuple(engine.get_tensor_shape(input_))[rank:] for input_, rank in ranks.items()}
         self._device = device
         self._scratch = ScratchMemory(engine, name, device)
         self._jit = Jit(trt, engine, key, self._scratch)
-        self._contexts: dict[Shapes, Context] = {}  # the most recently used is last
+        self._of_profile: dict[int, Context] = {}
+        self._recorded: dict[Shapes, Context] = {}
 
-    def of(self, shapes: Shapes) -> "Context":
-        """Return the context of ``shapes``. Raises InternalError if no profile takes them."""
-        context = self._contexts.pop(shapes, None) or self._new(shapes)
-        self._contexts[shapes] = context
-        return context
-
-    def _new(self, shapes: Shapes) -> "Context":
+    def profile(self, shapes: Shapes) -> int:
+        """Return the profile for calls of ``shapes``. Raises InternalError if there is none."""
         profile = choose_profile(self._profiles, dict(shapes))
         if profile is None:
             raise InternalError(f"engine {self._name!r}: no profile takes {dict(shapes)}")
+        return profile
+
+    def of(self, shapes: Shapes, profile: int) -> "Context":
+        """Return the context of ``shapes``, which ``profile`` takes."""
+        if shapes in self._recorded:
+            return self._recorded[shapes]
+        context = self._of_profile.get(profile)
+        if context is not None and context.shapes != shapes and context.recorded:
+            self._recorded[context.shapes] = self._of_profile.pop(profile)
+            context = None
+        if context is None:
+            context = self._of_profile[profile] = Context(self._name, self._new(shapes, profile), self._trt, shapes)
+        elif context.shapes != shapes:
+            self._set_shapes(context.context, shapes)
+            context.reset(shapes)
+        return context
+
+    def _new(self, shapes: Shapes, profile: int) -> Any:
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        unrecorded = [known for known, context in self._contexts.items() if not context.recorded]
-        if len(unrecorded) >= MOST_UNRECORDED:
-            context = self._contexts.pop(unrecorded[0])
-            self._set(context.context, shapes, profile, stream)
-            context.forget()
-            return context
-        created = self._created(shapes, profile, stream, own_graphs=False)
-        if self._jit.active and not created.is_stream_capturable(stream):
+        context = self._created(shapes, profile, stream, own_graphs=False)
+        if self._jit.active and not context.is_stream_capturable(stream):
             self.capturable = False
-            created = self._created(shapes, profile, stream, own_graphs=True)
-        return Context(self._name, created, logger(self._trt), self._device)
+            context = self._created(shapes, profile, stream, own_graphs=True)
+        return context
 
     def _created(self, shapes: Shapes, profile: int, stream: int, *, own_graphs: bool) -> Any:
         log = logger(self._trt)
@@ -66,45 +74,44 @@ class Contexts:
         context = self._jit.create_context(own_graphs=own_graphs)
         if context is None:
             raise BackendUnavailable(f"engine {self._name!r}: no execution context: {log.summary()}")
-        self._set(context, shapes, profile, stream)
-        return context
-
-    def _set(self, context: Any, shapes: Shapes, profile: int, stream: int) -> None:
-        log = logger(self._trt)
-        log.clear()
         try:
             accepted = context.set_optimization_profile_async(profile, stream)
         except RuntimeError:  # what TensorRT 10 raises in place of returning False
             accepted = False
-        full = [(name, (*shape, *self._pairs[name])) for name, shape in shapes]
-        if not (accepted and all(context.set_input_shape(name, shape) for name, shape in full)):
-            raise InternalError(
-                f"engine {self._name!r}: profile {profile} does not accept {dict(shapes)}: {log.summary()}"
-            )
+        if not accepted:
+            raise InternalError(f"engine {self._name!r}: no profile {profile}: {log.summary()}")
+        self._set_shapes(context, shapes)
+        return context
+
+    def _set_shapes(self, context: Any, shapes: Shapes) -> None:
+        log = logger(self._trt)
+        log.clear()
+        if not all(context.set_input_shape(name, (*shape, *self._pairs[name])) for name, shape in shapes):
+            raise InternalError(f"engine {self._name!r}: its profile does not accept {dict(shapes)}: {log.summary()}")
         self._scratch.provide(context)
 
 
 class Context:
-    """An execution context of TensorRT, and the tensor addresses that it is set to.
+    """An execution context of TensorRT, and the shapes and addresses that it is set to.
 
     ``recorded``: a CUDA graph contains a run.
     """
 
-    def __init__(self, name: EngineName, context: Any, log: Any, device: torch.device) -> None:
+    def __init__(self, name: EngineName, context: Any, trt: Any, shapes: Shapes) -> None:
         self.context = context
         self.recorded = False
         self._name = name
-        self._log = log
-        self._device = device
-        self.forget()
+        self._log = logger(trt)
+        self.reset(shapes)
 
-    def forget(self) -> None:
-        """Note that the context has new shapes: it has no addresses and did not run yet."""
+    def reset(self, shapes: Shapes) -> None:
+        """Note the shapes that the context has now. With them it has no addresses and did not run yet."""
+        self.shapes = shapes
         self._bound: dict[str, int] = {}
         self._ran = False
 
-    def enqueue(self, addresses: dict[str, int]) -> None:
-        """Enqueue a run on the device's current stream. See TensorRtCall.run."""
+    def enqueue(self, addresses: dict[str, int], stream: int) -> None:
+        """Enqueue a run on the current ``stream``. See TensorRtCall.run."""
         recording = torch.cuda.is_current_stream_capturing()
         if recording and not self._ran:
             raise InternalError(
@@ -117,7 +124,7 @@ class Context:
                     raise InternalError(f"engine {self._name!r}: {name} cannot be bound: {self._log.summary()}")
             self._bound = addresses
         # A rejected run leaves the old output values, so the result must be checked.
-        if not self.context.execute_async_v3(torch.cuda.current_stream(self._device).cuda_stream):
+        if not self.context.execute_async_v3(stream):
             raise InternalError(f"engine {self._name!r}: TensorRT rejected the run: {self._log.summary()}")
         self._ran = True
         self.recorded |= recording

@@ -3,6 +3,8 @@
 All execution contexts of an engine share one block of memory from torch, so its calls must share one stream.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,7 +15,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.operators.launch import Tensors
 from tandemrt.plugins.tensors.protocol import Tensor
 from tandemrt.runtime.device.backends.base import check_tensors
-from tandemrt.runtime.device.backends.tensorrt.contexts import Contexts, Shapes
+from tandemrt.runtime.device.backends.tensorrt.contexts import Context, Contexts
 from tandemrt.runtime.device.backends.tensorrt.open import open_file, profiles_of, require_bindings
 from tandemrt.runtime.device.backends.tensorrt.plan import require_profiles
 
@@ -37,7 +39,8 @@ class TensorRtEngine:
         self.capturable = True
         self._narrow = narrow
         self._nothing = torch.empty(256, dtype=torch.uint8, device=device)  # bound instead of empty tensors
-        self._contexts = Contexts(trt, engine, name, profiles_of(engine, contract), device, key=key)
+        self.profiles = profiles_of(engine, contract)
+        self._contexts = Contexts(trt, engine, name, self.profiles, device, key=key)
 
     @classmethod
     def open(cls, bundle: Bundle, name: EngineName, device: torch.device) -> "TensorRtEngine":
@@ -56,7 +59,8 @@ class TensorRtEngine:
         """See Engine.bind. Plugins ignore ``filters``. Aliased outputs are bound to their input's memory."""
         check_tensors(self.contract, tensors, self.device)
         shapes = tuple((b.name, tuple(tensors[b.name].shape)) for b in self.contract.inputs)
-        self._contexts.of(shapes)  # raises now if no profile takes them
+        profile = self._contexts.profile(shapes)
+        self._contexts.of(shapes, profile)  # which tells whether its runs can be captured
         self.capturable = self._contexts.capturable
         source = dict(self.contract.aliases)
         bindings = (*self.contract.inputs, *self.contract.outputs)
@@ -66,25 +70,27 @@ class TensorRtEngine:
             name: (tensor if tensor.numel() else self._nothing).data_ptr() for name, tensor in (bound | copies).items()
         }
         narrowed = tuple((copy, cast("torch.Tensor", bound[name])) for name, copy in copies.items())
-        return TensorRtCall(self._contexts, shapes, addresses, tuple(tensors.values()), narrowed)
+        context = partial(self._contexts.of, shapes, profile)
+        return TensorRtCall(context, self.device, addresses, tuple(tensors.values()), narrowed)
 
 
 class TensorRtCall:
-    """Tensors bound to an engine. Calls of the same shapes share a context.
+    """Tensors bound to an engine.
 
-    ``narrowed``: int32 copies of int64 inputs, with their sources, for an engine that has no int64.
+    ``context`` returns an execution context with their shapes, which other calls may use in between. ``narrowed``: int32
+    copies of int64 inputs, with their sources, for an engine that has no int64.
     """
 
     def __init__(
         self,
-        contexts: Contexts,
-        shapes: Shapes,
+        context: Callable[[], Context],
+        device: torch.device,
         addresses: dict[str, int],
         keep: tuple[Tensor, ...],
         narrowed: tuple[tuple[torch.Tensor, torch.Tensor], ...],
     ) -> None:
-        self._contexts = contexts
-        self._shapes = shapes
+        self._context = context
+        self._device = device
         self._addresses = addresses
         self._keep = keep  # the bindings hold bare addresses
         self._narrowed = narrowed
@@ -96,4 +102,4 @@ class TensorRtCall:
         """
         for copy, source in self._narrowed:
             copy.copy_(source)
-        self._contexts.of(self._shapes).enqueue(self._addresses)
+        self._context().enqueue(self._addresses, torch.cuda.current_stream(self._device).cuda_stream)
