@@ -77,7 +77,7 @@ class TensorRtEngine:
 class TensorRtCall:
     """Tensors bound to an engine.
 
-    ``context`` returns an execution context with their shapes, which other calls may use in between. ``narrowed``: int32
+    ``context`` returns an execution context with their shapes; other calls may use it in between. ``narrowed``: int32
     copies of int64 inputs, with their sources, for an engine that has no int64.
     """
 
