@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,12 @@ def test_a_room_imports_only_rooms_of_lower_layers(package: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("package", ROOMS)
+def test_modules_import_each_other_in_no_circle(package: str) -> None:
+    """Also inside functions and for type checking. CycleError names the modules of a circle."""
+    TopologicalSorter({file: _files_imported(file) for file in _files(package)}).prepare()
+
+
 def test_the_engines_folder_needs_neither_torch_nor_an_engine_library() -> None:
     heavy = {"torch", "onnx", "onnx_ir", "onnxruntime", "transformers", "xgrammar"}
     assert not {m for f in _files("engines") for m in _imported(f) if m.split(".")[0] in heavy}
@@ -100,6 +107,12 @@ def test_tests_of_other_environments_import_existing_names(folder: str) -> None:
     assert asked
     missing = [f"{f.relative_to(ROOT)}: {m}.{n}" for f, m, n in asked if n not in _names(m) and not _names(f"{m}.{n}")]
     assert not missing
+
+
+def _files_imported(file: Path) -> set[Path]:
+    modules = {each for module, name in _asked_of_the_project(file) for each in (module, f"{module}.{name}")}
+    files = {ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py") for module in modules}
+    return {each for each in files if each.is_file()}
 
 
 def _asked_of_the_project(file: Path) -> Iterator[tuple[str, str]]:

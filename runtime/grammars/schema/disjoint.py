@@ -1,9 +1,8 @@
 """A conservative test that two schemas share no value: by type, literals, bounds, or nested schemas."""
 
-from typing import TYPE_CHECKING
-
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.schema.document import UnsupportedSchema
+from tandemrt.runtime.grammars.schema.expansion import Expansion
 from tandemrt.runtime.grammars.schema.shapes import (
     ANYTHING,
     AllOf,
@@ -16,9 +15,6 @@ from tandemrt.runtime.grammars.schema.shapes import (
     String,
 )
 
-if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.schema.expand import Expander
-
 _MAX_DEPTH = 4  # nested levels that are compared
 
 
@@ -30,7 +26,7 @@ class Disjoint:
         upper: gives shapes that all valid values fit. A closed object does not: more names are valid than are written.
     """
 
-    def __init__(self, expander: "Expander", upper: "Expander") -> None:
+    def __init__(self, expander: Expansion, upper: Expansion) -> None:
         self._expander = expander
         self._upper = upper
 

@@ -142,12 +142,12 @@ class Document:
         target: Any
         at, target = self._resources[base]
         if fragment and not fragment.startswith("/"):
-            found = self._anchors.get((base, fragment), [])
-            if len(found) != 1:
+            targets = self._anchors.get((base, fragment), [])
+            if len(targets) != 1:
                 raise UnsupportedSchema(
                     place, f"{quoted(reference)} is not one place in this schema; use '#/$defs/name'"
                 )
-            at, target = found[0]
+            at, target = targets[0]
             return self._target(node, target, at)
         for step in fragment.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")

@@ -29,7 +29,7 @@ def with_examples(schema: Any) -> Any:
 def _with_example(schema: dict[str, Any]) -> dict[str, Any]:
     if "pattern" not in schema:
         return schema
-    found = [schema["pattern"], *(each["pattern"] for each in schema.get("allOf", ()))]
-    written = [each.removeprefix("^").removesuffix("$") for each in found]
+    own_patterns = [schema["pattern"], *(each["pattern"] for each in schema.get("allOf", ()))]
+    written = [each.removeprefix("^").removesuffix("$") for each in own_patterns]
     text = shortest_text(written, schema.get("minLength", 0), schema.get("maxLength"))
     return schema if text is None else {**schema, "pattern": f"^(?:{patterns.literal(text)}|{written[0]})$"}

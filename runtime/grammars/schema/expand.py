@@ -73,14 +73,14 @@ class Expander:
                 raise UnsupportedSchema(all_of.nodes[0].place, "only refers to itself; point the reference to a schema")
             self._active.add(all_of)
             try:
-                found = self._shapes(all_of)
+                shapes = self._shapes(all_of)
             finally:
                 self._active.discard(all_of)
-            if len(found) > MAX_SHAPES:
+            if len(shapes) > MAX_SHAPES:
                 raise UnsupportedSchema(
                     all_of.nodes[0].place, f"more than {MAX_SHAPES} combinations of choices; simplify it"
                 )
-            self._known[all_of] = found
+            self._known[all_of] = shapes
         return self._known[all_of]
 
     def _followed(self, node: Node) -> Node:
@@ -101,10 +101,10 @@ class Expander:
         if any(node.schema is False for node in nodes):
             return []
         for node in nodes:
-            found = self.document.keywords(node)
-            if "const" in found or "enum" in found:
-                keyword = "const" if "const" in found else "enum"
-                values = [found["const"]] if "const" in found else found["enum"]
+            keywords = self.document.keywords(node)
+            if "const" in keywords or "enum" in keywords:
+                keyword = "const" if "const" in keywords else "enum"
+                values = [keywords["const"]] if "const" in keywords else keywords["enum"]
                 # The values of the list fit the list; skip that check, because the list may be long.
                 others = [
                     each.without(keyword) if each.source_name == node.source_name else each for each in all_of.nodes
@@ -116,7 +116,7 @@ class Expander:
                 base = AllOf(*nodes[:index], node.without(*choice), *nodes[index + 1 :])
                 return list(self._options(base, node, choice[0]))
         place = all_of.nodes[0].place if all_of.nodes else "#"
-        return [shape for found in Intersection(self, nodes).shapes() for shape in self._lower(found, place)]
+        return [shape for whole in Intersection(self, nodes).shapes() for shape in self._lower(whole, place)]
 
     def _gathered(self, node: Node, above: Option, *, alone: bool = False) -> Iterator[Node]:
         """Yield ``node`` and the nodes that its $ref and allOf lead to, each without these keywords."""
@@ -124,10 +124,10 @@ class Expander:
         if node in above:
             raise UnsupportedSchema(node.place, "only refers to itself; point the reference to a schema")
         self._check(node, alone=alone)
-        found = self.document.keywords(node)
+        keywords = self.document.keywords(node)
         left = node
         more: list[Node] = []
-        for keyword, value in found.items():
+        for keyword, value in keywords.items():
             if keyword in ("$ref", "$dynamicRef"):
                 if keyword == "$dynamicRef" and not self.document.is_plain(value):
                     raise UnsupportedSchema(f"{node.place}/$dynamicRef", "the anchor has several targets; use $ref")
@@ -138,7 +138,7 @@ class Expander:
             elif not (self.loose and keyword in _LOOSE):
                 continue
             left = left.without(keyword)
-        first = next(iter(found), None)
+        first = next(iter(keywords), None)
         yield from (*more, left) if first in ("$ref", "$dynamicRef", "allOf") else (left, *more)
 
     def _check(self, node: Node, *, alone: bool = False) -> None:
@@ -170,11 +170,11 @@ class Expander:
 
     def _choice(self, node: Node) -> tuple[str, ...]:
         """Return the keywords of the first choice in a node."""
-        found = self.document.keywords(node)
-        for keyword, value in found.items():
+        keywords = self.document.keywords(node)
+        for keyword, value in keywords.items():
             if keyword in ("anyOf", "oneOf") or (keyword in dialect.DEPENDENT_KEYWORDS and value):
                 return (keyword,)
-            if keyword == "if" and ("then" in found or "else" in found):
+            if keyword == "if" and ("then" in keywords or "else" in keywords):
                 return ("if", "then", "else")
             if keyword == "not" and not self._excludes(node, value):
                 return ("not",)
@@ -227,10 +227,10 @@ class Expander:
         return [(absent, *left), (*present, *left)]
 
     def _conditional(self, base: AllOf, node: Node) -> list[Option]:
-        found = self.document.keywords(node)
-        condition = self.document.child(node, found["if"], "if").as_condition()
+        keywords = self.document.keywords(node)
+        condition = self.document.child(node, keywords["if"], "if").as_condition()
         then, otherwise = (
-            (self.document.child(node, found[key], key),) if key in found else () for key in ("then", "else")
+            (self.document.child(node, keywords[key], key),) if key in keywords else () for key in ("then", "else")
         )
         nodes = (*base.nodes, *otherwise)
         return [(condition, *then), *((way, *otherwise) for way in self._negated(condition, nodes))]
@@ -248,19 +248,23 @@ class Expander:
         return ways
 
     def _is_about_names(self, node: Node) -> bool:
-        found = self.document.keywords(self._followed(node))
-        return any(keyword in found for keyword in SCHEMAS_OF_NAMES)
+        keywords = self.document.keywords(self._followed(node))
+        return any(keyword in keywords for keyword in SCHEMAS_OF_NAMES)
 
     def _described_names(self, nodes: Option) -> list[str]:
         """Return the names of an object that fits ``nodes``, or an empty list if others are possible."""
         described = list(self._in_place(nodes, set()))
         closing = any(
             not node.condition
-            and not found.get("additionalProperties", False)
-            and (found.get("properties") or "additionalProperties" in found)
-            for node, found in described
+            and not keywords.get("additionalProperties", False)
+            and (keywords.get("properties") or "additionalProperties" in keywords)
+            for node, keywords in described
         )
-        names = [name for _, found in described for name in (*found.get("properties", ()), *found.get("required", ()))]
+        names = [
+            name
+            for _, keywords in described
+            for name in (*keywords.get("properties", ()), *keywords.get("required", ()))
+        ]
         return list(dict.fromkeys(names)) if closing else []
 
     def _in_place(self, nodes: Option, seen: set[Node]) -> Iterator[tuple[Node, dict[str, Any]]]:
@@ -269,11 +273,11 @@ class Expander:
             if node in seen:
                 continue
             seen.add(node)
-            found = self.document.keywords(node)
-            yield node, found
-            children = [self.document.resolve(node, found["$ref"])] if "$ref" in found else []
+            keywords = self.document.keywords(node)
+            yield node, keywords
+            children = [self.document.resolve(node, keywords["$ref"])] if "$ref" in keywords else []
             for keyword in ("allOf", "anyOf", "oneOf"):
-                for index, child in enumerate(found.get(keyword, ())):
+                for index, child in enumerate(keywords.get(keyword, ())):
                     children.append(self.document.child(node, child, keyword, index))
             yield from self._in_place(tuple(children), seen)
 
@@ -301,11 +305,11 @@ class Expander:
             options.append(option)
         return options
 
-    def complement(self, found: list[str], place: str) -> str | None:
+    def complement(self, expressions: list[str], place: str) -> str | None:
         """Return ``regex.complement`` of ``found``. Raises UnsupportedSchema."""
         try:
-            self._spend(max(COMPLEMENT_STEPS, complement_size(tuple(found))), place)
-            return complement(tuple(found))
+            self._spend(max(COMPLEMENT_STEPS, complement_size(tuple(expressions))), place)
+            return complement(tuple(expressions))
         except UnsupportedPattern as error:
             raise UnsupportedSchema(
                 place, f"{error} is not supported; say what is allowed instead of what is not"
@@ -323,9 +327,9 @@ class Expander:
 
         Raises UnsupportedSchema.
         """
-        found = [shape for shape in self.resolved(all_of) if isinstance(shape, String | Literals)]
-        listed = [value for shape in found if isinstance(shape, Literals) for value in shape.values]
-        rules = [shape for shape in found if isinstance(shape, String)]
+        shapes = [shape for shape in self.resolved(all_of) if isinstance(shape, String | Literals)]
+        listed = [value for shape in shapes if isinstance(shape, Literals) for value in shape.values]
+        rules = [shape for shape in shapes if isinstance(shape, String)]
         if not rules:
             return [value for value in listed if isinstance(value, str)]
         if len(rules) > 1 or listed:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandemrt.engines.text import formats
 from tandemrt.engines.validation.errors import quoted
@@ -12,6 +12,7 @@ from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.dialect import MAX_NUMBER_BITS
 from tandemrt.runtime.grammars.schema.document import Node, UnsupportedSchema
+from tandemrt.runtime.grammars.schema.expansion import Expansion
 from tandemrt.runtime.grammars.schema.negation import TYPES
 from tandemrt.runtime.grammars.schema.object_intersection import ObjectIntersection, with_names
 from tandemrt.runtime.grammars.schema.shapes import (
@@ -29,9 +30,6 @@ from tandemrt.runtime.grammars.schema.shapes import (
     remainders,
 )  # fmt: skip
 
-if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.schema.expand import Expander
-
 _EXCLUDING = frozenset({"const", "enum", "pattern"})
 LARGEST_EXACT = 2**53  # the engine reads numbers as doubles
 MAX_REMAINDERS = 10_000  # states of the engine's automaton of multiples, which has no limit of its own
@@ -40,7 +38,7 @@ MAX_REMAINDERS = 10_000  # states of the engine's automaton of multiples, which 
 class Intersection:
     """The intersection of nodes that contain no references and no choices."""
 
-    def __init__(self, expander: "Expander", nodes: list[Node]) -> None:
+    def __init__(self, expander: Expansion, nodes: list[Node]) -> None:
         self._expander = expander
         self._document = expander.document
         self._nodes = [(node, self._document.keywords(node)) for node in nodes]
@@ -48,7 +46,7 @@ class Intersection:
     def shapes(self) -> Iterator[Shape]:
         """Yield the alternative shapes. Raises UnsupportedSchema."""
         types, integer = self._types()
-        excluded = [value for _, found in self._nodes for value in _excluded(found)]
+        excluded = [value for _, keywords in self._nodes for value in _excluded(keywords)]
         if "null" in types and None not in excluded:
             yield Plain("null")
         if "boolean" in types:
@@ -71,27 +69,27 @@ class Intersection:
 
     def _types(self) -> tuple[list[str], bool]:
         types, integer = list(TYPES), False
-        for _, found in self._nodes:
-            if "type" in found:
-                kinds = [found["type"]] if isinstance(found["type"], str) else found["type"]
+        for _, keywords in self._nodes:
+            if "type" in keywords:
+                kinds = [keywords["type"]] if isinstance(keywords["type"], str) else keywords["type"]
                 if "integer" in kinds and "number" not in kinds:
                     integer = True
                     kinds = [*kinds, "number"]
                 types = [kind for kind in types if kind in kinds]
-            if "pattern" in _inside_not(found):  # `pattern` accepts values of other types, so `not` rejects them
+            if "pattern" in _inside_not(keywords):  # `pattern` accepts values of other types, so `not` rejects them
                 types = [kind for kind in types if kind == "string"]
         return types, integer
 
     def _numbers(self, integer: bool, excluded: list[int | float]) -> Iterator[Number]:
-        for node, found in self._nodes:
-            if "type" in _inside_not(found):
+        for node, keywords in self._nodes:
+            if "type" in _inside_not(keywords):
                 if integer:
                     return
                 raise UnsupportedSchema(f"{node.place}/not", "excluding integers is not supported; leave it out")
         low, high, above, below = (
             self._bound(key) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
         )
-        multiples = [_fraction(found["multipleOf"]) for _, found in self._nodes if "multipleOf" in found]
+        multiples = [_fraction(keywords["multipleOf"]) for _, keywords in self._nodes if "multipleOf" in keywords]
         self._require_few_remainders(multiples)
         holes = sorted({_fraction(value) for value in excluded})
         for after, before in zip([None, *holes], [*holes, None], strict=True):
@@ -110,7 +108,7 @@ class Intersection:
         step = common_multiple(multiples)
         if step is None or (step.numerator < 2**MAX_NUMBER_BITS and remainders(step) <= MAX_REMAINDERS):
             return
-        nodes = [(node, found["multipleOf"]) for node, found in self._nodes if "multipleOf" in found]
+        nodes = [(node, keywords["multipleOf"]) for node, keywords in self._nodes if "multipleOf" in keywords]
         raise UnsupportedSchema(
             f"{nodes[0][0].place}/multipleOf",
             f"the least common multiple must be at most {MAX_REMAINDERS} without the zeros at its end, got "
@@ -118,20 +116,20 @@ class Intersection:
         )
 
     def _bound(self, keyword: str) -> Fraction | None:
-        bounds = [_fraction(found[keyword]) for _, found in self._nodes if keyword in found]
+        bounds = [_fraction(keywords[keyword]) for _, keywords in self._nodes if keyword in keywords]
         if not bounds:
             return None
         return max(bounds) if keyword.lower().endswith("minimum") else min(bounds)
 
     def _string(self, excluded: list[str]) -> Iterator[String]:
         shape = String()
-        for node, found in self._nodes:
-            shape.least = max(shape.least, _count(found.get("minLength", 0)))
-            if "maxLength" in found:
-                shape.most = _least(shape.most, _count(found["maxLength"]))
-            if "pattern" in found:
+        for node, keywords in self._nodes:
+            shape.least = max(shape.least, _count(keywords.get("minLength", 0)))
+            if "maxLength" in keywords:
+                shape.most = _least(shape.most, _count(keywords["maxLength"]))
+            if "pattern" in keywords:
                 try:
-                    rest, required, forbidden = patterns.split_conditions(found["pattern"])
+                    rest, required, forbidden = patterns.split_conditions(keywords["pattern"])
                     shape.patterns += map(patterns.search_expression, [*required, rest])
                     complement = self._expander.complement(forbidden, f"{node.place}/pattern") if forbidden else ""
                 except (UnsupportedPattern, UnsupportedSchema) as error:
@@ -145,13 +143,13 @@ class Intersection:
                 if complement is None:
                     return
                 shape.patterns += [complement] if forbidden else []
-            if "pattern" in _inside_not(found):
-                complement = self._expander.complement([found["not"]["pattern"]], f"{node.place}/not/pattern")
+            if "pattern" in _inside_not(keywords):
+                complement = self._expander.complement([keywords["not"]["pattern"]], f"{node.place}/not/pattern")
                 if complement is None:
                     return
                 shape.patterns.append(complement)
-            if "format" in found:
-                self._format(shape, node, found["format"])
+            if "format" in keywords:
+                self._format(shape, node, keywords["format"])
         shape.patterns = list(dict.fromkeys(shape.patterns))
         if excluded:
             try:
@@ -174,14 +172,14 @@ class Intersection:
             )
 
     def _array(self) -> Array:
-        length = max((len(found.get("prefixItems", ())) for _, found in self._nodes), default=0)
+        length = max((len(keywords.get("prefixItems", ())) for _, keywords in self._nodes), default=0)
         shape = Array([self._item(index) for index in range(length)], self._item(None))
-        for node, found in self._nodes:
-            shape.least = max(shape.least, _count(found.get("minItems", 0)))
-            if "maxItems" in found:
-                shape.most = _least(shape.most, _count(found["maxItems"]))
-            shape.unique |= bool(found.get("uniqueItems"))
-            if found.get("contains") in (True, {}) and isinstance(node.schema, dict):
+        for node, keywords in self._nodes:
+            shape.least = max(shape.least, _count(keywords.get("minItems", 0)))
+            if "maxItems" in keywords:
+                shape.most = _least(shape.most, _count(keywords["maxItems"]))
+            shape.unique |= bool(keywords.get("uniqueItems"))
+            if keywords.get("contains") in (True, {}) and isinstance(node.schema, dict):
                 shape.least = max(shape.least, _count(node.schema.get("minContains", 1)))
         return shape
 
@@ -199,26 +197,26 @@ class Intersection:
     def _item(self, index: int | None) -> AllOf:
         """Return the schemas of the item at ``index``, or of the items after all prefix items for None."""
         nodes = []
-        for node, found in self._nodes:
-            places = found.get("prefixItems", ())
+        for node, keywords in self._nodes:
+            places = keywords.get("prefixItems", ())
             if index is not None and index < len(places):
                 key = "prefixItems" if isinstance(node.schema, dict) and "prefixItems" in node.schema else "items"
                 nodes.append(self._document.child(node, places[index], key, index))
-            elif "items" in found:
+            elif "items" in keywords:
                 assert isinstance(node.schema, dict)
                 key = "additionalItems" if isinstance(node.schema.get("items"), list) else "items"
-                nodes.append(self._document.child(node, found["items"], key))
+                nodes.append(self._document.child(node, keywords["items"], key))
         if not self._is_evaluated(index):
-            for node, found in self._nodes:
-                if found.get("unevaluatedItems", True) is not True:
-                    nodes.append(self._document.child(node, found["unevaluatedItems"], "unevaluatedItems"))
+            for node, keywords in self._nodes:
+                if keywords.get("unevaluatedItems", True) is not True:
+                    nodes.append(self._document.child(node, keywords["unevaluatedItems"], "unevaluatedItems"))
         return AllOf(*nodes) if nodes else ANYTHING
 
     def _is_evaluated(self, index: int | None) -> bool:
         """Return whether a schema describes the item at ``index``; ``unevaluatedItems`` applies to the others."""
         return any(
-            "items" in found or (index is not None and index < len(found.get("prefixItems", ())))
-            for node, found in self._nodes
+            "items" in keywords or (index is not None and index < len(keywords.get("prefixItems", ())))
+            for node, keywords in self._nodes
             if not node.negated
         )
 
@@ -244,19 +242,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def excludes_only(found: dict[str, Any]) -> bool:
+def excludes_only(keywords: dict[str, Any]) -> bool:
     """Return whether the schema under ``not`` has only ``const``, ``enum``, ``pattern`` or the type integer."""
-    return len(found) == 1 and (not found.keys().isdisjoint(_EXCLUDING) or found.get("type") == "integer")
+    return len(keywords) == 1 and (not keywords.keys().isdisjoint(_EXCLUDING) or keywords.get("type") == "integer")
 
 
-def _excluded(found: dict[str, Any]) -> list[Any]:
-    inner = _inside_not(found)
+def _excluded(keywords: dict[str, Any]) -> list[Any]:
+    inner = _inside_not(keywords)
     return [inner["const"]] if "const" in inner else list(inner.get("enum", ()))
 
 
-def _inside_not(found: dict[str, Any]) -> dict[str, Any]:
+def _inside_not(keywords: dict[str, Any]) -> dict[str, Any]:
     """Return the schema under ``not`` (see ``excludes_only``)."""
-    inner = found.get("not")
+    inner = keywords.get("not")
     return inner if isinstance(inner, dict) else {}
 
 

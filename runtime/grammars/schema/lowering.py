@@ -5,13 +5,13 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING
 
 from tandemrt.engines.validation.errors import clipped
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.finite import few_texts
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.document import UnsupportedSchema
+from tandemrt.runtime.grammars.schema.expansion import Expansion
 from tandemrt.runtime.grammars.schema.intersection import exact
 from tandemrt.runtime.grammars.schema.shapes import (
     NOTHING,
@@ -24,9 +24,6 @@ from tandemrt.runtime.grammars.schema.shapes import (
 )
 from tandemrt.runtime.grammars.schema.unique_sequences import UniqueSequences
 
-if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.schema.expand import Expander
-
 MAX_CHOICES = 128  # of property names
 MAX_DECIMALS = 9
 SMALLEST_GAP = Fraction(1, 10**15)  # between an exclusive bound and the numbers next to it, where it matters
@@ -36,7 +33,7 @@ MIN_DISTANCE = 4096  # of two bounds that are rounded to doubles
 MAX_OPTIONAL = 400  # properties of one object; llguidance exceeds its limits with more
 
 
-def plain(shape: Shape, expander: "Expander", place: str) -> list[Shape]:
+def plain(shape: Shape, expander: Expansion, place: str) -> list[Shape]:
     """Return ``shape`` as alternatives that the engine enforces. Raises UnsupportedSchema."""
     if isinstance(shape, Literals):
         for value in shape.values:
@@ -157,7 +154,7 @@ def _with_fewer_decimals(shape: Number, step: Fraction) -> list[Number]:
     return [replace(shape, multiples=[*shape.multiples, unit]) for unit in units]
 
 
-def _array(shape: Array, expander: "Expander", place: str) -> list[Shape]:
+def _array(shape: Array, expander: Expansion, place: str) -> list[Shape]:
     if shape.rest is not None and shape.rest.is_nothing():
         shape = replace(shape, rest=None)
     if shape.most is not None and shape.least > shape.most:

@@ -1,6 +1,6 @@
 """Negate a schema: one alternative for each keyword that a value may violate."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -46,44 +46,24 @@ def negated(document: Document, node: Node, names: Collection[str]) -> list[Node
 def _ways(
     document: Document, node: Node, keyword: str, value: Any, names: Collection[str]
 ) -> Iterator[dict[str, Any] | Node]:
-    if keyword in _NEGATED_BOUNDS:
-        kind, complement, more = _NEGATED_BOUNDS[keyword]
-        if value + more >= 0 or kind == "number":
-            yield {"type": kind, complement: value + more}
+    """Yield the ways in which a value violates one keyword of ``node``."""
+    if keyword in _BY_VALUE:
+        yield from _BY_VALUE[keyword](value)
+    elif keyword in _NEGATED_BOUNDS:
+        yield from _of_bound(keyword, value)
     elif keyword in ("const", "enum", "pattern"):
         yield {"not": {keyword: value}}
-    elif keyword == "required":
-        yield from ({"type": "object", "properties": {name: False}} for name in value)
-    elif keyword == "properties":
-        for name, child in value.items():
-            yield {"type": "object", "required": [name], "properties": {name: {"not": child}}}
-    elif keyword == "not":
-        yield node.derived(value, "not not")
-    elif keyword == "allOf":
-        yield from ({"not": branch} for branch in value)
-    elif keyword == "anyOf":
-        yield {"allOf": [{"not": branch} for branch in value]}
-    elif keyword == "$ref":
-        yield from negated(document, document.resolve(node, value), names)
-    elif keyword == "type":
-        kinds = [value] if isinstance(value, str) else value
-        others = [kind for kind in TYPES if kind not in kinds and (kind != "number" or "integer" not in kinds)]
-        if others:
-            yield {"type": others}
-        if "integer" in kinds and "number" not in kinds:
-            yield {"type": "number", "not": {"type": "integer"}}
     elif keyword == "oneOf" and len(value) <= _MOST_BRANCHES:
         yield {"allOf": [{"not": branch} for branch in value]}
         yield from ({"allOf": [*pair]} for pair in combinations(value, 2))
+    elif keyword == "not":
+        yield node.derived(value, "not not")
+    elif keyword == "$ref":
+        yield from negated(document, document.resolve(node, value), names)
     elif keyword == "if":
-        found = document.keywords(node)
-        yield {"allOf": [value, {"not": found.get("then", True)}]}
-        yield {"allOf": [{"not": value}, {"not": found.get("else", True)}]}
-    elif keyword == "dependentSchemas":
-        yield from ({"type": "object", "required": [name], "not": child} for name, child in value.items())
-    elif keyword == "dependentRequired":
-        for name, needs in value.items():
-            yield from ({"type": "object", "required": [name], "properties": {need: False}} for need in needs)
+        keywords = document.keywords(node)
+        yield {"allOf": [value, {"not": keywords.get("then", True)}]}
+        yield {"allOf": [{"not": value}, {"not": keywords.get("else", True)}]}
     elif keyword in SCHEMAS_OF_NAMES and names:
         yield from _of_names(document, node, keyword, value, names)
     elif keyword not in ("then", "else") and not (keyword in _ANY_IF_TRUE and value in (True, {})):
@@ -92,19 +72,58 @@ def _ways(
         )
 
 
+def _of_bound(keyword: str, value: Any) -> Iterator[dict[str, Any]]:
+    kind, complement, more = _NEGATED_BOUNDS[keyword]
+    if value + more >= 0 or kind == "number":
+        yield {"type": kind, complement: value + more}
+
+
+def _of_type(value: str | list[str]) -> Iterator[dict[str, Any]]:
+    kinds = [value] if isinstance(value, str) else value
+    others = [kind for kind in TYPES if kind not in kinds and (kind != "number" or "integer" not in kinds)]
+    if others:
+        yield {"type": others}
+    if "integer" in kinds and "number" not in kinds:
+        yield {"type": "number", "not": {"type": "integer"}}
+
+
+def _with_property(name: str, schema: Any) -> dict[str, Any]:
+    """Return objects that have a property, and ``schema`` for its value."""
+    return {"type": "object", "required": [name], "properties": {name: schema}}
+
+
+def _of_dependent_required(value: dict[str, list[str]]) -> Iterator[dict[str, Any]]:
+    for name, needs in value.items():
+        yield from ({"type": "object", "required": [name], "properties": {need: False}} for need in needs)
+
+
+# Keywords whose negation depends on their value alone.
+_BY_VALUE: Mapping[str, Callable[[Any], Iterable[dict[str, Any]]]] = {
+    "type": _of_type,
+    "required": lambda names: [{"type": "object", "properties": {name: False}} for name in names],
+    "properties": lambda schemas: [_with_property(name, {"not": child}) for name, child in schemas.items()],
+    "allOf": lambda branches: [{"not": branch} for branch in branches],
+    "anyOf": lambda branches: [{"allOf": [{"not": branch} for branch in branches]}],
+    "dependentSchemas": lambda schemas: [
+        {"type": "object", "required": [name], "not": child} for name, child in schemas.items()
+    ],
+    "dependentRequired": _of_dependent_required,
+}
+
+
 def _of_names(
     document: Document, node: Node, keyword: str, value: Any, names: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield objects with one of ``names`` that violates the keyword."""
-    found = document.keywords(node)
+    keywords = document.keywords(node)
     for name in names:
         if keyword == "propertyNames":
             if not document.is_valid(document.child(node, value, keyword), name):
                 yield {"type": "object", "required": [name]}
             continue
-        matching = [pattern for pattern in found.get("patternProperties", {}) if matches_name(pattern, name, node)]
+        matching = [pattern for pattern in keywords.get("patternProperties", {}) if matches_name(pattern, name, node)]
         if keyword == "patternProperties":
             for pattern in matching:
-                yield {"type": "object", "required": [name], "properties": {name: {"not": value[pattern]}}}
-        elif name not in found.get("properties", {}) and not matching:
-            yield {"type": "object", "required": [name], "properties": {name: {"not": value}}}
+                yield _with_property(name, {"not": value[pattern]})
+        elif name not in keywords.get("properties", {}) and not matching:
+            yield _with_property(name, {"not": value})

@@ -1,16 +1,14 @@
 """Intersect the object keywords of schemas that apply together: each property gets all its schemas."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandemrt.engines.validation.errors import quoted
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.document import Node, UnsupportedSchema
+from tandemrt.runtime.grammars.schema.expansion import Expansion
 from tandemrt.runtime.grammars.schema.shapes import ANYTHING, NOTHING, AllOf, Object, String
-
-if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.schema.expand import Expander
 
 _KEYWORDS = frozenset(
     {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
@@ -25,14 +23,14 @@ class ObjectIntersection:
     ``additionalProperties`` says so.
     """
 
-    def __init__(self, expander: "Expander", nodes: list[tuple[Node, dict[str, Any]]]) -> None:
+    def __init__(self, expander: Expansion, nodes: list[tuple[Node, dict[str, Any]]]) -> None:
         self._expander = expander
         self._document = expander.document
-        self._nodes = [(node, found) for node, found in nodes if not found.keys().isdisjoint(_KEYWORDS)]
+        self._nodes = [(node, keywords) for node, keywords in nodes if not keywords.keys().isdisjoint(_KEYWORDS)]
         self._unevaluated = tuple(
-            self._document.child(node, found["unevaluatedProperties"], "unevaluatedProperties")
-            for node, found in self._nodes
-            if found.get("unevaluatedProperties", True) is not True
+            self._document.child(node, keywords["unevaluatedProperties"], "unevaluatedProperties")
+            for node, keywords in self._nodes
+            if keywords.get("unevaluatedProperties", True) is not True
         )
 
     def shape(self) -> Object:
@@ -41,17 +39,17 @@ class ObjectIntersection:
         if self._unevaluated:
             self._require_listed_names_under_not()
         shape = Object({}, [], {}, self._rest())
-        for _, found in nodes:
-            shape.required = list(dict.fromkeys([*shape.required, *found.get("required", ())]))
-            shape.least = max(shape.least, int(found.get("minProperties", 0)))
-            if "maxProperties" in found:
-                most = int(found["maxProperties"])
+        for _, keywords in nodes:
+            shape.required = list(dict.fromkeys([*shape.required, *keywords.get("required", ())]))
+            shape.least = max(shape.least, int(keywords.get("minProperties", 0)))
+            if "maxProperties" in keywords:
+                most = int(keywords["maxProperties"])
                 shape.most = most if shape.most is None else min(shape.most, most)
-        names = [name for _, found in nodes for name in found.get("properties", {})]
+        names = [name for _, keywords in nodes for name in keywords.get("properties", {})]
         for name in dict.fromkeys(names + shape.required):
             shape.properties[name] = self._property(name)
-        for node, found in nodes:
-            for pattern, child in found.get("patternProperties", {}).items():
+        for node, keywords in nodes:
+            for pattern, child in keywords.get("patternProperties", {}).items():
                 written = _read(pattern, node)
                 schemas = AllOf(*shape.patterns.get(written, ANYTHING).nodes, *self._pattern(node, pattern, child))
                 shape.patterns[written] = schemas
@@ -62,8 +60,8 @@ class ObjectIntersection:
 
     def _require_listed_names_under_not(self) -> None:
         """Raise UnsupportedSchema for names that a schema under ``not`` describes by a pattern, or as all others."""
-        for node, found in self._nodes:
-            keyword = next((key for key in ("patternProperties", "additionalProperties") if key in found), None)
+        for node, keywords in self._nodes:
+            keyword = next((key for key in ("patternProperties", "additionalProperties") if key in keywords), None)
             if node.negated and keyword:
                 rule = "under not it is not supported together with unevaluatedProperties; use additionalProperties"
                 raise UnsupportedSchema(f"{node.place}/{keyword}", rule)
@@ -71,10 +69,10 @@ class ObjectIntersection:
     def _is_evaluated(self, name: str) -> bool:
         """Return whether a schema describes a property; ``unevaluatedProperties`` applies to the others."""
         return any(
-            name in found.get("properties", {})
-            or "additionalProperties" in found
-            or any(matches_name(pattern, name, node) for pattern in found.get("patternProperties", {}))
-            for node, found in self._nodes
+            name in keywords.get("properties", {})
+            or "additionalProperties" in keywords
+            or any(matches_name(pattern, name, node) for pattern in keywords.get("patternProperties", {}))
+            for node, keywords in self._nodes
             if not node.negated
         )
 
@@ -83,10 +81,12 @@ class ObjectIntersection:
 
         With ``rest``, llguidance would accept names of the other patterns in an escaped form.
         """
-        found = [pattern for _, keywords in self._nodes for pattern in keywords.get("patternProperties", {})]
+        expressions = [pattern for _, keywords in self._nodes for pattern in keywords.get("patternProperties", {})]
         place = f"{self._nodes[0][0].place}/patternProperties"
-        found += [f"^{_escaped(name)}$" for name, all_of in shape.properties.items() if not rest.key <= all_of.key]
-        others = self._expander.complement(list(dict.fromkeys(found)), place)
+        expressions += [
+            f"^{_escaped(name)}$" for name, all_of in shape.properties.items() if not rest.key <= all_of.key
+        ]
+        others = self._expander.complement(list(dict.fromkeys(expressions)), place)
         if others is not None:
             shape.patterns[others] = rest
         shape.rest = None
@@ -95,50 +95,50 @@ class ObjectIntersection:
         """Return the ``propertyNames`` schemas."""
         return AllOf(
             *(
-                self._document.child(node, found["propertyNames"], "propertyNames")
-                for node, found in self._nodes
-                if found.get("propertyNames", True) is not True
+                self._document.child(node, keywords["propertyNames"], "propertyNames")
+                for node, keywords in self._nodes
+                if keywords.get("propertyNames", True) is not True
             )
         )
 
     def _rest(self) -> AllOf | None:
         schemas = [
-            self._document.child(node, found["additionalProperties"], "additionalProperties")
-            for node, found in self._nodes
-            if "additionalProperties" in found
+            self._document.child(node, keywords["additionalProperties"], "additionalProperties")
+            for node, keywords in self._nodes
+            if "additionalProperties" in keywords
         ]
         schemas = schemas or [*self._unevaluated]
         if schemas:
             all_of = AllOf(*schemas)
             return None if all_of.is_nothing() else all_of
         described = (
-            not node.condition and (found.get("properties") or found.get("patternProperties"))
-            for node, found in self._nodes
+            not node.condition and (keywords.get("properties") or keywords.get("patternProperties"))
+            for node, keywords in self._nodes
         )
         return None if self._expander.closed and any(described) else ANYTHING
 
     def _property(self, name: str) -> AllOf:
         schemas: list[Node] = []
-        for node, found in self._nodes:
+        for node, keywords in self._nodes:
             own = []
-            if name in found.get("properties", {}):
-                own.append(self._document.child(node, found["properties"][name], "properties", name))
-            for pattern, child in found.get("patternProperties", {}).items():
+            if name in keywords.get("properties", {}):
+                own.append(self._document.child(node, keywords["properties"][name], "properties", name))
+            for pattern, child in keywords.get("patternProperties", {}).items():
                 if matches_name(pattern, name, node):
                     own.append(self._document.child(node, child, "patternProperties", pattern))
-            if not own and "additionalProperties" in found:
-                own.append(self._document.child(node, found["additionalProperties"], "additionalProperties"))
+            if not own and "additionalProperties" in keywords:
+                own.append(self._document.child(node, keywords["additionalProperties"], "additionalProperties"))
             schemas += own
         return AllOf(*schemas, *(() if self._is_evaluated(name) else self._unevaluated))
 
     def _pattern(self, node: Node, pattern: str, child: Any) -> list[Node]:
         """Return the schemas that apply to names that match ``pattern`` and are in no node's ``properties``."""
         schemas = [self._document.child(node, child, "patternProperties", pattern)]
-        for other, found in self._nodes:
-            more = found.get("additionalProperties", True)
-            if other == node or more is True or pattern in found.get("patternProperties", {}):
+        for other, keywords in self._nodes:
+            more = keywords.get("additionalProperties", True)
+            if other == node or more is True or pattern in keywords.get("patternProperties", {}):
                 continue
-            if found.get("patternProperties"):
+            if keywords.get("patternProperties"):
                 raise UnsupportedSchema(
                     f"{other.place}/patternProperties",
                     f"together with {quoted(pattern)} of another schema it is not supported; merge them",

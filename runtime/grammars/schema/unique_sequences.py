@@ -4,14 +4,12 @@ An array gets stuck if it needs another item, and earlier items have all values 
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandemrt.engines.validation.errors import quoted
 from tandemrt.runtime.grammars.schema.document import UnsupportedSchema
+from tandemrt.runtime.grammars.schema.expansion import Expansion
 from tandemrt.runtime.grammars.schema.shapes import AllOf, Array, Literals, Plain, Shape
-
-if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.schema.expand import Expander
 
 MAX_SEQUENCES = 400
 _MAX_BEGINNINGS = 4 * MAX_SEQUENCES  # of sequences, that are tried
@@ -20,7 +18,7 @@ _MAX_BEGINNINGS = 4 * MAX_SEQUENCES  # of sequences, that are tried
 class UniqueSequences:
     """The sequences of one array with unique items."""
 
-    def __init__(self, shape: Array, expander: "Expander") -> None:
+    def __init__(self, shape: Array, expander: Expansion) -> None:
         self._shape = shape
         self._expander = expander
         self._first = [self._values(item) for item in shape.first]
@@ -55,15 +53,15 @@ class UniqueSequences:
         """Return all sequences, or None if there are more than ``MAX_SEQUENCES``, or not a list of values each."""
         if self._most is None:
             return None
-        found: list[list[Any]] = []
+        sequences: list[list[Any]] = []
         pending: list[list[Any]] = [[]]
         for _ in range(_MAX_BEGINNINGS):
             if not pending:
-                return found
+                return sequences
             begun = pending.pop()
             if len(begun) >= self._shape.least:
-                found.append(begun)
-            if len(found) > MAX_SEQUENCES:
+                sequences.append(begun)
+            if len(sequences) > MAX_SEQUENCES:
                 return None
             if len(begun) < self._most:
                 values = self._values_at(len(begun))
@@ -96,12 +94,12 @@ class UniqueSequences:
         values: list[Any] = []
         for shape in shapes:
             if isinstance(shape, Literals):
-                found = shape.values
+                candidates = shape.values
             elif isinstance(shape, Plain):
-                found = [None] if shape.kind == "null" else [True, False]
+                candidates = [None] if shape.kind == "null" else [True, False]
             else:
                 return None
-            values += [value for value in found if not _has(values, value)]
+            values += [value for value in candidates if not _has(values, value)]
         return values
 
 
