@@ -88,13 +88,13 @@ def test_an_engine_without_int64_reads_the_present_values_of_int64_inputs(state)
 
 def test_an_engine_that_has_int64_as_pairs_reads_the_tensors_themselves(state):
     real, engine = opened(state, pairs=True)
-    given = tensors(2, 3, first=2**40)
-    call = engine.bind(given)
-    given["token_ids"] += 1
+    bound = tensors(2, 3, first=2**40)
+    call = engine.bind(bound)
+    bound["token_ids"] += 1
     call.run()
-    assert torch.equal(given["logits"][..., 0], (given["token_ids"] + 0.5).float())
+    assert torch.equal(bound["logits"][..., 0], (bound["token_ids"] + 0.5).float())
     assert real.contexts[0].shapes["token_ids"] == (2, 3, 2)
-    assert real.contexts[0].addresses["token_ids"] == given["token_ids"].data_ptr()
+    assert real.contexts[0].addresses["token_ids"] == bound["token_ids"].data_ptr()
 
 
 def test_an_engine_that_reports_no_aliases_is_accepted_if_its_updates_may_be_in_place(state):
@@ -126,7 +126,7 @@ def test_a_call_gets_a_context_of_the_profile_tuned_closest(state):
 def test_a_context_takes_the_shapes_of_every_call_of_its_profile(state):
     real, engine = opened(state)
     bound = {shape: tensors(*shape) for shape in ((1, 6), (1, 5), (2, 3), (3, 3), (4, 3))}
-    calls = {shape: engine.bind(given) for shape, given in bound.items()}
+    calls = {shape: engine.bind(of_shape) for shape, of_shape in bound.items()}
     for shape in (*calls, (1, 5), (1, 5), (1, 6)):
         bound[shape]["logits"].fill_(-1)
         calls[shape].run()
@@ -143,9 +143,9 @@ def test_a_context_that_a_graph_recorded_keeps_its_shapes(state):
         call.run()
         state.capturing = False
     for shape in ((4, 3), (3, 3), (4, 2), (2, 3)):
-        given = tensors(*shape)
-        engine.bind(given).run()
-        check(given)
+        bound = tensors(*shape)
+        engine.bind(bound).run()
+        check(bound)
     assert [context.shapes["token_ids"] for context in real.contexts] == [(2, 3), (3, 3), (4, 2)]
 
 

@@ -35,8 +35,8 @@ class Contexts:
         self._device = device
         self._scratch = ScratchMemory(engine, name, device)
         self._jit = Jit(trt, engine, key, self._scratch)
-        self._of_profile: dict[int, Context] = {}
-        self._recorded: dict[Shapes, Context] = {}
+        self._of_profile: dict[int, ExecutionContext] = {}
+        self._recorded: dict[Shapes, ExecutionContext] = {}
 
     def profile(self, shapes: Shapes) -> int:
         """Return the profile for calls of ``shapes``. Raises InternalError if there is none."""
@@ -45,7 +45,7 @@ class Contexts:
             raise InternalError(f"engine {self._name!r}: no profile takes {dict(shapes)}")
         return profile
 
-    def of(self, shapes: Shapes, profile: int) -> "Context":
+    def of(self, shapes: Shapes, profile: int) -> "ExecutionContext":
         """Return the context of ``shapes``, which ``profile`` takes."""
         if shapes in self._recorded:
             return self._recorded[shapes]
@@ -54,7 +54,8 @@ class Contexts:
             self._recorded[context.shapes] = self._of_profile.pop(profile)
             context = None
         if context is None:
-            context = self._of_profile[profile] = Context(self._name, self._new(shapes, profile), self._trt, shapes)
+            created = self._new(shapes, profile)
+            context = self._of_profile[profile] = ExecutionContext(self._name, created, self._trt, shapes)
         elif context.shapes != shapes:
             self._set_shapes(context.context, shapes)
             context.reset(shapes)
@@ -91,8 +92,8 @@ class Contexts:
         self._scratch.provide(context)
 
 
-class Context:
-    """An execution context of TensorRT, and the shapes and addresses that it is set to.
+class ExecutionContext:
+    """TensorRT's execution context, and the shapes and addresses that it is set to.
 
     ``recorded``: a CUDA graph contains a run.
     """

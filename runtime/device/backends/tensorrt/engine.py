@@ -15,7 +15,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.operators.launch import Tensors
 from tandemrt.plugins.tensors.protocol import Tensor
 from tandemrt.runtime.device.backends.base import check_tensors
-from tandemrt.runtime.device.backends.tensorrt.contexts import Context, Contexts
+from tandemrt.runtime.device.backends.tensorrt.contexts import Contexts, ExecutionContext
 from tandemrt.runtime.device.backends.tensorrt.open import open_file, profiles_of, require_bindings
 from tandemrt.runtime.device.backends.tensorrt.plan import require_profiles
 
@@ -83,7 +83,7 @@ class TensorRtCall:
 
     def __init__(
         self,
-        context: Callable[[], Context],
+        context: Callable[[], ExecutionContext],
         device: torch.device,
         addresses: dict[str, int],
         keep: tuple[Tensor, ...],
