@@ -14,6 +14,8 @@ import pytest
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.device.adjust_buffers import AdjustEntries
+from tandemrt.runtime.device.prompt_plan import Chunk
+from tandemrt.runtime.engine_loop import planner
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import QueuedRequest
@@ -155,6 +157,22 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
         llm.loop.planner.chunk = 7
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_equal_chunks_share_a_call_unless_the_engine_takes_one_prompt_per_call(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, profiled: bool
+) -> None:
+    monkeypatch.setattr(planner, "prompt_rows", lambda _: 1)  # as on a GPU
+    with LLM(tiny_bundle, threads=1) as llm:
+        target = llm.loop.target
+        if profiled:
+            target.engines["target"].profiles = []  # type: ignore[attr-defined]
+        rows: list[int] = []
+        monkeypatch.setattr(target, "prefill", lambda _slot, tokens: rows.append(len(tokens)))
+        chunks = [Chunk(slot, 0, 5) for slot in range(3)]
+        llm.loop.planner._prefill(chunks, {chunk.slot: [65, 66, 67, 68, 69, 70] for chunk in chunks})
+    assert rows == ([1, 1, 1] if profiled else [3])
 
 
 def test_a_prompt_of_one_token_is_served(llm: LLM) -> None:
