@@ -18,7 +18,7 @@ from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.operators import reference_call
 from tandemrt.plugins.operators.launch import Context, FunctionBuilder, Launcher
-from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 if TYPE_CHECKING:
     from tandemrt.plugins.tensorrt.operators import Plugin
@@ -150,7 +150,8 @@ def launcher(operator: str, context: Context) -> Launcher:
     Raises BackendUnavailable if a CUDA device has no kernels, or if the device, or the architecture of the compiled
     kernels, is too old for the operator.
     """
-    if context.device.type == "cpu":
+    device = device_of(context.device)
+    if device.on_host:
         row = IMPLEMENTATIONS[operator]
         if context.ranks is not None and row.ranks is not None:
             found_ranks: Launcher = _load(row.ranks)
@@ -162,14 +163,14 @@ def launcher(operator: str, context: Context) -> Launcher:
         return partial(function_call.launch, operator, function(operator))
     schema = SCHEMAS[operator]
     needed = ".".join(map(str, schema.compute_capability))
-    capability = torch.cuda.get_device_capability(context.device)
+    capability = device.capability
     if capability < schema.compute_capability:
         way = "with backend.cache = 'linear', whose engines need no kernels of ours"
         if schema.compute_capability == FLOAT8_FROM and capability >= OLDEST_WITH_KERNELS:
             way = "without float8: from unquantized weights, and with a KV cache in the compute dtype"
         raise BackendUnavailable(
             f"device: operator {operator} needs compute capability {needed} or later, "
-            f"{torch.cuda.get_device_name(context.device)} has {'.'.join(map(str, capability))}; build the bundle {way}"
+            f"{device.name} has {'.'.join(map(str, capability))}; build the bundle {way}"
         )
     if schema.kernels is not None:
         # Raise now, not in the first step. A newer device also runs older code, in which these kernels are empty.
@@ -179,7 +180,7 @@ def launcher(operator: str, context: Context) -> Launcher:
         if (architecture := KernelModule.of(context, schema.kernels).architecture) < 10 * major + minor:
             raise BackendUnavailable(
                 f"{context.kernels}: operator {operator} needs kernels compiled for compute capability {needed} or "
-                f"later, those for {torch.cuda.get_device_name(context.device)} are for sm_{architecture}; add its "
+                f"later, those for {device.name} are for sm_{architecture}; add its "
                 "compute capability to the recipe and build again"
             )
     launch: Launcher = _load(IMPLEMENTATIONS[operator].cuda)

@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
-Capability = tuple[int, int]  # (8, 6) as torch.cuda.get_device_capability gives it
+Capability = tuple[int, int]  # (8, 6) is 8.6
 KernelCapability = Literal["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 COMPUTE_CAPABILITIES: tuple[KernelCapability, ...] = get_args(KernelCapability)  # targets of our kernels
 OLDEST_WITH_KERNELS: Capability = (8, 0)

@@ -284,7 +284,7 @@ class RuntimeOptions(Section):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class Device(Protocol):
+class TorchDevice(Protocol):
     """The attributes of a torch.device, for code that does not import torch."""
 
     @property
@@ -322,7 +322,7 @@ class ServedOptions(TypedDict, total=False):
 class OpeningOptions(ServedOptions, total=False):
     """Keyword arguments of RuntimeOptions, for type checkers."""
 
-    device: str | Device | None
+    device: str | TorchDevice | None
 
 
 def signature(own: Sequence[Parameter]) -> Signature:

@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tandemrt.engines.contract.calls import capacity, slack
 from tandemrt.engines.contract.contract import BLOCK_SIZE
@@ -21,6 +19,8 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
 
 BATCH = {CPU: 4, CUDA: 32}
 MEMORY_SHARE = {CPU: 0.5, CUDA: 0.85}  # of the free memory, for weights and caches
@@ -44,22 +44,20 @@ class Machine:
         """
         import onnxruntime
 
-        from tandemrt.plugins.tensors import torch
-
         if backend not in (None, CPU, CUDA):
             raise BadRequest(
                 f"backend: a checkpoint without a recipe is built for {CPU} or {CUDA}, received {quoted(backend)}; "
                 "write a recipe (docs/guide.md)"
             )
-        has_gpu = torch.cuda.is_available() and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+        has_gpu = bool(gpus()) and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
         if backend == CUDA and not has_gpu:
             raise BackendUnavailable(
                 f"backend: {CUDA} needs a GPU here, whose memory sets the limits; to build for another machine, write "
                 "a recipe (docs/guide.md)"
             )
         if has_gpu and backend != CPU:
-            return cls(CUDA, torch.cuda.mem_get_info()[0])
-        return cls(CPU, _free_memory())
+            return cls(CUDA, gpus()[0].free_memory())
+        return cls(CPU, device_of(torch.device("cpu")).free_memory())
 
 
 def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptions, machine: Machine) -> str:
@@ -190,13 +188,3 @@ def _rounded(length: int) -> int:
 
 def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _free_memory() -> int:
-    """Return the bytes that a new process may take without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields: dict[str, Any] = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # not Linux
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

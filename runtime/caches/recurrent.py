@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Call, Engine, SplitEngine
 
 STATES = ("past_state.", "past_recent.")  # beginnings of their names in a contract
@@ -34,7 +35,7 @@ class RecurrentStates:
         self.tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(STATES)}
         self._caches = tensors
         self._split = engine if isinstance(engine, SplitEngine) else None
-        self.waits = device.type != "cpu"
+        self.waits = not device_of(device).on_host
         self._covered = torch.zeros(slots, dtype=torch.int64, device=device)
         self._commit = torch.zeros(slots, dtype=torch.int64, device=device)
 

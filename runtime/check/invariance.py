@@ -10,6 +10,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.check.result import CheckResult, passed_if
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.prompt import Prompt
@@ -74,7 +75,7 @@ def check_invariance(
     bundle = Bundle.open(path)
     limits = bundle.limits
     with _open(bundle, options, prefix_caching=False) as llm:
-        promised = llm.loop.target.engines["target"].device.type == "cpu" or bundle.engine("target").batch_invariant
+        promised = device_of(llm.loop.streams.device).on_host or bundle.engine("target").batch_invariant
         requests = _requests(bundle, prompts)
         wanted = requests.run(llm, num_draft_tokens=0)
         texts = _Comparison(wanted, promised)

@@ -1,28 +1,19 @@
 """Measure the device memory of an opened bundle."""
 
-import mmap
-from pathlib import Path
-
-import torch
-
+from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
 from tandemrt.runtime.check.result import CheckResult
 from tandemrt.runtime.llm.llm import LLM
 
-_STATM = Path("/proc/self/statm")
-
 
 def memory_in_use() -> dict[str, int]:
-    """Return bytes in use by device type: all processes on the current GPU ("cuda"), this process on the host ("cpu").
+    """Return bytes in use by device type: all processes on the first GPU ("cuda"), this process on the host ("cpu").
 
     Types whose use cannot be measured are absent.
     """
-    used = {}
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        used["cuda"] = total - free
-    if _STATM.is_file():
-        used["cpu"] = int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
-    return used
+    devices = (device_of(torch.device("cpu")), *gpus()[:1])
+    used = {device.handle.type: device.used_memory() for device in devices}
+    return {kind: nbytes for kind, nbytes in used.items() if nbytes is not None}
 
 
 def measure_memory(llm: LLM, before: dict[str, int], after: dict[str, int]) -> CheckResult:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tandemrt.engines.bundle.manifest import Limits
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.caches.kv_cache import window_bindings
 from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch
 from tandemrt.runtime.check.cases import edge_case_batch
@@ -22,7 +23,7 @@ Inputs = dict[str, Any]
 def check_replay(name: str, engine: Engine, limits: Limits, plan: DecodePlan) -> CheckResult:
     """Run ``engine`` through a graph and directly. The outputs must be the same bits."""
     check, against = f"graph replay of {name}", "the same engine run directly"
-    if engine.device.type != "cuda":
+    if device_of(engine.device).on_host:
         return CheckResult(check, against, "a CPU has no CUDA graphs", "not applicable")
     if not engine.capturable:
         return CheckResult(check, against, "this engine cannot be captured; rounds run it directly", "not applicable")

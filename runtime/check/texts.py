@@ -10,6 +10,7 @@ import torch
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.plugins.operators.constants import Purpose
 from tandemrt.plugins.reference import position_noise
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.check.decoder_run import DecoderRunner
 from tandemrt.runtime.check.logits import TOLERANCES
 from tandemrt.runtime.check.result import CheckResult, passed_if
@@ -72,7 +73,7 @@ def compare_texts(
     for number, (a, b) in enumerate(zip(autoregressive.outputs, speculative.outputs, strict=True)):
         if a.token_ids != b.token_ids or a.finish_reason != b.finish_reason:
             differences.append((number, *_first_difference(target, a, b, params[number])))
-    exact = batch_invariant or target.device.type == "cpu"
+    exact = batch_invariant or device_of(target.device).on_host
     untied = [number for number, _, gap, tie in differences if exact or gap > tie]
     errors = sum(output.finish_reason == "error" for output in (*autoregressive.outputs, *speculative.outputs))
     count = len(params)

@@ -13,22 +13,19 @@ from tandemrt.engines.bundle.manifest import FILE_NAME
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.plugins.tensors.devices.lookup import gpus
 from tandemrt.runtime.device.backends import status as installed
 from tandemrt.runtime.device.backends.status import BackendStatus
 
 
 def machine() -> dict[str, str]:
     """Return facts about the machine for a problem report."""
-    gpus = []
-    if installed.package_version("torch"):
-        import torch
-
-        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    names = [gpu.name for gpu in gpus()] if installed.package_version("torch") else []
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu cores": str(os.cpu_count()),
-        "gpu": ", ".join(gpus) or "none that torch can use",
+        "gpu": ", ".join(names) or "none that torch can use",
         "torch": installed.package_version("torch") or "missing",
         "xgrammar": installed.package_version("xgrammar") or "missing",
         "transformers": installed.package_version("transformers") or "missing",

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
-from tandemrt.runtime.device.streams import host_tensor
 
 _MIN_COLUMNS = 64  # minimum width of a call; few widths keep the number of bound and captured calls small
 _COLUMNS = ("entry_tokens", "entry_counts", "entry_in_prompt", "entry_bias")
@@ -37,7 +37,7 @@ class AdjustBuffers:
         self._max_entries = _padded(max_entries)
         size = slots * (len(_COLUMNS) * self._max_entries + len(_VALUES))
         self.device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._host = host_tensor(size, dtype=torch.int32, device=device)
+        self._host = device_of(device).host_zeros(size, dtype=torch.int32)
         self.columns = 0
         self._batch = 0
         self._rows: dict[int, AdjustEntries] = {}

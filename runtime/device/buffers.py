@@ -7,8 +7,8 @@ from math import prod
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.parameters.sampling import MOST_BIASES
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.adjust_buffers import AdjustBuffers
-from tandemrt.runtime.device.streams import host_tensor
 
 
 class Buffer:
@@ -20,10 +20,10 @@ class Buffer:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, host: bool = False) -> None:
         size = prod(shape)
         self.device = torch.zeros(size, dtype=dtype, device=device)
-        self._shared = device.type == "cpu"
+        self._shared = device_of(device).on_host
         self.host = None
         if host:
-            self.host = self.device if self._shared else host_tensor(size, dtype=dtype, device=device)
+            self.host = self.device if self._shared else device_of(device).host_zeros(size, dtype=dtype)
         # Views are cached, because a round uses dozens of them, of few shapes.
         self.view: Callable[..., torch.Tensor] = cache(partial(_first, self.device))
         """The first elements on the device, contiguous, in the given shape."""

@@ -9,10 +9,12 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.device import Device
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.metrics.metrics import Metrics
 
@@ -33,10 +35,10 @@ class Graphs:
     """
 
     def __init__(self, device: torch.device, metrics: Metrics | None = None, *, enabled: bool = True) -> None:
-        self._device = device
+        self._device = device_of(device)
         self.metrics = Metrics() if metrics is None else metrics
-        self._disabled = "cpu" if device.type != "cuda" else "" if enabled else "off"
-        self._graphs: dict[Hashable, Any] = {}  # by key: a torch.cuda.CUDAGraph, or the reason for eager runs
+        self._disabled = "cpu" if self._device.on_host else "" if enabled else "off"
+        self._graphs: dict[Hashable, Any] = {}  # by key: a graph of the device, or the reason for eager runs
         # By key: the same, and the objects whose memory the graph uses; most recently used last.
         self._prompts: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
         self._prompt_memory: Any = None  # what those graphs allocate: they run one after another, so they share it
@@ -77,7 +79,7 @@ class Graphs:
             self.run_eagerly(work, "prompts")
             return
         graph, kept = self._prompts.pop(key, (None, None))
-        if isinstance(graph, torch.cuda.CUDAGraph):
+        if self._device.is_graph(graph):
             graph.replay()
             keep = kept
             self.metrics.graph_replays += 1
@@ -92,8 +94,8 @@ class Graphs:
     def _try_capture(self, key: Hashable, work: Callable[[], None]) -> Any:
         try:
             if self._prompt_memory is None:
-                self._prompt_memory = torch.cuda.graph_pool_handle()
-            graph: Any = captured(work, waits=False, memory=self._prompt_memory)
+                self._prompt_memory = self._device.graph_memory()
+            graph: Any = captured(self._device, work, waits=False, memory=self._prompt_memory)
         except Exception as error:  # torch, onnxruntime and cuda-core share no base class
             log.warning("phase %s cannot be captured and runs eagerly: %s", key, error)
             self._prompt_memory = None  # torch cannot use it again after a failure
@@ -118,11 +120,11 @@ class Graphs:
         expected = [tensor.clone() for tensor in (*outputs, *state)]
         _restore(state, before)
         try:
-            graph: Any = captured(work)
+            graph: Any = captured(self._device, work)
             for tensor in outputs:  # so that a graph that writes nothing cannot pass the check
                 _poison(tensor)
             graph.replay()
-            torch.cuda.current_stream(self._device).synchronize()
+            self._device.synchronize()
             reason = "" if all(map(same_bits, (*outputs, *state), expected)) else "capture-mismatch"
         except Exception as error:  # torch, onnxruntime and cuda-core share no base class
             log.warning("phase %s cannot be captured and runs eagerly: %s", key, error)
@@ -137,24 +139,14 @@ class Graphs:
         return reason
 
 
-def captured(work: Callable[[], None], *, waits: bool = True, memory: Any = None) -> Any:
-    """Return a CUDA graph of ``work``, after captures of other threads.
+def captured(device: Device, work: Callable[[], None], *, waits: bool = True, memory: Any = None) -> Any:
+    """Return a graph of ``work``, after captures of other threads.
 
     ``waits``: first wait for the device, and release the free memory of torch's allocator. ``memory``: a handle of the
     pool that a capture that does not wait allocates from; None: its own.
     """
-    graph = torch.cuda.CUDAGraph()
-    # Relaxed: other threads may use CUDA and libraries may allocate; that does not become part of the graph.
     with _capturing, _uncollected():
-        if waits:
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
-                work()
-            return graph
-        graph.capture_begin(pool=memory, capture_error_mode="relaxed")
-        with ExitStack() as always:
-            always.callback(graph.capture_end)
-            work()
-    return graph
+        return device.capture(work, waits=waits, memory=memory)
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """Device time of each phase of a round, measured with CUDA events that are read later, without waiting."""
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.metrics.metrics import Metrics
 
 
@@ -19,7 +19,7 @@ class Timeline:
 
     def __init__(self, device: torch.device, metrics: Metrics, *, enabled: bool) -> None:
         self._enabled = enabled
-        self._cuda = device.type == "cuda"
+        self._device = device_of(device)
         self._metrics = metrics
         self._round: list[tuple[str, Any, Any]] = []  # phases of this round: name, start, end
         self._open: deque[tuple[str, Any, Any]] = deque()  # of complete rounds, until the device has reached them
@@ -31,9 +31,9 @@ class Timeline:
 
     @contextmanager
     def _recorded(self, phase: str) -> Iterator[None]:
-        start = self._now()
+        start = self._device.timestamp()
         yield
-        end = self._now()
+        end = self._device.timestamp()
         self._round.append((phase, start, end))
         if phase == "verify":
             if self._last is not None:
@@ -47,18 +47,7 @@ class Timeline:
 
     def collect(self) -> None:
         """Add the times of events that the device has reached to the metrics."""
-        while self._open and self._passed(self._open[0][2]):
+        while self._open and self._device.has_passed(self._open[0][2]):
             phase, start, end = self._open.popleft()
-            seconds = start.elapsed_time(end) / 1e3 if self._cuda else end - start
-            self._metrics.device_seconds[phase] += seconds
+            self._metrics.device_seconds[phase] += self._device.seconds_between(start, end)
             self._metrics.timed_rounds += phase == "round"
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _passed(self, end: Any) -> bool:
-        return not self._cuda or end.query()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, RankFailed
-from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.requests.running import QueuedRequest
 from tandemrt.runtime.workers import shutdown
@@ -100,8 +100,7 @@ class LoopThread:
                 shutdown.join(thread)
             device, self._loop = self._loop.streams.device, None
             gc.collect()  # bound calls, cached by shape, form reference cycles
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            device_of(device).release_memory()
 
     def request_close(self) -> None:
         """Cancel running and waiting requests without waiting; the thread stops by itself."""

@@ -11,6 +11,7 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
 from tandemrt.runtime.caches.call_layout import CallLayout, make_layout
 from tandemrt.runtime.caches.kv_cache import KVCacheManager, make_cache, make_cache_manager
 from tandemrt.runtime.device.backends.opening import engines_in_use, open_engines, require_known_backends
@@ -41,7 +42,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             "which has no model to mask; leave it out"
         )
     device = _device(bundle, options.device)
-    overlap = device.type == "cuda" if options.overlap is None else options.overlap
+    overlap = not device_of(device).on_host if options.overlap is None else options.overlap
     windows = DraftWindowPlanner(
         options.num_draft_tokens,
         limits.num_draft_tokens,
@@ -103,28 +104,27 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
 def _device(bundle: Bundle, device: str | None) -> torch.device:
     target = bundle.manifest.engines["target"]
     where = torch.device(bundle.device(device))
+    on_host = device_of(where).on_host
     require_known_backends(bundle)
     on_cpu = BACKENDS[target.backend].runs_on_cpu
     # No backend has CPU kernels for bfloat16.
     bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
-    if where.type == "cuda" and not torch.cuda.is_available():
+    if not on_host and not gpus():
         raise BackendUnavailable(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
             f"{target.backend} ({target.built_for}); install a torch built for CUDA on a machine with a GPU"
             + (", or use device='cpu'" if on_cpu and not bfloat16 else "")
         )
-    if where.type == "cpu" and on_cpu and bfloat16:
+    if on_host and on_cpu and bfloat16:
         raise BackendUnavailable(
             f"device: must be 'cuda' for engines that compute in bfloat16, received {str(where)!r}; run them on a GPU, "
             "or build the bundle again with --dtype float16 or float32"
         )
-    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+    if not on_host and (where.index or 0) >= (count := len(gpus())):
         raise BackendUnavailable(
             f"device: torch finds {count} GPUs here, received {str(where)!r}; count from 0, or leave the number out"
         )
-    if str(where) == "cuda":  # without an index, each thread would use its own current device
-        where = torch.device("cuda", torch.cuda.current_device())
-    return where
+    return device_of(where).numbered()  # without an index, each thread would use its own current device
 
 
 def _adapts_from(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> int | None:
@@ -134,8 +134,8 @@ def _adapts_from(bundle: Bundle, options: RuntimeOptions, device: torch.device) 
     """
     if options.adaptive_draft_tokens is not None:
         return 0 if options.adaptive_draft_tokens else None
-    fixed = device.type == "cpu" or options.num_draft_tokens is not None or not bundle.engine("target").batch_invariant
-    return None if fixed else _ADAPTS_FROM
+    varies = device_of(device).on_host or not bundle.engine("target").batch_invariant
+    return None if varies or options.num_draft_tokens is not None else _ADAPTS_FROM
 
 
 def _features(target: Contract) -> int:

@@ -18,8 +18,9 @@ from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, sig
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named
+from tandemrt.plugins.tensors.devices.context import create_context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import CheckedEngine
-from tandemrt.runtime.device.context import create_context
 from tandemrt.runtime.device.mapped_weights import MappedWeights
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.loop_thread import LoopThread
@@ -98,7 +99,7 @@ class LLM:
         self._scheduler = loop.scheduler
         self._loop_thread = LoopThread(loop)
         weakref.finalize(self, _release, self._loop_thread, self._admission).atexit = False
-        if chosen.cuda_graphs and loop.streams.device.type == "cuda":
+        if chosen.cuda_graphs and not device_of(loop.streams.device).on_host:
             self._capture(loop, later=warm_up_later)
 
     @overload

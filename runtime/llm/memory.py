@@ -1,6 +1,5 @@
 """Check, before allocation, that a device has memory for the KV caches and logits of a bundle."""
 
-import os
 from math import prod
 
 from tandemrt.engines.bundle.bundle import Bundle
@@ -8,6 +7,7 @@ from tandemrt.engines.contract.contract import num_snapshots
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.caches.kv_cache import num_cache_blocks
 from tandemrt.runtime.caches.recurrent import STATES
 
@@ -17,7 +17,7 @@ def require_memory(bundle: Bundle, options: RuntimeOptions, device: torch.device
 
     Only caches and logits are counted, not weights and other buffers, so the allocation may still fail.
     """
-    has, needed = _total(device), _needed(bundle, options)
+    has, needed = device_of(device).total_memory(), _needed(bundle, options)
     if needed <= has:
         return
     if options.cache_tokens is not None:
@@ -43,9 +43,3 @@ def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     recurrent = [size for each, size in zip(bindings, each_size, strict=True) if each.name.startswith(STATES)]
     copies = num_snapshots(limits.batch, limits.cache) if options.prefix_caching else 0
     return sum(each_size) + copies * sum(recurrent) // limits.batch
-
-
-def _total(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

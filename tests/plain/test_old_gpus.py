@@ -1,9 +1,9 @@
 """An operator whose kernels a GPU cannot run is rejected with the way that this GPU has."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins import implementations
@@ -21,8 +21,7 @@ from tandemrt.plugins.operators.launch import Context
 def test_a_gpu_that_is_too_old_for_an_operator_is_rejected(
     operator: str, capability: tuple[int, int], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda = SimpleNamespace(get_device_capability=lambda _: capability, get_device_name=lambda _: "a GPU")
-    monkeypatch.setattr(implementations, "torch", SimpleNamespace(cuda=cuda))
-    device: object = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     with pytest.raises(BackendUnavailable, match=way):
-        implementations.launcher(operator, Context(device, Path("kernels")))  # type: ignore[arg-type]
+        implementations.launcher(operator, Context(torch.device("cuda"), Path("kernels")))

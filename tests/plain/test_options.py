@@ -19,10 +19,10 @@ from tandemrt.engines.bundle.manifest import Limits
 from tandemrt.engines.options.command_options import help_of
 from tandemrt.engines.options.deployment import Deployment
 from tandemrt.engines.options.options import (
-    Device,
     OpeningOptions,
     RuntimeOptions,
     ServedOptions,
+    TorchDevice,
     draft_tokens_from_text,
     draft_tokens_to_text,
 )
@@ -71,7 +71,7 @@ def test_type_checkers_see_the_same_options_and_types() -> None:
     assert set(seen) == set(FIELDS)
     assert set(get_type_hints(ServedOptions)) == set(FIELDS) - {"device"}
     for name, field in FIELDS.items():
-        assert kinds(seen[name]) - {Device} == kinds(field.annotation), name
+        assert kinds(seen[name]) - {TorchDevice} == kinds(field.annotation), name
 
 
 @pytest.mark.parametrize("command", LEFT_OUT, ids=" ".join)

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandemrt.engines.contract.gpus import built_for
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.user_cache import cache_folder, write_file
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt import worker
 from tandemrt.plugins.tensorrt.modules import logger
+from tandemrt.plugins.tensors.devices.lookup import gpus
 
 
 def configure(trt: Any, config: Any, options: TensorRt | TensorRtRtx) -> str:
@@ -35,17 +34,17 @@ def built_on(options: TensorRt) -> str:
 
 def gpu() -> tuple[int, int]:
     """Return the compute capability of the GPU that TensorRT builds on. Raises BackendUnavailable without one."""
-    if not torch.cuda.is_available():
+    if not gpus():
         raise BackendUnavailable(
             "backend tensorrt builds on the GPU that runs the engines, and torch finds none here; build on that "
             "machine, or choose backend tensorrt-rtx, which builds ahead of time"
         )
-    return torch.cuda.get_device_capability()
+    return gpus()[0].capability
 
 
 def timing_cache_file(version: str) -> Path:
     """Return the default file of timings: in the user's cache folder, one file per release and kind of GPU."""
-    gpu_name = torch.cuda.get_device_name().replace(" ", "-")
+    gpu_name = gpus()[0].name.replace(" ", "-")
     return cache_folder() / f"tensorrt-{version}-{gpu_name}.timing"
 
 

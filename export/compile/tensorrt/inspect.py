@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandemrt.engines.contract.calls import Range
 from tandemrt.engines.contract.gpus import covers, name_of
 from tandemrt.export.compile.tensorrt import worker
 from tandemrt.export.compile.tensorrt.network import native_layers
 from tandemrt.plugins.tensorrt.modules import logger
+from tandemrt.plugins.tensors.devices.lookup import gpus
 
 SUFFIX = ".inspect.json"
 
@@ -58,9 +57,9 @@ def file_of(engine: Path) -> Path:
 def opened_here(trt: Any, engine: Path, built_for: str, profiles: int) -> dict[str, Any]:
     """Return what ``engine`` says if it opens on this machine's GPU, else the reason why not (``worker.opened``)."""
     reason = None
-    if not torch.cuda.is_available():
+    if not gpus():
         reason = "this machine has no GPU"
-    elif not covers(built_for, capability := torch.cuda.get_device_capability()):
+    elif not covers(built_for, capability := gpus()[0].capability):
         reason = f"built for {built_for}; the GPU here is {name_of(capability)}"
     if reason is not None:
         return {"memory": [None] * profiles, "engine_layers": None, "engine_not_opened": reason}

@@ -7,6 +7,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.operators.launch import Call as Call  # exported
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 
 class Engine(Protocol):
@@ -34,7 +35,7 @@ def prompt_rows(engine: Engine) -> int:
     for at least one row.
     """
     paged = any(binding.name == "block_table" for binding in engine.contract.inputs)
-    return int(paged or engine.device.type != "cpu")
+    return int(paged or not device_of(engine.device).on_host)
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.plugins.tensors.host_tensor import HostTensor
 from tandemrt.runtime.device.backends.sessions import CPU, bindings, onnxruntime, open_session
@@ -95,13 +96,14 @@ class _HostCopies:
         """Wait for all copies."""
 
 
-class _CudaCopies:
+class _PinnedCopies:
     """The same to a GPU, from two buffers in turns in pinned memory: one is filled while the other is copied."""
 
     def __init__(self, device: "torch.device") -> None:
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pinned = [torch.zeros(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._copied: list[Any] = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._device = device_of(device)
+        self._stream = self._device.new_stream()
+        self._pinned = [self._device.host_zeros(_CHUNK_BYTES, dtype=torch.uint8) for _ in range(2)]
+        self._copied = [self._device.new_event() for _ in range(2)]
         self._turn = 0
 
     def buffer(self) -> "np.ndarray[Any, Any]":
@@ -110,7 +112,7 @@ class _CudaCopies:
         return buffer
 
     def copy(self, to: "torch.Tensor") -> None:
-        with torch.cuda.stream(self._stream):
+        with self._device.on_stream(self._stream):
             to.copy_(self._pinned[self._turn][: to.numel()], non_blocking=True)
             self._copied[self._turn].record()
         self._turn = 1 - self._turn
@@ -122,7 +124,7 @@ class _CudaCopies:
 def _read_tensor(parts: list[StoredWeight], device: "torch.device") -> "torch.Tensor":
     dtype, columns = parts[0].dtype, parts[0].shape[1:]
     memory = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
-    copies, end = _CudaCopies(device) if device.type == "cuda" else _HostCopies(), 0
+    copies, end = _HostCopies() if device_of(device).on_host else _PinnedCopies(device), 0
     for part in parts:
         with part.path.open("rb", buffering=0) as file:
             file.seek(part.offset)

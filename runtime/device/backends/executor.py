@@ -21,6 +21,7 @@ from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Call, Context, Ranks
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.device.backends.base import check_tensors
 from tandemrt.runtime.device.backends.buffer_plan import bytes_of, plan_buffers
@@ -49,7 +50,7 @@ class Executor:
             raise InternalError("a decoder with operators that ranks run together needs ranks, and only such a one")
         self.contract = contract
         self.device = context.device
-        self.capturable = self.device.type == "cuda"
+        self.capturable = not device_of(self.device).on_host
         self._decoder = decoder
         self._subgraphs = subgraphs
         self._constants = constants
@@ -79,14 +80,14 @@ class Executor:
         decoder, contract = entry.decoder, entry.contract
         assert decoder is not None
         # The current stream of this thread; the loading threads have another one.
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        stream = device_of(device).current_stream()
         steps = [subgraph for subgraph in decoder.subgraphs if subgraph is not decoder.constants]
         wanted = [(bundle.folder / step.file, decoder.contract_of(step, contract)) for step in steps]
         opening: list[Callable[[], Any]] = [lambda: open_subgraphs(wanted, device, stream, threads, shared())]
         if decoder.constants is not None:
             opening.append(partial(read_constants, bundle.folder / decoder.constants.file, device))
         # A GPU's weights are read while its sessions open. On a CPU that would only add their memory.
-        opened, *read = map_in_threads(_call, opening, len(opening) if device.type == "cuda" else 1)
+        opened, *read = map_in_threads(_call, opening, 1 if device_of(device).on_host else len(opening))
         constants = read[0] if read else {}
         subgraphs = dict(zip((subgraph.file for subgraph in steps), opened, strict=True))
         limits = bundle.limits

@@ -11,6 +11,7 @@ from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def open_engines(
     def open_one(name: EngineName) -> Engine:
         return _opener(BACKENDS[bundle.engine(name).backend].folder).open_engine(opening, name)
 
-    if device.type == "cuda":  # one by one, because engines use the current stream of this thread
+    if not device_of(device).on_host:  # one by one, because engines use the current stream of this thread
         return {name: open_one(name) for name in names}
     return dict(zip(names, map_in_threads(open_one, names, _CONCURRENT_SESSIONS), strict=True))
 

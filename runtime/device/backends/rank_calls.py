@@ -25,6 +25,7 @@ from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.operators.shared_ranks import SharedRanks
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.plugins.tensors.host_tensor import HostTensor
 from tandemrt.runtime.device.backends.buffer_plan import bytes_of
@@ -91,7 +92,8 @@ class Header(NamedTuple):
 class GraphedCall:
     """Work on a GPU that, if ``graphed``, becomes a CUDA graph when it runs for the third time."""
 
-    def __init__(self, calls: Sequence[Call], graphed: bool) -> None:
+    def __init__(self, device: torch.device, calls: Sequence[Call], graphed: bool) -> None:
+        self._device = device_of(device)
         self._calls = calls
         self._runs_before_capture = _RUNS_BEFORE_CAPTURE if graphed else -1
         self._graph: Any = None
@@ -101,7 +103,7 @@ class GraphedCall:
         if self._graph is None and self._runs_before_capture == 0:
             self._runs_before_capture = -1
             try:
-                self._graph = captured(self._enqueue, waits=False)
+                self._graph = captured(self._device, self._enqueue, waits=False)
             except Exception as error:  # torch, onnxruntime and cuda-core share no base class
                 log.warning("the target of a rank cannot be captured and runs eagerly: %s", error)
         if self._graph is not None:
@@ -117,10 +119,8 @@ class GraphedCall:
 
 def serve_rank(link: Link, folder: str, first_device: str, threads: int) -> None:
     """Run the part of rank ``link.rank`` of the target in the bundle ``folder`` whenever rank 0 commands it."""
-    bundle, device = Bundle.read(Path(folder)), torch.device(first_device)
-    if device.type == "cuda":
-        device = torch.device("cuda", (device.index or 0) + link.rank)
-        torch.cuda.set_device(device)
+    bundle, device = Bundle.read(Path(folder)), device_of(torch.device(first_device)).numbered(link.rank)
+    device_of(device).select()
     entry = bundle.manifest.ranks[link.rank - 1]
     streams, weights = Streams(device), MappedWeights(bundle)
     with streams.active():
@@ -142,7 +142,7 @@ class RankCalls:
         self._inputs = published(entry.contract)
         self._logits = torch.empty(_most_logits(bundle, entry.contract), dtype=torch.uint8, device=self._device)
         self._received = None
-        if self._device.type == "cuda":
+        if not device_of(self._device).on_host:
             size = input_bytes(bundle, entry.contract)
             self._received = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._caches = lru_cache(_CACHES)(self._new_caches)
@@ -180,7 +180,7 @@ class RankCalls:
         from tandemrt.plugins.kernels.collectives import receive
 
         received = receive(self._executor.context, {"memory": self._received[:end]})
-        return GraphedCall([received, steps], graphed)
+        return GraphedCall(self._device, [received, steps], graphed)
 
     def _new_caches(self, caches: Caches) -> "HeldCaches":
         cache_tensors, states = {}, []
@@ -223,7 +223,7 @@ def open_ranks(
     bundle: Bundle, entry: EngineEntry, device: torch.device, shared: SharedRanks
 ) -> "SharedRanks | DeviceRanks":
     """Return this process among the ranks, on ``device``."""
-    if device.type == "cpu":
+    if device_of(device).on_host:
         return shared
     from tandemrt.plugins.kernels.collectives import DeviceRanks
 

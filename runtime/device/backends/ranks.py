@@ -20,6 +20,7 @@ from tandemrt.engines.validation.errors import BackendUnavailable, RankFailed, n
 from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
 from tandemrt.plugins.tensors.host_tensor import array_of
 from tandemrt.runtime.device.backends.executor import Executor
 from tandemrt.runtime.device.backends.rank_calls import (
@@ -57,9 +58,8 @@ class RankedEngine:
         self._processes = processes
         self._inputs = published(executor.contract)
         self._numbers: dict[int, int] = {}  # of caches, by address
-        self._ended: Any = None  # an event after the last call
-        if self.device.type == "cuda":
-            self._ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._ended = device_of(self.device).new_event()  # after the last call
+        if self._ended is not None:
             processes.idle = self._ended.query
         weakref.finalize(self, processes.close).atexit = False
 
@@ -79,8 +79,8 @@ class RankedEngine:
         too few GPUs, and RankFailed if another rank cannot open its part.
         """
         entry, count = bundle.engine("target"), 1 + len(bundle.manifest.ranks)
-        on_gpu = device.type == "cuda"
-        if on_gpu and (device.index or 0) + count > (num_gpus := torch.cuda.device_count()):
+        on_gpu = not device_of(device).on_host
+        if on_gpu and (device.index or 0) + count > (num_gpus := len(gpus())):
             raise BackendUnavailable(
                 f"device: a target over {count} ranks needs as many GPUs from {str(device)!r} on, torch finds "
                 f"{num_gpus} here in all; use another device, or build the bundle with a smaller tensor_parallel"
@@ -114,13 +114,13 @@ class RankedEngine:
         graphed = self._cuda_graphs and len(tensors["token_ids"]) <= _MAX_GRAPH_TOKENS
         sizes = tuple(size for tensor in inputs.values() for size in tensor.shape)
         header = Header(Action.CALL, graphed, self._caches_of(tensors), sizes).to_array()
-        if self.device.type == "cpu":
+        if self._ended is None:
             return RankedCall(self._processes, steps, [header, *map(array_of, inputs.values())], None)
         from tandemrt.plugins.kernels.collectives import publish
 
         places, _ = packed([each.nbytes for each in inputs.values()])
         sent = publish(self._executor.context, inputs, places)
-        return RankedCall(self._processes, GraphedCall([sent, steps], graphed), [header], self._ended)
+        return RankedCall(self._processes, GraphedCall(self.device, [sent, steps], graphed), [header], self._ended)
 
     def keep_states(self, caches: Mapping[str, torch.Tensor], slot: int, place: int) -> None:
         """See SplitEngine."""

@@ -11,6 +11,7 @@ from tandemrt.engines.validation.system_errors import system_advice
 from tandemrt.plugins.onnxruntime.custom_operators import load_into
 from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 try:
     import onnxruntime as onnxruntime  # exported
@@ -83,7 +84,7 @@ def require_provider(session: "onnxruntime.InferenceSession", provider: str) -> 
 
 def cuda_provider(device: torch.device, stream: int) -> Provider:
     """The CUDA provider on ``device`` and ``stream`` (a cudaStream_t). Raises BackendUnavailable if there is none."""
-    if device.type != "cuda" or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    if device_of(device).on_host or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise BackendUnavailable(
             f"device: onnxruntime {onnxruntime.__version__} offers {onnxruntime.get_available_providers()}, "
             f"received {str(device)!r}; use device='cpu', or pip uninstall onnxruntime, then {pip_install('cuda')}"

@@ -14,6 +14,7 @@ from tandemrt.engines.bundle.manifest import EngineEntry, SharedWeight
 from tandemrt.engines.contract.dtypes import BYTES, ONNX
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.device.backends.sessions import onnxruntime
 
@@ -45,7 +46,7 @@ class SharedWeights:
 
     def _load(self, weight: SharedWeight) -> "onnxruntime.OrtValue":
         nbytes = prod(weight.shape) * BYTES[weight.dtype]
-        if self._device.type == "cpu":
+        if device_of(self._device).on_host:
             stored = self._whole(weight.file)[weight.offset : weight.offset + nbytes]
         else:
             stored = np.fromfile(self._folder / weight.file, np.uint8, nbytes, offset=weight.offset)
@@ -53,7 +54,7 @@ class SharedWeights:
             raise BadBundle(
                 f"{self._folder / weight.file}: is shorter than its manifest requires; build the bundle again"
             )
-        if self._device.type == "cpu":
+        if device_of(self._device).on_host:
             shaped = stored.view(f"u{BYTES[weight.dtype]}").reshape(weight.shape)  # numpy lacks some dtypes
             return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(shaped, ONNX[weight.dtype])
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=self._device)

@@ -3,6 +3,8 @@
 import importlib.metadata
 from dataclasses import dataclass
 
+from tandemrt.plugins.tensors.devices.lookup import gpus
+
 NO_GPU = "needs a CUDA GPU and a torch built for CUDA"
 
 
@@ -34,8 +36,4 @@ def package_version(package: str) -> str | None:
 
 def has_gpu() -> bool:
     """Return whether torch is here and can use a GPU."""
-    if not package_version("torch"):
-        return False
-    import torch
-
-    return torch.cuda.is_available()
+    return package_version("torch") is not None and bool(gpus())

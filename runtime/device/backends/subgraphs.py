@@ -9,6 +9,7 @@ from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.equal_graphs import RenamedGraph, renamed_graph
 from tandemrt.runtime.device.backends.sessions import (
     CPU,
@@ -138,10 +139,10 @@ def open_subgraph(
     Raises as open_session does, and BadBundle if the bindings of the file are not ``expected``.
     """
     provider: Provider = CPU
-    if device.type == "cuda":
+    if not device_of(device).on_host:
         name, options = cuda_provider(device, stream)
         provider, threads = (name, options | _CAPTURABLE), 1
-    entries = _ENTRIES if device.type == "cuda" else {}
+    entries = {} if device_of(device).on_host else _ENTRIES
     content = renamed.content if renamed else None
     session = open_session(
         path, [provider], entries=entries, threads=threads, content=content, initializers=initializers

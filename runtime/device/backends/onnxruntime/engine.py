@@ -7,6 +7,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import check_tensors
 from tandemrt.runtime.device.backends.sessions import (
     CPU,
@@ -35,7 +36,7 @@ class OnnxRuntimeEngine:
         self._initializers = initializers  # the session holds bare addresses
         self.contract = contract
         self.device = device
-        self._host_inputs = _host_inputs(session) if device.type == "cuda" else ()
+        self._host_inputs = () if device_of(device).on_host else _host_inputs(session)
 
     @classmethod
     def open(
@@ -59,7 +60,7 @@ class OnnxRuntimeEngine:
         the file cannot be loaded or its bindings differ from ``contract``.
         """
         device = torch.device(device)
-        entries = SPINNING if spinning and device.type == "cpu" else {}
+        entries = SPINNING if spinning and device_of(device).on_host else {}
         session = open_session(
             path,
             _providers(device),
@@ -117,10 +118,9 @@ class OnnxRuntimeCall:
 
 
 def _providers(device: torch.device) -> list[Provider]:
-    if device.type == "cpu":
+    if device_of(device).on_host:
         return [CPU]
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return [cuda_provider(device, stream), CPU]
+    return [cuda_provider(device, device_of(device).current_stream()), CPU]
 
 
 def _host_inputs(session: "onnxruntime.InferenceSession") -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import Opening
 
@@ -42,7 +43,7 @@ def open_engine(opening: Opening, name: EngineName) -> Engine:
         optimized=not entry.optimized,
         initializers=opening.shared_weights(entry),
     )
-    if device.type != "cpu" or name not in _ON_FIRST_USE:
+    if not device_of(device).on_host or name not in _ON_FIRST_USE:
         return open_graph(spinning=name not in WEIGHTLESS_ENGINES)
     # Read now: another build may replace the folder of the bundle later.
     open_graph = partial(open_graph, content=bundle.path(name).read_bytes())
@@ -61,6 +62,4 @@ def require_memory(bundle: Bundle, device: torch.device) -> None:
 
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:
     """Whether kernels run the engines without weights. Older GPUs have no kernels and run ONNX graphs."""
-    if device.type != "cuda" or not bundle.manifest.kernels:
-        return False
-    return torch.cuda.get_device_capability(device) >= OLDEST_WITH_KERNELS
+    return bool(bundle.manifest.kernels) and device_of(device).capability >= OLDEST_WITH_KERNELS

@@ -8,6 +8,7 @@ import torch
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
 from tandemrt.plugins.tensorrt.modules import logger
+from tandemrt.plugins.tensors.devices.cuda import CudaDevice
 from tandemrt.runtime.device.backends.tensorrt.plan import Profile, Shape, choose_profile
 from tandemrt.runtime.device.backends.tensorrt.rtx import Jit
 from tandemrt.runtime.device.backends.tensorrt.scratch import ScratchMemory
@@ -32,7 +33,7 @@ class Contexts:
         ranks = {input_: len(least) for input_, (least, _, _) in profiles[0].items()}
         # The last dimension of pairs (contract.paired), which calls do not have.
         self._pairs = {input_: tuple(engine.get_tensor_shape(input_))[rank:] for input_, rank in ranks.items()}
-        self._device = device
+        self._device = CudaDevice(device)
         self._scratch = ScratchMemory(engine, name, device)
         self._jit = Jit(trt, engine, key, self._scratch)
         self._of_profile: dict[int, ExecutionContext] = {}
@@ -62,7 +63,7 @@ class Contexts:
         return context
 
     def _new(self, shapes: Shapes, profile: int) -> Any:
-        stream = torch.cuda.current_stream(self._device).cuda_stream
+        stream = self._device.current_stream()
         context = self._created(shapes, profile, stream, own_graphs=False)
         if self._jit.active and not context.is_stream_capturable(stream):
             self.capturable = False
@@ -111,9 +112,9 @@ class ExecutionContext:
         self._bound: dict[str, int] = {}
         self._ran = False
 
-    def enqueue(self, addresses: dict[str, int], stream: int) -> None:
-        """Enqueue a run on the current ``stream``. See TensorRtCall.run."""
-        recording = torch.cuda.is_current_stream_capturing()
+    def enqueue(self, addresses: dict[str, int], device: CudaDevice) -> None:
+        """Enqueue a run on the current stream of ``device``. See TensorRtCall.run."""
+        recording = device.is_capturing()
         if recording and not self._ran:
             raise InternalError(
                 f"engine {self._name!r}: run once before capture; TensorRT allocates and compiles in a first run"
@@ -125,7 +126,7 @@ class ExecutionContext:
                     raise InternalError(f"engine {self._name!r}: {name} cannot be bound: {self._log.summary()}")
             self._bound = addresses
         # A rejected run leaves the old output values, so the result must be checked.
-        if not self.context.execute_async_v3(stream):
+        if not self.context.execute_async_v3(device.current_stream()):
             raise InternalError(f"engine {self._name!r}: TensorRT rejected the run: {self._log.summary()}")
         self._ran = True
         self.recorded |= recording

@@ -13,6 +13,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.operators.launch import Tensors
+from tandemrt.plugins.tensors.devices.cuda import CudaDevice
 from tandemrt.plugins.tensors.protocol import Tensor
 from tandemrt.runtime.device.backends.base import check_tensors
 from tandemrt.runtime.device.backends.tensorrt.contexts import Contexts, ExecutionContext
@@ -90,7 +91,7 @@ class TensorRtCall:
         narrowed: tuple[tuple[torch.Tensor, torch.Tensor], ...],
     ) -> None:
         self._context = context
-        self._device = device
+        self._device = CudaDevice(device)
         self._addresses = addresses
         self._keep = keep  # the bindings hold bare addresses
         self._narrowed = narrowed
@@ -102,4 +103,4 @@ class TensorRtCall:
         """
         for copy, source in self._narrowed:
             copy.copy_(source)
-        self._context().enqueue(self._addresses, torch.cuda.current_stream(self._device).cuda_stream)
+        self._context().enqueue(self._addresses, self._device)

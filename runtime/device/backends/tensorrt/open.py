@@ -17,6 +17,7 @@ from tandemrt.engines.contract.gpus import Capability, covers, name_of
 from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle
 from tandemrt.plugins.tensorrt.modules import load, logger, opens
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.tensorrt.plan import Profile, Shape
 
 
@@ -27,12 +28,12 @@ def open_file(bundle: Bundle, name: EngineName, device: torch.device) -> tuple[A
     """
     entry = bundle.engine(name)
     trt = load(entry.backend)
-    if device.type != "cuda":
+    if device_of(device).on_host:
         raise BackendUnavailable(
             f"engine {name!r}: built for {entry.backend}, which runs on a GPU; received device {str(device)!r}. "
             f"Use device='cuda', or build the bundle for {CPU}"
         )
-    require_gpu(name, entry, torch.cuda.get_device_capability(device))
+    require_gpu(name, entry, device_of(device).capability)
     return trt, deserialize(trt, name, entry, bundle.path(name))
 
 

@@ -3,6 +3,7 @@
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import Opening
 from tandemrt.runtime.device.backends.tensorrt import plan
@@ -17,5 +18,5 @@ def open_engine(opening: Opening, name: EngineName) -> Engine:
 
 def require_memory(bundle: Bundle, device: torch.device) -> None:
     """Raise BackendUnavailable if a GPU has too little memory for all engines of ``bundle``."""
-    if device.type == "cuda":
-        plan.require_memory(plan.memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
+    if not device_of(device).on_host:
+        plan.require_memory(plan.memory_needed(bundle), device_of(device).free_memory())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.plugins.tensors.devices.cuda import CudaDevice
 from tandemrt.runtime.device.backends.tensorrt.plan import require_memory
 
 
@@ -20,7 +21,7 @@ class ScratchMemory:
         with _without_deprecations():
             self.older = size == 0 and getattr(engine, "device_memory_size", 0) > 0
             size = engine.device_memory_size if self.older else size
-        require_memory({f"scratch memory of engine {name}": size}, torch.cuda.mem_get_info(device)[0])
+        require_memory({f"scratch memory of engine {name}": size}, CudaDevice(device).free_memory())
         self.block = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
 
     def create_context(self, trt: Any, engine: Any) -> Any:

@@ -6,6 +6,7 @@ from tandemrt.engines.recipe.backends import library_of
 from tandemrt.engines.recipe.tensorrt import ComputeCapability
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.tensorrt.modules import install, load, load_builder, opens
+from tandemrt.plugins.tensors.devices.lookup import gpus
 from tandemrt.runtime.device.backends import status
 from tandemrt.runtime.device.backends.status import BackendStatus
 
@@ -53,8 +54,6 @@ def _no_gpu() -> str:
 
 
 def _no_rtx_gpu() -> str:
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = gpus()[0].capability
     known = get_args(ComputeCapability)
     return "" if f"{major}.{minor}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
