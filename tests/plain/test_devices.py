@@ -11,7 +11,7 @@ from tandemrt.plugins.tensors.devices.lookup import device_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engines", "plugins", "export", "runtime")
-ASKS = re.compile(r"torch\.cuda|\b(type|kind) [!=]= \"(cuda|cpu)\"")
+ASKS = re.compile(r"torch\.cuda|\.type [!=]= \"(cuda|cpu)\"")
 KNOWS = ("plugins/tensors/devices/", "plugins/kernels/")  # the kernels are CUDA's
 
 
