@@ -106,16 +106,16 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
     where = torch.device(bundle.device(device))
     on_host = device_of(where).on_host
     require_known_backends(bundle)
-    on_cpu = BACKENDS[target.backend].runs_on_cpu
+    runs_on_cpu = BACKENDS[target.backend].runs_on_cpu
     # No backend has CPU kernels for bfloat16.
     bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
     if not on_host and not gpus():
         raise BackendUnavailable(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
             f"{target.backend} ({target.built_for}); install a torch built for CUDA on a machine with a GPU"
-            + (", or use device='cpu'" if on_cpu and not bfloat16 else "")
+            + (", or use device='cpu'" if runs_on_cpu and not bfloat16 else "")
         )
-    if on_host and on_cpu and bfloat16:
+    if on_host and runs_on_cpu and bfloat16:
         raise BackendUnavailable(
             f"device: must be 'cuda' for engines that compute in bfloat16, received {str(where)!r}; run them on a GPU, "
             "or build the bundle again with --dtype float16 or float32"
@@ -134,8 +134,9 @@ def _adapts_from(bundle: Bundle, options: RuntimeOptions, device: torch.device) 
     """
     if options.adaptive_draft_tokens is not None:
         return 0 if options.adaptive_draft_tokens else None
-    varies = device_of(device).on_host or not bundle.engine("target").batch_invariant
-    return None if varies or options.num_draft_tokens is not None else _ADAPTS_FROM
+    on_gpu = not device_of(device).on_host
+    adapts = on_gpu and options.num_draft_tokens is None and bundle.engine("target").batch_invariant
+    return _ADAPTS_FROM if adapts else None
 
 
 def _features(target: Contract) -> int:
