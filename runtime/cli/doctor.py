@@ -10,17 +10,17 @@ from packaging.requirements import Requirement
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import FILE_NAME
+from tandemrt.engines.recipe import backend_status as installed
+from tandemrt.engines.recipe.backend_status import BackendStatus
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.tensors.devices.lookup import gpus
-from tandemrt.runtime.device.backends import status as installed
-from tandemrt.runtime.device.backends.status import BackendStatus
 
 
 def machine() -> dict[str, str]:
     """Return facts about the machine for a problem report."""
-    names = [gpu.name for gpu in gpus()] if installed.package_version("torch") else []
+    names = [gpu.name for gpu in gpus()]
     return {
         "python": platform.python_version(),
         "system": platform.platform(),

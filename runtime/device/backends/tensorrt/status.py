@@ -2,13 +2,13 @@
 
 from typing import get_args
 
+from tandemrt.engines.recipe import backend_status as installed
+from tandemrt.engines.recipe.backend_status import NO_GPU, BackendStatus
 from tandemrt.engines.recipe.backends import library_of
 from tandemrt.engines.recipe.tensorrt import ComputeCapability
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.tensorrt.modules import install, load, load_builder, opens
 from tandemrt.plugins.tensors.devices.lookup import gpus
-from tandemrt.runtime.device.backends import status
-from tandemrt.runtime.device.backends.status import BackendStatus
 
 # TensorRT-RTX and the builder of TensorRT 11 have never run on our machines (docs/tensorrt.md).
 _UNTRIED = "yes, not verified: tandemrt check BUNDLE"
@@ -45,12 +45,12 @@ def _module(backend: str) -> tuple[str, str]:
     except BackendUnavailable:
         library = library_of(backend)
         assert library is not None
-        version = next(filter(None, map(status.package_version, library.packages)), "-")
+        version = next(filter(None, map(installed.package_version, library.packages)), "-")
         return version, f"needs version {' or '.join(map(str, library.runs))}: {install(backend)}"
 
 
 def _no_gpu() -> str:
-    return "" if status.has_gpu() else status.NO_GPU
+    return "" if gpus() else NO_GPU
 
 
 def _no_rtx_gpu() -> str:

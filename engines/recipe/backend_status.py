@@ -1,9 +1,7 @@
-"""What a backend can do on this machine, for ``tandemrt doctor``; status.py in a backend's folder finds it out."""
+"""What a backend can do on this machine, for ``tandemrt doctor``. Its status.py in the runtime finds it out."""
 
 import importlib.metadata
 from dataclasses import dataclass
-
-from tandemrt.plugins.tensors.devices.lookup import gpus
 
 NO_GPU = "needs a CUDA GPU and a torch built for CUDA"
 
@@ -32,8 +30,3 @@ def package_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def has_gpu() -> bool:
-    """Return whether torch is here and can use a GPU."""
-    return package_version("torch") is not None and bool(gpus())
