@@ -102,11 +102,15 @@ def decoder(
     recurrent: Mapping[int, RecurrentState] = MappingProxyType({}),
     history: int = 0,
     latent: bool = False,
+    position_rows: int = 0,
 ) -> Contract:
     """Return the contract of a target or of an independent draft model.
 
     ``write_index`` counts the tokens that a row's cache already holds. The graph derives positions from it. Rejected
     tokens are rolled back by not advancing it. ``present_*`` is bound to the memory of ``past_*``.
+
+    ``position_rows``: with 3, the input ``positions`` has the position of each token in time, height and width for the
+    rotary embedding, below ``capacity``; cache entries and masks still follow from ``write_index``. 0: no such input.
 
     A *linear* cache has a row of ``capacity`` tokens per row of the call: ``token_ids`` is a rectangle, and
     ``score_rows`` selects the new tokens of a row that get logits.
@@ -150,6 +154,7 @@ def decoder(
         inputs=(
             Binding("token_ids", "int64", fed),
             Binding("write_index", "int64", ("batch",)),
+            *((Binding("positions", "int64", (position_rows, *fed)),) if position_rows else ()),
             *(Binding(index, "int64", ("batch",)) for index in indices),
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),

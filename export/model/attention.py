@@ -10,7 +10,7 @@ from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import stored_norm
-from tandemrt.export.model.rotary import Rotary, arange, call_positions, layer_tables, query_scales
+from tandemrt.export.model.rotary import Rotary, arange, call_positions, query_scales
 from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
@@ -134,7 +134,9 @@ class LinearCacheAttention:
         # Padded query rows count as well. The length comes from the positions and not from the shape, because the host
         # computes values that depend on shapes, and the index would have to be copied there.
         length = b.op("Add", b.op("ReduceMax", positions, b.constant([1]), keepdims=0), b.constant(1))
-        return cls(spec, graph_inputs["write_index"], *_shared(b, spec, positions, capacity, dtype), length=length)
+        rotary = Rotary.of_call(b, spec, graph_inputs, positions, capacity=capacity, dtype=dtype)
+        query_scale = query_scales(b, spec, capacity, dtype)
+        return cls(spec, graph_inputs["write_index"], rotary, query_scale, length=length)
 
     @classmethod
     def by_mask(
@@ -149,7 +151,9 @@ class LinearCacheAttention:
             if window is not None:
                 seen = b.op("And", seen, b.op("Less", tokens, b.op("Add", entries, b.constant(window))))
             masks[window] = b.op("Unsqueeze", seen, b.constant([1]))
-        return cls(spec, graph_inputs["write_index"], *_shared(b, spec, positions, capacity, dtype), masks=masks)
+        rotary = Rotary.of_call(b, spec, graph_inputs, positions, capacity=capacity, dtype=dtype)
+        query_scale = query_scales(b, spec, capacity, dtype)
+        return cls(spec, graph_inputs["write_index"], rotary, query_scale, masks=masks)
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
@@ -198,9 +202,3 @@ class LinearCacheAttention:
         scaled = b.op("Mul", query, b.constant(scale, dtype))
         key, value = present.key, present.value
         return b.op("Attention", scaled, key, value, self.masks[window], is_causal=0, scale=1.0, **capped)
-
-
-def _shared(
-    b: GraphBuilder, spec: ModelSpec, positions: ir.Value, capacity: int, dtype: str
-) -> tuple[Rotary, ir.Value | None]:
-    return Rotary(layer_tables(b, spec, capacity, dtype), positions), query_scales(b, spec, capacity, dtype)

@@ -82,7 +82,9 @@ def build_decoder(
     with b.scope("place"):
         if strategies.prompts_have_no_logits:
             query = b.op("Shape", token_ids, start=1, end=2)
-            graph_inputs["token_ids"] = token_ids = pad_prompt_to_even(b, graph_inputs)
+            of_tokens = [name for name in ("token_ids", "positions") if name in graph_inputs]
+            graph_inputs |= {name: pad_prompt_to_even(b, graph_inputs, name) for name in of_tokens}
+            token_ids = graph_inputs["token_ids"]
         if padded:
             rows = b.op("Shape", score_rows, start=1, end=2)
             token_ids = pad_ids(b, token_ids, padded)
@@ -146,18 +148,20 @@ def resize_logits(b: GraphBuilder, logits: ir.Value, width: int, dtype: str) -> 
     return b.op("Concat", logits, b.op("Add", padding, b.constant(LOWEST[dtype], dtype)), axis=2)
 
 
-def pad_prompt_to_even(b: GraphBuilder, graph_inputs: Mapping[str, ir.Value]) -> ir.Value:
-    """Return the token ids of the call, padded by one token if the call is a prompt chunk of odd length.
+def pad_prompt_to_even(b: GraphBuilder, graph_inputs: Mapping[str, ir.Value], name: str) -> ir.Value:
+    """Return the input ``name`` [..., batch, query], padded by one token if the call is a prompt chunk of odd length.
 
     GroupQueryAttention works on tiles of an even number of tokens and rounds a tile of one token differently. Without
     padding, the bits of a prompt would depend on its chunks. The next prompt token overwrites the padding token.
     """
     query, rows = (b.op("Shape", graph_inputs[name], start=1, end=2) for name in ("token_ids", "score_rows"))
     odd = b.op("And", b.cast(b.op("Mod", query, b.constant([2])), "bool"), b.op("Equal", rows, b.constant([0])))
-    more = b.op("Slice", graph_inputs["token_ids"], b.constant([0]), b.cast(odd, "int64"), b.constant([1]))
-    tokens = b.op("Concat", graph_inputs["token_ids"], more, axis=1)
-    tokens.shape = ir.Shape([dims_of(graph_inputs["token_ids"])[0], "tokens"])  # onnxruntime plans memory by the names
-    return tokens
+    of_tokens = graph_inputs[name]
+    *before, _ = dims_of(of_tokens)
+    more = b.op("Slice", of_tokens, b.constant([0]), b.cast(odd, "int64"), b.constant([len(before)]))
+    padded = b.op("Concat", of_tokens, more, axis=len(before))
+    padded.shape = ir.Shape([*before, "tokens"])  # onnxruntime plans memory by the names
+    return padded
 
 
 def _check(spec: ModelSpec, dtype: str, capacity: int, lowering: Lowering) -> None:

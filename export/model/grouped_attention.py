@@ -24,7 +24,7 @@ from tandemrt.export.model.latent_attention import latent_outputs, latent_projec
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import normed as norm_by
 from tandemrt.export.model.norm import stored_norm
-from tandemrt.export.model.rotary import Rotary, layer_tables, query_scales
+from tandemrt.export.model.rotary import Rotary, query_scales
 from tandemrt.export.model.row_padding import cut, is_padded, pad_as
 from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Heads
@@ -107,7 +107,7 @@ class GroupedAttention:
             {width: b.op("Expand", b.constant(0, dtype), shape) for width, shape in empty.items()},
         )
         total_sequence_length = b.op("Add", b.op("ReduceMax", seqlens_k, keepdims=1), b.constant([1], "int32"))
-        rotary = Rotary(layer_tables(b, spec, capacity, dtype), positions)
+        rotary = Rotary.of_call(b, spec, graph_inputs, positions, capacity=capacity, dtype=dtype)
         query_scale = query_scales(b, spec, capacity, dtype)
         return cls(
             spec,
@@ -150,6 +150,8 @@ class GroupedAttention:
             qkv, attention = self._rotated_and_joined(b, qkv, attention), replace(attention, rope=None)
         if attention.norms is not None:
             qkv = self._normed(b, qkv, w, attention)
+        if self.rotary.by_token and attention.rope is not None:
+            qkv, attention = self._rotated_and_joined(b, qkv, attention), replace(attention, rope=None)
         if self.query_scale is not None and scales_query:
             query, key, value = self._parts(b, qkv, attention.heads)
             scaled = b.op("Mul", query, b.op("Gather", self.query_scale, self.rotary.positions))

@@ -69,7 +69,7 @@ def _paged_attention(
 
 
 def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
-    per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads
+    per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads and not spec.position_rows
     activation = (swiglu(),) if spec.gated and spec.activation == "silu" else ()
     mixture = (experts(),) if spec.experts is not None else ()
     attention = () if spec.latent is not None else (window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8),)

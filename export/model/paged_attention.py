@@ -5,7 +5,7 @@ A CUDA graph captures everything between two such operators, so no node here may
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -15,9 +15,10 @@ from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, LayerCache, gated_output
+from tandemrt.export.model.block_draft_attention import NormAndRotary
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight, stored_norm
-from tandemrt.export.model.rotary import Tables, head_order, whole_head_tables
+from tandemrt.export.model.rotary import Rotary, Tables, head_order, whole_head_tables
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -28,29 +29,41 @@ class PagedAttention:
     """Attention over a paged cache: one merged matmul for queries, keys and values, then the operator.
 
     ``place``: positions of the tokens of a packed call, by the operator's input names. ``tables``: cosine and sine of
-    each rotation rule, [positions, head_dim // 2]; the tables for None rotate by angle 0.
+    each rotation rule, [positions, head_dim // 2]; the tables for None rotate by angle 0. ``rotary``: norms and rotates
+    queries and keys before the operator, where it cannot: by positions in time, height and width.
     """
 
     spec: ModelSpec
     place: Mapping[str, ir.Value]
     tables: Mapping[Rope | None, Tables]
+    rotary: NormAndRotary | None
 
     @classmethod
     def over_blocks(
         cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "PagedAttention":
         """Make tables for every position of a row's blocks, to the end of the last block."""
-        used = dict.fromkeys(spec.rope_of(layer) for layer in range(spec.layers))
+        by_token = "positions" in graph_inputs
+        used = {None} if by_token else dict.fromkeys(spec.rope_of(layer) for layer in range(spec.layers))
         pairs, positions = spec.head_dim // 2, table_width(capacity) * BLOCK_SIZE
         tables = {rope: whole_head_tables(b, rope, pairs, positions, dtype) for rope in used}
         names = [binding.name for binding in SCHEMAS["window_attention"].inputs if binding.name in graph_inputs]
-        return cls(spec, {name: graph_inputs[name] for name in names}, tables)
+        place = {name: graph_inputs[name] for name in names}
+        if not by_token:
+            return cls(spec, place, tables, None)
+        each = {"positions": b.op("Unsqueeze", graph_inputs["positions"], b.constant([2]))}  # each token is a sequence
+        unused = graph_inputs["write_index"]  # tables by token have no entries by position
+        rotary = Rotary.of_call(b, spec, each, unused, capacity=positions, dtype=dtype)
+        return cls(spec, place, tables, NormAndRotary(spec, rotary))
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
     ) -> tuple[ir.Value, LayerCache]:
         """Append the attention; only its operator lies between ``qkv.<layer>`` and ``mixed.<layer>``, the result."""
-        qkv, gate = self._projected(b, x, w, attention)
+        rotated = attention if self.rotary is None else replace(attention, rope=None, norms=None)
+        qkv, gate = self._projected(b, x, w, rotated)
+        if self.rotary is not None:
+            qkv, attention = self._normed_and_rotated(b, qkv, w, attention, self.rotary), rotated
         norms: list[ir.Value] = []
         if attention.norms is not None and self._norms_all_heads(attention):
             qkv = self._reorder_for_rotation(b, self._normed(b, qkv, w, attention.norms), attention.rope)
@@ -104,6 +117,22 @@ class PagedAttention:
         if wanted == list(range(merged.width)):
             return merged(b, x, w), None
         return merged.outputs(b, x, w, wanted)[0], None
+
+    def _normed_and_rotated(
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, rotary: NormAndRotary
+    ) -> ir.Value:
+        """Norm and rotate queries and keys of ``qkv`` [tokens, width]."""
+        keys = self.spec.kv_heads * self.spec.head_dim
+        sizes = [self.spec.heads * self.spec.head_dim, keys, keys]
+        *parts, value = b.ops("Split", qkv, b.constant(sizes), outputs=3, axis=1)
+        joined = []
+        for part, norm, width in zip(parts, attention.norms or (None, None), sizes, strict=False):
+            split = b.op("Reshape", part, b.constant([0, -1, 1, self.spec.head_dim]))
+            rotated = rotary.norm_and_rotate(b, split, w, norm, attention.rope)
+            joined.append(b.op("Reshape", rotated, b.constant([0, width])))
+        result = b.op("Concat", *joined, value, axis=1)
+        result.shape = ir.Shape(dims_of(qkv))  # values between subgraphs need named dimensions
+        return result
 
     def _norms_all_heads(self, attention: AttentionWeights) -> bool:
         return attention.norms is not None and self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
@@ -20,12 +20,32 @@ Tables = tuple[ir.Value, ir.Value]  # cosine and sine
 class Rotary:
     """The rotation of queries and keys by the operator RotaryEmbedding, which the layers of a graph share.
 
-    ``tables``: cosine and sine of each rotation rule, [entries, rotated // 2]. ``positions``: int64[batch, query], the
-    entry of each token of the call.
+    ``positions``: int64[batch, query], the position of each token in the cache. ``tables``: cosine and sine of each
+    rotation rule, [positions, rotated // 2], or [batch, query, rotated // 2] if they are ``by_token``: the positions
+    of a token in time, height and width are inputs then, and operators that rotate by cache positions get rotated
+    queries and keys.
     """
 
     tables: Mapping[Rope, Tables]
     positions: ir.Value
+    by_token: bool = False
+
+    @classmethod
+    def of_call(
+        cls,
+        b: GraphBuilder,
+        spec: ModelSpec,
+        graph_inputs: Mapping[str, ir.Value],
+        positions: ir.Value,
+        *,
+        capacity: int,
+        dtype: str,
+    ) -> "Rotary":
+        """Return the rotation of a decoder's call; ``positions`` are those in the cache, below ``capacity``."""
+        tables = layer_tables(b, spec, capacity, dtype)
+        if (rows := graph_inputs.get("positions")) is None:
+            return cls(tables, positions)
+        return cls({rope: _token_tables(b, of_rope, rope, rows) for rope, of_rope in tables.items()}, positions, True)
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, rope: Rope | None, head_dim: int, *, flat_heads: int | None = None
@@ -41,7 +61,8 @@ class Rotary:
             attributes["interleaved"] = 1
         if rope.rotated != head_dim:
             attributes["rotary_embedding_dim"] = rope.rotated
-        return b.op("RotaryEmbedding", x, *self.tables[rope], self.positions, **attributes)
+        positions = () if self.by_token else (self.positions,)
+        return b.op("RotaryEmbedding", x, *self.tables[rope], *positions, **attributes)
 
 
 def call_positions(b: GraphBuilder, index: ir.Value, tokens: ir.Value) -> ir.Value:
@@ -67,6 +88,23 @@ def rotary_tables(b: GraphBuilder, rope: Rope, positions: int, dtype: str) -> Ta
     instead of two tables. They are float32 until the last step, as the models were trained.
     """
     return _tables(b, rope.frequencies, rope.magnitude, positions, dtype)
+
+
+def _token_tables(b: GraphBuilder, tables: Tables, rope: Rope, positions: ir.Value) -> Tables:
+    """Return cosine and sine [..., rotated // 2] for each token of ``positions``, int64[3, ...]."""
+    _, *fed = dims_of(positions)
+    is_height, is_width = (b.constant([row == of_pair for of_pair in rope.rows], "bool") for row in (1, 2))
+
+    def of_tokens(table: ir.Value) -> ir.Value:
+        time, height, width = (
+            b.op("Gather", table, b.op("Gather", positions, b.constant(row), axis=0)) for row in range(3)
+        )
+        chosen = b.op("Where", is_width, width, b.op("Where", is_height, height, time))
+        chosen.shape = ir.Shape([*fed, rope.rotated // 2])  # values between subgraphs need named dimensions
+        return chosen
+
+    cosine, sine = (of_tokens(table) for table in tables)
+    return cosine, sine
 
 
 def whole_head_tables(b: GraphBuilder, rope: Rope | None, pairs: int, positions: int, dtype: str) -> Tables:

@@ -49,6 +49,8 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             f"{spec.family} has layers of different shapes, which run on a CPU alone, with heads of a multiple of "
             f"{HEAD_DIM_STEP} values; the backend must be {CPU}"
         )
+    if spec.position_rows and (why := _unsupported_positions(spec, lowering)):
+        return why
     if lowering == "paged":
         return (
             _unsupported_recurrence(spec, spec.recurrent)
@@ -96,6 +98,18 @@ def _unsupported_latent(spec: ModelSpec, latent: Latent | None) -> str | None:
             f"{spec.family} has latent vectors of {latent.rank} values and rotated keys of {latent.rotated}; over a "
             f"paged cache {LATENT[0]} and {LATENT[1]} run: choose {CPU}"
         )
+    return None
+
+
+def _unsupported_positions(spec: ModelSpec, lowering: Lowering) -> str | None:
+    """Return why a model cannot read positions in time, height and width, or None."""
+    ropes = [rope for layer in range(spec.layers) if (rope := spec.rope_of(layer)) is not None]
+    if any(2 * len(rope.rows) != rope.rotated for rope in ropes):
+        pairs = [rope.rotated // 2 for rope in ropes]
+        return f"mrope_section should be three sections of {pairs[0]} pairs, it is {list(ropes[0].sections)}"
+    over_all_heads = lowering == "paged" and spec.qk_norm is not None and spec.qk_norm.over_all_heads
+    if spec.latent is not None or over_all_heads:
+        return f"{spec.family} has one position per token; positions in time, height and width do not go with it"
     return None
 
 

@@ -116,7 +116,8 @@ def _cache_update(b: GraphBuilder, node: ir.Node) -> ir.Value:
 
 def _rotary_embedding(b: GraphBuilder, node: ir.Node) -> ir.Value:
     """Rotate pairs of values of ``x`` [batch, heads, query, head_dim] by the tables' angles at the positions."""
-    x, cosine, sine, positions = (_input(node, at) for at in range(4))
+    x, cosine, sine = (_input(node, at) for at in range(3))
+    positions = node.inputs[3] if len(node.inputs) > 3 else None
     width = width_of(x)
     rotated = node.attributes.get_int("rotary_embedding_dim", 0) or width
     cosine, sine = (_angles(b, table, positions) for table in (cosine, sine))
@@ -132,11 +133,14 @@ def _rotary_embedding(b: GraphBuilder, node: ir.Node) -> ir.Value:
     return b.op("Concat", joined, *rest, axis=-1) if rest else joined
 
 
-def _angles(b: GraphBuilder, table: ir.Value, positions: ir.Value) -> ir.Value:
-    def angles() -> ir.Value:
-        return b.op("Unsqueeze", b.op("Gather", table, positions), b.constant([1]))
+def _angles(b: GraphBuilder, table: ir.Value, positions: ir.Value | None) -> ir.Value:
+    """Return the angles of each token: the ``table`` at ``positions``, or the table of tokens itself without them."""
 
-    return b.once((table.name, positions.name), angles)
+    def angles() -> ir.Value:
+        of_tokens = table if positions is None else b.op("Gather", table, positions)
+        return b.op("Unsqueeze", of_tokens, b.constant([1]))
+
+    return b.once((table.name, positions and positions.name), angles)
 
 
 def _pairs(b: GraphBuilder, x: ir.Value, rotated: int, *, interleaved: bool) -> tuple[ir.Value, ir.Value]:

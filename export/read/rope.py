@@ -16,7 +16,6 @@ from tandemrt.export.read.layer_kinds import without_mtp
 from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
 
 _NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # rope_parameters overrides rope_scaling
-_OF_IMAGES = ("mrope_section", "mrope_interleaved")  # a token of text has the same position in every section
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,8 @@ class Rope:
     ``magnitude`` multiplies the cosine and the sine table. A pair is two adjacent values if ``interleaved``, else value
     i of the first half and of the second half of the rotated values. ``extended_length``: the number of positions after
     YaRN, which configs often omit; 0: not extended. ``query_scale_beta``: queries at position p are multiplied by
-    1 + beta * log(1 + p // ``query_scale_period``).
+    1 + beta * log(1 + p // ``query_scale_period``). ``sections``: the pairs that positions in time, height and width
+    turn (M-RoPE), one after the other or ``mixed``; (): one position turns all of them.
     """
 
     kind: str
@@ -55,11 +55,23 @@ class Rope:
     interleaved: bool = False
     query_scale_beta: float = 0.0
     query_scale_period: int = 1
+    sections: tuple[int, ...] = ()
+    mixed: bool = False
 
     @property
     def rotated(self) -> int:
         """The number of rotated values of a head; these are the first ones."""
         return 2 * len(self.frequencies)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """For each pair of ``sections``, the row of positions that turns it: 0 time, 1 height, 2 width."""
+        if not self.mixed:
+            return tuple(row for row, pairs in enumerate(self.sections) for _ in range(pairs))
+        rows = [0] * sum(self.sections)
+        for row, pairs in enumerate(self.sections[1:], 1):
+            rows[row : 3 * pairs : 3] = [row] * len(rows[row : 3 * pairs : 3])
+        return tuple(rows)
 
     @classmethod
     def from_hf(
@@ -153,13 +165,20 @@ def _read(
 ) -> Rope:
     fields = Fields(parameters, f"{config.where}, rope_parameters")
     kind = fields.get("rope_type", fields.get("type", "default"))
-    fields.skip("type", *_OF_IMAGES)
+    fields.skip("type")
     # A proportional rule has frequencies for the complete head, of which the last ones are 0.
     rotated = head_dim if kind == "proportional" else _rotated(config, fields, head_dim, rules)
     theta = fields.number("rope_theta", rules.default["rope_theta"])
     steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     kept = 1.0 / theta**steps
-    plain = Rope("default" if kind == "mrope" else kind, theta, (), interleaved=rules.interleaved)
+    plain = Rope(
+        "default" if kind == "mrope" else kind,
+        theta,
+        (),
+        interleaved=rules.interleaved,
+        sections=_sections(fields.get("mrope_section")),
+        mixed=fields.get("mrope_interleaved") is True,
+    )
     match kind:
         case "default" | "mrope":
             frequencies = kept
@@ -199,6 +218,12 @@ def _read(
             )
     fields.finish()
     return replace(plain, frequencies=tuple(frequencies.tolist()))
+
+
+def _sections(value: Any) -> tuple[int, ...]:
+    """Return three sections; () for any other value, because positions of text do not depend on sections."""
+    three = isinstance(value, list) and len(value) == 3 and all(type(pairs) is int and pairs >= 0 for pairs in value)
+    return tuple(value) if three else ()
 
 
 def _rotated(config: Fields, fields: Fields, head_dim: int, rules: RopeRules) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind, Contract, RecurrentState
@@ -43,7 +43,8 @@ class ModelSpec:
     each query head. ``recurrent``: layers with a recurrent state in place of attention, or in addition to it.
     ``variants``: how layers differ from these sizes. ``mlp_layers``: for each layer, whether it has an MLP or experts;
     (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``. ``layer_norm``: norms subtract
-    the mean and have biases. ``head_bias``: lm_head has a bias.
+    the mean and have biases. ``head_bias``: lm_head has a bias. ``position_rows``: see contract.decoder; 3 needs
+    Rope.sections.
     """
 
     family: str
@@ -81,6 +82,7 @@ class ModelSpec:
     recurrent_norms: NormNames | None = None
     layer_norm: bool = False
     head_bias: bool = False
+    position_rows: Literal[0, 3] = 0
 
     @classmethod
     def from_hf(
@@ -256,6 +258,7 @@ class ModelSpec:
             recurrent=recurrent,
             history=0 if net is None else uncommitted + net.kernel - 1,
             latent=self.latent is not None and cache == "paged",
+            position_rows=self.position_rows,
         )
 
 

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
@@ -173,9 +174,10 @@ class Decoder:
         open_engine: Callable[[ir.Model, Contract], Engine] | None = None,
         kv_dtype: str | None = None,
         shard: Shard | None = None,
+        position_rows: Literal[0, 3] = 0,
     ) -> None:
         checkpoint = Checkpoint.open(folder)
-        spec = ModelSpec.from_hf(checkpoint.config)
+        spec = replace(ModelSpec.from_hf(checkpoint.config), position_rows=position_rows)
         self.path = folder / f"{lowering}-{dtype}.onnx"
         how: dict[str, Any] = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype}
         how["uncommitted"] = capacity if lowering == "paged" else 8  # windows may be chunks of prompts there

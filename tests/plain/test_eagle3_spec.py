@@ -141,7 +141,7 @@ def test_flat_configs_with_another_meaning_are_rejected(changes: Any, message: s
     [
         {"model_type": "phi3"},
         {"model_type": "qwen2", "target_model_type": "qwen2_5_vl"},
-        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "modal_type": "VLM", "image_token_id": 7},
+        {"modal_type": "VLM", "image_token_id": 7},
         {"eod_token_id": 3, "image_start_token_id": 4, "image_end_token_id": 5, "image_newline_token_id": 6},
         {"use_qk_norm": True, "use_cla": False, "norm_type": "rms", "dense_list": [32, 0], "text_end_id": 7},
         {"decoder_sparse_step": 1, "output_router_logits": False, "router_aux_loss_coef": 0.001},
@@ -150,6 +150,12 @@ def test_flat_configs_with_another_meaning_are_rejected(changes: Any, message: s
 def test_fields_about_the_target_change_nothing(changes: Any) -> None:
     flat = replace(HEAD, flat=True).config()
     assert read(flat | changes) == read(flat)
+
+
+def test_sections_of_positions_do_not_change_the_rotation_of_text() -> None:
+    flat = replace(HEAD, flat=True).config()
+    head = read(flat | {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}})
+    assert head.layer.rope == replace(read(flat).layer.rope, sections=(2, 3, 3))
 
 
 def test_only_specforges_class_has_llamas_layers_under_another_type() -> None:
