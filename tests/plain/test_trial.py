@@ -175,7 +175,7 @@ def test_endless_compilations_of_many_clients_delay_quick_trials_by_little(libra
     endless = [library.compile((replace(ENDLESS, text=ENDLESS.text + " " * n), None), Client(f"{n}")) for n in range(6)]
     quick = [library.compile((replace(SLOW_KIND, text=SLOW_KIND.text + " " * n), None), Client("x")) for n in range(3)]
     assert all(future.result(PATIENCE_S) for future in quick)
-    assert not any(future.done() for future in endless)
+    assert sum(future.done() for future in endless) <= 2  # by their memory; four must end before without slow processes
 
 
 def test_an_abandoned_compilation_is_not_tried_slowly(library: GrammarLibrary) -> None:
