@@ -4,17 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, clipped
 
 FILE_NAME = "generation_config.json"
 # Names of transformers -> names of SamplingParams, as in vLLM. The build reads the stop tokens.
 _NAMES = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
+    **{name: name for name in ("temperature", *FILTERS, "repetition_penalty")},
     "max_new_tokens": "max_tokens",
 }
 

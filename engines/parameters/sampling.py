@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
 from tandemrt.engines.contract.draft_sampling import GreedyBelow, TemperatureScale
 from tandemrt.engines.contract.sampling_parameters import FILTERS
@@ -16,6 +25,12 @@ from tandemrt.engines.validation.records import Record, Section, explain, reject
 def _number(value: Any) -> Any:
     if isinstance(value, str | bytes | bool):
         raise reject(f"must be a number; got {quoted(value)}")
+    return value
+
+
+def _zero_or_normal(value: float) -> float:
+    if 0 < value < 2.0**-126:
+        raise reject(f"must be 0, which means off, or at least 2^-126; got {quoted(value)}. Use 0 or a larger number")
     return value
 
 
@@ -85,9 +100,10 @@ class SamplingParams(Section):
 
     The sampling distribution of a token is the target's, processed in this order: ``logit_bias``,
     ``repetition_penalty`` (tokens of prompt and output), ``frequency_penalty`` and ``presence_penalty`` (tokens of the
-    output), constraints, ``temperature``, ``top_k``, ``top_p`` over the remaining tokens, ``min_p`` relative to the
-    largest probability. Temperature 0 takes the largest logit. Under ``rule="coupled"`` a seed gives the same text
-    whatever is drafted; ``"rejection"`` keeps the distribution, but not the text of a seed.
+    output), constraints, ``temperature``, ``top_n_sigma`` (logits at most n standard deviations below the largest),
+    ``top_k``, ``top_p`` over the remaining tokens, ``min_p`` relative to the largest probability. Temperature 0 takes
+    the largest logit. Under ``rule="coupled"`` a seed gives the same text whatever is drafted; ``"rejection"`` keeps
+    the distribution, but not the text of a seed.
 
     ``draft_sampling`` sets how a draft model samples. ``"coupled"`` uses the target's random noise.
     ``"probabilistic"``, the default under ``"rejection"``, uses noise of its own and keeps the draft's probabilities.
@@ -108,6 +124,7 @@ class SamplingParams(Section):
     top_p: Number = Field(1.0, ge=2.0**-126, le=1.0)  # smaller values may round to 0 in float32, which means off
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] = 0  # 0 and -1: off
     min_p: Number = Field(0.0, ge=0.0, le=1.0)
+    top_n_sigma: Annotated[Number, AfterValidator(_zero_or_normal)] = Field(0.0, ge=0.0, le=100.0)
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = (
         None  # None: random, reported in the output
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import VERSION
+from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.model_name import is_recipe, require_model
 from tandemrt.engines.recipe.recipe import Recipe, locate
@@ -129,7 +130,8 @@ def _cached(folder: Path, recipe: Callable[[], Recipe], begin: Begin, compiling:
 
 
 def _cache_place(name: str, *parts: str) -> Path:
-    digest = hashlib.sha256(json.dumps([VERSION, *parts]).encode()).hexdigest()
+    # A bundle of other operators does not open.
+    digest = hashlib.sha256(json.dumps([VERSION, repr(SCHEMAS), *parts]).encode()).hexdigest()
     return cache_folder() / BUNDLES / f"{name}-{digest[:12]}"
 
 

@@ -1,10 +1,10 @@
-"""Temperature, top-k, top-p and min-p in standard operators; they sort only if a sampled request needs it."""
+"""Temperature and the filters in standard operators; they sort only if a sampled request needs it."""
 
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.engines.contract.sampling_parameters import FILTERS
-from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, Body, BodyValue
+from tandemrt.engines.contract.sampling_parameters import FILTERS, SIGMA_UNITS
+from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, Body, BodyValue
 
 _NEG_INF = np.float32(-np.inf)
 _PARAMETERS = ("temperature", *FILTERS)
@@ -34,16 +34,26 @@ def filter_logits() -> ir.Function:
     """
     body = Body("filter_logits", ["logits", *_PARAMETERS])
     logits, temperature = body["logits"], body["temperature"]
-    top_k, top_p, min_p = body["top_k"], body["top_p"], body["min_p"]
+    top_n_sigma, top_k, top_p, min_p = (body[name] for name in ("top_n_sigma", "top_k", "top_p", "min_p"))
     sampled = temperature > np.float32(0)
     vocab = logits.size(-1)
     peak = logits.max_last()
-    shifted = logits - body.where(peak > _NEG_INF, peak, np.float32(0))
-    scores = shifted / _per_row(body.where(sampled, temperature, np.float32(1)))
+    peak = body.where(peak > _NEG_INF, peak, np.float32(0))
+    divisor = _per_row(body.where(sampled, temperature, np.float32(1)))
+    scores = (logits - peak) / divisor
 
+    sigma_on = sampled & (top_n_sigma > np.float32(0))
     k_on = sampled & (top_k > np.int64(0)) & (top_k < vocab)
     p_on = sampled & (top_p > np.float32(0)) & (top_p < np.float32(1))
     min_on = sampled & (min_p > np.float32(0))
+
+    def near_peak() -> list[BodyValue]:
+        reach = _per_row(top_n_sigma).cast(FLOAT64) * _standard_deviation(body, logits, peak)
+        keeps = ~_per_row(sigma_on) | (shifted.cast(FLOAT64) >= -reach / divisor.cast(FLOAT64))
+        return [body.where(keeps, shifted, _NEG_INF)]
+
+    shifted = scores
+    [scores] = body.branch(sigma_on.any(), near_peak, lambda: [shifted])
 
     def sorted_filters() -> list[BodyValue]:
         limit = body.where(k_on, top_k, vocab)
@@ -72,6 +82,24 @@ def filter_logits() -> ir.Function:
 
     [scores] = body.branch(min_on.any(), relative, lambda: [kept])
     return body.function(scores=scores)
+
+
+def _standard_deviation(body: Body, logits: BodyValue, peak: BodyValue) -> BodyValue:
+    """Return the standard deviation of finite logits, float64 [batch, rows, 1]; see ``standard_deviation``."""
+    finite = logits > _NEG_INF
+    values = body.where(finite, logits, peak)
+    extent = peak.cast(FLOAT64) - values.min_last().cast(FLOAT64)
+    scale = body.op("Reciprocal", body.where(extent > np.float64(0), extent, np.float64(1)))
+    distance = (peak.cast(FLOAT64) - values.cast(FLOAT64)) * scale
+    count = body.op("Max", finite.cast(FLOAT64).sum_last(), np.float64(1))
+
+    def mean_of(terms: BodyValue) -> BodyValue:
+        whole = body.op("Round", terms * np.float64(SIGMA_UNITS)).cast(INT64)
+        return whole.sum_last().cast(FLOAT64) / count / np.float64(SIGMA_UNITS)
+
+    mean = mean_of(distance)
+    variance = body.op("Max", mean_of(distance * distance) - mean * mean, np.float64(0))
+    return extent * body.op("Sqrt", variance)
 
 
 def _per_row(values: BodyValue) -> BodyValue:

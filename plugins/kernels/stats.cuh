@@ -3,7 +3,8 @@
 //
 // A filter is a threshold: going down from the largest score, the first one at which the tokens so far number top-k, or
 // hold top-p of the mass. A histogram of the scores finds its bin, a histogram of the scores within that bin the next,
-// until a bin is one score. bf16 logits have so few values that one histogram of the values suffices.
+// until a bin is one score. bf16 logits have so few values that one histogram of the values suffices. Top-k counts all
+// tokens, because those that top-n-sigma removes are the last ones.
 #pragma once
 #include "request.cuh"
 
@@ -20,6 +21,7 @@
 
 // Masses are in units of 2^-44: a row of 2^19 equal logits fits into 64 bits, and 1e-13 of the peak counts.
 #define MASS_UNIT 17592186044416.0
+#define SIGMA_UNITS 274877906944.0  // of engines/contract/sampling_parameters.py
 
 struct Histogram {
     u32 low[BF16_COUNTS];  // of 64-bit sums, or counts
@@ -128,6 +130,41 @@ __device__ __forceinline__ u64 mass(float score) { return u64(double(expf(score)
 
 __device__ __forceinline__ u64 goal_of(float top_p, u64 total) { return u64(ceil(double(top_p) * double(total))); }
 
+// The standard deviation of a row's logits, as standard_deviation() in reference/filters.py defines it: sums of integers.
+struct Spread {
+    double peak, extent, scale;
+    u64 count, distances, squares;  // in units of the extent, and of its square
+
+    __device__ __forceinline__ Spread(float peak, float lowest)
+        : peak(peak), extent(double(peak) - double(lowest)), scale(1.0 / (extent > 0.0 ? extent : 1.0)), count(0),
+          distances(0), squares(0) {}
+
+    __device__ __forceinline__ void add(float x, u64 times) {
+        double distance = (peak - double(x)) * scale;
+        count += times;
+        distances += times * u64(__double2ll_rn(distance * SIGMA_UNITS));
+        squares += times * u64(__double2ll_rn(distance * distance * SIGMA_UNITS));
+    }
+    // All threads: the smallest score at most `n` deviations below the peak. __dmul_rn: the compiler must not fuse the
+    // difference.
+    __device__ __forceinline__ float threshold(float n, float temperature) const {
+        double all = double(block_sum(count)), mean = double(block_sum(distances)) / all / SIGMA_UNITS;
+        double variance = double(block_sum(squares)) / all / SIGMA_UNITS - __dmul_rn(mean, mean);
+        double sigma = extent * sqrt(fmax(variance, 0.0));
+        return __double2float_ru(-(double(n) * sigma) / double(temperature));
+    }
+};
+
+// The smallest score that top-n-sigma keeps. Not inline, so that it takes no registers of requests without this filter.
+template <class T>
+__device__ __noinline__ float deviation_threshold(Row<T> row, float peak, float n, float temperature) {
+    float lowest = peak;
+    each_logit<4>(row, [&](float x) { lowest = fminf(lowest, x); });
+    Spread spread(peak, -block_max(-lowest));
+    each_logit<1>(row, [&](float x) { spread.add(x, 1); });
+    return spread.threshold(n, temperature);
+}
+
 // The smallest score whose probability is at least min_p times that of the peak.
 __device__ __forceinline__ float relative_threshold(float min_p) {
     if (!(min_p > 0.0f)) return -INFINITE;
@@ -186,6 +223,9 @@ __device__ __forceinline__ void general_stats(const Row<T>& row, const Request& 
     if (request.top_k > 0)
         dist.stats.threshold = select_score(
             row, dist, histogram, [](float) { return u64(1); }, [&](u64) { return u64(request.top_k); });
+    if (request.top_n_sigma > 0.0f)
+        dist.stats.threshold = fmaxf(
+            dist.stats.threshold, deviation_threshold(row, dist.stats.peak, request.top_n_sigma, request.temperature));
     if (request.top_p > 0.0f)
         dist.stats.threshold = fmaxf(dist.stats.threshold, select_score(row, dist, histogram, mass, [&](u64 total) {
                                         return goal_of(request.top_p, total);
@@ -221,15 +261,28 @@ __device__ __forceinline__ void count_values(const Row<bf16>& row, int first, in
     __syncthreads();
 }
 
+// The logit of a bin that has one.
+__device__ __forceinline__ float logit(int bin) {
+    int magnitude = bin < BF16_SIGN ? BF16_HIGH - 1 - bin : bin == BF16_SIGN ? 0 : bin - BF16_SIGN - 1 + BF16_LOW;
+    return __uint_as_float(u32(magnitude) << 16 | (bin > BF16_SIGN ? 0x80000000u : 0u));
+}
+
+// As above, from the counts of a row whose largest logit is in bin `top`, and none in the last bin.
+__device__ __noinline__ float deviation_threshold(const u32* counts, int top, float n, float temperature) {
+    float lowest = logit(top);
+    for (int bin = top + threadIdx.x; bin < BF16_BINS - 1; bin += blockDim.x)
+        if (counts[bin]) lowest = fminf(lowest, logit(bin));
+    Spread spread(logit(top), -block_max(-lowest));
+    for (int bin = top + threadIdx.x; bin < BF16_BINS - 1; bin += blockDim.x)
+        if (counts[bin]) spread.add(logit(bin), counts[bin]);
+    return spread.threshold(n, temperature);
+}
+
 // From the counts of all of a row's values. Returns false if some values share a bin.
 __device__ __forceinline__ bool value_stats(const Row<bf16>&, const Request& request, bool normalise,
                                             Distribution& dist, const Histogram& histogram) {
     const u32* counts = histogram.low;
     if (counts[BF16_ODD]) return false;
-    auto logit = [](int bin) {
-        int magnitude = bin < BF16_SIGN ? BF16_HIGH - 1 - bin : bin == BF16_SIGN ? 0 : bin - BF16_SIGN - 1 + BF16_LOW;
-        return __uint_as_float(u32(magnitude) << 16 | (bin > BF16_SIGN ? 0x80000000u : 0u));
-    };
     const int far = BF16_BINS - 1;  // its contents must not matter
     dist.stats.threshold = -INFINITE;
     dist.stats.peak = -INFINITE;
@@ -246,6 +299,16 @@ __device__ __forceinline__ bool value_stats(const Row<bf16>&, const Request& req
             dist.stats.threshold = dist.score(logit(found.bin));
             end = found.bin + 1;
             while (end < far && dist.score(logit(end)) >= dist.stats.threshold) end++;  // other logits, the same score
+        }
+    }
+    if (request.top_n_sigma > 0.0f) {
+        if (counts[far]) return false;
+        float least = deviation_threshold(counts, top, request.top_n_sigma, request.temperature);
+        dist.stats.threshold = fmaxf(dist.stats.threshold, least);
+        for (int first = top; first < end;) {
+            int middle = (first + end) / 2;
+            if (dist.score(logit(middle)) < least) end = middle;
+            else first = middle + 1;
         }
     }
     if (request.top_p > 0.0f) {

@@ -1,7 +1,8 @@
-"""Temperature, top-k, top-p and min-p: from logits to the distribution of a token."""
+"""Temperature, top-n-sigma, top-k, top-p and min-p: from logits to the distribution of a token."""
 
 import numpy as np
 
+from tandemrt.engines.contract.sampling_parameters import SIGMA_UNITS
 from tandemrt.plugins.reference.arguments import Sampling
 
 _NEG_INF = np.float32(-np.inf)
@@ -20,6 +21,8 @@ def filter_logits(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     distribution, and avoids overflow at small temperatures. The filters then apply in this order. They keep ties, so
     that the result does not depend on the order of a sort:
 
+    * top-n-sigma keeps a token iff its score is at least −n · sigma / temperature, where sigma is the standard
+      deviation of the row's finite logits;
     * top-k keeps a token iff its score reaches the k-th largest;
     * top-p keeps a token iff strictly more probable tokens hold less than ``top_p`` of the mass that top-k left;
     * min-p keeps a token iff it has at least ``min_p`` times the probability of the most probable one.
@@ -31,6 +34,7 @@ def filter_logits(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     peak = np.max(logits, axis=-1, keepdims=True)
     with np.errstate(over="ignore"):  # a score below the range of float32 is −inf, which is correct
         scores = (logits - np.where(np.isfinite(peak), peak, np.float32(0))) / temperature[:, None, None]
+    scores = _top_n_sigma(scores, logits, sampling["top_n_sigma"], temperature)
     scores = _top_p(_top_k(scores, sampling["top_k"]), sampling["top_p"])
     if not (min_p > 0).any():
         return scores
@@ -46,6 +50,36 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
     total = weights.sum(axis=-1, keepdims=True)
     probs: np.ndarray = (weights / np.where(total > 0, total, 1.0)).astype(np.float32)
     return probs
+
+
+def standard_deviation(logits: np.ndarray) -> np.ndarray:
+    """Return the standard deviation of the finite logits of every row, float64 [..., 1]; 0 for a row without any.
+
+    It is that of a population. Distances from the largest logit, and their squares, are rounded to multiples of 2⁻³⁸ of
+    the row's range and of its square. The sums are therefore integers, below 2⁶³ for 2²⁴ tokens: any order of the
+    tokens and any implementation gives the same bits.
+    """
+    finite = np.isfinite(logits)
+    peak = np.max(logits, axis=-1, keepdims=True)
+    peak = np.where(np.isfinite(peak), peak, np.float32(0))
+    values = np.where(finite, logits, peak)
+    extent = peak.astype(np.float64) - values.min(axis=-1, keepdims=True)
+    distance = (peak - values.astype(np.float64)) * (1 / np.where(extent > 0, extent, 1))
+    count = np.maximum(finite.sum(axis=-1, keepdims=True), 1)
+    mean, mean_square = (
+        np.rint(terms * SIGMA_UNITS).astype(np.int64).sum(axis=-1, keepdims=True) / count / SIGMA_UNITS
+        for terms in (distance, distance * distance)
+    )
+    deviation: np.ndarray = extent * np.sqrt(np.maximum(mean_square - mean * mean, 0))
+    return deviation
+
+
+def _top_n_sigma(scores: np.ndarray, logits: np.ndarray, n: np.ndarray, temperature: np.ndarray) -> np.ndarray:
+    if not (n > 0).any():
+        return scores
+    factor, divisor = (values.astype(np.float64)[:, None, None] for values in (n, temperature))
+    threshold = -(factor * standard_deviation(logits)) / divisor
+    return np.where((factor == 0) | (scores >= threshold), scores, _NEG_INF)
 
 
 def _top_k(scores: np.ndarray, top_k: np.ndarray) -> np.ndarray:

@@ -35,6 +35,7 @@ BENT: Sequence[Mapping[str, Any]] = (
     {"presence_penalty": 0.5, "frequency_penalty": 0.7},
     {"top_k": 5, "top_p": 0.9},
     {"min_p": 0.1},
+    {"top_n_sigma": 1.2},
 )
 LOGPROBS: Sequence[Mapping[str, Any]] = (
     {},

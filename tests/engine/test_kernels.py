@@ -81,7 +81,7 @@ FINISH = "9 u64, 23 u32, 1 f32, 2 u64"
 SPILLED_256 = 1000
 LATENT = "9 u64, 5 u32, 1 f32"
 SPILLED = {
-    "verify": 160,
+    "verify": 250,
     "int4": 16,
     "attention": 140,
     "attention_float8": 116,

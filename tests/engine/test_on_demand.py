@@ -5,14 +5,17 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tandemrt import LLM, SamplingParams
+from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRequest
+from tandemrt.export.bundle import on_demand
 from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, Machine, default_recipe, recipe_name
 from tandemrt.export.bundle.on_demand import CheckpointSource
 from tests.engine.gguf_files import write_gguf
@@ -258,3 +261,11 @@ def test_chat_answers_one_chat_and_a_list_of_chats(tiny_bundle: Path) -> None:
         answers = llm.chat([one, two], PARAMS)
         assert [llm.chat(one, PARAMS).text, llm.chat(two, PARAMS).text] == [answer.text for answer in answers]
         assert llm.chat(one, PARAMS).prompt_token_ids == llm.generate(one, PARAMS).prompt_token_ids
+
+
+def test_a_model_is_built_anew_for_other_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = on_demand._cache_place("model", "checkpoint")
+    assert on_demand._cache_place("model", "checkpoint") == place
+    older = replace(SCHEMAS["verify_draft"], inputs=SCHEMAS["verify_draft"].inputs[:-1])
+    monkeypatch.setattr(on_demand, "SCHEMAS", SCHEMAS | {"verify_draft": older})
+    assert on_demand._cache_place("model", "checkpoint") != place

@@ -109,9 +109,10 @@ def test_an_output_may_fill_the_engines_length_to_the_last_token_and_no_further(
         ask([A] * 50, max_tokens=47)
 
 
-def test_a_min_p_of_1_leaves_the_most_probable_token(ask) -> None:
+@pytest.mark.parametrize("narrow", [{"min_p": 1.0}, {"top_n_sigma": 1e-9}], ids=str)
+def test_the_narrowest_filter_leaves_the_most_probable_token(ask, narrow: dict[str, float]) -> None:
     greedy = ask("the x", max_tokens=12, ignore_eos=True).token_ids
-    assert ask("the x", temperature=1.0, min_p=1.0, seed=3, max_tokens=12, ignore_eos=True).token_ids == greedy
+    assert ask("the x", temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, **narrow).token_ids == greedy
     assert len(set(greedy)) > 1
 
 

@@ -25,6 +25,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CPP_TYPES = {"fp32": "float", "fp16": "fp16", "bf16": "bf16"}
 SMALL = [31, 32, 33, 1000, 2049]
 AWKWARD = [32_000, 128_001, 151_936]
+ADVANCED = 96  # requests that emit every number of tokens
 
 
 @pytest.fixture(scope="module")
@@ -209,13 +210,13 @@ def test_the_cut_of_statistics_changes_nothing(modules, monkeypatch):
 
 
 def test_slots_advance_by_what_is_emitted(modules):
-    tensors = case(33, 4)
-    start = torch.arange(BATCH, device="cuda")
+    tensors = case(33, 4, batch=ADVANCED)
+    start = torch.arange(ADVANCED, device="cuda")
     newest = torch.stack([start + 200, start + 300], dim=1)
     state = Advance(length=start + 10, position=start + 11, newest=newest.clone())
     tokens, count = run_verify(modules, tensors, advance=state)
     assert set(count) == {0, 1, 2, 3, 4, 5}
-    for i in range(BATCH):
+    for i in range(ADVANCED):
         text = [*newest[i].tolist(), *tokens[i, : count[i]]]
         assert state.newest[i].tolist() == text[-2:]
         assert int(state.length[i]) == i + 10 + count[i]
@@ -264,6 +265,24 @@ def test_drafting_equals_its_definition(modules, vocab, dtype):
     np.testing.assert_array_equal(run_propose(modules, tensors, dtype, probs=False)[0], expected)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0], ids=lambda scale: f"scale {scale:g}")
+@pytest.mark.parametrize("vocab", [33, 2049, 151_936])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_n_sigma_keeps_the_tokens_of_its_definition(modules, dtype, vocab, scale):
+    """Exactly those, alone and before other filters: all implementations sum the same integers. bfloat16 rows of large
+    logits are counted by their scores, others by their values."""
+    tensors = drafting(case(vocab, 0, batch=BATCH if vocab < 10_000 else 8))
+    batch = len(tensors["seed"])
+    tensors = rounded(tensors | {"logits": np.float32(scale) * tensors["logits"]}, dtype)
+    tensors["temperature"] = np.resize(np.float32([0.6, 1.4, 30]), batch)
+    tensors["top_n_sigma"] = np.resize(np.float32([0.1, 1, 2.5, 3.5, 100]), batch)
+    for others in (dict.fromkeys(FILTERS.keys() - {"top_n_sigma"}, 0), {"top_p": 0}):
+        request = tensors | {name: np.zeros_like(tensors[name]) for name in others}
+        probs, expected = run_propose(modules, request, dtype)[1], sample_draft(**request)[1]
+        np.testing.assert_array_equal(probs > 0, expected > 0)
+        np.testing.assert_allclose(probs, expected, rtol=4e-7, atol=1e-44)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("known", "vocab"), [(1, 33), (8, 33), (33, 1000), (700, 1000), (2049, 32_000), (32_000, 128_256)]
@@ -309,7 +328,7 @@ def test_the_first_token_has_the_distribution_of_the_target(modules, rule):
     count, vocab, series = 50_000, 8, 4  # a launch takes at most 65,535 requests
     rng = np.random.default_rng(11)
     target, draft = 1.5 * rng.normal(size=(2, vocab)).astype(np.float32)
-    shared = dict.fromkeys(FILTERS, 0) | {"temperature": 0.9, "top_k": 6, "top_p": 0.95, "min_p": 0.02}
+    shared = {"temperature": 0.9, "top_n_sigma": 2.2, "top_k": 6, "top_p": 0.95, "min_p": 0.02}
     request = {name: np.full(count, value, SAMPLING_PARAMETERS[name].dtype) for name, value in shared.items()}
     request |= {"position": np.full(count, 3), "rule": np.full(count, rule)}
     bitmask = np.full((count, 2, 1), 0b11110111, np.int32)

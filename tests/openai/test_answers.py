@@ -198,6 +198,7 @@ def test_a_prompt_of_a_list_that_is_rejected_rejects_the_request(served: Served)
         {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
         {"logit_bias": {"70": 5, "71": -100}},
         {"top_p": 0.5, "top_k": 4, "min_p": 0.1},
+        {"top_n_sigma": 0.8},
         {"num_draft_tokens": 0},
         {"rule": "rejection"},
         {"min_tokens": 5, "stop_token_ids": [70]},

@@ -33,6 +33,9 @@ def misfit(language, *, rule, window, length=None, **changes):
     return surprise(np.bincount(language.index(outcome.text), minlength=text_distribution.size), text_distribution)
 
 
+sigma_language = partial(Language.random, 6, masked=True, top_n_sigma=1.5, top_p=0.97)
+
+
 PENALTIES = {"bias": np.float32([0.5, 0, -0.7, 0, 0, 1]), "presence": 0.4, "frequency": 0.8, "repetition": 1.5}
 
 
@@ -47,6 +50,16 @@ def test_the_text_has_the_distribution_of_the_target(make, rule, window):
     """Regressions S4, S7 and S9: mask, temperature and filters at every row; distributions that depend on the
     prefix."""
     assert misfit(make(), rule=rule, window=window) < FAIR
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_the_text_has_the_distribution_of_a_target_cut_at_a_deviation(rule, window):
+    """The deviation of a row leaves out the token that its mask forbids."""
+    language = sigma_language()
+    removed = (language.target_probs() == 0).mean()
+    assert 0.4 < removed < 0.7  # the mask removes one of six
+    assert misfit(language, rule=rule, window=window, length=3) < FAIR
 
 
 @pytest.mark.parametrize("window", [1, 3])

@@ -11,20 +11,20 @@ VOCAB = 7
 LANGUAGE = Language.random(VOCAB, masked=True, top_p=0.95)
 
 
-def plain(seed, temperature, length):
+def plain(seed, filters, length):
     """Decode token by token, without any draft."""
     text = [0, 0]
     for position in range(2, 2 + length):
-        text += emitted(text, [], seed, temperature, position)
+        text += emitted(text, [], seed, filters, position)
     return text[2:]
 
 
-def emitted(context, draft, seed, temperature, position, length=None):
+def emitted(context, draft, seed, filters, position, length=None):
     text = [*context[-2:], *draft]
     in_vocab = np.clip(text, 0, VOCAB - 1)  # what a model would do with an id outside of it does not matter
     states = in_vocab[:-1], in_vocab[1:]
     logits = token_bitmask(LANGUAGE.target[states], LANGUAGE.mask[states])
-    request = LANGUAGE.request | {"temperature": temperature, "seed": seed, "rule": "coupled"}
+    request = LANGUAGE.request | filters | {"seed": seed, "rule": "coupled"}
     usable = [len(draft) if length is None else length]
     tokens, count = verify_draft(
         logits[None], np.array([draft], np.int64).reshape(1, -1), usable, **request, position=position
@@ -36,16 +36,18 @@ def emitted(context, draft, seed, temperature, position, length=None):
 @given(
     seed=st.integers(0, 2**64 - 1),
     temperature=st.sampled_from([0.0, 0.4, 1.0, 3.0]),
+    top_n_sigma=st.sampled_from([0, 0.3, 1.0, 1.7]),
     draft=st.lists(st.integers(-1, VOCAB), max_size=8),
     right=st.integers(0, 8),
     data=st.data(),
 )
-def test_emitted_tokens_are_a_prefix_of_the_plain_text(seed, temperature, draft, right, data):
+def test_emitted_tokens_are_a_prefix_of_the_plain_text(seed, temperature, top_n_sigma, draft, right, data):
     """Regression S11, one round: any draft, the first ``right`` tokens of it correct, of any usable length."""
-    text = plain(seed, temperature, 9)
+    filters = {"temperature": temperature, "top_n_sigma": top_n_sigma}
+    text = plain(seed, filters, 9)
     draft = text[: min(right, len(draft))] + draft[right:]
     length = data.draw(st.integers(0, len(draft)))
-    tokens = emitted([0, 0], draft, seed, temperature, 2, length)
+    tokens = emitted([0, 0], draft, seed, filters, 2, length)
     assert tokens == text[: len(tokens)]
     assert len(tokens) >= 1 + min(right, length)
 
@@ -56,9 +58,9 @@ def test_a_discarded_round_leaves_no_trace(seed, drafts):
     """Regression S10: there is no generator to rewind; a round that is thrown away or repeated changes nothing."""
     text = [0, 0]
     for draft in drafts:
-        emitted(text, draft[::-1], seed, 1.0, len(text))
-        text += emitted(text, draft, seed, 1.0, len(text))
-    assert text[2:] == plain(seed, 1.0, len(text))[: len(text) - 2]
+        emitted(text, draft[::-1], seed, {}, len(text))
+        text += emitted(text, draft, seed, {}, len(text))
+    assert text[2:] == plain(seed, {}, len(text))[: len(text) - 2]
 
 
 def test_every_window_gives_the_same_text():

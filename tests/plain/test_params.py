@@ -22,6 +22,8 @@ from tandemrt.engines.validation.errors import BadRequest
         ({"top_k": 1.5}, "top_k: must .*got 1.5"),
         ({"top_k": 2**63}, "top_k: must .*got 9223372036854775808"),
         ({"min_p": 1.01}, "min_p: "),
+        ({"top_n_sigma": -1.0}, "top_n_sigma: must .*got -1.0"),
+        ({"top_n_sigma": 1e-50}, "top_n_sigma: must be 0, which means off, or at least .*got 1e-50"),
         ({"seed": 2**64}, "seed: "),
         ({"seed": 0.5}, "seed: "),
         ({"max_tokens": 0}, "max_tokens: must .*got 0"),

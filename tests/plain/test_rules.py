@@ -83,6 +83,7 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
             "top_p": (TINY, 1.0),
             "top_k": (-1, 2**63 - 1),
             "min_p": (0.0, 1.0),
+            "top_n_sigma": (0.0, 100.0),
             "seed": (-(2**63), 2**64 - 1),
             "presence_penalty": (-2.0, 2.0),
             "frequency_penalty": (-2.0, 2.0),

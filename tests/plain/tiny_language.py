@@ -55,6 +55,8 @@ class Language:
         scores = torch.from_numpy(logits.reshape(-1, self.vocab)).double()
         request = self.request
         scores = TemperatureLogitsWarper(request["temperature"])(None, scores)
+        if "top_n_sigma" in request:
+            scores = below_sigma(scores, request["top_n_sigma"])
         scores = TopKLogitsWarper(request["top_k"])(None, scores) if "top_k" in request else scores
         scores = TopPLogitsWarper(request["top_p"])(None, scores) if "top_p" in request else scores
         scores = MinPLogitsWarper(request["min_p"])(None, scores) if "min_p" in request else scores
@@ -94,6 +96,13 @@ class Language:
 
     def index(self, text: np.ndarray) -> np.ndarray:
         return text @ self.vocab ** np.arange(text.shape[1])[::-1]
+
+
+def below_sigma(scores: torch.Tensor, n: float) -> torch.Tensor:
+    """Rows without the tokens that are more than ``n`` standard deviations of the finite scores below the largest."""
+    deviations = [row[torch.isfinite(row)].std(correction=0) for row in scores]
+    lowest = scores.max(dim=-1).values - n * torch.stack(deviations)
+    return scores.masked_fill(scores < lowest[:, None], -torch.inf)
 
 
 @dataclass

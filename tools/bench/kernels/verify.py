@@ -14,7 +14,7 @@ import torch
 import typer
 
 from tandemrt.engines.contract.contract import mask_words
-from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
+from tandemrt.engines.contract.sampling_parameters import FILTERS, SAMPLING_PARAMETERS
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, VerifyWorkspace
 from tools.bench.kernels.compiled import compiled_kernels
@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
     "top-k 50, top-p 0.95": {"top_k": 50, "top_p": 0.95},
     "top-p 0.95": {"top_p": 0.95},
+    "top-n-sigma 1": {"top_n_sigma": 1},
     "rejection": {"rule": 1},
 }
 COLUMNS = {"case": "", "batch": ""} | dict.fromkeys(("kernels", "torch", "floor"), ".1f")
@@ -49,7 +50,7 @@ def main(
             tensors = inputs(batch, num_draft_tokens + 1, vocab, **changes)
             workspace = VerifyWorkspace(batch, num_draft_tokens + 1, torch.device("cuda"))
             by_rejection = "rule" in changes
-            stats = by_rejection or "top_p" in changes
+            stats = by_rejection or not FILTERS.keys().isdisjoint(changes)
             read = tensors if by_rejection else {n: t for n, t in tensors.items() if n != "draft_probs"}
             chain = rejection_chain if by_rejection else coupled_chain
             ours = median_us(VerifyLaunch(module, read, workspace, stats=stats).run)

@@ -72,7 +72,15 @@ _PENALTIES: list[dict[str, Any]] = [
     {"presence_penalty": 0.5, "frequency_penalty": 0.7},
     {"logit_bias": {40: 3.0, 41: -100.0}},
 ]
-_FILTERS: list[dict[str, Any]] = [{}, {}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.9}]
+_FILTERS: list[dict[str, Any]] = [
+    {},
+    {},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"top_n_sigma": 1.2},
+    {"top_k": 20, "top_p": 0.9},
+]
 
 
 def draw_plans(draw: Random, count: int) -> list[Plan]:
