@@ -6,6 +6,7 @@ from typing import Any
 from tandemrt.engines.contract.calls import Range, Use, decoder_uses, fuse_use, head_use
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.recipe.tensorrt import TensorRtRtx
 from tandemrt.engines.validation.errors import BadRecipe
 
 Profile = Use  # symbol of the contract (batch, query, rows, window, ...) -> sizes
@@ -14,7 +15,11 @@ Profile = Use  # symbol of the contract (batch, query, rows, window, ...) -> siz
 def decoder_profiles(recipe: Recipe) -> dict[str, Profile]:
     """Return one profile per use of a target or draft model."""
     limits, draft = recipe.limits, recipe.draft
-    return decoder_uses(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk(), draft.kind)
+    uses = decoder_uses(limits.batch, draft.num_draft_tokens, recipe.prefill_chunk(), draft.kind)
+    if isinstance(recipe.backend, TensorRtRtx):
+        # TensorRT-RTX 1.7 does not compile a prefill of exactly one row: it gives two operations one name.
+        uses["prefill"] = {**uses["prefill"], "batch": Range(1, 1, limits.batch)}
+    return uses
 
 
 def fuse_profiles(recipe: Recipe) -> dict[str, Profile]:
