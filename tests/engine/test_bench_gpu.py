@@ -10,6 +10,7 @@ from tools.bench import bundles as bench_bundles
 from tools.bench import invariance as bench_invariance
 from tools.bench.acceptance import draft_lengths
 from tools.bench.gpu import __main__ as bench_gpu
+from tools.bench.gpu import burst
 from tools.bench.gpu.models import make_bundle
 from tools.bench.gpu.trace import summary
 from tools.models.random_checkpoint import Dtype, Size
@@ -64,7 +65,7 @@ def test_the_cost_of_batch_invariance_is_measured_in_turns(models, tmp_path, mon
     out = tmp_path / "figures.json"
     arguments = ["--device", "cpu", "--size", "small", "--models", str(models), "--batches", "2", "--prompts", "2x9"]
     arguments += ["--tokens", "4", "--length", "128", "--texts", "1", "--repeats", "1", "--json", str(out)]
-    monkeypatch.setattr(bench_invariance, "WARM", 4)
+    monkeypatch.setattr(burst, "WARM", 4)
     monkeypatch.setattr(sys, "argv", ["bench_invariance", *arguments])
     with pytest.raises(SystemExit) as caught:
         typer.run(bench_invariance.main)

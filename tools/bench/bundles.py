@@ -20,10 +20,9 @@ from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
 from tools.bench.gpu import requests
 from tools.bench.gpu.burst import Burst
-from tools.bench.gpu.prompt_parts import numbers
 from tools.bench.gpu.prompts import first_tokens
+from tools.bench.options import integers
 
-_WARM = 32  # unmeasured tokens at the start of every request
 _REPEATS = 5  # of first tokens
 _TEMPERATURE = 0.7
 
@@ -42,7 +41,7 @@ def main(
         bundle = Bundle.open(folder)
         with LLM(folder, profile=True, synthetic_rule=True, adaptive_draft_tokens=False) as llm:
             figures[str(folder)] = []
-            for batch in numbers(batch_sizes):
+            for batch in integers(batch_sizes):
                 line = measure(llm, bundle, batch, prompt, tokens, acceptance)
                 print(folder, *(f"{name}: {_short(value)}" for name, value in line.items()), sep="; ", flush=True)
                 figures[str(folder)].append(line)
@@ -60,7 +59,7 @@ def measure(llm: LLM, bundle: Bundle, batch: int, prompt: int, tokens: int, acce
     firsts = [first_tokens(llm, prompts(next(seeds)), alone) for _ in range(_REPEATS)]
     window = bundle.limits.num_draft_tokens
     single, rounds = (
-        Burst(llm, _WARM, tokens).run(prompts(next(seeds)), params(drafted, acceptance)) for drafted in (0, window)
+        Burst(llm, tokens).run(prompts(next(seeds)), params(drafted, acceptance)) for drafted in (0, window)
     )
     return {
         "batch": batch,

@@ -24,14 +24,13 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tools.bench.gpu import requests
 from tools.bench.gpu.burst import Burst
 from tools.bench.gpu.models import make_bundle, make_models
-from tools.bench.gpu.prompt_parts import numbers
 from tools.bench.gpu.prompts import first_tokens
 from tools.bench.gpu.ties import count_diverged
+from tools.bench.options import integers
 from tools.bench.report import Json, Report, Row
 from tools.models.quantized_weights import WeightFormat
 from tools.models.random_checkpoint import Family, Size
 
-WARM = 32  # unmeasured tokens at the start of every request
 PROMPT = 1000  # tokens
 WINDOW = 4  # drafted tokens
 TEMPERATURE = 0.7
@@ -58,7 +57,7 @@ def main(
     out: Json = None,
 ) -> None:
     """Build both bundles, open them, and measure each part in turns."""
-    at_once = numbers(batches)
+    at_once = integers(batches)
     asked = [(int(count), int(each)) for count, _, each in (one.partition("x") for one in prompts.split(",") if one)]
     tuned = family is Family.LLAMA  # the draft is tuned to agree with its target
     sizes: dict[str, Any] = {"length": length, "chunk": min(2048, length), "window": WINDOW, "kv_dtype": kv_dtype}
@@ -112,7 +111,7 @@ class _Way:
     def decode(self, batch: int, drafted: int, prompt: int, tokens: int) -> tuple[float, float]:
         """Return milliseconds of a round, and those of the target alone."""
         params = requests.unconstrained(self.bundle, batch, prompt, TEMPERATURE, drafted, self.accepted)
-        measured = Burst(self.llm, WARM, tokens).run(requests.prompts(self.bundle, batch, prompt), params)
+        measured = Burst(self.llm, tokens).run(requests.prompts(self.bundle, batch, prompt), params)
         return measured.ms_per_round, measured.device_ms["target"]
 
     def first_tokens(self, count: int, length: int, seed: int) -> float:

@@ -25,11 +25,10 @@ from tandemrt.engines.contract.calls import bucket
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
 from tools.bench.gpu import requests
 from tools.bench.gpu.burst import Burst, Measured
-from tools.bench.gpu.prompt_parts import numbers
+from tools.bench.options import integers
 from tools.bench.report import Json
 
 console = Console(width=160, soft_wrap=True, highlight=False)
-WARM = 32  # unmeasured tokens at the start of every request
 
 
 def main(
@@ -49,7 +48,7 @@ def main(
     figures: dict[str, Any] = {}
     with LLM(bundle, device=device, adaptive_draft_tokens=True, synthetic_rule=True) as llm:
         lines = Lines(llm, opened, prompt, tokens, temperature, accepted)
-        for batch in numbers(batch_sizes):
+        for batch in integers(batch_sizes):
             for kind in ("texts",) if texts else ("useful", "useless", "mixed"):
                 figures[f"{kind} x {batch}"] = lines.measure(kind, batch, repeats, texts.read_text() if texts else "")
                 if out is not None:
@@ -75,7 +74,7 @@ class Lines:
         for _ in range(repeats):
             for name, planner in planners.items():
                 self._llm.loop.draft_windows = planner
-                measured = Burst(self._llm, WARM, self._tokens).run(prompts, params)
+                measured = Burst(self._llm, self._tokens).run(prompts, params)
                 if name not in best_of or measured.tokens_per_second > best_of[name].tokens_per_second:
                     best_of[name] = measured
         self._llm.loop.draft_windows = self._adaptive

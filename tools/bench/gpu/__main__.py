@@ -41,18 +41,18 @@ from rich.console import Console
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
 from tools.bench.gpu import requests
-from tools.bench.gpu.burst import Burst, Measured
+from tools.bench.gpu.burst import WARM, Burst, Measured
 from tools.bench.gpu.models import floor_ms, make_bundle, make_draft, make_models
-from tools.bench.gpu.prompt_parts import PromptParts, numbers
+from tools.bench.gpu.prompt_parts import PromptParts
 from tools.bench.gpu.table import markdown
 from tools.bench.gpu.ties import count_diverged
 from tools.bench.gpu.trace import traced
+from tools.bench.options import integers
 from tools.models.quantized_weights import WeightFormat
 from tools.models.random_checkpoint import Family, Size
 from tools.models.random_drafts import Kind
 
 console = Console(width=160, soft_wrap=True, highlight=False)
-WARM = 32  # unmeasured tokens at the start of every request
 PHASES = ("propose", "target", "verify")
 
 
@@ -145,7 +145,7 @@ def main(
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures here, after every part.")] = None,
 ) -> None:
     """Build models and bundle, open it once, and measure every line."""
-    bench, wanted, at_once = Bench(out), numbers(batch_sizes), numbers(prompts)
+    bench, wanted, at_once = Bench(out), integers(batch_sizes), integers(prompts)
     weight_format = _draft_format(draft, weights, draft_weights)
     tuned = draft is Kind.MODEL and family is Family.LLAMA  # the draft is tuned to agree with its target
     name = "bundle" if draft is Kind.MODEL else f"bundle-{draft}"
@@ -202,7 +202,7 @@ def main(
             if arrivals:
                 for budget in (
                     None,
-                    *(min(each, bundle.limits.prefill_chunk) for each in numbers(chunk_while_decoding)),
+                    *(min(each, bundle.limits.prefill_chunk) for each in integers(chunk_while_decoding)),
                 ):
                     for drafted in (0, window):
                         name = f"arrivals, {drafted} draft tokens, chunk {budget or 'default'}"
@@ -274,7 +274,7 @@ class Lines:
         figures: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
         for _ in range(pairs):
             for name, (prompts, params) in ways.items():
-                measured = Burst(self._llm, WARM, self._tokens).run(prompts, params)
+                measured = Burst(self._llm, self._tokens).run(prompts, params)
                 figures[name].append(measured.to_json())
                 self._print(name, batch, measured)
         ratios = [
@@ -298,7 +298,7 @@ class Lines:
 
     def trace(self, batch: int, window: int) -> dict[str, Any]:
         """Return the GPU's records of a third of a second of rounds."""
-        burst = Burst(self._llm, WARM, max(2 * self._tokens, 512))  # long enough to start the profiler
+        burst = Burst(self._llm, max(2 * self._tokens, 512))  # long enough to start the profiler
         texts = requests.prompts(self._bundle, batch, self._prompt)
         params = requests.unconstrained(self._bundle, batch, self._prompt, self._temperature, window, self._accepted)
         runner = threading.Thread(target=burst.run, args=(texts, params))
@@ -329,7 +329,7 @@ class Lines:
 
     def _line(self, batch: int, window: int) -> dict[str, Any]:
         params = requests.unconstrained(self._bundle, batch, self._prompt, self._temperature, window, self._accepted)
-        measured = Burst(self._llm, WARM, self._tokens).run(requests.prompts(self._bundle, batch, self._prompt), params)
+        measured = Burst(self._llm, self._tokens).run(requests.prompts(self._bundle, batch, self._prompt), params)
         floor = floor_ms(self._bundle, batch, measured.context, batch * (window + 1))
         self._print(f"window {window}", batch, measured, floor)
         return {**measured.to_json(), "target_floor_ms": floor}

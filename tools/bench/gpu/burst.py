@@ -10,6 +10,8 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Request, StreamOutput
 
+WARM = 32  # unmeasured tokens at the start of every request
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -60,18 +62,17 @@ class Measured:
 
 
 class Burst:
-    """Sends all requests at once; measures from ``warm`` tokens of each until ``measured`` further tokens on average.
+    """Sends all requests at once; measures from WARM tokens of each until ``measured`` further tokens on average.
 
     Both moments are taken in the thread of the engine loop, between rounds. Requests are cancelled at the end.
     """
 
-    def __init__(self, llm: LLM, warm: int, measured: int) -> None:
+    def __init__(self, llm: LLM, measured: int) -> None:
         self._llm = llm
-        self._warm = warm
         self._measured = measured
         self._counts: list[int] = []
         self._tokens = 0  # of all requests
-        self._cold = 0  # requests below ``warm`` tokens
+        self._cold = 0  # requests below WARM tokens
         self._start: tuple[float, Metrics, int] | None = None
         self._result: Measured | None = None
         self._left = 0
@@ -111,7 +112,7 @@ class Burst:
             before, new = self._counts[index], len(item.token_ids)
             self._counts[index] += new
             self._tokens += new
-            self._cold -= before < self._warm <= before + new
+            self._cold -= before < WARM <= before + new
             if item.output is not None:
                 with self._ended:
                     self._left -= 1

@@ -126,10 +126,5 @@ class PromptParts:
         self._console.print(f"  {line}", markup=False)
 
 
-def numbers(text: str) -> list[int]:
-    """Parse "1,16,64"; an empty text is an empty list."""
-    return [int(each) for each in text.split(",") if each]
-
-
 def _ms(each: Sequence[float]) -> str:
     return f"{median(each):.1f} ms (runs: {', '.join(f'{one:.1f}' for one in each)})"

@@ -24,7 +24,7 @@ from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.paged_attention import paged_attention
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.kernels.rows import Batch, Cached, New
+from tools.bench.options import Batch, Cached, New
 from tools.bench.report import Json, Report, Row
 
 TIMES = dict.fromkeys(("floor", "window_attention", "/ floor", "PagedAttention", "torch SDPA"), ".1f")

@@ -18,7 +18,7 @@ from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import bandwidth, best_us, run_all
-from tools.bench.kernels.rows import Rows, counts
+from tools.bench.options import Rows, integers
 from tools.bench.report import Json, Report, Row
 
 LAYERS = 3  # their weights exceed the second-level cache
@@ -46,7 +46,7 @@ def main(
     low_bit: list[Row] = []
     names = ["experts", "swiglu", *({f"experts_{numbers}" for numbers, _ in FORMS.values()} if quantized else ())]
     with compiled_kernels(*names, dtypes=["bfloat16"]) as context, torch.inference_mode():
-        for count in counts(rows):
+        for count in integers(rows):
             lines.append(_line(count, experts, chosen, hidden, width, context))
             torch.cuda.empty_cache()
             if quantized:

@@ -21,7 +21,7 @@ from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.matmul_shapes import DEFAULT_ROWS, HIDDEN, MID, SHAPES, cases, positive
 from tools.bench.kernels.replay import COLD, best_us, run_all
-from tools.bench.kernels.rows import Rows, counts
+from tools.bench.options import Rows, integers
 from tools.bench.report import Json, Report, Row
 
 FLOAT8, BFLOAT16, FLOAT32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
@@ -38,7 +38,7 @@ def main(
     report = Report(out)
     with compiled_kernels("float8", dtypes=["bfloat16"]) as context:
         lines: list[Row] = []
-        for name, outputs, inputs, count in cases(counts(rows), head=head):
+        for name, outputs, inputs, count in cases(integers(rows), head=head):
             lines.append((name, count, *_matmul_times(outputs, inputs, count, context)))
             torch.cuda.empty_cache()
         report.add("microseconds", {"out": "", "rows": ""} | dict.fromkeys(FORMS, ".1f"), lines)
@@ -49,7 +49,7 @@ def main(
         ]
         report.add("relative error of sums", {"inputs": "", "signs": "", "float8": ".1e", "fast sums": ".1e"}, lines)
         columns = {"rows": ""} | dict.fromkeys(("norm", "swiglu", "rounding", "layer without attention"), ".1f")
-        report.add("microseconds", columns, [(count, *_layer_times(count, context)) for count in counts(rows)])
+        report.add("microseconds", columns, [(count, *_layer_times(count, context)) for count in integers(rows)])
 
 
 def _matmul_times(outputs: int, inputs: int, rows: int, context: Context) -> tuple[float | None, ...]:

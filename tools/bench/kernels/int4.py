@@ -15,7 +15,7 @@ from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.matmul_shapes import DEFAULT_ROWS, cases, positive
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.kernels.rows import Rows, counts
+from tools.bench.options import Rows, integers
 from tools.bench.report import Json, Report, Row
 
 _FORMS = ("int4", "int8", "NVFP4", "MXFP4")
@@ -30,7 +30,7 @@ def main(
     """Time matmuls with weights of 4 and 8 bits."""
     lines: list[Row] = []
     with compiled_kernels("int4", "int8", "float4", dtypes=["bfloat16"]) as context:
-        for name, outputs, inputs, count in cases(counts(rows), head=head):
+        for name, outputs, inputs, count in cases(integers(rows), head=head):
             lines.append((name, count, *_times(outputs, inputs, count, group, context)))
             torch.cuda.empty_cache()
     columns = {"out": "", "rows": ""} | dict.fromkeys(("reading", *_FORMS, "bfloat16"), ".1f")

@@ -19,7 +19,7 @@ from tandemrt.plugins.operators.launch import Call
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.kernels.rows import Batch, Cached, New
+from tools.bench.options import Batch, Cached, New
 from tools.bench.report import Json, Report, Row
 
 RANK, ROTATED = LATENT

@@ -19,7 +19,7 @@ from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench.kernels.attention import Shape, window_calls
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.kernels.rows import Batch, Cached, New
+from tools.bench.options import Batch, Cached, New
 from tools.bench.report import Json, Report, Row
 
 KINDS = ("residual_norm", "attention", "swiglu", "qkv", "o", "gate, up", "down")

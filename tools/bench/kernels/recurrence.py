@@ -20,7 +20,7 @@ from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.operators.projections import Projections
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.kernels.rows import Batch, New
+from tools.bench.options import Batch, New
 from tools.bench.report import Json, Report, Row
 
 KERNEL, START = 4, 100  # tokens of the convolution, and before the call

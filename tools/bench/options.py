@@ -1,4 +1,4 @@
-"""Options of several cases: for how many rows and tokens they measure."""
+"""Options that several benchmarks have."""
 
 from typing import Annotated
 
@@ -10,6 +10,6 @@ New = Annotated[list[int] | None, typer.Option(help="New tokens per row; may be 
 Cached = Annotated[int, typer.Option(help="Cached tokens per row.")]
 
 
-def counts(rows: str) -> list[int]:
-    """Parse "1,5,16"."""
-    return [int(each) for each in rows.split(",")]
+def integers(text: str) -> list[int]:
+    """Parse "1,16,64"; an empty text is an empty list."""
+    return [int(part) for part in text.split(",") if part]
