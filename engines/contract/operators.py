@@ -73,6 +73,19 @@ _PLACE = (
 )
 # With them a batch-invariant operator may compute the last rows, those of prompts, otherwise than those of windows.
 _PROMPT_ROWS = Binding("prompt_rows", "int32", ("prompt_tokens",))
+# Of all experts together, as their weights are; the factor of an expert multiplies its routing weights.
+_OF_EXPERTS = (
+    Binding("gate_up_bias", T, ("gate_up_rows",)),
+    Binding("down_bias", T, ("down_rows",)),
+    Binding("expert_factors", T, ("experts",)),
+)
+_OF_EXPERTS_OPTIONAL = tuple(binding.name for binding in _OF_EXPERTS)
+_ROUTING: Mapping[str, Literal["int", "float"]] = {"per_token": "int", "normalized": "int"}
+# (up + offset) * gate * sigmoid(alpha * gate + cubic * gate ** 3), after the bound ``limit``; 0: no bound.
+_ACTIVATION: Mapping[str, Literal["int", "float"]] = {
+    "interleaved": "int",
+    **dict.fromkeys(("alpha", "cubic", "limit", "offset"), "float"),
+}
 _LATENT_CACHE: tuple[Dim, ...] = ("blocks", 1, "block_size", "cached")
 _LINEAR_CACHE: tuple[Dim, ...] = ("batch", "kv_heads", "capacity", "head_dim")
 _EMITTED = (Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",)))
@@ -106,6 +119,7 @@ def _attention(
             Binding("sine", T, ("positions", "half_head_dim")),
             Binding("q_norm", T, ("head_dim",)),
             Binding("k_norm", T, ("head_dim",)),
+            Binding("sinks", "float32", ("heads",)),
         ),
         outputs=(
             Binding("mixed", T, ("tokens", "mixed_width")),
@@ -116,12 +130,13 @@ def _attention(
             "heads": "int",
             "kv_heads": "int",
             "sliding_window": "int",
+            "value_norm": "int",
             "scale": "float",
             "epsilon": "float",
             **dict.fromkeys(scales, "float"),
         },
         in_place={"present_key_cache": "key_cache", "present_value_cache": "value_cache"},
-        optional=("q_norm", "k_norm"),
+        optional=("q_norm", "k_norm", "sinks"),
         kernels=kernels,
         compute_capability=compute_capability,
         batch_invariant=batch_invariant,
@@ -155,10 +170,11 @@ def _low_bit_experts(numbers: str, scales: str, *more: Binding, optional: tuple[
             Binding("x", T, ("tokens", "hidden")),
             Binding("router_logits", T, ("tokens", "experts")),
             *weights,
+            *_OF_EXPERTS,
         ),
         outputs=(Binding("mixed", T, ("tokens", "hidden")),),
-        attributes=dict.fromkeys(("per_token", "normalized", "gate_up_group", "down_group"), "int"),
-        optional=optional,
+        attributes={**_ROUTING, **_ACTIVATION, "gate_up_group": "int", "down_group": "int"},
+        optional=(*optional, *_OF_EXPERTS_OPTIONAL),
         kernels=f"experts_{numbers}",
         batch_invariant=True,
     )
@@ -348,11 +364,12 @@ SCHEMAS = {
                 Binding("router_logits", T, ("tokens", "experts")),
                 Binding("gate_up", T, ("gate_up_rows", "hidden")),
                 Binding("down", T, ("down_rows", "width")),
+                *_OF_EXPERTS,
                 _PROMPT_ROWS,
             ),
             outputs=(Binding("mixed", T, ("tokens", "hidden")),),
-            attributes={"per_token": "int", "normalized": "int"},
-            optional=("prompt_rows",),
+            attributes={**_ROUTING, **_ACTIVATION},
+            optional=(*_OF_EXPERTS_OPTIONAL, "prompt_rows"),
             kernels="experts",
             batch_invariant=True,
         ),

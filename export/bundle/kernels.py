@@ -55,7 +55,7 @@ def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator
     capabilities = recipe.kernel_capabilities or capabilities_for(target.built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
     by_head = [model for model in models if model.spec.latent is None]
-    head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in by_head))
+    head_dims = tuple(dict.fromkeys(size for model in by_head for size in model.spec.head_dims))
     nets = [model.spec.recurrent for model in models if isinstance(model, Model)]
     key_dims = [net.state[1] for net in nets if net is not None and net.state]
     sizes = dict.fromkeys((_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS), head_dims)

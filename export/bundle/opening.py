@@ -21,6 +21,7 @@ from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.plugins.operators.constants import HEAD_DIMS
 from tandemrt.plugins.operators.int4_layout import CHUNK
 
+_WIDE = 256  # values of a head, from which on caches in float32 and float8 did not run on a GPU
 _FLOAT8_FROM = ".".join(map(str, FLOAT8_FROM))  # in the notation of recipes
 
 
@@ -81,14 +82,15 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
             f"{model.role}.kv_dtype must be {model.compute} for a model with latent attention, whose cache has no "
             f'float8 form; write {model.role}.kv_dtype = "{model.compute}"'
         )
-    if recipe.cache == "paged" and layers.latent is None and model.spec.head_dim not in HEAD_DIMS:
+    unsupported_sizes = [size for size in layers.head_dims if size not in HEAD_DIMS]
+    if recipe.cache == "paged" and layers.latent is None and unsupported_sizes:
         rule = (
             f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
         )
-        received = f"got {model.spec.head_dim} in {model.role}.checkpoint"
+        received = f"got {unsupported_sizes[0]} in {model.role}.checkpoint"
         other = f"backend {CPU!r}" if layers.experts is not None else "cache = 'linear'"
         raise BadRecipe(f"{rule}; {received}; choose {other} or another checkpoint")
-    if recipe.cache == "paged" and model.spec.head_dim == HEAD_DIMS[-1]:
+    if recipe.cache == "paged" and layers.latent is None and layers.head_dims[-1] >= _WIDE:
         _require_half_precision(model)
 
 
@@ -97,7 +99,7 @@ def _require_half_precision(model: Draft) -> None:
     for name, dtype in (("dtype", model.compute), ("kv_dtype", model.kv_dtype)):
         if dtype not in ("bfloat16", "float16"):
             raise BadRecipe(
-                f"{model.role}.{name} must be bfloat16 or float16 for attention heads of {HEAD_DIMS[-1]} values over a "
+                f"{model.role}.{name} must be bfloat16 or float16 for attention heads of {_WIDE} values or more over a "
                 f"paged cache; got {dtype!r}; change it"
             )
 

@@ -252,6 +252,14 @@ def dims_of(value: ir.Value) -> tuple[int | str, ...]:
     return tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape.dims)
 
 
+def without_trailing_none(inputs: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    """Return the inputs of a node without omitted ones at the end."""
+    kept = list(inputs)
+    while kept[-1] is None:
+        kept.pop()
+    return kept
+
+
 def width_of(value: ir.Value) -> int:
     """Return the last dimension of ``value``, which must be an integer."""
     return int(dims_of(value)[-1])

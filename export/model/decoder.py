@@ -12,6 +12,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.experts import optional_inputs_of
 from tandemrt.export.model.layer_inputs import layer_inputs
 from tandemrt.export.model.layers import decoder_layers
 from tandemrt.export.model.linear import Linear
@@ -122,7 +123,8 @@ def build_decoder(
     if spec.tied:
         w.same("lm_head.weight", "model.embed_tokens.weight")
     w.finish()
-    functions = (*strategies.functions(spec, kv_dtype or dtype), *scaled_matmul_functions(w), *low_bit_functions(w))
+    own_functions = strategies.functions(spec, kv_dtype or dtype)
+    functions = (*own_functions, *scaled_matmul_functions(w), *low_bit_functions(w, optional_inputs_of(spec)))
     return b.model(functions)
 
 

@@ -1,5 +1,6 @@
 """A mixture of experts: a router, followed by an ``If`` per expert or by one operator of the project."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, Protocol
@@ -8,14 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.engines.contract.dtypes import COMPUTE
-from tandemrt.export.graph.builder import GraphBuilder, dims_of
+from tandemrt.export.graph.builder import GraphBuilder, dims_of, without_trailing_none
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import activate, clamped_swiglu
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.low_bit_experts import low_bit_experts, low_bit_forms
 from tandemrt.export.read.layer import Experts, Router
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.operators.constants import ACTIVATIONS, DOMAIN
 
 
 class Mixture(Protocol):
@@ -50,25 +51,59 @@ def experts_operator(
     The operator reads all experts of a layer as one weight. Checkpoints store experts one by one, or in another order,
     so the runtime concatenates them when it opens the bundle. Raises BadCheckpoint for experts of unequal formats.
     """
-    logits = Linear.stored(f"{name}.gate", experts.count)(b, x if routed is None else routed, w)
+    router = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased)
+    logits = router(b, x if routed is None else routed, w)
     if experts.router != Router(scale=experts.router.scale):
         # The operator's softmax over the logarithms of weights whose sum is 1 gives these weights.
         unscaled = replace(experts, router=replace(experts.router, scale=1.0))
         logits = b.cast(b.op("Log", _routed(b, logits, w, unscaled, name)), w.dtype)
     stems, width = [f"{name}.experts.{expert}" for expert in range(experts.count)], experts.intermediate
-    both = [f"{stem}.{kind}_proj.weight" for stem in stems for kind in ("gate", "up")]
-    out = [f"{stem}.down_proj.weight" for stem in stems]
-    routing: dict[str, Any] = {"per_token": experts.per_token, "normalized": int(experts.normalized)}
-    if (forms := low_bit_forms(w, both, out)) is not None:
-        mixed = low_bit_experts(b, x, logits, w, both, out, forms, width, routing)
+    kinds = ("gate", "up") if experts.gate_up == "separate" else ("gate_up",)
+    both, out = [f"{stem}.{kind}_proj" for stem in stems for kind in kinds], [f"{stem}.down_proj" for stem in stems]
+    rows, outputs = [2 * width // len(kinds)] * len(both), [spec.hidden] * experts.count
+    more: list[ir.Value | None] = [None, None, None]  # biases of both weights, factors of the experts
+    if experts.biased:
+        more[:2] = (w.stacked([f"{each}.bias" for each in of], counts) for of, counts in ((both, rows), (out, outputs)))
+    if experts.norms is not None:
+        more[2] = w(f"{name}.gate.per_expert_scale", (experts.count,))
+    how = _attributes(spec, experts)
+    of_both, of_out = ([f"{each}.weight" for each in of] for of in (both, out))
+    if (forms := low_bit_forms(w, of_both, of_out)) is not None:
+        mixed = low_bit_experts(b, x, logits, w, of_both, of_out, forms, width, more, how)
     else:
-        gate_up = w.stacked(both, [width] * len(both), (spec.hidden,), name=f"{name}.experts.gate_up")
-        down = w.stacked(out, [spec.hidden] * experts.count, (width,), name=f"{name}.experts.down")
-        (mixed,) = b.custom(
-            "experts", x, logits, gate_up, down, domain=DOMAIN, outputs=[(w.dtype, dims_of(x))], **routing
-        )
+        gate_up = _all_experts(b, w, of_both, rows, spec.hidden, f"{name}.experts.gate_up")
+        down = _all_experts(b, w, of_out, outputs, width, f"{name}.experts.down")
+        inputs = without_trailing_none([x, logits, gate_up, down, *more])
+        (mixed,) = b.custom("experts", *inputs, domain=DOMAIN, outputs=[(w.dtype, dims_of(x))], **how)
     scale = experts.router.scale
     return mixed if scale == 1.0 else b.op("Mul", mixed, b.constant(scale, w.dtype))
+
+
+def optional_inputs_of(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the optional inputs of the operator of experts that the nodes of a model have."""
+    experts = spec.experts
+    biases = ("gate_up_bias", "down_bias") if experts is not None and experts.biased else ()
+    return (*biases, "expert_factors") if experts is not None and experts.norms is not None else biases
+
+
+def _attributes(spec: ModelSpec, experts: Experts) -> dict[str, Any]:
+    """Return the attributes of the operator."""
+    activation = dict(ACTIVATIONS[spec.activation])
+    if (clamped := experts.clamped) is not None:
+        activation |= {"alpha": clamped.alpha, "limit": clamped.limit, "offset": clamped.offset}
+    routing = {"per_token": experts.per_token, "normalized": int(experts.normalized)}
+    return {**routing, "interleaved": int(experts.gate_up == "interleaved"), **activation}
+
+
+def _all_experts(
+    b: GraphBuilder, w: Weights, names: Sequence[str], rows: Sequence[int], inner: int, name: str
+) -> ir.Value:
+    """Return weights [rows_i, inner] as one. Those stored as [inputs, outputs] are transposed when an engine loads."""
+    if not w.transposed(names[0]):
+        return w.stacked(names, rows, (inner,), name=name)
+    stored = w.stacked(names, [inner] * len(names), (rows[0],), name=name)
+    split = b.op("Reshape", stored, b.constant([len(names), inner, rows[0]]))
+    return b.op("Reshape", b.op("Transpose", split, perm=[0, 2, 1]), b.constant([sum(rows), inner]))
 
 
 def expert_branches(

@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from tandemrt.export.graph.builder import GraphBuilder, width_of
+from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import activate
 from tandemrt.export.model.linear import Linear
@@ -13,7 +13,7 @@ from tandemrt.export.read.spec import ModelSpec
 def layer_inputs(
     b: GraphBuilder, hidden: ir.Value, token_ids: ir.Value, w: Weights, spec: ModelSpec
 ) -> tuple[ir.Value, ...]:
-    """Return the input [batch, query, width] of each layer for the tokens with embeddings ``hidden``; () if none.
+    """Return the input [..., width] of each layer for the tokens with embeddings ``hidden``; () if none.
 
     It is the mean, times the root of 2, of a normed matmul of the embedding and of the token's row in a second table.
     """
@@ -26,9 +26,10 @@ def layer_inputs(
     stored = b.op("Mul", stored, b.constant(inputs.width**0.5, w.dtype))
     projected = Linear.stored("model.per_layer_model_projection", width)(b, hidden, w)
     projected = b.op("Mul", projected, b.constant(spec.hidden**-0.5, w.dtype))
-    projected = b.op("Reshape", projected, b.constant([0, 0, spec.layers, inputs.width]))
+    same = [0] * len(dims_of(token_ids))  # dimensions that a Reshape keeps
+    projected = b.op("Reshape", projected, b.constant([*same, spec.layers, inputs.width]))
     projected = stored_norm(b, projected, w, "model.per_layer_projection_norm", spec)
-    projected = b.op("Reshape", projected, b.constant([0, 0, width]))
+    projected = b.op("Reshape", projected, b.constant([*same, width]))
     projected.shape = stored.shape  # a Reshape loses the name of padded tokens
     both = b.op("Mul", b.op("Add", projected, stored), b.constant(2**-0.5, w.dtype))
     return b.ops("Split", both, b.constant([inputs.width] * spec.layers), outputs=spec.layers, axis=-1)

@@ -1,12 +1,13 @@
 """Experts with weights of 4 or 8 bits on a GPU, by the project's operators."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
+from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of, without_trailing_none
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.low_bit_matmul import OVERLOADS
@@ -38,9 +39,12 @@ def low_bit_experts(
     down: Sequence[str],
     forms: Forms,
     width: int,
-    routing: Mapping[str, int],
+    more: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any],
 ) -> ir.Value:
     """Append the operator for ``x`` [..., hidden] and weights of ``forms``; ``width`` is that of an expert.
+
+    ``more``: the inputs of the operator after those of the weights, ``attributes``: those of every format.
 
     Raises BadCheckpoint for sizes that the kernels do not support.
     """
@@ -51,16 +55,18 @@ def low_bit_experts(
             f"{LOW_BIT_EXPERTS_MULTIPLE}; they have {hidden} and {width}; build them with dequantize = true"
         )
     prefix = gate_up[0].rpartition(".0.")[0]
-    both = w.low_bit_tensors(gate_up, [width] * len(gate_up), hidden, forms[0], name=f"{prefix}.gate_up")
+    rows = 2 * width * len(down) // len(gate_up)  # of a gate, an up or both in one
+    both = w.low_bit_tensors(gate_up, [rows] * len(gate_up), hidden, forms[0], name=f"{prefix}.gate_up")
     last = w.low_bit_tensors(down, [hidden] * len(down), width, forms[1], name=f"{prefix}.down")
+    weights = [each for kind in zip(both, last, strict=True) for each in kind]
+    if forms[0].numbers == "int4" and not forms[0].zeros:
+        weights += [None, None]
     (mixed,) = b.custom(
         f"{forms[0].numbers}_experts",
-        x,
-        logits,
-        *(each for kind in zip(both, last, strict=True) for each in kind),
+        *without_trailing_none([x, logits, *weights, *more]),
         domain=DOMAIN,
         outputs=[(w.dtype, dims_of(x))],
-        **routing,
+        **attributes,
         gate_up_group=forms[0].group_size,
         down_group=forms[1].group_size,
     )

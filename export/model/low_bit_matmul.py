@@ -17,6 +17,8 @@ from tandemrt.plugins.operators.constants import DOMAIN
 INPUTS, OUTPUTS = 32, 8  # the inputs and outputs of a matmul must be multiples of these
 OVERLOADS = {False: "", True: "zeros"}  # by whether there are zero points, which some matmuls of a model may have
 
+_ZEROS = ("gate_up_zeros", "down_zeros")
+
 
 def low_bit_matmul(
     b: GraphBuilder,
@@ -46,8 +48,11 @@ def low_bit_matmul(
     return matmul
 
 
-def low_bit_functions(w: Weights) -> tuple[ir.Function, ...]:
-    """Return the function bodies of the operators that the matmuls and experts of the checkpoint use."""
+def low_bit_functions(w: Weights, of_experts: Sequence[str] = ()) -> tuple[ir.Function, ...]:
+    """Return the function bodies of the operators that the matmuls and experts of the checkpoint use.
+
+    ``of_experts``: the optional inputs that the operators of experts have, besides zero points.
+    """
     bodies = {"int8": int8_matmul, "float4": float4_matmul}
     matmuls = {(form.numbers, form.zeros) for form in w.low_bit_formats(experts=False) if form.tiles}
     experts = {(form.numbers, form.zeros) for form in w.low_bit_formats(experts=True) if form.tiles}
@@ -56,5 +61,8 @@ def low_bit_functions(w: Weights) -> tuple[ir.Function, ...]:
             int4_matmul(zeros=zeros, overload=OVERLOADS[zeros]) if numbers == "int4" else bodies[numbers]()
             for numbers, zeros in sorted(matmuls)
         ),
-        *(low_bit_experts(numbers, zeros=zeros, overload=OVERLOADS[zeros]) for numbers, zeros in sorted(experts)),
+        *(
+            low_bit_experts(numbers, (*of_experts, *(_ZEROS if zeros else ())), OVERLOADS[zeros])
+            for numbers, zeros in sorted(experts)
+        ),
     )

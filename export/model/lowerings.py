@@ -16,10 +16,10 @@ from tandemrt.export.model.activation import (
     separate_matmuls,
 )
 from tandemrt.export.model.attention import Attention, AttentionMaker, LinearCacheAttention
-from tandemrt.export.model.experts import Mixture, expert_branches, experts_operator
+from tandemrt.export.model.experts import Mixture, expert_branches, experts_operator, optional_inputs_of
 from tandemrt.export.model.grouped_attention import GroupedAttention
 from tandemrt.export.model.packed_recurrence import PackedCall
-from tandemrt.export.model.paged_attention import PagedAttention
+from tandemrt.export.model.paged_attention import PagedAttention, optional_inputs
 from tandemrt.export.model.paged_latent_attention import PagedLatentAttention
 from tandemrt.export.model.recurrence import RecurrentCall
 from tandemrt.export.model.rows import gather_rows, gather_tokens
@@ -69,10 +69,14 @@ def _paged_attention(
 
 
 def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
+<<<<<<< HEAD
     per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads and not spec.position_rows
+=======
+    optional = optional_inputs(spec)
+>>>>>>> 3abfc1ff (gpu: run gpt-oss and Gemma 4 over a paged cache)
     activation = (swiglu(),) if spec.gated and spec.activation == "silu" else ()
-    mixture = (experts(),) if spec.experts is not None else ()
-    attention = () if spec.latent is not None else (window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8),)
+    mixture = (experts(optional_inputs_of(spec)),) if spec.experts is not None else ()
+    attention = () if spec.latent is not None else (window_attention(optional, float8=kv_dtype == FLOAT8),)
     return *attention, *activation, *mixture
 
 

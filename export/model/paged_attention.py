@@ -12,7 +12,7 @@ import onnx_ir as ir
 from tandemrt.engines.contract.contract import BLOCK_SIZE, table_width
 from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.engines.contract.operators import SCHEMAS
-from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of
+from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of, without_trailing_none
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, LayerCache, gated_output
 from tandemrt.export.model.block_draft_attention import NormAndRotary
@@ -24,18 +24,24 @@ from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import DOMAIN
 
 
+def optional_inputs(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the optional inputs of the operator that the nodes of a model have."""
+    norms = ("q_norm", "k_norm") if spec.qk_norm is not None and not spec.qk_norm.over_all_heads else ()
+    return (*norms, "sinks") if spec.sinks else norms
+
+
 @dataclass(frozen=True)
 class PagedAttention:
     """Attention over a paged cache: one merged matmul for queries, keys and values, then the operator.
 
     ``place``: positions of the tokens of a packed call, by the operator's input names. ``tables``: cosine and sine of
-    each rotation rule, [positions, head_dim // 2]; the tables for None rotate by angle 0. ``rotary``: norms and rotates
-    queries and keys before the operator, where it cannot: by positions in time, height and width.
+    each rotation rule and head size, [positions, head size // 2]; the tables for None rotate by angle 0. ``rotary``:
+    norms and rotates queries and keys before the operator, where it cannot: by positions in time, height and width.
     """
 
     spec: ModelSpec
     place: Mapping[str, ir.Value]
-    tables: Mapping[Rope | None, Tables]
+    tables: Mapping[tuple[Rope | None, int], Tables]
     rotary: NormAndRotary | None
 
     @classmethod
@@ -43,10 +49,11 @@ class PagedAttention:
         cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "PagedAttention":
         """Make tables for every position of a row's blocks, to the end of the last block."""
-        by_token = "positions" in graph_inputs
-        used = {None} if by_token else dict.fromkeys(spec.rope_of(layer) for layer in range(spec.layers))
-        pairs, positions = spec.head_dim // 2, table_width(capacity) * BLOCK_SIZE
-        tables = {rope: whole_head_tables(b, rope, pairs, positions, dtype) for rope in used}
+        by_token, positions = "positions" in graph_inputs, table_width(capacity) * BLOCK_SIZE
+        used = dict.fromkeys(
+            (None if by_token else spec.rope_of(layer), spec.heads_of(layer).dim) for layer in range(spec.layers)
+        )
+        tables = {(rope, dim): whole_head_tables(b, rope, dim // 2, positions, dtype) for rope, dim in used}
         names = [binding.name for binding in SCHEMAS["window_attention"].inputs if binding.name in graph_inputs]
         place = {name: graph_inputs[name] for name in names}
         if not by_token:
@@ -64,30 +71,40 @@ class PagedAttention:
         qkv, gate = self._projected(b, x, w, rotated)
         if self.rotary is not None:
             qkv, attention = self._normed_and_rotated(b, qkv, w, attention, self.rotary), rotated
-        norms: list[ir.Value] = []
+        norms: list[ir.Value | None] = [None, None]
+        heads = attention.heads
         if attention.norms is not None and self._norms_all_heads(attention):
             qkv = self._reorder_for_rotation(b, self._normed(b, qkv, w, attention.norms), attention.rope)
         elif attention.norms is not None:
-            norms = [self._norm_weight(b, w, name, attention.rope) for name in attention.norms]
+            # A layer without keys of its own has no norm of keys, and the operator does not read it.
+            names = (attention.norms[0],) * 2 if attention.reads_earlier else attention.norms
+            norms = [self._norm_weight(b, w, name, heads.dim, attention.rope) for name in names]
+        sinks = None if attention.sinks is None else b.cast(w.stored(attention.sinks, (heads.query,)), "float32")
         qkv.name = f"qkv.{attention.layer}"
-        shape, cache = (*dims_of(qkv)[:-1], self.spec.heads * self.spec.head_dim), dims_of(past.key)
+        shape, cache = (*dims_of(qkv)[:-1], heads.query * heads.dim), dims_of(past.key)
         operator, kv_dtype, scales = "window_attention", w.dtype, {}
         if past.key.dtype == DTYPES[FLOAT8]:
             operator, kv_dtype = "float8_window_attention", FLOAT8
             scales = dict(zip(("key_scale", "value_scale"), w.cache_scales(attention.name), strict=True))
         mixed, key, value = b.custom(
             operator,
-            qkv,
-            past.key,
-            past.value,
-            *self.place.values(),
-            *self.tables[attention.rope],
-            *norms,
+            *without_trailing_none(
+                [
+                    qkv,
+                    past.key,
+                    past.value,
+                    *self.place.values(),
+                    *self.tables[attention.rope, heads.dim],
+                    *norms,
+                    sinks,
+                ]
+            ),
             domain=DOMAIN,
             outputs=[(w.dtype, shape), (kv_dtype, cache), (kv_dtype, cache)],
-            heads=self.spec.heads,
-            kv_heads=self.spec.kv_heads,
+            heads=heads.query,
+            kv_heads=heads.kv,
             sliding_window=attention.sliding_window or 0,
+            value_norm=int(self.spec.variants.value_norm),
             scale=self.spec.scales.attention,
             epsilon=self.spec.norm_eps,
             **scales,
@@ -100,16 +117,23 @@ class PagedAttention:
     ) -> tuple[ir.Value, ir.Value | None]:
         """Return queries, keys and values in one tensor, and the logits of the output gate if the attention has one.
 
-        Queries and keys have the order of the operator's rotary embedding, unless they are normed over all heads.
+        Queries and keys have the order of the operator's rotary embedding, unless they are normed over all heads. A
+        layer that reads an earlier one's cache has queries alone.
         """
-        merged = merge_linears(attention.query, attention.key, attention.value)
-        size, all_queries = self.spec.head_dim, attention.query.width
+        if attention.reads_earlier:
+            merged = attention.query
+        elif attention.values_are_keys:
+            merged = merge_linears(attention.query, attention.key)
+        else:
+            merged = merge_linears(attention.query, attention.key, attention.value)
+        size, all_queries = attention.heads.dim, attention.query.width
         order = list(range(size)) if self._norms_all_heads(attention) else head_order(attention.rope, size)
         step = 2 * size if self.spec.gated_attention else size  # each head's query is followed by its gate
         queries = [head + at for head in range(0, all_queries, step) for at in order]
-        values = all_queries + self.spec.kv_heads * size
+        values = min(all_queries + attention.key.width, merged.width)
         keys = [head + at for head in range(all_queries, values, size) for at in order]
-        wanted = [*queries, *keys, *range(values, merged.width)]
+        first_value = all_queries if attention.values_are_keys and not attention.reads_earlier else values
+        wanted = [*queries, *keys, *range(first_value, merged.width)]
         if self.spec.gated_attention:
             gates = [head + size + at for head in range(0, all_queries, step) for at in range(size)]
             qkv, gate = merged.outputs(b, x, w, wanted, gates)
@@ -145,11 +169,11 @@ class PagedAttention:
         normed = [stored_norm(b, part, w, name, self.spec) for part, name in zip(parts, names, strict=True)]
         return b.op("Concat", *normed, value, axis=1)
 
-    def _norm_weight(self, b: GraphBuilder, w: Weights, name: str, rope: Rope | None) -> ir.Value:
-        """Return the weight of a norm per head, in the order of the operator's rotary embedding."""
-        weight = b.cast(norm_weight(b, w, name, self.spec.head_dim, self.spec), w.dtype)
-        order = head_order(rope, self.spec.head_dim)
-        return weight if order == list(range(self.spec.head_dim)) else b.op("Gather", weight, b.constant(order))
+    def _norm_weight(self, b: GraphBuilder, w: Weights, name: str, size: int, rope: Rope | None) -> ir.Value:
+        """Return the weight of a norm per head of ``size`` values, in the order of the operator's rotary embedding."""
+        weight = b.cast(norm_weight(b, w, name, size, self.spec), w.dtype)
+        order = head_order(rope, size)
+        return weight if order == list(range(size)) else b.op("Gather", weight, b.constant(order))
 
     def _reorder_for_rotation(self, b: GraphBuilder, qkv: ir.Value, rope: Rope | None) -> ir.Value:
         """Reorder the values of query and key heads for the operator's rotary embedding; scores do not change."""

@@ -7,6 +7,7 @@ from tandemrt.export.read.layer import UNIFORM, Experts, Router
 from tandemrt.export.read.recurrent_layers import Mamba2, RecurrentLayers, ShortConvolution
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import (
+    ACTIVATIONS,
     DELTA_KEY_DIMS,
     HIDDEN_MULTIPLE,
     KEY_DIMS,
@@ -27,11 +28,11 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             f"with attention heads of a multiple of {HEAD_DIM_STEP} values, and as many of "
             "them rotated; the backend must be one of these"
         )
-    if spec.sinks and lowering != "grouped":
+    if spec.sinks and lowering not in ("grouped", "paged"):
         what = "attention sinks" if spec.experts is None else "experts and attention sinks"
         return (
-            f"{spec.family} has {what}, which run on a CPU alone, with heads of a multiple of {HEAD_DIM_STEP} values; "
-            f"the backend must be {CPU}"
+            f"{spec.family} has {what}, which run with {CUDA} over a paged cache, or on a CPU with heads of "
+            f"a multiple of {HEAD_DIM_STEP} values; the backend must be one of these"
         )
     if spec.experts is not None and lowering not in ("grouped", "paged"):
         return (
@@ -44,10 +45,10 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             f"or on a CPU with latent vectors and rotated keys of a multiple of {HEAD_DIM_STEP} values; the backend "
             "must be one of these"
         )
-    if spec.variants != UNIFORM and lowering != "grouped":
+    if spec.variants != UNIFORM and lowering not in ("grouped", "paged"):
         return (
-            f"{spec.family} has layers of different shapes, which run on a CPU alone, with heads of a multiple of "
-            f"{HEAD_DIM_STEP} values; the backend must be {CPU}"
+            f"{spec.family} has layers of different shapes, which run with {CUDA} over a paged cache, or on "
+            f"a CPU with heads of a multiple of {HEAD_DIM_STEP} values; the backend must be one of these"
         )
     if spec.position_rows and (why := _unsupported_positions(spec, lowering)):
         return why
@@ -56,6 +57,7 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             _unsupported_recurrence(spec, spec.recurrent)
             or _unsupported_latent(spec, spec.latent)
             or _unsupported_by_window_attention(spec)
+            or _unsupported_variants(spec)
             or _unsupported_by_experts(spec, spec.experts)
         )
     if lowering == "length" and spec.sliding_window is not None and capacity > spec.sliding_window:
@@ -118,16 +120,11 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
     if experts is None:
         return None
     sizes = f"{experts.per_token} of {experts.count} experts of {experts.intermediate} values for {spec.hidden}"
-    if (
-        experts.biased
-        or experts.gate_up != "separate"
-        or experts.clamped
-        or experts.weighted_input
-        or spec.activation != "silu"
-    ):
+    clamped = experts.clamped is not None and experts.clamped.clamped_after
+    if clamped or experts.weighted_input or not spec.gated or spec.activation not in ACTIVATIONS or experts.latent:
         return (
-            f"{spec.family} has experts with biases, bounds, weighted inputs or joined gate and up weights, which "
-            f"run on a CPU alone; choose {CPU}"
+            f"{spec.family} has experts with weighted or latent inputs, no gates, a bound after the activation, or "
+            f"another activation than {', '.join(ACTIVATIONS)}, which run on a CPU alone; choose {CPU}"
         )
     if not experts.normalized and experts.router != Router(scale=experts.router.scale):
         return (
@@ -143,6 +140,17 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
         return (
             f"{spec.family} has {sizes}; over a paged cache at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS} run, in "
             f"multiples of {WIDTH_MULTIPLE} values, for multiples of {HIDDEN_MULTIPLE}: choose {CPU}"
+        )
+    return None
+
+
+def _unsupported_variants(spec: ModelSpec) -> str | None:
+    """Return the part in which layers differ that a paged cache does not support, or None."""
+    variants = spec.variants
+    if variants.value_dim or variants.head_gates or any((*variants.expert_clamps, *variants.mlp_clamps)):
+        return (
+            f"{spec.family} has values smaller than keys, gates of heads or bounds of activations by layer, which run "
+            f"on a CPU alone; choose {CPU}"
         )
     return None
 

@@ -52,6 +52,10 @@ class DraftHeadSpec:
         return self.layer.head_dim
 
     @property
+    def head_dims(self) -> tuple[int, ...]:
+        return self.layer.head_dims
+
+    @property
     def latent(self) -> Latent | None:
         return self.layer.latent
 

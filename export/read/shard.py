@@ -16,7 +16,7 @@ from math import prod
 
 from tandemrt.engines.validation.errors import BadRecipe, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
-from tandemrt.export.read.layer import Experts
+from tandemrt.export.read.layer import UNIFORM, Experts
 from tandemrt.export.read.recurrent_shards import Section, obstacle, part_of, sections_of
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import WIDTH_MULTIPLE
@@ -123,6 +123,8 @@ def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, i
 def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) -> str | None:
     if any("gate_up_proj" in name for name in checkpoint.tensors):
         return f"{spec.family} joins gate and up in one tensor, which is not split yet"
+    if spec.variants != UNIFORM or spec.sinks:
+        return f"{spec.family} has layers of different shapes or attention sinks, which are not split yet"
     if spec.experts is not None and (why := _obstacle_of_experts(spec.experts, spec.family, ranks, inputs)) is not None:
         return why
     if spec.recurrent is not None and (why := obstacle(spec.recurrent, ranks)) is not None:

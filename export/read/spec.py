@@ -166,6 +166,11 @@ class ModelSpec:
         """Return the attention heads of a layer."""
         return self.variants.heads[layer] if self.variants.heads else Heads(self.heads, self.kv_heads, self.head_dim)
 
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The head sizes of the layers, ascending."""
+        return tuple(sorted({self.heads_of(layer).dim for layer in range(self.layers)}))
+
     def cache_of(self, layer: int) -> int:
         """Return the layer whose keys and values a layer reads: itself, or the last one of its kind that has some."""
         first = self.layers - self.variants.sharing

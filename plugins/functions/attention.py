@@ -11,22 +11,23 @@ from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, BodyValue
 _ZERO, _ONE, _ALL = (np.array([each], np.int64) for each in (0, 1, -1))
 
 
-def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
-    """Return the function; inputs and outputs as in the reference. ``qk_norm`` adds the inputs q_norm and k_norm.
+def window_attention(present: Collection[str] = (), *, float8: bool = False) -> ir.Function:
+    """Return the function; inputs and outputs as in the reference. ``present``: the optional inputs that nodes have.
 
     With ``float8`` the caches are float8, the attributes key_scale and value_scale (float) exist, and the function is
-    ``float8_window_attention``. The other attributes are all required: heads, kv_heads, sliding_window (int), scale,
-    epsilon (float). A cache output may be bound to the memory of its input. Windows and prompt runs are padded to
-    rectangles, runs to the longest one; each reads the blocks up to its longest row. Scores and sums are float32.
+    ``float8_window_attention``. The other attributes are all required: heads, kv_heads, sliding_window, value_norm
+    (int), scale, epsilon (float). A cache output may be bound to the memory of its input. Windows and prompt runs are
+    padded to rectangles, runs to the longest one; each reads the blocks up to its longest row. Scores and sums are
+    float32.
 
     All keys and values are written before any are read. A window may follow a prompt run of the same text; causality
     hides the window from the run. ONNX cannot gather or scatter float8, so the function converts the full float8 cache
     in both directions.
     """
     name = "float8_window_attention" if float8 else "window_attention"
-    body = Body.of(name, without=() if qk_norm else ("q_norm", "k_norm"))
+    body = Body.up_to(name, present)
     qkv, key_cache, value_cache, block_table, write_index, *_, cosine, sine = body.inputs[:11]
-    heads, kv_heads, head_dim = body.integer("heads"), body.integer("kv_heads"), key_cache.size(3)
+    heads, head_dim = body.integer("heads"), key_cache.size(3)
     block_size, batch = key_cache.size(2), write_index.size(0)
     runs = _Runs.of(body)
     windows = qkv.size(0) - runs.rows.size(0)
@@ -39,20 +40,15 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     rows = body.concat(body.op("Reshape", window_rows, _ALL), runs.rows + batch, axis=0)
 
     # Each is [tokens, heads, head_dim].
-    q, k, v = body.ops(
-        "Split",
-        body.op("Reshape", qkv, body.concat(_ZERO, _ALL, head_dim, axis=0)),
-        body.concat(heads, kv_heads, kv_heads, axis=0),
-        outputs=3,
-        axis=1,
-    )
-    epsilon = body.attribute("epsilon", ir.AttributeType.FLOAT, "epsilon")
-    if qk_norm:
-        q, k = (
-            body.op("RMSNormalization", x, norm, axis=-1, epsilon=epsilon, stash_type=1)
-            for x, norm in zip((q, k), body.inputs[11:], strict=True)
-        )
-    q, k = (_rotated(body, x, cosine, sine, positions) for x in (q, k))
+    fed = body.op("Reshape", qkv, body.concat(_ZERO, _ALL, head_dim, axis=0))
+    new_heads = (fed.size(1) - heads) / np.int64(2)  # of keys; none in a layer that reads an earlier one's
+    q, k, v = body.ops("Split", fed, body.concat(heads, new_heads, new_heads, axis=0), outputs=3, axis=1)
+    if "q_norm" in present:
+        q, k = _normed(body, q, body["q_norm"]), _normed(body, k, body["k_norm"])
+    ones = body.op("CastLike", body.full(head_dim, np.float32(1)), qkv)
+    v = body.where(body.integer("value_norm") > np.int64(0), _normed(body, v, ones), v)
+    turned = _rotated(body, body.concat(q, k, axis=1), cosine, sine, positions)
+    q, k = body.ops("Split", turned, body.concat(heads, new_heads, axis=0), outputs=2, axis=1)
 
     def written(cache: BodyValue, values: BodyValue) -> BodyValue:
         return body.op("ScatterND", cache, indices, body.op("Compress", values, real, axis=0))
@@ -65,16 +61,17 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
     used_rows, used_positions = (body.op("Compress", x, real, axis=0) for x in (rows, positions))
     tables = body.concat(block_table, runs.table, axis=0).cast(INT64)
     at = body.concat(used_rows.expand_dims(1), (used_positions / block_size).expand_dims(1), axis=1)
-    everywhere = body.concat(used_rows.size(0), kv_heads, axis=0)
+    everywhere = body.concat(used_rows.size(0), new_heads, axis=0)
     block, offset = (
         body.op("Expand", x.expand_dims(1), everywhere)
         for x in (body.op("GatherND", tables, at), body.op("Mod", used_positions, block_size))
     )
-    head = body.op("Expand", body.arange(kv_heads), everywhere)
+    head = body.op("Expand", body.arange(new_heads), everywhere)
     indices = body.concat(*(x.expand_dims(2) for x in (block, head, offset)), axis=2)
     present_key, present_value = written(key_cache, k), written(value_cache, v)
 
-    attend = _Attention(body, present_key, present_value, scales)
+    sinks = body["sinks"] if "sinks" in present else None
+    attend = _Attention(body, present_key, present_value, scales, sinks)
     rectangle = _reshaped(body, q.first(windows, axis=0), batch, query, heads, head_dim)
     mixed = attend(rectangle, block_table, write_index, write_index + query)
 
@@ -94,12 +91,12 @@ def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (window_attention(qk_norm="q_norm" in present),)
+    return (window_attention(present),)
 
 
 def float8_bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (window_attention(qk_norm="q_norm" in present, float8=True),)
+    return (window_attention(present, float8=True),)
 
 
 @dataclass(frozen=True)
@@ -150,6 +147,8 @@ class _Runs:
 class _Attention:
     """Attention over caches that already hold the new tokens; ``scales`` are those of a float8 cache, if any.
 
+    ``sinks`` [heads] are further logits of every softmax, if there are some.
+
     A token's result has the same bits in every call. Each matmul therefore reads one block of the cache, and the sums
     of the blocks are added in their order: the length of the longest row changes only how many zeros are added.
     """
@@ -158,6 +157,7 @@ class _Attention:
     key_cache: BodyValue
     value_cache: BodyValue
     scales: Sequence[BodyValue] | None
+    sinks: BodyValue | None
 
     def __call__(self, q: BodyValue, table: BodyValue, start: BodyValue, end: BodyValue) -> BodyValue:
         """Return float32 [rows * query, heads * head_dim] for ``q`` [rows, query, heads, head_dim].
@@ -199,12 +199,28 @@ class _Attention:
         scores = body.op("Transpose", scores, perm=[0, 2, 3, 1, 4])  # [rows, kv_heads, merged, blocks, block_size]
         scores = _reshaped(body, scores, rows, kv_heads, group, query, blocks * block_size)
         scores = body.where(visible.expand_dims(1, 2), scores, np.float32(-np.inf))
-        weights = _reshaped(body, body.op("Softmax", scores, axis=-1), rows, kv_heads, merged, blocks, block_size)
+        weights = _reshaped(body, self._softmax(scores), rows, kv_heads, merged, blocks, block_size)
         by_block = body.op("MatMul", body.op("Transpose", weights, perm=[0, 3, 1, 2, 4]), values)
         # ReduceSum promises no order, so more blocks might change it.
         mixed = body.op("Gather", body.op("CumSum", by_block, np.int64(1)), np.int64(-1), axis=1)
         split = _reshaped(body, mixed, rows, heads, query, head_dim).first(real_query, axis=2)
         return _reshaped(body, body.op("Transpose", split, perm=[0, 2, 1, 3]), rows * real_query, heads * head_dim)
+
+    def _softmax(self, scores: BodyValue) -> BodyValue:
+        """Return the weights for ``scores`` [rows, kv_heads, group, query, tokens]; a sink's weight is dropped."""
+        body, sinks = self.body, self.sinks
+        if sinks is None:
+            return body.op("Softmax", scores, axis=-1)
+        by_head = body.op("Reshape", sinks, body.concat(scores.size(1), scores.size(2), _ONE, _ONE, axis=0))
+        column = body.op("Expand", by_head, body.concat(body.op("Shape", scores, end=4), _ONE, axis=0))
+        weights = body.op("Softmax", body.concat(column, scores, axis=-1), axis=-1)  # in a place that never moves
+        return body.op("Slice", weights, _ONE, weights.size(-1), _ALL)
+
+
+def _normed(body: Body, x: BodyValue, weight: BodyValue) -> BodyValue:
+    """Return the RMS norm of each head of ``x``."""
+    epsilon = body.attribute("epsilon", ir.AttributeType.FLOAT, "epsilon")
+    return body.op("RMSNormalization", x, weight, axis=-1, epsilon=epsilon, stash_type=1)
 
 
 def _rotated(body: Body, x: BodyValue, cosine: BodyValue, sine: BodyValue, positions: BodyValue) -> BodyValue:

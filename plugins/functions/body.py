@@ -4,7 +4,7 @@
 operator. Constants are numpy scalars or arrays, and the node gets their dtype: there is no promotion.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,19 @@ class Body:
         """Begin the body of an operator of the project, with its inputs except the optional ones in ``without``."""
         return cls(operator, [b.name for b in SCHEMAS[operator].inputs if b.name not in without])
 
-    def __getitem__(self, name: str) -> BodyValue:
+    @classmethod
+    def up_to(cls, operator: str, present: Collection[str]) -> "Body":
+        """Begin the body of an operator with its inputs up to the last optional one in ``present``.
+
+        A node may leave out optional inputs in between; the body must not read these.
+        """
+        schema = SCHEMAS[operator]
+        names = [binding.name for binding in schema.inputs]
+        while names[-1] in schema.optional and names[-1] not in present:
+            names.pop()
+        return cls(operator, names)
+
+    def __getitem__(self, name: str) -> "BodyValue":
         """Return the input ``name``."""
         return next(value for value in self.inputs if value.value.name == name)
 

@@ -10,32 +10,59 @@ from tandemrt.plugins.functions.body import FLOAT32, Body, BodyValue
 _REST = np.array([-1], np.int64)
 
 
-def experts(*, prompt_rows: bool = False) -> ir.Function:
-    """x, router_logits, gate_up, down → mixed; see plugins/reference/experts.py. ``prompt_rows``: with that input.
+def experts(present: Collection[str] = ()) -> ir.Function:
+    """Return the function with the optional inputs in ``present``; see plugins/reference/experts.py.
 
     Computes in float32 and rounds where the reference rounds. It multiplies all tokens by every expert: a portable
     definition, not a fast implementation.
     """
-    body = Body.of("experts", without=() if prompt_rows else ("prompt_rows",))
-    x, router_logits, gate_up, down, *_ = body.inputs
-    return body.function(mixed=mixture(body, x, router_logits, gate_up.cast(FLOAT32), down.cast(FLOAT32)))
+    body = Body.up_to("experts", present)
+    return body.function(mixed=mixture(body, present, body["gate_up"].cast(FLOAT32), body["down"].cast(FLOAT32)))
 
 
-def mixture(body: Body, x: BodyValue, router_logits: BodyValue, gate_up: BodyValue, down: BodyValue) -> BodyValue:
-    """Return the mixture of ``x`` for weights in float32, rounded to the dtype of ``x``."""
+def mixture(body: Body, present: Collection[str], gate_up: BodyValue, down: BodyValue) -> BodyValue:
+    """Return the mixture for weights in float32, rounded to the dtype of ``x``.
+
+    ``present``: optional inputs that nodes have.
+    """
+    x, router_logits = body["x"], body["router_logits"]
     count, hidden = router_logits.size(-1), x.size(-1)
     logits = body.op("Reshape", router_logits.cast(FLOAT32), body.concat(_REST, count, axis=0))
     selected, routing_weights = _routed(body, logits)
+    if "expert_factors" in present:
+        routing_weights = routing_weights * body["expert_factors"].cast(FLOAT32).expand_dims(1, 2)
     gate_up_weights = body.op("Reshape", gate_up, body.concat(count, _REST, hidden, axis=0))
     down_weights = body.op("Reshape", down, body.concat(count, hidden, _REST, axis=0))
     rows = body.op("Reshape", x.cast(FLOAT32), body.concat(_REST, hidden, axis=0))
     both = body.matmul(rows, body.op("Transpose", gate_up_weights, perm=[0, 2, 1]))
-    gate, up = body.ops("Split", both, outputs=2, axis=-1, num_outputs=2)
-    activated = body.op("CastLike", gate * body.op("Sigmoid", gate) * up, x).cast(FLOAT32)
+    if "gate_up_bias" in present:
+        both = both + _bias_of_each(body, "gate_up_bias", count)
+    activated = body.op("CastLike", _activated(body, both), x).cast(FLOAT32)
     outputs = body.matmul(activated, body.op("Transpose", down_weights, perm=[0, 2, 1]))  # [experts, tokens, hidden]
+    if "down_bias" in present:
+        outputs = outputs + _bias_of_each(body, "down_bias", count)
     kept = body.where(selected > np.float32(0), outputs * routing_weights, np.float32(0))
     mixed = body.op("ReduceSum", kept, np.array([0], np.int64), keepdims=0)
     return body.op("CastLike", body.op("Reshape", mixed, body.op("Shape", x), allowzero=1), x)
+
+
+def _bias_of_each(body: Body, name: str, count: BodyValue) -> BodyValue:
+    """Return the biases ``name``, float32 [experts, 1, outputs]."""
+    return body.op("Reshape", body[name].cast(FLOAT32), body.concat(count, _REST, axis=0)).expand_dims(1)
+
+
+def _activated(body: Body, both: BodyValue) -> BodyValue:
+    """Return the activation of gates and ups [experts, tokens, 2 * width]."""
+    alpha, cubic, limit, offset = (body.number(name) for name in ("alpha", "cubic", "limit", "offset"))
+    interleaved, rows = body.integer("interleaved"), both.size(-1)
+    step, half = interleaved + np.int64(1), rows / np.int64(2)  # gates and ups by turns, or in halves
+    first_up = body.where(interleaved > np.int64(0), np.int64(1), half)
+    gate = body.op("Slice", both, np.array([0], np.int64), half * step, _REST, step)
+    up = body.op("Slice", both, first_up, rows, _REST, step)
+    bounded = limit > np.float32(0)
+    gate = body.where(bounded, body.op("Min", gate, limit), gate)
+    up = body.where(bounded, body.op("Max", body.op("Min", up, limit), -limit), up)
+    return (up + offset) * gate * body.op("Sigmoid", gate * (alpha + cubic * gate * gate))
 
 
 def _routed(body: Body, logits: BodyValue) -> tuple[BodyValue, BodyValue]:
@@ -55,4 +82,4 @@ def _routed(body: Body, logits: BodyValue) -> tuple[BodyValue, BodyValue]:
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (experts(prompt_rows="prompt_rows" in present),)
+    return (experts(present),)

@@ -13,38 +13,37 @@ from tandemrt.plugins.functions.float8 import NUMBERS
 from tandemrt.plugins.functions.int4 import in_groups, int4_values, scaled_groups
 from tandemrt.plugins.functions.int8 import bytes_from_tiles, int8_values
 
-_GROUPS = ("gate_up_group", "down_group")
 
+def low_bit_experts(numbers: str, present: Collection[str] = (), overload: str = "") -> ir.Function:
+    """Return the function of the operator for weights of ``numbers``.
 
-def low_bit_experts(numbers: str, *, zeros: bool = False, overload: str = "") -> ir.Function:
-    """Return the function of the operator for weights of ``numbers``; ``zeros``, ``overload``: as for int4_matmul."""
-    without = () if zeros or numbers != "int4" else ("gate_up_zeros", "down_zeros")
-    body = Body.of(f"{numbers}_experts", without=without)
-    x, router_logits, *stored = body.inputs  # both weights, both scales, and what else describes them
-    width = body.op("Div", stored[0].size(0), router_logits.size(-1) * np.int64(2))
+    ``present``, ``overload``: as for ``experts`` and int4_matmul.
+    """
+    body = Body.up_to(f"{numbers}_experts", present)
+    width = body.op("Div", body["gate_up"].size(0), body["router_logits"].size(-1) * np.int64(2))
     both, last = (
-        _values(numbers, body, stored[at::2], group).first(inner, 1)
-        for at, group, inner in zip((0, 1), _GROUPS, (x.size(-1), width), strict=True)
+        _values(numbers, body, name, present).first(inner, 1)
+        for name, inner in (("gate_up", body["x"].size(-1)), ("down", width))
     )
-    return body.function(overload, mixed=mixture(body, x, router_logits, both, last))
+    return body.function(overload, mixed=mixture(body, present, both, last))
 
 
-def _values(numbers: str, body: Body, stored: list[BodyValue], group: str) -> BodyValue:
-    """Return the values of a weight, float32 [width, padded]."""
-    weight, scales, *more = stored
+def _values(numbers: str, body: Body, name: str, present: Collection[str]) -> BodyValue:
+    """Return the values of the weight ``name``, float32 [width, padded]."""
+    weight, scales, group = body[name], body[f"{name}_scales"], f"{name}_group"
     if numbers == "int4":
-        return int4_values(body, weight, scales, more[0] if more else None, group)
+        return int4_values(body, weight, scales, body[f"{name}_zeros"] if f"{name}_zeros" in present else None, group)
     if numbers == "int8":
         return int8_values(body, weight, scales, group)
     if numbers == "float4":
-        return float4_values(body, weight, scales, group) * more[0].expand_dims(1)
+        return float4_values(body, weight, scales, group) * body[f"{name}_factors"].expand_dims(1)
     codes = in_groups(body, bytes_from_tiles(body, weight), group).cast(ir.DataType.INT32)
     return scaled_groups(body, body.op("Gather", NUMBERS, codes), scales)
 
 
 def _bodies(numbers: str, dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (low_bit_experts(numbers, zeros="gate_up_zeros" in present),)
+    return (low_bit_experts(numbers, present),)
 
 
 int4_bodies, int8_bodies, float4_bodies, float8_bodies = (

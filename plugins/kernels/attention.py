@@ -34,6 +34,7 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
         tensors["sine"],
         tensors.get("q_norm"),
         tensors.get("k_norm"),
+        tensors.get("sinks"),
         tensors["mixed"],
         **attributes,
     )
@@ -67,6 +68,7 @@ class AttentionLauncher:
         sine: torch.Tensor,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None,
         mixed: torch.Tensor,
         *,
         heads: int,
@@ -74,6 +76,7 @@ class AttentionLauncher:
         scale: float,
         epsilon: float = 1e-6,
         sliding_window: int = 0,
+        value_norm: int = 0,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
         splits: int | None = None,
@@ -82,7 +85,8 @@ class AttentionLauncher:
         tokens, batch = len(qkv), len(write_index)
         windows = tokens - len(prompt_rows)
         max_blocks, positions, half = block_table.shape[1], len(cosine), head_dim // 2
-        check("qkv", qkv, qkv.dtype, (tokens, (heads + 2 * kv_heads) * head_dim))
+        writes = qkv.shape[1] != heads * head_dim
+        check("qkv", qkv, qkv.dtype, (tokens, (heads + 2 * kv_heads * writes) * head_dim))
         cached = torch.float8_e4m3fn if key_cache.dtype == torch.float8_e4m3fn else qkv.dtype
         check("key_cache", key_cache, cached, (blocks, kv_heads, block_size, head_dim))
         check("value_cache", value_cache, cached, (blocks, kv_heads, block_size, head_dim))
@@ -92,6 +96,8 @@ class AttentionLauncher:
         for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
             if norm is not None:
                 check(name, norm, qkv.dtype, (head_dim,))
+        if sinks is not None:
+            check("sinks", sinks, torch.float32, (heads,))
         _check_sizes(heads, kv_heads, head_dim, block_size, max_blocks, qkv.dtype, (q_norm is None, k_norm is None))
         place = {"block_table": block_table, "write_index": write_index, "prompt_rows": prompt_rows}
         place |= {"prompt_starts": prompt_starts, "prompt_index": prompt_index, "prompt_table": prompt_table}
@@ -101,8 +107,9 @@ class AttentionLauncher:
         self._prompts: tuple[Call, ...] = ()
         self._windows: tuple[Launch, ...] = ()
         workspace = context.get_or_create("window_attention", lambda: AttentionWorkspace(context.device))
-        sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon, key_scale, value_scale)
-        layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm)
+        scales = (scale, epsilon, key_scale, value_scale)
+        sizes = Sizes(heads, kv_heads, sliding_window, *scales, value_norm=value_norm, writes=writes)
+        layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm, sinks)
         if windows < tokens:
             runs = PromptTensors(
                 qkv[windows:], prompt_rows, prompt_starts, prompt_index, prompt_table, layer, mixed[windows:]

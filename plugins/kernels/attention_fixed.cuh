@@ -292,6 +292,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
 
     Rows<C> rows;
     ClassSums<C> sums;
+    see_sinks<T, C>(sums.all, x, kv_head, packed, split == 0 && warp < TILES, true);
     // A step's new tokens are placed while the step before it is next to be multiplied.
 #pragma unroll 1
     for (int i = -1;; ++i) {

@@ -9,7 +9,7 @@ struct Operands {
     using Element = typename T::Element;
     using Cached = typename T::Cached;
 
-    const Element* qkv;      // [batch, query, heads + 2 * kv_heads, D]
+    const Element* qkv;      // [batch, query, heads + 2 * new_heads, D]
     Cached* key_cache;       // [blocks, kv_heads, block_size, D]
     Cached* value_cache;
     const int* block_table;  // [batch, max_blocks]
@@ -18,12 +18,15 @@ struct Operands {
     const Element* sine;
     const Element* q_norm;   // [D], or null: no norm
     const Element* k_norm;
+    const float* sinks;      // [heads], or null: logits of every softmax that have no value
     int query, heads, kv_heads, block_size, max_blocks, sliding_window;
+    int new_heads;           // of keys: kv_heads, or 0 in a layer that only reads the cache
+    int value_norm;          // whether new values are normed
     float scale, epsilon;
     float key_scale, value_scale;  // divisors of the cached values; `scale` includes that of the keys
 
     __device__ const Element* projected(int row, int token, int head, int width) const {
-        return qkv + (static_cast<i64>(row * query + token) * (heads + 2 * kv_heads) + head) * width;
+        return qkv + (static_cast<i64>(row * query + token) * (heads + 2 * new_heads) + head) * width;
     }
     __device__ int block_of(int row, int position) const {
         return block_table[static_cast<i64>(row) * max_blocks + position / block_size];
@@ -175,9 +178,15 @@ __device__ Head<D> new_key(const Operands<T>& x, int row, int token, int kv_head
     return prepared<T, D>(head, x, x.k_norm, position);
 }
 
+// A projected value as it is cached.
+template <class T, int D>
+__device__ Head<D> prepared_value(const Head<D>& value, const Operands<T>& x) {
+    return x.value_norm ? times(value, norm_of<D>(value, x.epsilon)) : value;
+}
+
 template <class T, int D>
 __device__ Head<D> new_value(const Operands<T>& x, int row, int token, int kv_head) {
-    return load_head<T, D>(x.projected(row, token, x.heads + x.kv_heads + kv_head, D));
+    return prepared_value<T, D>(load_head<T, D>(x.projected(row, token, x.heads + x.kv_heads + kv_head, D)), x);
 }
 
 // Writes keys and values of all new tokens: one warp per token and KV head, grid (ceil(query * kv_heads / 4), batch).

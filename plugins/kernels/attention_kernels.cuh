@@ -12,16 +12,21 @@
 #include "attention_fixed.cuh"
 #include "attention_plain.cuh"
 #include "attention_prompts.cuh"
+#include "attention_wide.cuh"
 #include "early.cuh"
 
 #define INPUTS(T)                                                                                                     \
     const T::Element *qkv, const T::Cached *, const T::Cached *, const int *block_table, const i64 *write_index,      \
-        const T::Element *cosine, const T::Element *sine, const T::Element *q_norm, const T::Element *k_norm
-#define SIZES int query, int heads, int kv_heads, int block_size, int max_blocks, int sliding_window
+        const T::Element *cosine, const T::Element *sine, const T::Element *q_norm, const T::Element *k_norm,         \
+        const float *sinks
+#define SIZES                                                                                                         \
+    int query, int heads, int kv_heads, int block_size, int max_blocks, int sliding_window, int new_heads,            \
+        int value_norm
 #define FLOATS float scale, float epsilon, float key_scale, float value_scale
 #define OPERANDS(T)                                                                                                   \
-    Operands<T> { qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm, query, heads,  \
-                  kv_heads, block_size, max_blocks, sliding_window, scale, epsilon, key_scale, value_scale }
+    Operands<T> { qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm, sinks, query,  \
+                  heads, kv_heads, block_size, max_blocks, sliding_window, new_heads, value_norm, scale, epsilon,     \
+                  key_scale, value_scale }
 
 #define APPEND(NAME, T, D)                                                                                            \
     extern "C" __global__ void __launch_bounds__(128) append_##NAME##_##D(                                            \
@@ -47,7 +52,7 @@
 #define RUN_INPUTS(T)                                                                                                 \
     const T::Element *qkv, const T::Cached *, const T::Cached *, const int *rows, const int *starts,                  \
         const i64 *write_index, const int *block_table, const T::Element *cosine, const T::Element *sine,             \
-        const T::Element *q_norm, const T::Element *k_norm
+        const T::Element *q_norm, const T::Element *k_norm, const float *sinks
 #define PREPARE(NAME, T, D)                                                                                           \
     extern "C" __global__ void __launch_bounds__(128) prepare_##NAME##_##D(                                           \
         RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* queries, T::Cached* key_cache,                            \
@@ -66,8 +71,18 @@
         T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
         attend_all_plainly<T, D>(OPERANDS(T), Runs{rows, starts}, mixed);                                             \
     }
+#define ATTEND_WIDE(NAME, T, D)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_##NAME##_##D(INPUTS(T), SIZES, FLOATS,    \
+        T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
+        attend_windows_wide<T, D>(OPERANDS(T), mixed);                                                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_runs_##NAME##_##D(                        \
+        RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {    \
+        attend_all_wide<T, D>(OPERANDS(T), starts, runs, mixed);                                                      \
+    }
 #define TENSOR_CORE(NAME, T, D)                                                                                       \
     APPEND(NAME, T, D) ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64)                           \
     PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
 #define PLAIN(NAME, T, D)                                                                                             \
     APPEND(NAME, T, D) ATTEND_PLAINLY(NAME, T, D) PREPARE(NAME, T, D) ATTEND_RUNS_PLAINLY(NAME, T, D)
+#define WIDE(NAME, T, D) APPEND(NAME, T, D) PREPARE(NAME, T, D) ATTEND_WIDE(NAME, T, D)

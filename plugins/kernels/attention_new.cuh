@@ -40,7 +40,8 @@ struct NewTokens {
             angles[i].turn_head(made);
             i64 at = x.entry(table[position / x.block_size], kv_head, position) * D;
             store_cached<T, D>(x.key_cache + at, made, x.key_scale);
-            store_cached<T, D>(x.value_cache + at, value[i], x.value_scale);
+            Head<D> cached = prepared_value<T, D>(value[i], x);
+            store_cached<T, D>(x.value_cache + at, cached, x.value_scale);
             u16* keys = stages + stage % STAGES * 2 * VALUES;
             auto place = [&](u16* tile, int column) {
                 return reinterpret_cast<Cached*>(tile + swizzled<W>(line, column / EACH_CHUNK)) + column % EACH_CHUNK;
@@ -51,8 +52,8 @@ struct NewTokens {
                 int low = Head<D>::at(p), high = D / 2 + low;
                 T::store_cached2(place(keys, low), made.low[p], x.key_scale);
                 T::store_cached2(place(keys, high), made.high[p], x.key_scale);
-                T::store_cached2(place(keys + VALUES, low), value[i].low[p], x.value_scale);
-                T::store_cached2(place(keys + VALUES, high), value[i].high[p], x.value_scale);
+                T::store_cached2(place(keys + VALUES, low), cached.low[p], x.value_scale);
+                T::store_cached2(place(keys + VALUES, high), cached.high[p], x.value_scale);
             }
         }
     }

@@ -3,12 +3,13 @@
 
 #include "attention_prompts.cuh"
 
-// Attention of `query`, a head at `position` of `row` of the table; its key and value are in the cache.
+// Attention of `query`, head `head` at `position` of `row` of the table; its key and value are in the cache.
 template <class T, int D>
-__device__ Head<D> seen_by(const Operands<T>& x, const Head<D>& query, int row, int kv_head, int position) {
+__device__ Head<D> seen_by(const Operands<T>& x, const Head<D>& query, int row, int head, int position) {
+    int kv_head = head / (x.heads / x.kv_heads);
     int begin = x.sliding_window && position >= x.sliding_window ? position - x.sliding_window + 1 : 0;
     Head<D> sum = {};
-    float largest = -INFINITE, weights = 0;
+    float largest = x.sinks ? x.sinks[head] : -INFINITE, weights = x.sinks ? 1 : 0;
     for (int at = begin; at < x.bounded(position + 1); ++at) {
         i64 entry = x.entry(x.block_of(row, at), kv_head, at) * D;
         Head<D> key = load_cached<T, D>(x.key_cache + entry), value = load_cached<T, D>(x.value_cache + entry);
@@ -36,10 +37,10 @@ template <class T, int D>
 __device__ void attend_plainly(const Operands<T>& x, typename T::Element* mixed) {
     int unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (unit >= x.query * x.heads) return;
-    int row = blockIdx.y, token = unit / x.heads, head = unit % x.heads, kv_head = head / (x.heads / x.kv_heads);
+    int row = blockIdx.y, token = unit / x.heads, head = unit % x.heads;
     int position = static_cast<int>(x.write_index[row]) + token;
     Head<D> query = prepared<T, D>(load_head<T, D>(x.projected(row, token, head, D)), x, x.q_norm, position);
-    Head<D> result = seen_by<T, D>(x, query, row, kv_head, position);
+    Head<D> result = seen_by<T, D>(x, query, row, head, position);
     store_head<T, D>(mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D, result);
 }
 
@@ -52,6 +53,6 @@ __device__ void attend_all_plainly(const Operands<T>& x, Runs runs, typename T::
     if (run < 0) return;
     int position = static_cast<int>(runs.position(x, run, token));
     Head<D> query = load_head<T, D>(x.qkv + static_cast<i64>(unit) * D);
-    Head<D> result = seen_by<T, D>(x, query, run, head / (x.heads / x.kv_heads), position);
+    Head<D> result = seen_by<T, D>(x, query, run, head, position);
     store_head<T, D>(mixed + static_cast<i64>(unit) * D, result);
 }

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tandemrt.plugins.operators.constants import WITHOUT_TENSOR_CORES
+
 KEYS = 64  # positions that a thread block processes per step; the KV cache block size must be a multiple
 WARPS = 4
 BLOCK = (32 * WARPS, 1, 1)  # threads per block
+WIDE_BLOCK, WIDE_LINES = (512, 1, 1), 2  # threads of a block and rows of a tile of attention_wide.cuh
 MAX_SPLITS = 32
 MAX_CLUSTER = 8  # thread blocks of a cluster, on every device that supports clusters
 _WORTHWHILE_SPLITS = 8  # summing more partial results costs more than it saves, unless there are many keys
@@ -15,6 +18,11 @@ _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles that the kernels are compiled for
 _FIXED_CLASSES, _FIXED_SETS, _NARROW = 4, 2, 128  # attention_fixed.cuh; the widest values that a warp has alone
 _STAGES = 3  # pipeline stages: steps whose keys and values are in shared memory or being copied
+
+
+def is_plain(dtype: torch.dtype, head_dim: int) -> bool:
+    """Return whether the kernels for heads of ``head_dim`` values in ``dtype`` use no tensor cores."""
+    return dtype == torch.float32 or head_dim == WITHOUT_TENSOR_CORES
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,13 @@ class Sizes:
     epsilon: float
     key_scale: float = 1.0
     value_scale: float = 1.0
+    value_norm: int = 0
+    writes: bool = True  # whether the layer has new keys and values
+
+    @property
+    def new_heads(self) -> int:
+        """The number of heads of new keys, and of new values."""
+        return self.kv_heads if self.writes else 0
 
     @property
     def score_scale(self) -> float:
@@ -45,7 +60,7 @@ class Sizes:
         head_dim], ``table`` [rows, max_blocks].
         """
         sizes = (tokens, self.heads, self.kv_heads, cache.shape[2], table.shape[1], self.sliding_window)
-        return tuple(map(np.int32, sizes))
+        return tuple(map(np.int32, (*sizes, self.new_heads, self.value_norm)))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ __device__ inline int end_of_tile(int end) { return (end + CUDNN_KEYS - 1) / CUD
 // tile of CUDNN_KEYS positions (no other text is there). Queries have the compute dtype.
 template <class T, int D>
 __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typename T::Element* queries) {
-    int all = x.heads + 2 * x.kv_heads, units = (all + PREPARED - 1) / PREPARED;
+    int all = x.heads + 2 * x.new_heads, units = (all + PREPARED - 1) / PREPARED;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, token = warp / units, first = warp % units * PREPARED;
     if (token >= x.query) return;
     Head<D> heads[PREPARED];
@@ -78,6 +78,7 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
         if ((is_query || is_key) && weight)
             made = times(made, load_head<T, D>(weight), norm_of<D>(made, x.epsilon));
         if (is_query || is_key) angles.turn_head(made);
+        else made = prepared_value<T, D>(made, x);
         if (is_query) {
             made = times(made, x.scale);
             auto* to = queries + (static_cast<i64>(token) * x.heads + head) * D;

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels import cudnn_attention
-from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, WIDE_BLOCK, WIDE_LINES, Plan, Sizes, is_plain
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace, ConvertedBlocks
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.operators.constants import WITHOUT_TENSOR_CORES
 from tandemrt.plugins.operators.launch import Call, Context
 
 _HEADS_PER_WARP = 4  # PREPARED of attention_prompts.cuh
@@ -61,9 +62,10 @@ def prompt_calls(
     most = context.sizes["query"] if context.batch_invariant else len(prompts.qkv)
     blocks = seen_blocks(prompts.table.shape[1], most, sizes.sliding_window, layer.key_cache.shape[2])
     at_once = _MAX_CONVERTED_BYTES // (2 * blocks * layer.key_cache[0].numel() * queries.dtype.itemsize)
-    serves = cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions)
+    form = (queries.dtype, queries.shape[-1], prompts.positions)
+    serves = cudnn_attention.serves(*form, sinks=layer.sinks is not None)
     if not serves or (layer.in_float8 and not at_once):
-        factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
+        factor = 1.0 if is_plain(queries.dtype, queries.shape[-1]) else sizes.score_scale * _LOG2_E
         splits = 1 if context.batch_invariant else None  # so that no row depends on the number of runs
         attention = RunAttention(prompts, queries, sizes, module, workspace, splits)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
@@ -85,6 +87,7 @@ def prompt_calls(
             prompts.mixed,
             scale=sizes.scale,
             sliding_window=sizes.sliding_window,
+            sinks=layer.sinks,
             context=context,
         )
         calls.append(library)
@@ -140,7 +143,7 @@ class _Preparation:
         lengths: torch.Tensor | None = None,
     ) -> None:
         tokens, head_dim = len(prompts.qkv), queries.shape[-1]
-        warps = tokens * -(-(sizes.heads + 2 * sizes.kv_heads) // _HEADS_PER_WARP)
+        warps = tokens * -(-(sizes.heads + 2 * sizes.new_heads) // _HEADS_PER_WARP)
         self._device = queries.device
         self._launch = Launch(
             module.kernel(f"prepare_{suffix(queries)}_{head_dim}"),
@@ -178,6 +181,11 @@ class RunAttention:
         floats = sizes.floats(sizes.score_scale)
         outputs = (prompts.mixed, *prompts.layer.caches)
         self._device = queries.device
+        if head_dim == WITHOUT_TENSOR_CORES:
+            tiles = -(-tokens * sizes.heads // sizes.kv_heads // WIDE_LINES) + len(prompts.index) - 1
+            grid, runs = (tiles, sizes.kv_heads, 1), np.int32(len(prompts.index))
+            self._launch = Launch(module.kernel(kernel), grid, WIDE_BLOCK, *inputs, *scalars, runs, *floats, *outputs)
+            return
         if queries.dtype == torch.float32:
             grid = (-(-tokens * sizes.heads // WARPS), 1, 1)
             self._launch = Launch(module.kernel(kernel), grid, BLOCK, *inputs, *scalars, *floats, *outputs)

@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """Validated tensors of a layer: its caches, rotary tables and, if it has norms, norm weights."""
+    """Validated tensors of a layer: its caches, rotary tables and, if it has them, norm weights and sinks."""
 
     key_cache: torch.Tensor
     value_cache: torch.Tensor
@@ -15,6 +15,7 @@ class LayerTensors:
     sine: torch.Tensor
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
+    sinks: torch.Tensor | None = None
 
     @property
     def in_float8(self) -> bool:
@@ -31,5 +32,5 @@ class LayerTensors:
 
     def inputs(self, first: torch.Tensor, *place: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors that a kernel reads, in its order: ``first``, caches, ``place`` of the tokens, angles,
-        norms."""
-        return (first, *self.caches, *place, self.cosine, self.sine, self.q_norm, self.k_norm)
+        norms, sinks."""
+        return (first, *self.caches, *place, self.cosine, self.sine, self.q_norm, self.k_norm, self.sinks)

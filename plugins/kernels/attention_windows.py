@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, WIDE_BLOCK, WIDE_LINES, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
+from tandemrt.plugins.operators.constants import WITHOUT_TENSOR_CORES
 from tandemrt.plugins.operators.launch import Context
 
 
@@ -55,10 +56,16 @@ def window_launches(
         grid = (-(-query * heads // WARPS), len(windows.index), 1)
         return Launch(module.kernel(f"{name}_{kind}"), grid, BLOCK, *windows.inputs, *scalars, *floats, *outputs)
 
+    append = (warp_per_head("append", sizes.new_heads, *layer.caches),) if sizes.writes else ()
+    if head_dim == WITHOUT_TENSOR_CORES:
+        lines = query * sizes.heads // sizes.kv_heads
+        grid, kernel = (-(-lines // WIDE_LINES), sizes.kv_heads, len(windows.index)), module.kernel(f"attend_{kind}")
+        inputs = (*windows.inputs, *scalars, *floats)
+        return *append, Launch(kernel, grid, WIDE_BLOCK, *inputs, windows.mixed, *layer.caches)
     if windows.qkv.dtype == torch.float32:
-        attend = warp_per_head("attend", sizes.heads, windows.mixed, *layer.caches)
-        return warp_per_head("append", sizes.kv_heads, *layer.caches), attend
-    cut = (np.int32(plan.splits), np.int32(plan.appends))
+        return *append, warp_per_head("attend", sizes.heads, windows.mixed, *layer.caches)
+    appends = plan.appends and sizes.writes
+    cut = (np.int32(plan.splits), np.int32(appends))
     parts = workspace.parts(plan)
     attend = Launch(
         module.kernel(f"attend_{'fixed_' if plan.fixed else ''}{kind}_{plan.rows}", shared=plan.shared),
@@ -75,9 +82,9 @@ def window_launches(
         parts.tickets,
         shared=plan.shared,
         cluster=plan.cluster,
-        early=plan.fixed and plan.appends and not after_prompts and module.architecture >= HOPPER,
+        early=plan.fixed and appends and not after_prompts and module.architecture >= HOPPER,
     )
-    return (attend,) if plan.appends else (warp_per_head("append", sizes.kv_heads, *layer.caches), attend)
+    return (attend,) if appends else (*append, attend)
 
 
 def _plan(windows: WindowTensors, query: int, sizes: Sizes, context: Context, splits: int | None) -> Plan:

@@ -17,21 +17,21 @@ import torch
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.operators.launch import Context
 
-OLDEST = 90_500  # the first version with paged caches
+OLDEST, OLDEST_WITH_SINKS = 90_500, 91_300  # the first versions with paged caches, and with sinks
 DTYPES = (torch.bfloat16, torch.float16)
 _LONGEST = 2048  # tokens of a run that every plan serves
 KEYS = 128  # keys per tile; attention_prompts.cuh depends on it
 
 
 @cache
-def unavailable() -> str | None:
-    """Return why cuDNN attention is not available on this machine, or None if it is."""
+def unavailable(*, sinks: bool = False) -> str | None:
+    """Return why cuDNN attention, or that with ``sinks``, is not available on this machine; None: it is."""
     try:
         import cudnn
     except ImportError as error:
         return f"nvidia-cudnn-frontend is not installed ({error}); {pip_install('cuda')}"
     version = int(cudnn.backend_version())
-    if version < OLDEST:
+    if version < (OLDEST_WITH_SINKS if sinks else OLDEST):
         return f"cuDNN {version} is older than {OLDEST}; install a newer torch"
     return None
 
@@ -63,7 +63,8 @@ class CudnnAttention:
 
     ``queries`` [tokens, heads, head_dim] are normed and rotated. The caches [blocks, kv_heads, block_size, head_dim]
     hold the new keys and values. ``table`` is int32 [prompts, max_blocks]. A run writes ``mixed`` [tokens, heads *
-    head_dim]; rows without a run keep their contents. An empty run costs nothing. Call ``serves`` first.
+    head_dim]; rows without a run keep their contents. An empty run costs nothing. ``sinks``: float32 [heads], further
+    logits of every softmax, or None. Call ``serves`` first.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class CudnnAttention:
         *,
         scale: float,
         sliding_window: int,
+        sinks: torch.Tensor | None,
         context: Context,
     ) -> None:
         import cudnn
@@ -86,12 +88,13 @@ class CudnnAttention:
         self._handle = context.get_or_create("cudnn", lambda: _handle(context.device))
         # Ragged offsets locate each run, so one plan serves all calls with shorter runs at no extra cost.
         longest = longest_run(len(queries), context)
+        how = (scale, sliding_window, sinks is not None)
         self._plan = context.get_or_create(
-            ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, scale, sliding_window),
-            lambda: _Plan.build(self._handle, queries, longest, key_cache, table, scale, sliding_window),
+            ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, how),
+            lambda: _Plan.build(self._handle, queries, longest, key_cache, table, *how),
         )
         tensors = [queries, key_cache, value_cache, table, table]
-        tensors += [lengths.queries, lengths.keys, lengths.offsets, mixed]
+        tensors += [lengths.queries, lengths.keys, lengths.offsets, *([] if sinks is None else [sinks]), mixed]
         self._tensors = dict(zip(self._plan.tensors, tensors, strict=True))
 
     def run(self) -> None:
@@ -100,12 +103,13 @@ class CudnnAttention:
         self._plan.graph.execute(self._tensors, self._plan.workspace, handle=self._handle)
 
 
-def serves(dtype: torch.dtype, head_dim: int, positions: int) -> bool:
-    """Return whether cuDNN supports ``dtype``, heads of ``head_dim`` and block tables of ``positions``.
+def serves(dtype: torch.dtype, head_dim: int, positions: int, *, sinks: bool = False) -> bool:
+    """Return whether cuDNN supports ``dtype``, heads of ``head_dim``, block tables of ``positions`` and ``sinks``.
 
     cuDNN reads whole tiles of keys, so it would read beyond the end of a table that ends within a tile.
     """
-    return dtype in DTYPES and head_dim % 8 == 0 and head_dim <= 256 and not positions % KEYS and unavailable() is None
+    fits = dtype in DTYPES and head_dim % 8 == 0 and head_dim <= 256 and not positions % KEYS
+    return fits and unavailable(sinks=sinks) is None
 
 
 def longest_run(tokens: int, context: Context) -> int:
@@ -119,7 +123,7 @@ def longest_run(tokens: int, context: Context) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """``tensors``: queries, caches, the table twice, lengths of queries and keys, offsets, result."""
+    """``tensors``: queries, caches, the table twice, lengths of queries and keys, offsets, sinks if any, result."""
 
     graph: Any
     tensors: tuple[Any, ...]
@@ -135,6 +139,7 @@ class _Plan:
         table: torch.Tensor,
         scale: float,
         sliding_window: int,
+        with_sinks: bool,
     ) -> "_Plan":
         """Build the plan for these shapes and dtypes, any number of tokens, and runs of at most ``longest``."""
         import cudnn
@@ -159,6 +164,7 @@ class _Plan:
         lengths = [tensor(name, (prompts, 1, 1, 1), whole) for name in ("query_lengths", "key_lengths")]
         offsets = tensor("offsets", (prompts + 1, 1, 1, 1), whole)
         query.set_ragged_offset(offsets)
+        sinks = [tensor("sinks", (1, heads, 1, 1), single)] if with_sinks else []
         window = {"diagonal_band_left_bound": sliding_window} if sliding_window else {}
         mixed, _ = graph.sdpa(
             name="attention",
@@ -176,12 +182,13 @@ class _Plan:
             diagonal_alignment=cudnn.diagonal_alignment.BOTTOM_RIGHT,
             diagonal_band_right_bound=0,
             **window,
+            **({"sink_token": sinks[0]} if sinks else {}),
         )
         mixed.set_output(True).set_dim(shape).set_stride(strides).set_data_type(kind)
         mixed.set_ragged_offset(offsets)
         graph.build([cudnn.heur_mode.A])
         workspace = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device=queries.device)
-        return cls(graph, (query, keys, values, key_table, value_table, *lengths, offsets, mixed), workspace)
+        return cls(graph, (query, keys, values, key_table, value_table, *lengths, offsets, *sinks, mixed), workspace)
 
 
 def _handle(device: torch.device) -> Any:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels.experts_activation import activation_of
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
 from tandemrt.plugins.kernels.experts_route import Routes, max_items
 from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
+from tandemrt.plugins.kernels.tensors import check
 from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
 from tandemrt.plugins.operators.launch import Call, Context
 
@@ -100,9 +102,35 @@ class ExpertsCall:
         across = -(-hidden // (4 * _THREADS))
         self._device = x.device
         self._launches = (
-            *routes.launches(module, logits, chosen, normalized=attributes["normalized"]),
-            out("gate_up", width // _GATES, x, *weights.gate_up, *routing, *sizes, per_token, activated),
-            out("down", -(-hidden // _OUTPUTS), activated, *weights.down, *routing, shares, *sizes, parts),
+            *routes.launches(
+                module,
+                logits,
+                chosen,
+                normalized=attributes["normalized"],
+                factors=tensors.get("expert_factors"),
+            ),
+            out(
+                "gate_up",
+                width // _GATES,
+                x,
+                *weights.gate_up,
+                *routing,
+                *sizes,
+                per_token,
+                *activation_of(tensors, attributes),
+                activated,
+            ),
+            out(
+                "down",
+                -(-hidden // _OUTPUTS),
+                activated,
+                *weights.down,
+                *routing,
+                shares,
+                *sizes,
+                tensors.get("down_bias"),
+                parts,
+            ),
             Launch(
                 module.kernel(f"sum_{kind}"), (rows, across, 1), (_THREADS, 1, 1), parts, per_token, sizes[0], mixed
             ),
@@ -122,8 +150,18 @@ def _require_sizes(tensors: Tensors, chosen: int) -> None:
             f"experts, got {list(gate_up.shape)} and {list(down.shape)}"
         )
     require_counts(hidden, width, experts, chosen, (HIDDEN_MULTIPLE, WIDTH_MULTIPLE))
+    require_of_experts(tensors, hidden, width)
     if {each.dtype for each in (gate_up, down, mixed, tensors["router_logits"])} != {x.dtype} or mixed.shape != x.shape:
         raise ValueError(f"mixed: {x.dtype}{list(x.shape)} is needed as x is, got {mixed.dtype}{list(mixed.shape)}")
+
+
+def require_of_experts(tensors: Tensors, hidden: int, width: int) -> None:
+    """Raise ValueError unless the biases and factors among ``tensors`` fit experts of ``width`` values."""
+    dtype, experts = tensors["x"].dtype, tensors["router_logits"].shape[-1]
+    sizes = {"gate_up_bias": 2 * experts * width, "down_bias": experts * hidden, "expert_factors": experts}
+    for name, size in sizes.items():
+        if name in tensors:
+            check(name, tensors[name], dtype, (size,))
 
 
 def require_counts(hidden: int, width: int, experts: int, chosen: int, multiples: tuple[int, int]) -> None:

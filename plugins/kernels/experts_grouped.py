@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels.experts_activation import activation_of, is_swiglu
 from tandemrt.plugins.kernels.experts_route import Routes
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.kernels.swiglu import SwigluLauncher
@@ -68,7 +69,9 @@ class GroupedMixture:
         gathered, activated = context.get_or_create(
             ("experts in groups", room, width, hidden), lambda: (x.new_empty(room, hidden), x.new_empty(room, width))
         )
-        self._route = routes.launches(self._module, logits, chosen, normalized=attributes["normalized"])
+        self._route = routes.launches(
+            self._module, logits, chosen, normalized=attributes["normalized"], factors=tensors.get("expert_factors")
+        )
         self._gather = Launch(
             self._module.kernel(f"gather_{kind}"),
             (pairs, 1, 1),
@@ -79,7 +82,10 @@ class GroupedMixture:
             np.int32(chosen),
             gathered,
         )
-        self._swiglu = KernelModule.of(context, "swiglu")
+        self._swiglu = KernelModule.of(context, "swiglu") if is_swiglu(tensors, attributes) else None
+        self._activate = (self._module.kernel(f"activate_{kind}"), (pairs, 1, 1), (_THREADS, 1, 1))
+        placed = (routes.ends, np.int32(experts))
+        self._activation = (*placed, np.int32(width), *activation_of(tensors, attributes), activated)
         self._device, self._ends = x.device, routes.ends
         self._gathered, self._activated = gathered[:pairs], activated[:pairs]
         self._gate_up = gate_up.values.view(experts, 2 * width, hidden).transpose(1, 2)
@@ -87,7 +93,8 @@ class GroupedMixture:
         self._make_gate_up, self._make_down = gate_up.make, down.make
         across = -(-hidden // (2 * _THREADS))
         self._sum = (self._module.kernel(f"sum_places_{kind}"), (rows, across, 1), (_THREADS, 1, 1))
-        self._summed = (routes.places, routes.routing_weights, np.int32(chosen), np.int32(hidden), mixed)
+        sizes = (np.int32(chosen), np.int32(hidden))
+        self._summed = (routes.places, routes.routing_weights, *placed, tensors.get("down_bias"), *sizes, mixed)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
@@ -97,7 +104,10 @@ class GroupedMixture:
         if self._make_gate_up is not None:
             self._make_gate_up.run(stream)
         both = torch._grouped_mm(self._gathered, self._gate_up, offs=self._ends)
-        SwigluLauncher(self._swiglu, both, self._activated).run()
+        if self._swiglu is not None:
+            SwigluLauncher(self._swiglu, both, self._activated).run()
+        else:
+            Launch(*self._activate, both, *self._activation).run(stream)
         if self._make_down is not None:
             self._make_down.run(stream)
         expert_outputs = torch._grouped_mm(self._activated, self._down, offs=self._ends)

@@ -91,16 +91,17 @@ __device__ __forceinline__ void multiply(
     extern "C" __global__ void __launch_bounds__(THREADS, 2) gate_up_##NAME(                                          \
         const u16* x, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int shift,   \
         const int* order, const int4* items, const int* item_count, int hidden, int width, int per_token,             \
-        u16* activated) {                                                                                             \
+        const u16* bias, int interleaved, float alpha, float cubic, float limit, float offset, u16* activated) {      \
         Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                          \
-        gate_up(x, weight, format, order, items, item_count, hidden, width, per_token, activated);                    \
+        Activation<__VA_ARGS__::T> activation{bias, interleaved, alpha, cubic, limit, offset};                        \
+        gate_up(x, weight, format, order, items, item_count, hidden, width, per_token, activation, activated);        \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) down_##NAME(                                             \
         const u16* activated, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more,      \
         int shift, const int* order, const int4* items, const int* item_count, const float* weights, int hidden,      \
-        int width, float* parts) {                                                                                    \
+        int width, const u16* bias, float* parts) {                                                                   \
         Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                          \
-        down(activated, weight, format, order, items, item_count, weights, hidden, width, parts);                     \
+        down(activated, weight, format, order, items, item_count, weights, hidden, width, bias, parts);               \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) weights_##NAME(                                             \
         const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int outputs, int inner,    \

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.experts import EmptyCall, ExpertsCall, ExpertWeights, require_counts
+from tandemrt.plugins.kernels.experts import EmptyCall, ExpertsCall, ExpertWeights, require_counts, require_of_experts
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, GroupedWeight, has_groups
 from tandemrt.plugins.kernels.low_bit_format import FLOAT4, FLOAT8, INT4, INT8, Format, dequantization
 from tandemrt.plugins.kernels.module import KernelModule, Tensors, suffix
@@ -37,6 +37,7 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
             f"{mixed.dtype}"
         )
     require_counts(hidden, width, experts, attributes["per_token"], (LOW_BIT_EXPERTS_MULTIPLE,) * 2)
+    require_of_experts(tensors, hidden, width)
     both = _weight(form, tensors, "gate_up", 2 * experts * width, hidden, attributes["gate_up_group"])
     last = _weight(form, tensors, "down", experts * hidden, width, attributes["down_group"])
     if not x.numel():

@@ -1,7 +1,7 @@
 // The matmuls of experts: gate and up with their activation, and down. A format (experts_stream.cuh, low_bit.cuh) is how
 // their weights are stored.
 #pragma once
-#include "experts_elements.cuh"
+#include "experts_activation.cuh"
 #include "experts_stream.cuh"
 
 constexpr int GATE_SPLIT = 8, DOWN_SPLIT = 4;  // warps that share the inputs of 16 outputs
@@ -24,11 +24,12 @@ __device__ __forceinline__ void keep(float (*to)[17], const Sums<T> (&sums)[TILE
     }
 }
 
-// A unit: 8 gates and the 8 ups that belong to them. activated[place of the pair] = silu(gate) * up.
+// A unit: 8 gates and the 8 ups that belong to them, for activated[place of the pair].
 template <class Format>
 __device__ void gate_up(
     const typename Format::T::Element* x, const void* weight, Format format, const int* order, const int4* items,
-    const int* item_count, int hidden, int width, int per_token, typename Format::T::Element* activated
+    const int* item_count, int hidden, int width, int per_token, Activation<typename Format::T> activation,
+    typename Format::T::Element* activated
 ) {
     using T = typename Format::T;
     constexpr int EACH = 16 / sizeof(typename T::Element);
@@ -39,8 +40,8 @@ __device__ void gate_up(
     int length = hidden / EACH, units = *item_count * across, turn = 0;
     auto expert_of = [=](int unit) { return items[unit / across].x; };
     auto outputs_of = [=](int unit, int expert) {
-        int gate = expert * 2 * width + unit % across * GATES + g;
-        return Outputs{gate, gate + width};
+        int gate = activation.gate_row(expert, unit % across * GATES + g, width);
+        return Outputs{gate, gate + activation.step(width)};
     };
     Weights<Format, GATE_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(
         expert_of, outputs_of, stored, hidden, warp, units, ring
@@ -72,7 +73,7 @@ __device__ void gate_up(
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
         for (int at = threadIdx.x; at < GATES * count; at += THREADS) {
-            int row = at / GATES, i = at % GATES, output = item.x * 2 * width + first + i;
+            int row = at / GATES, i = at % GATES, output = activation.gate_row(item.x, first + i, width);
             float gate = 0, up = 0;
 #pragma unroll
             for (int w = 0; w < GATE_SPLIT; ++w) {
@@ -80,18 +81,19 @@ __device__ void gate_up(
                 up += shared[turn][w][row][i + 8];
             }
             gate *= format.factor(output);
-            up *= format.factor(output + width);
-            float value = gate / (1.0f + __expf(-gate)) * up;
+            up *= format.factor(output + activation.step(width));
+            float value = activation(gate, up, output, width);
             store1<T>(activated + static_cast<i64>(item.y + row) * width + first + i, value);
         }
     }
 }
 
-// A unit: 32 outputs. parts[pair] = weight of the pair * down(activated).
+// A unit: 32 outputs. parts[pair] = weight of the pair * (down(activated) + bias), if there is a bias.
 template <class Format>
 __device__ void down(
     const typename Format::T::Element* activated, const void* weight, Format format, const int* order,
-    const int4* items, const int* item_count, const float* shares, int hidden, int width, float* parts
+    const int4* items, const int* item_count, const float* shares, int hidden, int width,
+    const typename Format::T::Element* bias, float* parts
 ) {
     using T = typename Format::T;
     constexpr int EACH = 16 / sizeof(typename T::Element);
@@ -135,7 +137,8 @@ __device__ void down(
             float sum = 0;
 #pragma unroll
             for (int w = 0; w < DOWN_SPLIT; ++w) sum += shared[turn][of + w][row][output % 16];
-            sum *= format.factor(item.x * hidden + first + output);
+            int of_weight = item.x * hidden + first + output;
+            sum = sum * format.factor(of_weight) + load1_if<T>(bias, of_weight);
             int pair = order[item.y + row];
             parts[static_cast<i64>(pair) * hidden + first + output] = sum * shares[pair];
         }

@@ -6,10 +6,12 @@
 constexpr int MAX_EXPERTS = 512, PER_LANE = MAX_EXPERTS / 32;
 
 // One row per warp: the experts of its largest logits, the first of equal ones, and their weights. A NaN is chosen last
-// and makes all weights of its row NaN, so it stays in that row.
+// and makes all weights of its row NaN, so it stays in that row. An expert's number in `factors`, if there are some,
+// multiplies its weight.
 template <class T>
 __device__ void choose(
-    const typename T::Element* logits, int experts, int per_token, bool normalized, int* ids, float* weights
+    const typename T::Element* logits, int experts, int per_token, bool normalized,
+    const typename T::Element* factors, int* ids, float* weights
 ) {
     int lane = threadIdx.x % 32;
     float held[PER_LANE], largest = -INFINITE, total = 0, chosen = -INFINITE;
@@ -57,7 +59,8 @@ __device__ void choose(
     for (int by = 16; by; by /= 2) total += __shfl_xor_sync(~0u, total, by);
     if (lane < per_token) {
         ids[lane] = mine;
-        weights[lane] = odd ? __int_as_float(0x7fffffff) : weight / total;
+        float factor = factors ? load1<T>(factors + mine) : 1;
+        weights[lane] = odd ? __int_as_float(0x7fffffff) : weight / total * factor;
     }
 }
 

@@ -42,7 +42,7 @@ class Routes:
         return cls(ints(pairs), routing_weights, *places, ints(max_items(pairs, experts), 4), ints(1))
 
     def launches(
-        self, module: KernelModule, logits: torch.Tensor, chosen: int, *, normalized: int
+        self, module: KernelModule, logits: torch.Tensor, chosen: int, *, normalized: int, factors: torch.Tensor | None
     ) -> tuple[Launch, ...]:
         """Bind the launches that choose ``chosen`` experts for every row and sort the pairs."""
         experts, kind = logits.shape[-1], suffix(logits)
@@ -51,11 +51,12 @@ class Routes:
         placed = (self.order, self.places, self.ends, self.items, self.item_count)
         if rows <= _ROWS and rows * chosen <= _PAIRS:
             few, threads = module.kernel(f"route_few_{kind}"), 32 * max(_WARPS, rows)
-            return (Launch(few, (experts, 1, 1), (threads, 1, 1), logits, *sizes, self.routing_weights, *placed),)
+            outputs = (self.routing_weights, *placed)
+            return (Launch(few, (experts, 1, 1), (threads, 1, 1), logits, *sizes, factors, *outputs),)
         of_rows = ((-(-32 * rows // _THREADS), 1, 1), (_THREADS, 1, 1))  # a warp per row
         pairs = (np.int32(rows * chosen), np.int32(experts))
         return (
-            Launch(module.kernel(f"choose_{kind}"), *of_rows, logits, *sizes, self.ids, self.routing_weights),
+            Launch(module.kernel(f"choose_{kind}"), *of_rows, logits, *sizes, factors, self.ids, self.routing_weights),
             Launch(module.kernel(f"place_{kind}"), (experts, 1, 1), (_ROUTE_THREADS, 1, 1), self.ids, *pairs, *placed),
         )
 

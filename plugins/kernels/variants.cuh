@@ -11,6 +11,7 @@
 #define HEAD_96 1
 #define HEAD_128 1
 #define HEAD_256 1
+#define HEAD_512 1
 #endif
 
 #if BF16
@@ -52,6 +53,11 @@
 #define IF_HEAD_256(...) __VA_ARGS__
 #else
 #define IF_HEAD_256(...)
+#endif
+#if HEAD_512
+#define IF_HEAD_512(...) __VA_ARGS__
+#else
+#define IF_HEAD_512(...)
 #endif
 
 // KIND(NAME, T, D) for every head size of attention, and for every key size of recurrent layers.

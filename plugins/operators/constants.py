@@ -1,9 +1,13 @@
 """Names and enumerations that all implementations of the operators share."""
 
+from collections.abc import Mapping
 from enum import IntEnum
+from math import pi
 
 DOMAIN = "tandemrt"
-HEAD_DIMS = (32, 64, 128, 256)  # head sizes that the kernels of window_attention support
+# Head sizes that the kernels of window_attention support; for the widest there are none by tensor cores, and none over
+# a cache in float8.
+HEAD_DIMS, WITHOUT_TENSOR_CORES = (32, 64, 128, 256, 512), 512
 LATENT = (512, 64)  # values of a latent vector and of a rotated key that the kernels of latent_attention support
 # Limits of the kernels of linear_attention: sizes of a key, by the delta rule and without it, of which a value's is a
 # multiple, tokens of a convolution.
@@ -21,6 +25,18 @@ class OutputNorm(IntEnum):
 # Limits of experts; hidden size and expert width must be multiples of the last two.
 MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, HIDDEN_MULTIPLE, WIDTH_MULTIPLE = 512, 32, 16, 8
 LOW_BIT_EXPERTS_MULTIPLE = 32  # of hidden size and width, for experts with weights of 4 or 8 bits
+
+
+# Activations of experts, as attributes of their operators (plugins/reference/experts.py). The tanh of gelu is a sigmoid
+# of twice its argument.
+_ROOT = (2 / pi) ** 0.5
+ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
+    "silu": {"alpha": 1.0, "cubic": 0.0, "limit": 0.0, "offset": 0.0},
+    "gelu_tanh": {"alpha": 2 * _ROOT, "cubic": 2 * _ROOT * 0.044715, "limit": 0.0, "offset": 0.0},
+}
+
+# The attributes of experts with silu, whose gates precede their ups.
+SILU_EXPERTS: Mapping[str, float] = {"interleaved": 0, **ACTIVATIONS["silu"]}
 
 
 class Rule(IntEnum):

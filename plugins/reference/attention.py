@@ -20,12 +20,14 @@ def window_attention(
     sine: npt.NDArray,
     q_norm: npt.NDArray | None = None,
     k_norm: npt.NDArray | None = None,
+    sinks: npt.NDArray | None = None,
     *,
     heads: int,
     kv_heads: int,
     scale: float,
     epsilon: float = 1e-6,
     sliding_window: int = 0,
+    value_norm: int = 0,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
@@ -36,7 +38,10 @@ def window_attention(
     ``write_index`` int [batch], ``prompt_rows`` int [prompt_tokens], ``prompt_starts`` int [prompts + 1],
     ``prompt_index`` int [prompts] and ``prompt_table`` int [prompts, max_blocks]. Caches are [blocks, kv_heads,
     block_size, head_dim]. ``cosine`` and ``sine`` [positions, head_dim // 2] rotate the halves of a head. ``q_norm``
-    and ``k_norm`` [head_dim] are RMS norm weights.
+    and ``k_norm`` [head_dim] are RMS norm weights. ``sinks`` float32 [heads] are logits that enter the softmax of every
+    token and have no value. With ``value_norm`` new values are normed, without a weight.
+
+    ``qkv`` without keys and values: the layer writes none, and its tokens see those that the cache has already.
 
     Token j of a row or run with i tokens in its cache has position i + j and is written there. It sees the positions up
     to its own: all of them, or the last ``sliding_window`` if that is not 0. All prompts are complete before windows
@@ -50,10 +55,13 @@ def window_attention(
     key_cache, value_cache = key_cache.copy(), value_cache.copy()
     starts, index = np.asarray(prompt_starts), np.asarray(write_index)
     windows, batch = len(qkv) - len(np.asarray(prompt_rows)), len(index)
-    split = qkv.astype(np.float64).reshape(len(qkv), heads + 2 * kv_heads, -1)
+    split = qkv.astype(np.float64).reshape(len(qkv), -1, key_cache.shape[-1])
     q, k, v = np.split(split, [heads, heads + kv_heads], axis=1)
     if q_norm is not None and k_norm is not None:
         q, k = _rms_norm(q, q_norm, epsilon), _rms_norm(k, k_norm, epsilon)
+    if value_norm:
+        v = _rms_norm(v, np.ones(v.shape[-1]), epsilon)
+    sink = np.full((heads, 1, 1), -np.inf) if sinks is None else np.asarray(sinks).astype(np.float64)[:, None, None]
     mixed = np.zeros(q.shape)
     window_starts = np.arange(batch + 1) * (windows // batch)
     for first, index_of, table in (
@@ -64,7 +72,7 @@ def window_attention(
             (slice(*first[run : run + 2]), at + np.arange(first[run + 1] - first[run]), table[run])
             for run, at in enumerate(index_of)
         ]
-        for tokens, positions, row in runs:
+        for tokens, positions, row in runs if k.size else ():
             blocks, offsets = _entries(row, positions, key_cache)
             turned = _rotate(k[tokens], cosine[positions], sine[positions])
             key_cache[blocks, :, offsets] = _stored(turned, key_scale, key_cache.dtype)
@@ -80,8 +88,10 @@ def window_attention(
             visible = (distance >= 0) & ((distance < sliding_window) | (sliding_window == 0))
             query = _rotate(q[tokens], cosine[positions], sine[positions]).swapaxes(0, 1)
             scores = np.where(visible, scale * (query @ keys.transpose(1, 2, 0)), -np.inf)
-            weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-            mixed[tokens] = (weights / weights.sum(-1, keepdims=True) @ values.swapaxes(0, 1)).swapaxes(0, 1)
+            largest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)
+            weights = np.exp(scores - largest)
+            total = weights.sum(-1, keepdims=True) + np.exp(sink - largest)
+            mixed[tokens] = (weights / total @ values.swapaxes(0, 1)).swapaxes(0, 1)
     return mixed.reshape(len(qkv), -1).astype(qkv.dtype), key_cache, value_cache
 
 

@@ -26,6 +26,8 @@ def case(
     block_size=64,
     max_blocks=None,
     norm=False,
+    sinks=False,
+    writes=True,
     dtype=np.float32,
     cached=None,
     seed=0,
@@ -34,7 +36,8 @@ def case(
 
     ``runs`` of prompts, (cached tokens, new tokens) each, follow the draft windows, then ``padding`` tokens.
     Caches have dtype ``cached``, by default that of the other tensors. Every unwritten cache entry is NaN. Block 0 is
-    scratch; all blocks of a row of length 0 are there.
+    scratch; all blocks of a row of length 0 are there. Without ``writes`` queries have no keys and values, and the new
+    positions are written already.
     """
     rng = np.random.default_rng([seed, query, head_dim])
     batch, earlier = len(lengths), [*lengths, *(length for length, _ in runs)]
@@ -46,20 +49,22 @@ def case(
     def normal(*shape):
         return rng.normal(size=shape).astype(dtype)
 
-    texts = len(earlier)
+    texts, unwritten = len(earlier), np.nan if writes else 0  # 0 as the layer leaves it that wrote the cache
     table = 1 + rng.permutation(texts * max_blocks).reshape(texts, max_blocks).astype(np.int32)
     table[:batch][np.array(lengths) == 0] = 0
     caches = [
-        np.full((1 + texts * max_blocks, kv_heads, block_size, head_dim), np.nan, cached or dtype) for _ in range(2)
+        np.full((1 + texts * max_blocks, kv_heads, block_size, head_dim), unwritten, cached or dtype) for _ in range(2)
     ]
     for row, length in enumerate(earlier):
+        new = query if row < batch else counts[row - batch]
+        length += 0 if writes else new
         positions = np.arange(length)
         for cache in caches:
             cache[table[row, positions // block_size], :, positions % block_size] = normal(length, kv_heads, head_dim)
     angles = rng.uniform(0, 2 * np.pi, (max_blocks * block_size, head_dim // 2))
     norms = [1 + normal(head_dim) / 4 for _ in range(2)] if norm else [None, None]
     values = [
-        normal(batch * query + sum(counts) + padding, (heads + 2 * kv_heads) * head_dim),
+        normal(batch * query + sum(counts) + padding, (heads + 2 * kv_heads * writes) * head_dim),
         *caches,
         table[:batch],
         np.array(lengths, np.int64),
@@ -70,6 +75,7 @@ def case(
         np.cos(angles).astype(dtype),
         np.sin(angles).astype(dtype),
         *(None if each is None else each.astype(dtype) for each in norms),
+        rng.normal(size=heads).astype(np.float32) if sinks else None,
     ]
     return dict(zip(NAMES, values, strict=True))
 
@@ -89,13 +95,14 @@ def case_in_float8(*args, dtype, **how):
     return tensors | turned
 
 
-def attributes(*, heads=4, kv_heads=2, head_dim=64, sliding_window=0, **scales):
+def attributes(*, heads=4, kv_heads=2, head_dim=64, sliding_window=0, value_norm=0, **scales):
     return {
         "heads": heads,
         "kv_heads": kv_heads,
         "scale": head_dim**-0.5,
         "epsilon": 1e-6,
         "sliding_window": sliding_window,
+        "value_norm": value_norm,
         **scales,
     }
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
-from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from tandemrt.engines.contract.contract import Contract, table_width
 from tandemrt.engines.contract.decoder import Subgraph
@@ -82,10 +82,14 @@ SLIDING = {
 
 
 def make_checkpoint(
-    case: str, folder: Path, dtype: torch.dtype = torch.float32, sizes: dict[str, Any] | None = None, **save: object
+    case: str | PreTrainedConfig,
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    sizes: dict[str, Any] | None = None,
+    **save: object,
 ) -> PreTrainedModel:
     """Save a random checkpoint and return the model. ``sizes`` replaces fields of the case's config."""
-    config = (CONFIGS | SLIDING | FAMILIES)[case]()
+    config = (CONFIGS | SLIDING | FAMILIES)[case]() if isinstance(case, str) else case
     config.get_text_config().update(sizes or {})
     model = of_config(config, dtype=dtype, attn_implementation="eager").eval()
     randomize(model)

@@ -10,7 +10,7 @@ import torch
 
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.plugins.implementations import launcher, reference
-from tandemrt.plugins.operators.constants import OutputNorm
+from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS, OutputNorm
 from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.operators.float_tiles import tiled
 from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
@@ -127,7 +127,18 @@ def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({name: array for name, array in tensors.items() if array is not None}, attention)
     for runs, sliding_window in (([(0, 70), (65, 1), (3, 0), (130, 33)], 0), ([(100, 40)], 50)):
         tensors = attention_cases.case([1, 63], 3, runs, head_dim=32, norm=True, dtype=kind)
-        yield Case(tensors, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
+        given = {name: array for name, array in tensors.items() if array is not None}
+        yield Case(given, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
+    for norm, writes, sinks, value_norm in (
+        (False, True, True, 0),
+        (True, True, True, 1),
+        (True, False, False, 1),
+        (False, False, True, 0),
+    ):
+        how = {"norm": norm, "writes": writes, "sinks": sinks, "dtype": kind}
+        tensors = attention_cases.case([1, 63, 130], 5, [(0, 70), (65, 1), (130, 33)], head_dim=32, **how)
+        given = {name: array for name, array in tensors.items() if array is not None}
+        yield Case(given, attention_cases.attributes(head_dim=32, sliding_window=50, value_norm=value_norm))
 
 
 def _attention_in_float8(kind: np.dtype[Any]) -> Iterator[Case]:
@@ -227,10 +238,24 @@ def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
         down = rng.normal(size=(count * hidden, width)) / width**0.5
         tensors = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down}
         inputs = {name: each.astype(kind) for name, each in tensors.items()}
-        yield Case(inputs, {"per_token": chosen, "normalized": normalized})
+        how = {"per_token": chosen, "normalized": normalized, **SILU_EXPERTS}
+        yield Case(inputs, how)
         if rows == (70,):
             last = {"prompt_rows": np.zeros(50, np.int32)}
-            yield Case(inputs | last, {"per_token": chosen, "normalized": normalized})
+            yield Case(inputs | last, how)
+        for more, activation in _activations(rng, count, hidden, width, kind):
+            yield Case(inputs | more, how | activation)
+
+
+def _activations(
+    rng: np.random.Generator, count: int, hidden: int, width: int, kind: np.dtype[Any]
+) -> Iterator[tuple[dict[str, np.ndarray], Mapping[str, float]]]:
+    """Yield biases, factors and activations of gpt-oss and of Gemma 4, and some of them alone."""
+    both, last, factors = (rng.normal(size=size).astype(kind) for size in (2 * count * width, count * hidden, count))
+    clamped = {"interleaved": 1, "alpha": 1.702, "cubic": 0.0, "limit": 0.8, "offset": 1.0}
+    yield {"gate_up_bias": both, "down_bias": last}, clamped
+    yield {"expert_factors": factors}, ACTIVATIONS["gelu_tanh"]
+    yield {"down_bias": last, "expert_factors": factors}, {"interleaved": 1}
 
 
 def _low_bit_mixtures(numbers: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
@@ -260,8 +285,11 @@ def _low_bit_mixtures(numbers: str) -> Callable[[np.dtype[Any]], Iterator[Case]]
             ):
                 inputs |= {f"{name}{end}": each for end, each in _stored(rng, numbers, outputs, inner, group, kind)}
             inputs = {name: inputs[name] for name in _in_order(numbers, inputs)}
-            how = {"per_token": chosen, "normalized": at % 2, "gate_up_group": sizes[0], "down_group": sizes[1]}
+            groups_of = {"gate_up_group": sizes[0], "down_group": sizes[1]}
+            how = {"per_token": chosen, "normalized": at % 2, **SILU_EXPERTS, **groups_of}
             yield Case(inputs, how)
+            for more, activation in _activations(rng, count, hidden, width, kind):
+                yield Case(inputs | more, how | activation)
             if numbers == "int4":
                 zeros = {
                     f"{name}_zeros": rng.integers(0, 256, (len(scales), scales.shape[1] // 2), dtype=np.uint8)

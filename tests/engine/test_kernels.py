@@ -9,7 +9,7 @@ from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
 from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels import compile as compiler
-from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
+from tandemrt.plugins.operators.constants import KEY_DIMS, WITHOUT_TENSOR_CORES
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LAST = COMPUTE_CAPABILITIES[-1]
@@ -17,20 +17,25 @@ LOW_BIT = {
     **{f"matmul_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
     "weights": "3 u64, 3 u32, 1 u64",
 }
-LOW_BIT_EXPERTS = {"gate_up": "4 u64, 1 u32, 3 u64, 3 u32, 1 u64", "down": "4 u64, 1 u32, 4 u64, 2 u32, 1 u64"}
+ACTIVATION = "1 u64, 1 u32, 4 f32"
+LOW_BIT_EXPERTS = {
+    "gate_up": f"4 u64, 1 u32, 3 u64, 3 u32, {ACTIVATION}, 1 u64",
+    "down": "4 u64, 1 u32, 4 u64, 2 u32, 2 u64",
+}
 LOW_BIT_EXPERTS["weights"] = "3 u64, 3 u32, 1 u64"
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
     "experts": {
-        "route_few": "1 u64, 4 u32, 6 u64",
-        "choose": "1 u64, 4 u32, 2 u64",
+        "route_few": "1 u64, 4 u32, 7 u64",
+        "choose": "1 u64, 4 u32, 3 u64",
         "place": "1 u64, 2 u32, 5 u64",
-        "gate_up": "5 u64, 3 u32, 1 u64",
-        "down": "6 u64, 2 u32, 1 u64",
+        "gate_up": f"5 u64, 3 u32, {ACTIVATION}, 1 u64",
+        "down": "6 u64, 2 u32, 2 u64",
         "sum": "1 u64, 2 u32, 1 u64",
         "gather": "2 u64, 2 u32, 1 u64",
-        "sum_places": "3 u64, 2 u32, 1 u64",
+        "activate": f"2 u64, 2 u32, {ACTIVATION}, 1 u64",
+        "sum_places": "4 u64, 1 u32, 1 u64, 2 u32, 1 u64",
     },
     "float8": {
         "quantize_tokens": "2 u64, 1 u32, 2 u64",
@@ -70,9 +75,10 @@ COLLECTIVES = {  # of bytes, whatever the dtype
 LOW_BIT_FILES = ("int4", "int8", "float4", "experts_int4", "experts_int8", "experts_float4", "experts_float8")
 ORDERED = ("8_6", "8_8", "16_6")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
-APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
-PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
-ATTEND_RUNS, WIDEN = "11 u64, 8 u32, 4 f32, 6 u64", "11 u64, 6 u32, 4 f32, 4 u64"
+APPEND, ATTEND, PLAIN = "10 u64, 8 u32, 4 f32, 2 u64", "10 u64, 10 u32, 4 f32, 6 u64", "10 u64, 8 u32, 4 f32, 3 u64"
+PREPARE, PLAIN_RUNS = "12 u64, 9 u32, 4 f32, 4 u64", "12 u64, 8 u32, 4 f32, 3 u64"
+WIDE_RUNS = "12 u64, 9 u32, 4 f32, 3 u64"
+ATTEND_RUNS, WIDEN = "12 u64, 10 u32, 4 f32, 6 u64", "12 u64, 8 u32, 4 f32, 4 u64"
 CONVOLVE, SCAN = "7 u64, 1 u32, 1 f32, 5 u64, 20 u32, 1 u64", "7 u64, 20 u32, 2 u64"
 FINISH = "9 u64, 23 u32, 1 f32, 2 u64"
 # Bytes: some between phases are no matter; in a loop over the logits they would be. Of int4 for one GPU alone, 12.0. Of
@@ -112,13 +118,15 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, s
         return entries | {f"few_ordered_{name}_{suffix}": "4 u64, 4 u32, 1 u64" for name in ordered}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
     entries |= {f"prepare_{suffix}_{size}": PREPARE for size in head_dims}
-    runs = PLAIN_RUNS if dtype == "float32" else ATTEND_RUNS
-    entries |= {f"attend_runs_{suffix}_{size}": runs for size in head_dims}
-    if dtype == "float32":
-        return entries | {f"attend_{suffix}_{size}": PLAIN for size in head_dims}
+    plain = {size for size in head_dims if dtype == "float32" or size == WITHOUT_TENSOR_CORES}
+    entries |= {f"attend_runs_{suffix}_{size}": PLAIN_RUNS if size in plain else ATTEND_RUNS for size in head_dims}
+    if WITHOUT_TENSOR_CORES in head_dims:
+        entries[f"attend_runs_{suffix}_{WITHOUT_TENSOR_CORES}"] = WIDE_RUNS
+    entries |= {f"attend_{suffix}_{size}": PLAIN for size in plain}
+    by_tensor_cores = [size for size in head_dims if size not in plain]
     if kernel == "attention_float8":
-        entries |= {f"widen_{suffix}_{size}": WIDEN for size in head_dims}
-    names = [f"{suffix}_{size}_{rows}" for size in head_dims for rows in (16, 32, 64)]
+        entries |= {f"widen_{suffix}_{size}": WIDEN for size in by_tensor_cores}
+    names = [f"{suffix}_{size}_{rows}" for size in by_tensor_cores for rows in (16, 32, 64)]
     return entries | {f"{attend}_{name}": ATTEND for attend in ("attend", "attend_fixed") for name in names}
 
 
@@ -136,7 +144,7 @@ def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
     """Return the head sizes to compile a kernel for."""
     if kernel == "linear_attention":
         return KEY_DIMS if (capability, dtype) == ("9.0", "bfloat16") else (128,)
-    return HEAD_DIMS[:-1] if kernel != "attention" or (capability, dtype) == ("9.0", "bfloat16") else (128,)
+    return (32, 64, 128) if kernel != "attention" or (capability, dtype) == ("9.0", "bfloat16") else (128,)
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them, one GPU all, and heads of
@@ -158,6 +166,8 @@ COMPILED = [
     if kernel != "latent_attention" or (capability, dtype) in (("9.0", "bfloat16"), ("9.0", "float32"))
 ] + [
     ("attention", "bfloat16", "9.0", (256,)),
+    ("attention", "bfloat16", "9.0", (512,)),
+    ("attention", "float32", "9.0", (512,)),
     *(
         ("attention_float8", dtype, capability, head_dims)
         for dtype, capability, head_dims in (

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +25,7 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 from tests.engine import quantized
-from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
+from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint, open_steps
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
 
@@ -65,14 +66,23 @@ def published(folder: Path, *, unquantized: int | None = None, sizes: Mapping[st
     )
 
 
-@pytest.mark.parametrize("cache", ["paged", "linear"])
-def test_mxfp4_is_rejected_on_a_gpu_with_a_backend_that_supports_it(tmp_path: Path, cache: str) -> None:
+def test_mxfp4_is_rejected_on_a_gpu_with_a_cache_that_supports_it(tmp_path: Path) -> None:
     published(tiny_tokenizer(tmp_path), sizes={"head_dim": 64, "vocab_size": WIDE})
-    backend = f'name = "onnxruntime-cuda"\ncache = "{cache}"'
+    backend = 'name = "onnxruntime-cuda"\ncache = "linear"'
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="bfloat16", backend=backend))
-    message = "gpt_oss has experts and attention sinks, which run on a CPU alone.* must be onnxruntime-cpu$"
+    message = "gpt_oss has experts and attention sinks, which run with onnxruntime-cuda over a paged cache, or on a CPU"
     with pytest.raises(BadCheckpoint, match=message):
         open_models(recipe)
+
+
+def test_mxfp4_over_a_paged_cache_keeps_its_values(tmp_path: Path) -> None:
+    published(tmp_path)
+    expected = expected_logits(read_by_transformers(tmp_path), TOKENS)
+    quantized.packed(tmp_path, "float32")
+    out = tmp_path / "packed"
+    steps = Decoder(out, "paged", 1, open_engine=partial(open_steps, folder=out))
+    for decode in (Decoder(out, "paged", batch=1), steps):
+        torch.testing.assert_close(decode([TOKENS], [0])[0], expected, rtol=1e-3, atol=1e-4)
 
 
 def read_by_transformers(folder: Path) -> PreTrainedModel:

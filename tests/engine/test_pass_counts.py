@@ -114,7 +114,13 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "vaultgemma", "hunyuan", "hunyuan_v1_moe"), UNSUPPORTED),
-    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa", "flint", "step3p5"), UNSUPPORTED),
+    "step3p5": UNSUPPORTED,
+    "flint": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10},
+    "granitemoe_swa": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 11},
+    "gpt_oss": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7},
+    "gemma4": PRE_NORM_PAGED | {"fuse_residual_norms": 5, "fuse_lone_norms": 22, "fuse_transposed_matmuls": 32},
+    "gemma4 dense": PRE_NORM_PAGED | {"fuse_residual_norms": 2, "fuse_lone_norms": 7},
+    "gemma4 experts": PRE_NORM_PAGED | {"fuse_lone_norms": 13, "fuse_transposed_matmuls": 11},
     # Latent vectors, and latent queries, have lone norms.
     **dict.fromkeys(
         ("deepseek_v3", "glm4_moe_lite"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 14}
@@ -122,7 +128,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     "deepseek_v2": UNSUPPORTED,
     "deepseek_v2 lite": PRE_NORM_PAGED | {"fuse_lone_norms": 3, "fuse_transposed_matmuls": 12},
     "youtu": PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 13},
-    **dict.fromkeys(("gemma4", "gemma4 dense", "gemma4 experts", "phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
+    **dict.fromkeys(("phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
     # Hybrid models have two to four layers here.
     "qwen3_5": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
     "qwen3_5_moe": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 26},

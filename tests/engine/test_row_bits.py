@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.implementations import launcher
+from tandemrt.plugins.operators.constants import SILU_EXPERTS
 from tandemrt.plugins.operators.launch import Context
 from tests.engine import attention_cases
 from tests.engine.implementation_cases import to_torch
@@ -39,7 +40,7 @@ MATMULS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, in
     "experts": (
         {"x": normal(ROWS, INNER), "router_logits": normal(ROWS, EXPERTS)},
         {"gate_up": normal(EXPERTS, 2 * OUTER, INNER, seed=1), "down": normal(EXPERTS, INNER, OUTER, seed=2)},
-        {"per_token": 2, "normalized": 1},
+        {"per_token": 2, "normalized": 1, **SILU_EXPERTS},
         "mixed",
         INNER,
     ),

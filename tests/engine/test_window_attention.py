@@ -367,7 +367,8 @@ def _model(dtype, norm, attention):
     ranks = {name: len(SCHEMAS["window_attention"][name].shape) for name in NAMES}
     kinds = {"int32": ir.DataType.INT32, "int64": ir.DataType.INT64}
     types = {name: kinds.get(SCHEMAS["window_attention"][name].dtype, element) for name in NAMES}
-    names = NAMES if norm else NAMES[:-2]
+    present = ("q_norm", "k_norm") if norm else ()
+    names = [name for name in NAMES if name in present or name not in SCHEMAS["window_attention"].optional]
 
     def value(name, rank):
         dims = [f"{name}_{axis}" for axis in range(rank)]
@@ -377,6 +378,6 @@ def _model(dtype, norm, attention):
     outputs = [value("mixed", 2), value("key", 4), value("value", 4)]
     graph = onnx.helper.make_graph([node], "attention", [value(name, ranks[name]) for name in names], outputs)
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in (("", functions.OPSET), (DOMAIN, 1))]
-    body = ir.to_proto(functions.window_attention(qk_norm=norm))
+    body = ir.to_proto(functions.window_attention(present))
     model = onnx.helper.make_model(graph, functions=[body], opset_imports=imports, ir_version=11)
     return model.SerializeToString()

@@ -40,7 +40,8 @@ def check(context, tensors, attributes, splits=None, near=None):
     results = [to_numpy(each) for each in (mixed, on_gpu["key_cache"], on_gpu["value_cache"])]
     positions = on_gpu["prompt_table"].shape[1] * on_gpu["key_cache"].shape[2]
     whole = on_gpu["key_cache"].dtype == on_gpu["qkv"].dtype
-    cleared = KEYS if whole and serves(on_gpu["qkv"].dtype, on_gpu["key_cache"].shape[-1], positions) else 0
+    form = (on_gpu["qkv"].dtype, on_gpu["key_cache"].shape[-1], positions)
+    cleared = KEYS if whole and serves(*form, sinks=on_gpu["sinks"] is not None) else 0
     near = tolerance(tensors["qkv"].dtype) if near is None else near
     assert_close(results, expected(tensors, attributes), tensors, near, cleared=cleared)
     assert (after == 77.0).all()

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from tandemrt.plugins.operators.constants import SILU_EXPERTS
+
 
 def low_bit(
     operator: str, width: int, inner: int, *, rows: int, dtype: torch.dtype = torch.bfloat16
@@ -32,7 +34,7 @@ def low_bit_experts(
     chosen: int,
     dtype: torch.dtype = torch.bfloat16,
     groups: tuple[int, int] | None = None,
-) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Return the inputs of an operator of ``count`` experts, and its attributes; results are about 1.
 
     ``groups``: inputs per scale of both weights; None: the smallest.
@@ -61,4 +63,5 @@ def low_bit_experts(
         else:
             most = 5 if operator == "int4_experts" else 75
             tensors[f"{name}_scales"] = ((torch.rand(outputs, stored, **on_device) + 0.5) * size / most).to(dtype)
-    return tensors, {"per_token": chosen, "normalized": 1, "gate_up_group": sizes[0], "down_group": sizes[1]}
+    of_groups = {"gate_up_group": sizes[0], "down_group": sizes[1]}
+    return tensors, {"per_token": chosen, "normalized": 1, **SILU_EXPERTS, **of_groups}

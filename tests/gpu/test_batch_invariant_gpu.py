@@ -14,6 +14,7 @@ from tandemrt.plugins.kernels import attention_prompts, experts, float8_matmul, 
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul
+from tandemrt.plugins.operators.constants import SILU_EXPERTS
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.caches.kv_cache import no_prompts
 from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case, case_in_float8
@@ -29,10 +30,10 @@ FLOAT8 = torch.float8_e4m3fn
 ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
 MOST = 17  # tokens of the largest window
 HEADS, KV_HEADS = 32, 4
-HEAD_DIMS = [64, 128, 256]
+HEAD_DIMS = [64, 128, 256, 512]
 IN_FLOAT8 = [64, 128]
 DTYPES = [torch.bfloat16, torch.float16]
-OF_EXPERTS = {"per_token": 3, "normalized": 1}
+OF_EXPERTS = {"per_token": 3, "normalized": 1, **SILU_EXPERTS}
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -200,7 +201,7 @@ def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
 
 @pytest.mark.parametrize("sliding_window", [0, 100])
 @pytest.mark.parametrize("query", [2, 5, MOST])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", [False, True])  # and with sinks
 @pytest.mark.parametrize(
     ("head_dim", "in_float8"),
     [*((size, False) for size in HEAD_DIMS), *(pytest.param(size, True, marks=needs_float8) for size in IN_FLOAT8)],
@@ -221,6 +222,7 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
     caches = [random(1 + batch * blocks, KV_HEADS, 64, head_dim).to(cached) for _ in range(2)]
     qkv = random(batch, query, (HEADS + 2 * KV_HEADS) * head_dim).to(dtype)
     norms = {"q_norm": random(head_dim).to(dtype), "k_norm": random(head_dim).flip(0).to(dtype)} if normed else {}
+    norms |= {"sinks": random(HEADS).float()} if normed else {}
 
     def attend(
         rows: slice, tokens: slice, index: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor

@@ -9,12 +9,14 @@ import torch
 from tandemrt.plugins.kernels import experts
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.experts_grouped import WITH_KERNELS, GroupedMixture
+from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference.experts import experts as reference
 from tests.gpu.here import CAPABILITY, compute_capabilities
 
 HIDDEN, WIDTH, EXPERTS, CHOSEN = 256, 136, 16, 3
-GIVEN = {"per_token": CHOSEN, "normalized": 1}
+GIVEN = {"per_token": CHOSEN, "normalized": 1, **SILU_EXPERTS}
+CLAMPED = {**GIVEN, "interleaved": 1, "alpha": 1.702, "limit": 1.5, "offset": 1.0}  # as in gpt-oss
 Tensors = dict[str, torch.Tensor]
 
 
@@ -35,6 +37,14 @@ def tensors(rows: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Te
     weights = {"gate_up": drawn(2 * EXPERTS * WIDTH, HIDDEN), "down": drawn(EXPERTS * HIDDEN, WIDTH)}
     inputs = {"x": drawn(rows, HIDDEN), "router_logits": drawn(rows, EXPERTS), **weights}
     return inputs | {"mixed": torch.full_like(inputs["x"], 77)}
+
+
+def with_biases(inputs: Tensors) -> Tensors:
+    """Add biases of both weights, and factors."""
+    generator = torch.Generator("cuda").manual_seed(9)
+    sizes = {"gate_up_bias": 2 * EXPERTS * WIDTH, "down_bias": EXPERTS * HIDDEN, "expert_factors": EXPERTS}
+    drawn = {name: torch.randn(size, generator=generator, device="cuda") for name, size in sizes.items()}
+    return inputs | {name: each.to(inputs["x"].dtype) for name, each in drawn.items()}
 
 
 def part(inputs: Tensors, rows: slice) -> Tensors:
@@ -79,6 +89,22 @@ def test_grouped_matmuls_of_many_rows_are_near_those_of_few(context: Context, ro
         few = part(inputs, part_of)
         experts.launch(few, GIVEN, context).run()
         torch.testing.assert_close(inputs["mixed"][part_of], few["mixed"], rtol=2**-6, atol=2**-6)
+
+
+@needs_grouped_matmuls
+@pytest.mark.parametrize("attributes", [CLAMPED, GIVEN | ACTIVATIONS["gelu_tanh"]])
+def test_biased_experts_of_many_rows_are_near_those_of_few(context: Context, attributes: dict[str, float]) -> None:
+    given = with_biases(tensors(600))
+    call = experts.launch(given, attributes, context)
+    assert isinstance(call, GroupedMixture)
+    call.run()
+    few = part(given, slice(0, 20))
+    experts.launch(few, attributes, context).run()
+    torch.testing.assert_close(given["mixed"][:20], few["mixed"], rtol=2**-5, atol=2**-5)
+    numbers = {name: each.float().cpu().numpy() for name, each in few.items() if name != "mixed"}
+    torch.testing.assert_close(
+        few["mixed"].float().cpu(), torch.from_numpy(reference(**numbers, **attributes)), rtol=2**-5, atol=2**-5
+    )
 
 
 @needs_grouped_matmuls

@@ -37,6 +37,25 @@ def test_ragged_rows_equal_the_definition(context, dtype, head_dim, query, norm)
     check(context, tensors, attributes(**sizes))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("query", [1, 5, 40])
+@pytest.mark.parametrize("writes", [True, False])
+def test_sinks_value_norms_and_caches_of_earlier_layers_equal_the_definition(context, dtype, head_dim, query, writes):
+    """Windows and runs, of layers that slide and of others."""
+    sizes = {"heads": 16, "kv_heads": 2, "head_dim": head_dim}
+    for sliding_window, norm in ((0, True), (70, False)):
+        how = {"norm": norm, "sinks": True, "writes": writes, "dtype": DTYPES[dtype]}
+        tensors = case([1, 64, 300], query, PACKED["ragged"], 7, **how, **sizes)
+        check(context, tensors, attributes(**sizes, sliding_window=sliding_window, value_norm=1))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8, 31])
+def test_the_number_of_splits_changes_no_sink(context, splits):
+    tensors = case([1, 64, 700, 1500], 5, sinks=True, dtype=BFLOAT16)
+    check(context, tensors, attributes(), splits=splits)
+
+
 @pytest.mark.parametrize("query", range(1, 17))
 @pytest.mark.parametrize("group", [1, 2, 4, 7, 8])
 def test_every_window_and_group_equals_the_definition(context, query, group):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandemrt.export.model.support import unsupported
-from tandemrt.export.read.layer import Router
+from tandemrt.export.read.layer import ClampedSwiglu, Router
 from tandemrt.export.read.spec import ModelSpec
 from tests.plain.test_families import PUBLISHED
 
@@ -36,9 +36,17 @@ EXPERTS, LATENT, PLAIN = "Qwen3-30B-A3B", "DeepSeek-V3", "Qwen3-VL-4B-Instruct"
         (EXPERTS, "experts", {"count": 512}, {"count": 513}, "of 513 experts"),
         (EXPERTS, "experts", {"per_token": 32}, {"per_token": 33}, "has 33 of"),
         (EXPERTS, "experts", {"intermediate": 776}, {"intermediate": 772}, "experts of 772 values"),
-        (EXPERTS, "experts", {"biased": False}, {"biased": True}, "experts with biases"),
-        (EXPERTS, "experts", {"gate_up": "separate"}, {"gate_up": "halves"}, "joined gate and up weights"),
-        (EXPERTS, "experts", {"weighted_input": False}, {"weighted_input": True}, "weighted inputs"),
+        (EXPERTS, "experts", {"gate_up": "halves"}, {"weighted_input": True}, "experts with weighted"),
+        (EXPERTS, "experts", {"biased": True}, {"latent": 64}, "or latent inputs"),
+        (
+            EXPERTS,
+            "experts",
+            {"clamped": ClampedSwiglu(1.702, 7.0)},
+            {"clamped": ClampedSwiglu(1.0, 7.0, clamped_after=True)},
+            "a bound after the activation",
+        ),
+        (PLAIN, "variants", {"value_norm": True}, {"value_dim": 64}, "values smaller than keys"),
+        (PLAIN, "variants", {"scaled": True}, {"head_gates": True}, "gates of heads"),
         (
             EXPERTS,
             "experts",

@@ -15,6 +15,7 @@ import typer
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.kernels.experts import ExpertsCall
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
+from tandemrt.plugins.operators.constants import SILU_EXPERTS
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import bandwidth, best_us, run_all
@@ -74,7 +75,7 @@ def _line(rows: int, experts: int, chosen: int, hidden: int, width: int, context
         }
         for _ in range(LAYERS)
     ]
-    attributes = {"per_token": chosen, "normalized": 1}
+    attributes = {"per_token": chosen, "normalized": 1, **SILU_EXPERTS}
     used = [len(each["router_logits"].topk(chosen)[1].unique()) for each in layers]
     floor = 1e6 * sum(used) / LAYERS * 3 * hidden * width * 2 / bandwidth()
     grouped = fill_groups(layers[0], chosen) and has_groups(layers[0]["x"], context)
@@ -118,5 +119,5 @@ def _low_bit_call(
             tensors[f"{name}_factors"] = torch.rand(outputs, device="cuda") / 1000
         else:
             tensors[f"{name}_scales"] = scales if numbers == "float8" else scales.to(torch.bfloat16)
-    routing = {"per_token": chosen, "normalized": 1, "gate_up_group": group, "down_group": group}
+    routing = {"per_token": chosen, "normalized": 1, **SILU_EXPERTS, "gate_up_group": group, "down_group": group}
     return launcher(f"{numbers}_experts", context)(tensors, routing, context)

@@ -1,15 +1,16 @@
 """Cases of the matmuls of experts on a CPU."""
 
+import ctypes
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tandemrt.plugins.operators import float4
+from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
 from tandemrt.plugins.reference.low_bit_experts import VALUES
-from tandemrt.plugins.reference.swiglu import swiglu
 from tools.quality.host_kernels.library import (
     DTYPES,
     THREADS,
@@ -31,6 +32,7 @@ _SIZES = ((160, 96), (2336, 32), (32, 2112))  # hidden size and width; some have
 _COUNT, _CHOICES = 3, 2
 _PAIRS = (33, 0, 9)  # of each expert; an item has at most 32
 _RING = 4 * 4 * THREADS * 16
+_CLAMPED = {"interleaved": 1, "alpha": 1.702, "cubic": 0.0, "limit": 0.8, "offset": 1.0}
 _BLOCKS = (3, 2)  # the number of blocks changes no bit
 
 
@@ -43,6 +45,7 @@ class ExpertsCase:
     group: int
     width: int
     tensors: Mapping[str, np.ndarray]
+    activation: Mapping[str, float] = field(default_factory=lambda: SILU_EXPERTS)
 
     @property
     def kind(self) -> str:
@@ -57,14 +60,32 @@ class ExpertsCase:
         assert equal(self._gate_up(library, alone, _BLOCKS[1]), activated), f"{what}: activations alone differ"
         both = self._values("gate_up").reshape(_COUNT, 2 * self.width, -1)[:, :, :hidden]
         rows, experts = t["x"].astype(np.float64)[t["order"] // _CHOICES], np.repeat(np.arange(_COUNT), _PAIRS)
-        require_near(activated, swiglu(np.einsum("eoi,pi->peo", both, rows)[np.arange(len(rows)), experts]), what)
+        products = np.einsum("eoi,pi->peo", both, rows)[np.arange(len(rows)), experts]
+        require_near(activated, self._activated(products + self._bias("gate_up", 2 * self.width)[experts]), what)
         parts = self._down(library, activated, together, _BLOCKS[0])
         assert equal(self._down(library, activated, alone, _BLOCKS[1]), parts), f"{what}: results alone differ"
         down = self._values("down").reshape(_COUNT, hidden, -1)[:, :, : self.width]
         exact = np.einsum("eoi,pi->peo", down, activated.astype(np.float64))[np.arange(len(rows)), experts]
+        exact += self._bias("down", hidden)[experts]
         require_near(parts[t["order"]], exact * t["shares"][t["order"], None], what)
         values = self._values("down")[:, : self.width].astype(np.float32).astype(DTYPES[self.dtype])
         assert (self._dequantized(library) == values).all(), f"{what}: dequantized weights differ"
+
+    def _bias(self, name: str, outputs: int) -> np.ndarray:
+        """Return the biases of each expert, zeros if there are none."""
+        bias = self.tensors.get(f"{name}_bias")
+        return np.zeros((_COUNT, outputs)) if bias is None else bias.astype(np.float64).reshape(_COUNT, -1)
+
+    def _activated(self, both: np.ndarray) -> np.ndarray:
+        """Return the activation by its definition: of experts whose weights are the identity."""
+        how = {name: value for name, value in self.activation.items() if name != "interleaved"}
+        by_turns = both.reshape(len(both), -1, 2) if self.activation["interleaved"] else both.reshape(len(both), 2, -1)
+        gate, up = (by_turns.swapaxes(1, 2) if self.activation["interleaved"] else by_turns).swapaxes(0, 1)
+        if limit := how["limit"]:
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        raised = gate * (how["alpha"] + how["cubic"] * gate**2)
+        result: np.ndarray = (up + how["offset"]) * gate / (1 + np.exp(-raised))
+        return result
 
     def _gate_up(self, library: Any, items: np.ndarray, blocks: int) -> np.ndarray:
         t, pairs = self.tensors, len(self.tensors["order"])
@@ -80,6 +101,9 @@ class ExpertsCase:
             t["x"].shape[1],
             self.width,
             _CHOICES,
+            self._address("gate_up_bias"),
+            int(self.activation["interleaved"]),
+            *(ctypes.c_float(self.activation[name]) for name in ("alpha", "cubic", "limit", "offset")),
             address(out),
             blocks,
             _RING,
@@ -101,11 +125,15 @@ class ExpertsCase:
             address(t["shares"]),
             hidden,
             self.width,
+            self._address("down_bias"),
             address(out),
             blocks,
             _RING,
         )
         return out
+
+    def _address(self, name: str) -> ctypes.c_void_p | None:
+        return address(self.tensors[name]) if name in self.tensors else None
 
     def _dequantized(self, library: Any) -> np.ndarray:
         t = self.tensors
@@ -146,7 +174,14 @@ def expert_cases(name: str) -> Iterator[ExpertsCase]:
                 tensors["shares"] = rng.uniform(0.1, 1, pairs).astype(np.float32)
                 for key, outputs, inner in (("gate_up", 2 * width, hidden), ("down", hidden, width)):
                     tensors |= _stored(rng, name, key, _COUNT * outputs, inner, group, DTYPES[dtype])
-                yield ExpertsCase(name, dtype, group, width, {key: at_end(each) for key, each in tensors.items()})
+                placed = {key: at_end(each) for key, each in tensors.items()}
+                yield ExpertsCase(name, dtype, group, width, placed)
+                biases = {
+                    f"{key}_bias": at_end(rng.normal(size=_COUNT * outputs).astype(DTYPES[dtype]))
+                    for key, outputs in (("gate_up", 2 * width), ("down", hidden))
+                }
+                yield ExpertsCase(name, dtype, group, width, placed | biases, _CLAMPED)
+                yield ExpertsCase(name, dtype, group, width, placed, {**SILU_EXPERTS, **ACTIVATIONS["gelu_tanh"]})
                 if name == "experts_int4":
                     for key in ("gate_up", "down"):
                         outputs, groups = tensors[f"{key}_scales"].shape
