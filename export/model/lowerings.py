@@ -69,11 +69,7 @@ def _paged_attention(
 
 
 def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
-<<<<<<< HEAD
-    per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads and not spec.position_rows
-=======
     optional = optional_inputs(spec)
->>>>>>> 3abfc1ff (gpu: run gpt-oss and Gemma 4 over a paged cache)
     activation = (swiglu(),) if spec.gated and spec.activation == "silu" else ()
     mixture = (experts(optional_inputs_of(spec)),) if spec.experts is not None else ()
     attention = () if spec.latent is not None else (window_attention(optional, float8=kv_dtype == FLOAT8),)

@@ -26,7 +26,8 @@ from tandemrt.plugins.operators.constants import DOMAIN
 
 def optional_inputs(spec: ModelSpec) -> tuple[str, ...]:
     """Return the optional inputs of the operator that the nodes of a model have."""
-    norms = ("q_norm", "k_norm") if spec.qk_norm is not None and not spec.qk_norm.over_all_heads else ()
+    in_operator = spec.qk_norm is not None and not spec.qk_norm.over_all_heads and not spec.position_rows
+    norms = ("q_norm", "k_norm") if in_operator else ()
     return (*norms, "sinks") if spec.sinks else norms
 
 

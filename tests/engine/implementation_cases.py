@@ -127,8 +127,8 @@ def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({name: array for name, array in tensors.items() if array is not None}, attention)
     for runs, sliding_window in (([(0, 70), (65, 1), (3, 0), (130, 33)], 0), ([(100, 40)], 50)):
         tensors = attention_cases.case([1, 63], 3, runs, head_dim=32, norm=True, dtype=kind)
-        given = {name: array for name, array in tensors.items() if array is not None}
-        yield Case(given, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
+        inputs = {name: array for name, array in tensors.items() if array is not None}
+        yield Case(inputs, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
     for norm, writes, sinks, value_norm in (
         (False, True, True, 0),
         (True, True, True, 1),
@@ -137,8 +137,8 @@ def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
     ):
         how = {"norm": norm, "writes": writes, "sinks": sinks, "dtype": kind}
         tensors = attention_cases.case([1, 63, 130], 5, [(0, 70), (65, 1), (130, 33)], head_dim=32, **how)
-        given = {name: array for name, array in tensors.items() if array is not None}
-        yield Case(given, attention_cases.attributes(head_dim=32, sliding_window=50, value_norm=value_norm))
+        inputs = {name: array for name, array in tensors.items() if array is not None}
+        yield Case(inputs, attention_cases.attributes(head_dim=32, sliding_window=50, value_norm=value_norm))
 
 
 def _attention_in_float8(kind: np.dtype[Any]) -> Iterator[Case]:

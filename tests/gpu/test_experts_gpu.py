@@ -94,13 +94,13 @@ def test_grouped_matmuls_of_many_rows_are_near_those_of_few(context: Context, ro
 @needs_grouped_matmuls
 @pytest.mark.parametrize("attributes", [CLAMPED, GIVEN | ACTIVATIONS["gelu_tanh"]])
 def test_biased_experts_of_many_rows_are_near_those_of_few(context: Context, attributes: dict[str, float]) -> None:
-    given = with_biases(tensors(600))
-    call = experts.launch(given, attributes, context)
+    inputs = with_biases(tensors(600))
+    call = experts.launch(inputs, attributes, context)
     assert isinstance(call, GroupedMixture)
     call.run()
-    few = part(given, slice(0, 20))
+    few = part(inputs, slice(0, 20))
     experts.launch(few, attributes, context).run()
-    torch.testing.assert_close(given["mixed"][:20], few["mixed"], rtol=2**-5, atol=2**-5)
+    torch.testing.assert_close(inputs["mixed"][:20], few["mixed"], rtol=2**-5, atol=2**-5)
     numbers = {name: each.float().cpu().numpy() for name, each in few.items() if name != "mixed"}
     torch.testing.assert_close(
         few["mixed"].float().cpu(), torch.from_numpy(reference(**numbers, **attributes)), rtol=2**-5, atol=2**-5
