@@ -1,5 +1,6 @@
 """``tandemrt serve``: serve bundles over HTTP with the APIs of OpenAI and Anthropic."""
 
+import atexit
 import gc
 import os
 from collections.abc import Iterator, Sequence
@@ -201,6 +202,7 @@ def serve(
         for folder in folders.values():
             options.require_fit(Bundle.read(folder).limits)
         stack.enter_context(_collected_later())
+        atexit.register(gc.freeze)  # else the interpreter collects all objects at its exit, for seconds under load
         console = Console()
 
         def on_ready(address: str) -> None:

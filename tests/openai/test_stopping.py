@@ -180,3 +180,17 @@ def _waiting(port: int | None) -> float:
     families = text_string_to_metric_families(connection.getresponse().read().decode())
     connection.close()
     return sum(s.value for family in families if family.name == "tandemrt_requests_waiting" for s in family.samples)
+
+
+def test_the_end_of_a_server_collects_no_objects(demo_bundle: Path) -> None:
+    """The interpreter would collect all objects of the models at its exit, for seconds on a busy machine."""
+    print_frozen = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count(), gc.get_count()[0]))"
+    command = [sys.executable, "-c", f"{print_frozen}; from tandemrt.cli import main; main()", "serve", demo_bundle]
+    with subprocess.Popen([*command, "--port", "0", "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving ")
+        process.terminate()
+        frozen, others = map(int, process.stdout.read().split())
+    assert process.returncode == 0
+    assert frozen > 50_000
+    assert others < 100
