@@ -1,13 +1,16 @@
-// linear_attention in three kernels. `convolve` computes queries, keys, values, decays and rates of every token, replayed
-// ones included, in parallel; `scan` goes through the tokens of a run; `finish` gates and norms outputs, and keeps the
-// newest tokens in the ring, which no kernel before it writes.
+// linear_attention in three or four kernels. `convolve` computes queries, keys, values, decays and rates of every token,
+// replayed ones included, in parallel; `scan` goes through the tokens of a run, or `prepare_chunks` and `scan_chunks` go
+// through 64 at a time; `finish` gates and norms outputs, and keeps the newest tokens in the ring, which no kernel before
+// it writes.
 //
 // convolve_<dtype>_<kind>: 128 threads, grid (replays * runs + tokens, ceil(jobs / 4)); see convolve
 // scan_<dtype>_<kind> for prompts, scan_windows_<dtype>_<kind> for draft windows: scan.cuh
+// prepare_chunks_<dtype>_delta_128, scan_chunks_<dtype>_delta_128 for prompts in the 16-bit types: chunks.cuh
 // finish_<dtype>_<kind>: see finish
 // <kind>: delta_<D>, channels_<D> (one decay per key channel) or gated_<D> (no delta rule); D is the size of a key, 256
 //   without the delta rule alone.
 
+#include "chunks.cuh"
 #include "convolution.cuh"
 #include "reduce.cuh"
 #include "scan.cuh"
@@ -218,6 +221,19 @@ __device__ void finish(const float* mixtures, const typename T::Element* given, 
     FOR_KEY_DIMS(KERNELS_FOR, NAME, T)                                                                                \
     IF_HEAD_256(KERNELS_OF(NAME, gated_256, T, Gated<256>))
 
+#define CHUNK_KERNELS(NAME, NAMED, KIND)                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * CHUNK_WARPS, 2) prepare_chunks_##NAME##_##NAMED(                \
+        const float* rows, RUNS, SIZES, int runs, Prepared* prepared) {                                               \
+        prepare_chunks<KIND>(rows, GIVEN, runs, LAYOUT(KIND), prepared);                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(32 * CHUNK_WARPS, 2) scan_chunks_##NAME##_##NAMED(                   \
+        const float* rows, const float* skip, RUNS, SIZES, int runs, const Prepared* prepared, float* state,          \
+        float* mixtures) {                                                                                            \
+        scan_chunks<KIND, 4>(rows, skip, GIVEN, runs, LAYOUT(KIND), prepared, state, mixtures);                       \
+    }
+
+IF_BF16(IF_HEAD_128(CHUNK_KERNELS(bf16, delta_128, DeltaRule<128>)))
+IF_FP16(IF_HEAD_128(CHUNK_KERNELS(fp16, delta_128, DeltaRule<128>)))
 IF_BF16(ALL_KERNELS(bf16, Bf16))
 IF_FP16(ALL_KERNELS(fp16, Fp16))
 IF_FP32(ALL_KERNELS(fp32, Fp32))

@@ -25,6 +25,8 @@ _OF_A_JOB, _VALUES_OF_A_JOB = 32, 64  # decays and rates; values
 _PROMPT_WARPS, _WINDOW_WARPS, _WIDE_KEY = 8, 4, 128  # of a block that scans; wider keys have the warps of windows
 _OF_A_WARP = 256  # the most outputs of a group that one warp norms
 _KEPT = 4  # pairs or single values of a token that a thread stores in the ring
+# Of chunks.cuh: tokens and threads of a chunk, columns of a block, numbers prepared for a head, unused chunks of a run.
+_CHUNK, _CHUNK_KEY, _CHUNK_COLUMNS, _PREPARED, _UNUSED = 64, 128, 32, 2 * 64 * 64 + 4 * 64, 3
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "LinearAttentionLauncher":
@@ -84,10 +86,11 @@ class LinearAttentionLauncher:
         _check_tensors(tensors, parts)
         module = KernelModule.of(context, "linear_attention")
         rule = "gated" if not parts.has_update else "channels" if decays > value_heads else "delta"
-        kernels = {
-            step: module.kernel(f"{step}_{suffix(projected)}_{rule}_{key_dim}")
-            for step in ("convolve", "scan", "scan_windows", "finish")
-        }
+        kind = f"{suffix(projected)}_{rule}_{key_dim}"
+        kernels = {step: module.kernel(f"{step}_{kind}") for step in ("convolve", "scan", "scan_windows", "finish")}
+        # Tensor cores keep fewer bits than float32 has, and more than the 16-bit types.
+        in_chunks = rule == "delta" and key_dim == _CHUNK_KEY and value_dim % _CHUNK_COLUMNS == 0
+        in_chunks = in_chunks and projected.dtype != torch.float32
         replays, early = history - (kernel - 1), module.architecture >= HOPPER
         workspace = context.get_or_create("linear_attention", lambda: _Workspace(context.device))
         sizes = tuple(map(np.int32, (key_heads, value_heads, value_dim, parts.pitch, *parts.first, *parts.stride)))
@@ -114,11 +117,22 @@ class LinearAttentionLauncher:
             warps = _PROMPT_WARPS if of_prompts and key_dim <= _WIDE_KEY else _WINDOW_WARPS
             tiles = count * value_heads * -(-value_dim // (warps * _COLUMNS))
             scan = kernels["scan" if of_prompts else "scan_windows"]
+            scans: tuple[Launch, ...] = (Launch(scan, (tiles, 1, 1), (32 * warps, 1, 1), *scanned, early=early),)
+            if of_prompts and in_chunks:
+                chunks = tokens // _CHUNK + _UNUSED * count
+                prepared = workspace.prepared(chunks * value_heads * _PREPARED)
+                prepare, scan = (module.kernel(f"{step}_chunks_{kind}") for step in ("prepare", "scan"))
+                arguments, block = (*run_arguments, np.int32(count), prepared), (_THREADS, 1, 1)
+                tiles = count * value_heads * value_dim // _CHUNK_COLUMNS
+                scans = (
+                    Launch(prepare, (chunks, key_heads, 1), block, rows, *arguments, early=early),
+                    Launch(scan, (tiles, 1, 1), block, rows, tensors["skip"], *arguments, state, mixtures, early=early),
+                )
             finished = (mixtures, runs.projected, norm_weight, runs.rows, *run_arguments, *map(np.int32, norming))
             grid, block = (tokens, finish_blocks, 1), (finish_threads, 1, 1)
             return (
                 Launch(kernels["convolve"], (entries, job_blocks, 1), (_THREADS, 1, 1), *convolved, early=early),
-                Launch(scan, (tiles, 1, 1), (32 * warps, 1, 1), *scanned, early=early),
+                *scans,
                 Launch(kernels["finish"], grid, block, *finished, np.float32(epsilon), recent, runs.out, early=early),
             )
 
@@ -177,13 +191,19 @@ class _Workspace:
     """Values between the kernels of a call. Grows to the largest call; earlier ones keep their memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._rows = self._mixtures = torch.empty(0, dtype=torch.float32, device=device)
+        self._rows = self._mixtures = self._prepared = torch.empty(0, dtype=torch.float32, device=device)
 
     def rows(self, size: int) -> torch.Tensor:
         """Inputs of the recurrence for all tokens."""
         if len(self._rows) < size:
             self._rows = self._rows.new_empty(size)
         return self._rows
+
+    def prepared(self, size: int) -> torch.Tensor:
+        """What chunks of prompts compute before the recurrence."""
+        if len(self._prepared) < size:
+            self._prepared = self._prepared.new_empty(size)
+        return self._prepared
 
     def mixtures(self, size: int) -> torch.Tensor:
         """Outputs of the recurrence."""

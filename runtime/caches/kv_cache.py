@@ -47,7 +47,10 @@ class KVCacheManager(Protocol):
 
     @property
     def reuses_whole_chunks(self) -> bool:
-        """Whether a cached prefix ends only where a chunk of a prompt did, so that chunks should end with a block."""
+        """Whether a cached prefix ends only where a chunk of a prompt did, so that chunks should end with a block.
+
+        It holds for recurrent layers, whose kernels give a token the same bits for any chunks that end with blocks.
+        """
 
     @property
     def usage(self) -> float:

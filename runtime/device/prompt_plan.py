@@ -18,21 +18,25 @@ class Chunk(NamedTuple):
         return self.end - self.start
 
 
-def plan(missing: Iterable[Chunk], budget: int) -> tuple[Chunk, ...]:
-    """Return the first ``budget`` tokens of ``missing``, one text after the other."""
-    chunks = []
+def plan(missing: Iterable[Chunk], budget: int, *, at_block_ends: bool = False) -> tuple[Chunk, ...]:
+    """Return the first ``budget`` tokens of ``missing``, one text after the other.
+
+    ``at_block_ends``: a chunk ends at the last end of a KV cache block that it reaches. Chunks that reach none end with
+    their text, or wait for another call, except for the first of a call.
+    """
+    chunks: list[Chunk] = []
     for slot, start, end in missing:
-        count = min(budget, end - start)
-        if count > 0:
-            chunks.append(Chunk(slot, start, start + count))
-            budget -= count
+        reached = min(start + budget, end)
+        if at_block_ends:
+            block_end = reached // BLOCK_SIZE * BLOCK_SIZE
+            if block_end > start:
+                reached = block_end
+            elif reached < end and chunks:
+                break
+        if reached > start:
+            chunks.append(Chunk(slot, start, reached))
+            budget -= reached - start
     return tuple(chunks)
-
-
-def at_block_ends(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-    """Shorten ``chunks`` to the last end of a KV cache block within them, where there is one."""
-    ends = ((chunk, chunk.end // BLOCK_SIZE * BLOCK_SIZE) for chunk in chunks)
-    return tuple(chunk._replace(end=end) if end > chunk.start else chunk for chunk, end in ends)
 
 
 def group_equal_chunks(chunks: Iterable[Chunk]) -> list[tuple[Chunk, ...]]:

@@ -14,7 +14,7 @@ from tandemrt.engines.options.options import draft_tokens_problem
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.device.backends.base import ProfiledEngine, prompt_rows
-from tandemrt.runtime.device.prompt_plan import Chunk, at_block_ends, group_equal_chunks, num_tokens, plan
+from tandemrt.runtime.device.prompt_plan import Chunk, group_equal_chunks, num_tokens, plan
 from tandemrt.runtime.device.slot_state import SlotPosition
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.engine_loop.costs import RoundCosts
@@ -67,15 +67,12 @@ class RoundPlanner:
             self._place()
             return plan_round(slots, draft_windows, slots.count)
         budget = self.chunk if len(missing) == len(slots) else min(self.chunk, self.chunk_while_decoding)
-        chunks = plan(missing, budget)
-        if slots.reuses_whole_chunks:
-            chunks = at_block_ends(chunks)
+        chunks = plan(missing, budget, at_block_ends=slots.reuses_whole_chunks)
         round_ = plan_round(slots, draft_windows, slots.count, chunks)
         layout = self._target.layout
         if num_tokens(chunks) < num_tokens(missing) and layout.budget(round_.window_tokens, budget) < budget:
-            chunks = plan(missing, layout.budget(round_.window_tokens, budget))
-            if slots.reuses_whole_chunks:
-                chunks = at_block_ends(chunks)
+            budget = layout.budget(round_.window_tokens, budget)
+            chunks = plan(missing, budget, at_block_ends=slots.reuses_whole_chunks)
             round_ = plan_round(slots, draft_windows, slots.count, chunks)
         round_ = replace(round_, prompts=layout.prompts_of(round_.window_tokens, chunks))
         running = {each.slot: each for each in slots}
