@@ -9,12 +9,15 @@
 // product needs the tokens up to i alone, so the bits of a token do not depend on how its prompt is cut at block ends.
 #pragma once
 
+#include "copy.cuh"
 #include "early.cuh"
 #include "layout.cuh"
 #include "runs.cuh"
 #include "tf32.cuh"
 
-constexpr int CHUNK = 64, CHUNK_WARPS = 4;  // tokens, 16 of them to a warp
+constexpr int CHUNK = 64, CHUNK_KEY = 128;  // tokens of a chunk, values of a key
+constexpr int ACROSS = 4;                   // warps, each with 16 tokens, and with 32 keys of the state
+constexpr int TILES = 4;                    // of 8 columns, to a warp
 
 // What prepare_chunks computes for a value head of a chunk.
 struct Prepared {
@@ -50,21 +53,50 @@ struct ChunkRows {
         own = static_cast<i64>(count) * runs.replays + run.first + begin - run.index;
     }
     __device__ const float* row(int token) const { return rows + (token < replayed ? earlier + token : own + token) * pitch; }
-
-    // Values `at` to `at` + 3 of a token as operands, zeros of tokens before `begin` and of those that are not there.
-    __device__ uint4 four(int token, int at, int begin = 0) const {
-        bool there = begin <= token && token < tokens;
-        return there ? to_tf32(*reinterpret_cast<const float4*>(row(token) + at)) : make_uint4(0, 0, 0, 0);
-    }
     __device__ float2 two_of(int token, int at) const {
         return token < tokens ? *reinterpret_cast<const float2*>(row(token) + at) : make_float2(0, 0);
     }
 };
 
+// Keys or queries of a chunk in shared memory, in units of four values, so placed that lanes that read a unit of two
+// tokens each, or units of four tokens each, do not meet in a bank.
+struct ChunkVectors {
+    float4 units[CHUNK][CHUNK_KEY / 4];
+
+    __device__ static int place(int unit, int token) {
+        return unit ^ (((token ^ token >> 3) & 1) << 2 | (token >> 2 & 1) << 1);
+    }
+    __device__ float4 four(int token, int unit) const { return units[token][place(unit, token)]; }
+    __device__ uint4 operand(int token, int unit) const { return to_tf32(four(token, unit)); }
+
+    // Start copies of the values from `at` on; zeros of tokens before `begin` and of those that are not there.
+    __device__ void copy(const ChunkRows& tokens, int at, int begin = 0) {
+        for (int i = threadIdx.x; i < CHUNK * CHUNK_KEY / 4; i += blockDim.x) {
+            int token = i / (CHUNK_KEY / 4), unit = i % (CHUNK_KEY / 4);
+            bool there = begin <= token && token < tokens.tokens;
+            const float* from = there ? tokens.row(token) + at + 4 * unit : tokens.rows;
+            copy16(shared_address(&units[token][place(unit, token)]), from, there);
+        }
+    }
+};
+
 constexpr int PREPARED_HEADS = 2;  // at once, a thread to a column of T of each
+using Lower = float[CHUNK][CHUNK + 8];
+
+// Shared memory of prepare_chunks.
+struct Preparing {
+    union {
+        struct {
+            ChunkVectors keys, queries;
+        };
+        Lower lower[PREPARED_HEADS];  // L
+    };
+    float logs[PREPARED_HEADS][CHUNK], sums[PREPARED_HEADS][CHUNK], rates[PREPARED_HEADS][CHUNK];
+    int number;
+};
 
 // Columns of T = (I + L)⁻¹ from L, a row after the other.
-__device__ inline void invert(const float (&lower)[CHUNK][CHUNK + 8], float (&inverse)[CHUNK][CHUNK], int column) {
+__device__ inline void invert(const Lower& lower, float (&inverse)[CHUNK][CHUNK], int column) {
     float x[CHUNK];
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i) {
@@ -82,40 +114,42 @@ __device__ inline void invert(const float (&lower)[CHUNK][CHUNK + 8], float (&in
     }
 }
 
-// Everything of a chunk that does not depend on the state, for the value heads of a key head. Grid (chunks, key heads).
+// Everything of a chunk that does not depend on the state, for the value heads of a key head. Grid (chunks, key heads),
+// 128 threads.
 template <class Kind>
-__device__ void prepare_chunks(const float* rows, const Runs& runs, int count, const Layout<Kind>& layout,
-                               Prepared* prepared) {
-    __shared__ __align__(16) float lower[PREPARED_HEADS][CHUNK][CHUNK + 8];
-    __shared__ float logs[PREPARED_HEADS][CHUNK], sums[PREPARED_HEADS][CHUNK], rates[PREPARED_HEADS][CHUNK];
-    __shared__ int number;
+__device__ void prepare_chunks(Preparing& memory, const float* rows, const Runs& runs, int count,
+                               const Layout<Kind>& layout, Prepared* prepared) {
     begin_next();
     int chunk = blockIdx.x, key_head = blockIdx.y;
-    if (threadIdx.x == 0) number = -1;
+    if (threadIdx.x == 0) memory.number = -1;
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
         RunChunks chunks(Run(runs, i), i);
-        if (chunks.first <= chunk && chunk < chunks.first + chunks.count) number = i;
+        if (chunks.first <= chunk && chunk < chunks.first + chunks.count) memory.number = i;
     }
     __syncthreads();
+    int number = memory.number;
     if (number < 0) return;
     Run run(runs, number);
     RunChunks chunks(run, number);
     ChunkRows tokens(rows, layout.pitch(), runs, run, count, number, chunks.block + chunk - chunks.first);
 
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, upper = 16 * warp + g;
-    int key_at = layout.key() + key_head * Kind::KD, query_at = layout.query() + key_head * Kind::KD;
     float keys[CHUNK / 8][4] = {}, queries[CHUNK / 8][4] = {};  // K Kᵀ and Q Kᵀ, at and below the diagonal
     wait_for_previous();
+    memory.keys.copy(tokens, layout.key() + key_head * CHUNK_KEY);
+    memory.queries.copy(tokens, layout.query() + key_head * CHUNK_KEY, tokens.replayed);
+    close_copies();
+    wait_copies<0>();
+    __syncthreads();
 #pragma unroll 2
-    for (int i = 4 * t; i < Kind::KD; i += 16) {
-        uint4 k0 = tokens.four(upper, key_at + i), k1 = tokens.four(upper + 8, key_at + i);
-        uint4 q0 = tokens.four(upper, query_at + i, tokens.replayed);
-        uint4 q1 = tokens.four(upper + 8, query_at + i, tokens.replayed);
+    for (int i = t; i < CHUNK_KEY / 4; i += 4) {
+        uint4 k0 = memory.keys.operand(upper, i), k1 = memory.keys.operand(upper + 8, i);
+        uint4 q0 = memory.queries.operand(upper, i), q1 = memory.queries.operand(upper + 8, i);
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; ++n) {
             if (n > 2 * warp + 1) continue;
-            uint4 column = tokens.four(8 * n + g, key_at + i);
+            uint4 column = memory.keys.operand(8 * n + g, i);
             multiply_add(keys[n], k0, k1, column);
             multiply_add(queries[n], q0, q1, column);
         }
@@ -127,46 +161,47 @@ __device__ void prepare_chunks(const float* rows, const Runs& runs, int count, c
         Prepared* to = prepared + static_cast<i64>(chunk) * layout.value_heads + head;
         bool there = part < heads && token < tokens.tokens;
         const float* row = tokens.row(there ? token : 0);
-        __syncthreads();  // the heads before have read what follows
-        logs[part][token] = there ? fmaxf(logf(row[layout.decay() + head + part]), -100.0f) : 0;
-        rates[part][token] = there ? row[layout.rate() + head + part] : 0;
-        __syncthreads();
+        memory.logs[part][token] = there ? fmaxf(logf(row[layout.decay() + head + part]), -100.0f) : 0;
+        memory.rates[part][token] = there ? row[layout.rate() + head + part] : 0;
+        __syncthreads();  // now the vectors, and the heads before, are no longer read
         float sum = 0;
-        for (int i = 0; i <= token; ++i) sum = __fadd_rn(sum, logs[part][i]);
-        sums[part][token] = sum;
+        for (int i = 0; i <= token; ++i) sum = __fadd_rn(sum, memory.logs[part][i]);
+        memory.sums[part][token] = sum;
         __syncthreads();
         if (part < heads) {
-            float all = tokens.final ? sums[part][tokens.final - 1] : 0;
+            float all = tokens.final ? memory.sums[part][tokens.final - 1] : 0;
             to[part].decayed[token] = expf(sum);
-            to[part].rate[token] = rates[part][token];
+            to[part].rate[token] = memory.rates[part][token];
             to[part].kept[token] = token < tokens.final ? expf(all - sum) : 0;
             if (token == 0) to[part].all[0] = expf(all);
         }
         for (int h = 0; h < heads; ++h) {
+            const float* sums = memory.sums[h];
 #pragma unroll
             for (int n = 0; n < CHUNK / 8; ++n) {
                 if (n > 2 * warp + 1) continue;
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     int i = upper + 8 * half, j = 8 * n + 2 * t;
-                    auto decay = [&](int column) { return column <= i ? expf(sums[h][i] - sums[h][column]) : 0; };
+                    auto decay = [&](int column) { return column <= i ? expf(sums[i] - sums[column]) : 0; };
                     float2 by = make_float2(decay(j), decay(j + 1));
                     float2 mixed = make_float2(by.x * queries[n][2 * half], by.y * queries[n][2 * half + 1]);
                     *reinterpret_cast<float2*>(&to[h].mixing[i][j]) =
                         make_float2(__uint_as_float(to_tf32(mixed.x)), __uint_as_float(to_tf32(mixed.y)));
-                    float rate = rates[h][i];
-                    lower[h][i][j] = j < i ? rate * by.x * keys[n][2 * half] : 0;
-                    lower[h][i][j + 1] = j + 1 < i ? rate * by.y * keys[n][2 * half + 1] : 0;
+                    float rate = memory.rates[h][i];
+                    memory.lower[h][i][j] = j < i ? rate * by.x * keys[n][2 * half] : 0;
+                    memory.lower[h][i][j + 1] = j + 1 < i ? rate * by.y * keys[n][2 * half + 1] : 0;
                 }
             }
         }
         __syncthreads();
-        if (part < heads) invert(lower[part], to[part].inverse, token);
+        if (part < heads) invert(memory.lower[part], to[part].inverse, token);
+        __syncthreads();
     }
 }
 
-// Matrices of shared memory by columns, in units of four inner indices, so placed that neither the reads of eight columns
-// nor the writes of rows meet in a bank.
+// A matrix of shared memory by its columns, in units of four inner indices, so placed that neither the reads of eight
+// columns nor the writes of rows meet in a bank.
 template <int INNER>
 struct Columns {
     uint4 units[INNER / 4];
@@ -180,149 +215,173 @@ struct Columns {
     }
 };
 
-// A state's columns 8 n + 2 t and 8 n + 2 t + 1 of the keys 32 warp + 4 g to 32 warp + 4 g + 3, for all n of NT.
-template <int NT>
-struct ChunkState {
-    float at[2][NT][4];
-
-    template <class Access>
-    __device__ void each(Access access) {  // access(key, n, first of two values)
-        int key = threadIdx.x / 32 * 32 + threadIdx.x % 32 / 4 * 4;
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) access(key + i, n, &at[i / 2][n][i % 2 * 2]);
-    }
+// Shared memory of scan_chunks with DOWN times 8 TILES columns.
+template <int DOWN>
+struct Scanning {
+    static constexpr int WIDTH = 8 * TILES * DOWN;
+    ChunkVectors vectors[3];  // keys and queries of the chunk, and keys of the next one
+    Columns<CHUNK_KEY> state[WIDTH];
+    Columns<CHUNK> targets[WIDTH], changes[WIDTH];  // R and C
 };
 
-// The recurrence over the chunks of a run, for 8 NT columns of a head: grid (tiles of a run * runs), 128 threads.
-template <class Kind, int NT>
-__device__ void scan_chunks(const float* rows, const float* skips, const Runs& runs, int count,
+using OwnState = float[2][TILES][4];  // of a lane
+
+// access(place in memory, pair) for all pairs of neighbouring columns; `first` is the place of the first.
+template <class Access>
+__device__ void each_pair(OwnState& state, float* first, int pitch, Access access) {
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) access(first + i * pitch + 8 * n, &state[i / 2][n][i % 2 * 2]);
+}
+
+// The recurrence over the chunks of a run, for some columns of a head: grid (tiles of a run * runs), 32 ACROSS DOWN threads.
+// A warp has 16 tokens of a chunk, and of the state 32 keys: keys 4 g to 4 g + 3 of them and columns 8 n + 2 t and
+// 8 n + 2 t + 1 are of lane 4 g + t.
+template <class Kind, int DOWN>
+__device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const float* skips, const Runs& runs, int count,
                             const Layout<Kind>& layout, const Prepared* prepared, float* states, float* mixtures) {
-    static_assert(Kind::KD == 32 * CHUNK_WARPS, "a warp has 32 keys");
-    constexpr int WIDTH = 8 * NT;
-    __shared__ Columns<Kind::KD> before[WIDTH];
-    __shared__ Columns<CHUNK> targets[WIDTH], changes[WIDTH], kept[WIDTH];  // R, C, and C by g_n / g_j
+    static_assert(Kind::KD == 32 * ACROSS && Kind::KD == CHUNK_KEY && CHUNK == 16 * ACROSS, "a warp has 32 keys and 16 tokens");
+    constexpr int WIDTH = Scanning<DOWN>::WIDTH;
     begin_next();
     int slices = layout.value_dim / WIDTH, of_run = layout.value_heads * slices;
-    int number = blockIdx.x / of_run, head = blockIdx.x % of_run / slices, first = blockIdx.x % slices * WIDTH;
+    int number = blockIdx.x / of_run, head = blockIdx.x % of_run / slices;
     Run run(runs, number);
     if (!run.count) return;
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, upper = 16 * warp + g;
-    int key_head = head / layout.shared();
-    int key_at = layout.key() + key_head * Kind::KD, query_at = layout.query() + key_head * Kind::KD;
-    int value_at = layout.value() + head * layout.value_dim + first + 2 * t;
-    float* of_head = states + (run.slot * layout.value_heads + head) * Kind::KD * layout.value_dim + first + 2 * t;
-    float* out = mixtures + head * layout.value_dim + first + 2 * t;
+    int across = threadIdx.x / 32 % ACROSS, down = threadIdx.x / 32 / ACROSS;
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, upper = 16 * across + g;
+    int first = 8 * TILES * down, column = blockIdx.x % slices * WIDTH + first + 2 * t;  // of the block; of the head
+    int key_at = layout.key() + head / layout.shared() * CHUNK_KEY, query_at = layout.query() + head / layout.shared() * CHUNK_KEY;
+    int value_at = layout.value() + head * layout.value_dim + column;
+    float* out = mixtures + head * layout.value_dim + column;
+    float* of_head = states + ((run.slot * layout.value_heads + head) * CHUNK_KEY + 32 * across + 4 * g) * layout.value_dim + column;
 
-    ChunkState<NT> state;
-    state.each([&](int key, int n, float* x) {
-        float2 y = run.covered > 0 ? *reinterpret_cast<const float2*>(of_head + key * layout.value_dim + 8 * n)
-                                   : make_float2(0, 0);
+    OwnState state;
+    each_pair(state, of_head, layout.value_dim, [&](float* from, float* x) {
+        float2 y = run.covered > 0 ? *reinterpret_cast<const float2*>(from) : make_float2(0, 0);
         x[0] = y.x, x[1] = y.y;
     });
+    float skip = skips[head];
     RunChunks chunks(run, number);
+    auto rows_of = [&](int chunk) { return ChunkRows(rows, layout.pitch(), runs, run, count, number, chunks.block + chunk); };
     wait_for_previous();
+    ChunkRows tokens = rows_of(0);
+    ChunkVectors *keys = &memory.vectors[0], *queries = &memory.vectors[1], *next = &memory.vectors[2];
+    keys->copy(tokens, key_at);
+    queries->copy(tokens, query_at, tokens.replayed);
+    close_copies();
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks.count; ++chunk) {
-        ChunkRows tokens(rows, layout.pitch(), runs, run, count, number, chunks.block + chunk);
         const Prepared& ready = prepared[static_cast<i64>(chunks.first + chunk) * layout.value_heads + head];
+        ChunkRows following = rows_of(min(chunk + 1, chunks.count - 1));
 #pragma unroll
-        for (int n = 0; n < NT; ++n)
+        for (int n = 0; n < TILES; ++n)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                int column = 8 * n + 2 * t + i;
-                float4 keys = make_float4(state.at[0][n][i], state.at[0][n][2 + i], state.at[1][n][i], state.at[1][n][2 + i]);
-                before[column].at(8 * warp + g, column) = to_tf32(keys);
+                float4 x = make_float4(state[0][n][i], state[0][n][2 + i], state[1][n][i], state[1][n][2 + i]);
+                memory.state[first + 8 * n + 2 * t + i].at(8 * across + g, 2 * t + i) = to_tf32(x);
             }
+        wait_copies<0>();
         __syncthreads();
-        float seen[NT][4] = {}, outputs[NT][4] = {};  // K S and Q S
-#pragma unroll
-        for (int i = 0; i < Kind::KD; i += 16) {
-            uint4 k0 = tokens.four(upper, key_at + i + 4 * t), k1 = tokens.four(upper + 8, key_at + i + 4 * t);
-            uint4 q0 = tokens.four(upper, query_at + i + 4 * t, tokens.replayed);
-            uint4 q1 = tokens.four(upper + 8, query_at + i + 4 * t, tokens.replayed);
-#pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                uint4 column = before[8 * n + g].at(i / 4 + t, g);
-                multiply_add(seen[n], k0, k1, column);
-                multiply_add(outputs[n], q0, q1, column);
-            }
-        }
-        float2 values[NT][2];
+        if (chunk + 1 < chunks.count) next->copy(following, key_at);
+        close_copies();
+
+        // What later steps need from memory, while the first one computes.
+        float2 values[TILES][2];
+        uint4 inverse[CHUNK / 16][2], mixing[CHUNK / 16][2];
+        float4 kept[CHUNK / 16];
+        float decayed[2], rate[2], all = ready.all[0];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int token = upper + 8 * half;
-            float decayed = ready.decayed[token], rate = ready.rate[token];
+            decayed[half] = ready.decayed[token], rate[half] = ready.rate[token];
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                float2 value = values[n][half] = tokens.two_of(token, value_at + 8 * n);
-                float* x = &seen[n][2 * half];
-                float* y = &outputs[n][2 * half];
-                targets[8 * n + 2 * t].set(token, 2 * t, rate * fmaf(-decayed, x[0], value.x));
-                targets[8 * n + 2 * t + 1].set(token, 2 * t + 1, rate * fmaf(-decayed, x[1], value.y));
-                y[0] *= decayed, y[1] *= decayed;
+            for (int n = 0; n < TILES; ++n) values[n][half] = tokens.two_of(token, value_at + 8 * n);
+#pragma unroll
+            for (int i = 0; i < CHUNK / 16; ++i) {
+                if (i > across) continue;
+                inverse[i][half] = *reinterpret_cast<const uint4*>(&ready.inverse[token][16 * i + 4 * t]);
+                mixing[i][half] = *reinterpret_cast<const uint4*>(&ready.mixing[token][16 * i + 4 * t]);
             }
         }
+#pragma unroll
+        for (int i = 0; i < CHUNK / 16; ++i) kept[i] = *reinterpret_cast<const float4*>(&ready.kept[16 * i + 4 * t]);
+
+        float seen[TILES][4] = {}, outputs[TILES][4] = {};  // K S and Q S
+#pragma unroll
+        for (int i = t; i < CHUNK_KEY / 4; i += 4) {
+            uint4 k0 = keys->operand(upper, i), k1 = keys->operand(upper + 8, i);
+            uint4 q0 = queries->operand(upper, i), q1 = queries->operand(upper + 8, i);
+#pragma unroll
+            for (int n = 0; n < TILES; ++n) {
+                uint4 x = memory.state[first + 8 * n + g].at(i, g);
+                multiply_add(seen[n], k0, k1, x);
+                multiply_add(outputs[n], q0, q1, x);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int n = 0; n < TILES; ++n) {
+                int at = first + 8 * n + 2 * t;
+                float *x = &seen[n][2 * half], *y = &outputs[n][2 * half];
+                float2 value = values[n][half];
+                memory.targets[at].set(upper + 8 * half, 2 * t, rate[half] * fmaf(-decayed[half], x[0], value.x));
+                memory.targets[at + 1].set(upper + 8 * half, 2 * t + 1, rate[half] * fmaf(-decayed[half], x[1], value.y));
+                y[0] *= decayed[half], y[1] *= decayed[half];
+            }
         __syncthreads();
-        auto by_tokens = [&](const float (&matrix)[CHUNK][CHUNK], Columns<CHUNK>* columns, float (&to)[NT][4]) {
+        if (chunk + 1 < chunks.count) queries->copy(following, query_at);
+        close_copies();
+        auto by_tokens = [&](const uint4 (&matrix)[CHUNK / 16][2], Columns<CHUNK>* columns, float (&to)[TILES][4]) {
 #pragma unroll
-            for (int i = 0; i < CHUNK; i += 16) {
-                if (i > 16 * warp) continue;
-                uint4 a0 = *reinterpret_cast<const uint4*>(&matrix[upper][i + 4 * t]);
-                uint4 a1 = *reinterpret_cast<const uint4*>(&matrix[upper + 8][i + 4 * t]);
+            for (int i = 0; i < CHUNK / 16; ++i) {
+                if (i > across) continue;
 #pragma unroll
-                for (int n = 0; n < NT; ++n) multiply_add(to[n], a0, a1, columns[8 * n + g].at(i / 4 + t, g));
+                for (int n = 0; n < TILES; ++n)
+                    multiply_add(to[n], matrix[i][0], matrix[i][1], columns[first + 8 * n + g].at(4 * i + t, g));
             }
         };
-        float solved[NT][4] = {};
-        by_tokens(ready.inverse, targets, solved);
+        float solved[TILES][4] = {};
+        by_tokens(inverse, memory.targets, solved);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int token = upper + 8 * half;
-            float by = ready.kept[token];
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int n = 0; n < NT; ++n)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    int column = 2 * t + i;
-                    changes[8 * n + column].set(token, column, solved[n][2 * half + i]);
-                    kept[8 * n + column].set(token, column, by * solved[n][2 * half + i]);
-                }
-        }
+            for (int n = 0; n < TILES; ++n)
+                memory.changes[first + 8 * n + 2 * t + i % 2].set(upper + i / 2 * 8, 2 * t + i % 2, solved[n][i]);
         __syncthreads();
-        by_tokens(ready.mixing, changes, outputs);
+        by_tokens(mixing, memory.changes, outputs);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int token = upper + 8 * half;
             if (token < tokens.replayed || token >= tokens.tokens) continue;
             float* to = out + (tokens.own + token - static_cast<i64>(count) * runs.replays) * layout.values();
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                float2 value = values[n][half];
-                float x = fmaf(skips[head], value.x, outputs[n][2 * half]);
-                float y = fmaf(skips[head], value.y, outputs[n][2 * half + 1]);
-                *reinterpret_cast<float2*>(to + 8 * n) = make_float2(x, y);
+            for (int n = 0; n < TILES; ++n)
+                *reinterpret_cast<float2*>(to + 8 * n) = make_float2(fmaf(skip, values[n][half].x, outputs[n][2 * half]),
+                                                                    fmaf(skip, values[n][half].y, outputs[n][2 * half + 1]));
+        }
+        each_pair(state, of_head, layout.value_dim, [&](float*, float* x) { x[0] *= all, x[1] *= all; });
+#pragma unroll
+        for (int i = 0; i < CHUNK / 16; ++i) {
+            auto key = [&](int j, float by) {  // of token 16 i + 4 t + j
+                float4 x = keys->four(16 * i + 4 * t + j, 8 * across + g);
+                return to_tf32(make_float4(by * x.x, by * x.y, by * x.z, by * x.w));
+            };
+            uint4 k[4] = {key(0, kept[i].x), key(1, kept[i].y), key(2, kept[i].z), key(3, kept[i].w)};
+#pragma unroll
+            for (int n = 0; n < TILES; ++n) {
+                uint4 c = memory.changes[first + 8 * n + g].at(4 * i + t, g);
+                multiply_add(state[0][n], k[0].x, k[0].y, k[1].x, k[1].y, c.x, c.y);
+                multiply_add(state[0][n], k[2].x, k[2].y, k[3].x, k[3].y, c.z, c.w);
+                multiply_add(state[1][n], k[0].z, k[0].w, k[1].z, k[1].w, c.x, c.y);
+                multiply_add(state[1][n], k[2].z, k[2].w, k[3].z, k[3].w, c.z, c.w);
             }
         }
-        float all = ready.all[0];
-        state.each([&](int, int, float* x) { x[0] *= all, x[1] *= all; });
-#pragma unroll
-        for (int i = 0; i < CHUNK; i += 16) {
-            uint4 keys[4];  // of four tokens, four keys each
-#pragma unroll
-            for (int j = 0; j < 4; ++j) keys[j] = tokens.four(i + 4 * t + j, key_at + 32 * warp + 4 * g);
-#pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                uint4 b = kept[8 * n + g].at(i / 4 + t, g);
-                multiply_add(state.at[0][n], keys[0].x, keys[0].y, keys[1].x, keys[1].y, b.x, b.y);
-                multiply_add(state.at[0][n], keys[2].x, keys[2].y, keys[3].x, keys[3].y, b.z, b.w);
-                multiply_add(state.at[1][n], keys[0].z, keys[0].w, keys[1].z, keys[1].w, b.x, b.y);
-                multiply_add(state.at[1][n], keys[2].z, keys[2].w, keys[3].z, keys[3].w, b.z, b.w);
-            }
-        }
+        ChunkVectors* free = keys;
+        keys = next, next = free;
+        tokens = following;
     }
-    state.each([&](int key, int n, float* x) {
-        *reinterpret_cast<float2*>(of_head + key * layout.value_dim + 8 * n) = make_float2(x[0], x[1]);
-    });
+    each_pair(state, of_head, layout.value_dim,
+              [&](float* to, float* x) { *reinterpret_cast<float2*>(to) = make_float2(x[0], x[1]); });
 }

@@ -222,15 +222,20 @@ __device__ void finish(const float* mixtures, const typename T::Element* given, 
     IF_HEAD_256(KERNELS_OF(NAME, gated_256, T, Gated<256>))
 
 #define CHUNK_KERNELS(NAME, NAMED, KIND)                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * CHUNK_WARPS, 2) prepare_chunks_##NAME##_##NAMED(                \
+    extern "C" __global__ void __launch_bounds__(32 * ACROSS, 2) prepare_chunks_##NAME##_##NAMED(                     \
         const float* rows, RUNS, SIZES, int runs, Prepared* prepared) {                                               \
-        prepare_chunks<KIND>(rows, GIVEN, runs, LAYOUT(KIND), prepared);                                              \
+        extern __shared__ uint4 shared[];                                                                             \
+        auto& memory = *reinterpret_cast<Preparing*>(shared);                                                         \
+        prepare_chunks<KIND>(memory, rows, GIVEN, runs, LAYOUT(KIND), prepared);                                      \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * CHUNK_WARPS, 2) scan_chunks_##NAME##_##NAMED(                   \
+    extern "C" __global__ void __launch_bounds__(32 * ACROSS * CHUNK_DOWN, 1) scan_chunks_##NAME##_##NAMED(           \
         const float* rows, const float* skip, RUNS, SIZES, int runs, const Prepared* prepared, float* state,          \
         float* mixtures) {                                                                                            \
-        scan_chunks<KIND, 4>(rows, skip, GIVEN, runs, LAYOUT(KIND), prepared, state, mixtures);                       \
+        extern __shared__ uint4 shared[];                                                                             \
+        auto& memory = *reinterpret_cast<Scanning<CHUNK_DOWN>*>(shared);                                              \
+        scan_chunks<KIND, CHUNK_DOWN>(memory, rows, skip, GIVEN, runs, LAYOUT(KIND), prepared, state, mixtures);      \
     }
+#define CHUNK_DOWN 2
 
 IF_BF16(IF_HEAD_128(CHUNK_KERNELS(bf16, delta_128, DeltaRule<128>)))
 IF_FP16(IF_HEAD_128(CHUNK_KERNELS(fp16, delta_128, DeltaRule<128>)))

@@ -25,8 +25,10 @@ _OF_A_JOB, _VALUES_OF_A_JOB = 32, 64  # decays and rates; values
 _PROMPT_WARPS, _WINDOW_WARPS, _WIDE_KEY = 8, 4, 128  # of a block that scans; wider keys have the warps of windows
 _OF_A_WARP = 256  # the most outputs of a group that one warp norms
 _KEPT = 4  # pairs or single values of a token that a thread stores in the ring
-# Of chunks.cuh: tokens and threads of a chunk, columns of a block, numbers prepared for a head, unused chunks of a run.
-_CHUNK, _CHUNK_KEY, _CHUNK_COLUMNS, _PREPARED, _UNUSED = 64, 128, 32, 2 * 64 * 64 + 4 * 64, 3
+# Of chunks.cuh: tokens of a chunk, values of a key, columns and threads of a block that scans, numbers prepared for a
+# head, unused chunks of a run, bytes of shared memory to prepare and to scan.
+_CHUNK, _CHUNK_KEY, _CHUNK_COLUMNS, _CHUNK_THREADS, _PREPARED, _UNUSED = 64, 128, 64, 256, 2 * 64 * 64 + 4 * 64, 3
+_PREPARE_BYTES, _SCAN_BYTES = 4 * (2 * 64 * 128 + 2 * 3 * 64 + 1), 4 * (3 * 64 * 128 + 64 * 128 + 2 * 64 * 64)
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "LinearAttentionLauncher":
@@ -88,9 +90,7 @@ class LinearAttentionLauncher:
         rule = "gated" if not parts.has_update else "channels" if decays > value_heads else "delta"
         kind = f"{suffix(projected)}_{rule}_{key_dim}"
         kernels = {step: module.kernel(f"{step}_{kind}") for step in ("convolve", "scan", "scan_windows", "finish")}
-        # Tensor cores keep fewer bits than float32 has, and more than the 16-bit types.
-        in_chunks = rule == "delta" and key_dim == _CHUNK_KEY and value_dim % _CHUNK_COLUMNS == 0
-        in_chunks = in_chunks and projected.dtype != torch.float32
+        in_chunks = _in_chunks(rule, parts, projected.dtype) and module.shared_memory >= _SCAN_BYTES
         replays, early = history - (kernel - 1), module.architecture >= HOPPER
         workspace = context.get_or_create("linear_attention", lambda: _Workspace(context.device))
         sizes = tuple(map(np.int32, (key_heads, value_heads, value_dim, parts.pitch, *parts.first, *parts.stride)))
@@ -119,14 +119,16 @@ class LinearAttentionLauncher:
             scan = kernels["scan" if of_prompts else "scan_windows"]
             scans: tuple[Launch, ...] = (Launch(scan, (tiles, 1, 1), (32 * warps, 1, 1), *scanned, early=early),)
             if of_prompts and in_chunks:
-                chunks = tokens // _CHUNK + _UNUSED * count
-                prepared = workspace.prepared(chunks * value_heads * _PREPARED)
-                prepare, scan = (module.kernel(f"{step}_chunks_{kind}") for step in ("prepare", "scan"))
-                arguments, block = (*run_arguments, np.int32(count), prepared), (_THREADS, 1, 1)
-                tiles = count * value_heads * value_dim // _CHUNK_COLUMNS
+                places = tokens // _CHUNK + _UNUSED * count
+                prepared = workspace.prepared(places * value_heads * _PREPARED)
+                chunked = (*run_arguments, np.int32(count), prepared)
+                prepare = module.kernel(f"prepare_chunks_{kind}", shared=_PREPARE_BYTES)
+                scan = module.kernel(f"scan_chunks_{kind}", shared=_SCAN_BYTES)
+                tiles, block = count * value_heads * value_dim // _CHUNK_COLUMNS, (_THREADS, 1, 1)
+                of_scan = (rows, tensors["skip"], *chunked, state, mixtures)
                 scans = (
-                    Launch(prepare, (chunks, key_heads, 1), block, rows, *arguments, early=early),
-                    Launch(scan, (tiles, 1, 1), block, rows, tensors["skip"], *arguments, state, mixtures, early=early),
+                    Launch(prepare, (places, key_heads, 1), block, rows, *chunked, shared=_PREPARE_BYTES, early=early),
+                    Launch(scan, (tiles, 1, 1), (_CHUNK_THREADS, 1, 1), *of_scan, shared=_SCAN_BYTES, early=early),
                 )
             finished = (mixtures, runs.projected, norm_weight, runs.rows, *run_arguments, *map(np.int32, norming))
             grid, block = (tokens, finish_blocks, 1), (finish_threads, 1, 1)
@@ -159,6 +161,12 @@ class LinearAttentionLauncher:
     def run(self) -> None:
         """Enqueue on torch's current stream."""
         run_in_order(self._launches, self._device)
+
+
+def _in_chunks(rule: str, parts: Projections, dtype: torch.dtype) -> bool:
+    """Whether prompts go through chunks.cuh, whose tensor cores keep fewer bits than float32 and more than bfloat16."""
+    sizes = parts.key_dim == _CHUNK_KEY and parts.value_dim % _CHUNK_COLUMNS == 0
+    return rule == "delta" and sizes and dtype != torch.float32
 
 
 def _check_tensors(tensors: Tensors, parts: Projections) -> None:
