@@ -61,7 +61,7 @@ struct ChunkRows {
 // Keys or queries of a chunk in shared memory, in units of four values, so placed that lanes that read a unit of two
 // tokens each, or units of four tokens each, do not meet in a bank.
 struct ChunkVectors {
-    float4 units[CHUNK][CHUNK_KEY / 4];
+    float4 units[CHUNK][CHUNK_KEY / 4];  // a warp copies a token
 
     __device__ static int place(int unit, int token) {
         return unit ^ (((token ^ token >> 3) & 1) << 2 | (token >> 2 & 1) << 1);
@@ -71,8 +71,9 @@ struct ChunkVectors {
 
     // Start copies of the values from `at` on; zeros of tokens before `begin` and of those that are not there.
     __device__ void copy(const ChunkRows& tokens, int at, int begin = 0) {
-        for (int i = threadIdx.x; i < CHUNK * CHUNK_KEY / 4; i += blockDim.x) {
-            int token = i / (CHUNK_KEY / 4), unit = i % (CHUNK_KEY / 4);
+        int unit = threadIdx.x % 32;
+#pragma unroll 1
+        for (int token = threadIdx.x / 32; token < CHUNK; token += blockDim.x / 32) {
             bool there = begin <= token && token < tokens.tokens;
             const float* from = there ? tokens.row(token) + at + 4 * unit : tokens.rows;
             copy16(shared_address(&units[token][place(unit, token)]), from, there);
@@ -80,8 +81,8 @@ struct ChunkVectors {
     }
 };
 
-constexpr int PREPARED_HEADS = 2;  // at once, a thread to a column of T of each
-using Lower = float[CHUNK][CHUNK + 8];
+constexpr int PREPARED_HEADS = 2;  // at once
+using Lower = float[CHUNK][CHUNK + 4];
 
 // Shared memory of prepare_chunks.
 struct Preparing {
@@ -89,28 +90,49 @@ struct Preparing {
         struct {
             ChunkVectors keys, queries;
         };
-        Lower lower[PREPARED_HEADS];  // L
+        struct {
+            Lower lower[PREPARED_HEADS];  // the transposed L
+            float4 inverse[PREPARED_HEADS][CHUNK][CHUNK / 4];
+        };
     };
     float logs[PREPARED_HEADS][CHUNK], sums[PREPARED_HEADS][CHUNK], rates[PREPARED_HEADS][CHUNK];
     int number;
 };
 
-// Columns of T = (I + L)⁻¹ from L, a row after the other.
-__device__ inline void invert(const Lower& lower, float (&inverse)[CHUNK][CHUNK], int column) {
-    float x[CHUNK];
+// Columns `first` to `first` + 15 of T = (I + L)⁻¹, by one warp: a row is complete when the ones before it have been
+// taken from it. Lanes have rows `lane` and 32 + `lane`.
+__device__ inline void invert(const Lower& lower, float4 (&inverse)[CHUNK][CHUNK / 4], int first) {
+    constexpr int COLUMNS_OF_WARP = 16;
+    int lane = threadIdx.x % 32;
+    float x[2][COLUMNS_OF_WARP];
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-        float sums[4] = {i == column ? 1.0f : 0.0f, 0, 0, 0};
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int j = 0; j < i; j += 4) {
-            float4 l = *reinterpret_cast<const float4*>(&lower[i][j]);
-            sums[0] = fmaf(-l.x, x[j], sums[0]);
-            if (j + 1 < i) sums[1] = fmaf(-l.y, x[j + 1], sums[1]);
-            if (j + 2 < i) sums[2] = fmaf(-l.z, x[j + 2], sums[2]);
-            if (j + 3 < i) sums[3] = fmaf(-l.w, x[j + 3], sums[3]);
+        for (int i = 0; i < COLUMNS_OF_WARP; ++i) x[half][i] = 32 * half + lane == first + i;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+        for (int row = max(first, 32 * half); row < 32 * half + 32; ++row) {
+            float4* complete = &inverse[row][first / 4];
+            if (32 * half + lane == row) {
+#pragma unroll
+                for (int i = 0; i < COLUMNS_OF_WARP; i += 4)
+                    complete[i / 4] = make_float4(x[half][i], x[half][i + 1], x[half][i + 2], x[half][i + 3]);
+            }
+            __syncwarp();
+            float by[2] = {-lower[row][lane], -lower[row][32 + lane]};  // 0 of the rows up to this one
+#pragma unroll
+            for (int i = 0; i < COLUMNS_OF_WARP; i += 4) {
+                float4 y = complete[i / 4];
+#pragma unroll
+                for (int other = half; other < 2; ++other) {
+                    x[other][i] = fmaf(by[other], y.x, x[other][i]);
+                    x[other][i + 1] = fmaf(by[other], y.y, x[other][i + 1]);
+                    x[other][i + 2] = fmaf(by[other], y.z, x[other][i + 2]);
+                    x[other][i + 3] = fmaf(by[other], y.w, x[other][i + 3]);
+                }
+            }
         }
-        x[i] = __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
-        inverse[i][column] = __uint_as_float(to_tf32(x[i]));
     }
 }
 
@@ -189,13 +211,24 @@ __device__ void prepare_chunks(Preparing& memory, const float* rows, const Runs&
                     *reinterpret_cast<float2*>(&to[h].mixing[i][j]) =
                         make_float2(__uint_as_float(to_tf32(mixed.x)), __uint_as_float(to_tf32(mixed.y)));
                     float rate = memory.rates[h][i];
-                    memory.lower[h][i][j] = j < i ? rate * by.x * keys[n][2 * half] : 0;
-                    memory.lower[h][i][j + 1] = j + 1 < i ? rate * by.y * keys[n][2 * half + 1] : 0;
+                    memory.lower[h][j][i] = j < i ? rate * by.x * keys[n][2 * half] : 0;
+                    memory.lower[h][j + 1][i] = j + 1 < i ? rate * by.y * keys[n][2 * half + 1] : 0;
                 }
             }
         }
+        // Above the diagonal L is 0: the blocks that have no product.
+        for (int i = threadIdx.x; i < heads * CHUNK * CHUNK; i += blockDim.x) {
+            int column = i / CHUNK % CHUNK, below = i % CHUNK;
+            if (below / 16 < column / 16) memory.lower[i / (CHUNK * CHUNK)][column][below] = 0;
+        }
         __syncthreads();
-        if (part < heads) invert(memory.lower[part], to[part].inverse, token);
+        for (int h = 0; h < heads; ++h) invert(memory.lower[h], memory.inverse[h], 16 * warp);
+        __syncthreads();
+        for (int i = threadIdx.x; i < heads * CHUNK * CHUNK / 4; i += blockDim.x) {
+            int h = i / (CHUNK * CHUNK / 4), row = i / (CHUNK / 4) % CHUNK, unit = i % (CHUNK / 4);
+            if (unit / 4 > row / 16) continue;  // never written, and never read
+            *reinterpret_cast<uint4*>(&to[h].inverse[row][4 * unit]) = to_tf32(memory.inverse[h][row][unit]);
+        }
         __syncthreads();
     }
 }
@@ -308,7 +341,7 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const flo
         for (int i = 0; i < CHUNK / 16; ++i) kept[i] = *reinterpret_cast<const float4*>(&ready.kept[16 * i + 4 * t]);
 
         float seen[TILES][4] = {}, outputs[TILES][4] = {};  // K S and Q S
-#pragma unroll
+#pragma unroll 4
         for (int i = t; i < CHUNK_KEY / 4; i += 4) {
             uint4 k0 = keys->operand(upper, i), k1 = keys->operand(upper + 8, i);
             uint4 q0 = queries->operand(upper, i), q1 = queries->operand(upper + 8, i);
