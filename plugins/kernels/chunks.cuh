@@ -24,6 +24,7 @@ struct Prepared {
     float inverse[CHUNK][CHUNK], mixing[CHUNK][CHUNK];      // T and M as operands, in the blocks of 16 x 16 at and below the diagonal
     float decayed[CHUNK], rate[CHUNK], kept[CHUNK], all[CHUNK];  // g_i; g_n / g_i, 0 if i is not final; all[0]: g_n
 };
+static_assert(sizeof(Prepared) == 4 * (2 * 64 * 64 + 4 * 64), "_PREPARED of linear_attention.py");
 
 // The chunks of a run. Chunk numbers are shared by the runs of a call; some remain unused.
 struct RunChunks {
@@ -98,6 +99,7 @@ struct Preparing {
     float logs[PREPARED_HEADS][CHUNK], sums[PREPARED_HEADS][CHUNK], rates[PREPARED_HEADS][CHUNK];
     int number;
 };
+static_assert(sizeof(Preparing) == 69136, "_PREPARE_BYTES of linear_attention.py");
 
 // Columns `first` to `first` + 15 of T = (I + L)⁻¹, by one warp: a row is complete when the ones before it have been
 // taken from it. Lanes have rows `lane` and 32 + `lane`.
@@ -256,6 +258,7 @@ struct Scanning {
     Columns<CHUNK_KEY> state[WIDTH];
     Columns<CHUNK> targets[WIDTH], changes[WIDTH];  // R and C
 };
+static_assert(sizeof(Scanning<2>) == 163840, "_SCAN_BYTES of linear_attention.py");
 
 using OwnState = float[2][TILES][4];  // of a lane
 

@@ -28,7 +28,7 @@ _KEPT = 4  # pairs or single values of a token that a thread stores in the ring
 # Of chunks.cuh: tokens of a chunk, values of a key, columns and threads of a block that scans, numbers prepared for a
 # head, unused chunks of a run, bytes of shared memory to prepare and to scan.
 _CHUNK, _CHUNK_KEY, _CHUNK_COLUMNS, _CHUNK_THREADS, _PREPARED, _UNUSED = 64, 128, 64, 256, 2 * 64 * 64 + 4 * 64, 3
-_PREPARE_BYTES, _SCAN_BYTES = 4 * (2 * 64 * 128 + 2 * 3 * 64 + 1), 4 * (3 * 64 * 128 + 64 * 128 + 2 * 64 * 64)
+_PREPARE_BYTES, _SCAN_BYTES = 69_136, 163_840
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "LinearAttentionLauncher":

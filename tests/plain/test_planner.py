@@ -14,6 +14,7 @@ from tandemrt.engines.contract.calls import (
     repacked,
     unpadded,
 )
+from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.runtime.device.prompt_plan import Chunk, group_equal_chunks, num_tokens, plan
 
@@ -48,6 +49,20 @@ def test_every_token_is_prefilled_once_and_in_order(missing: list[Chunk], budget
             at[slot] = end
     assert at == {chunk.slot: chunk.end for chunk in missing}
     assert rounds == -(-num_tokens(missing) // budget)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 500)), min_size=1, max_size=SLOTS), st.integers(64, 600))
+def test_texts_are_cut_at_block_ends_alone(texts: list[tuple[int, int]], budget: int) -> None:
+    at = [blocks * BLOCK_SIZE for blocks, _ in texts]  # where cached prefixes end
+    ends = [start + tokens for start, (_, tokens) in zip(at, texts, strict=True)]
+    while missing := [Chunk(slot, at[slot], end) for slot, end in enumerate(ends) if at[slot] < end]:
+        chunks = plan(missing, budget, at_block_ends=True)
+        assert 0 < num_tokens(chunks) <= budget
+        assert [chunk[:2] for chunk in chunks] == [chunk[:2] for chunk in missing[: len(chunks)]]
+        for slot, _, end in chunks:
+            assert end % BLOCK_SIZE == 0 or end == ends[slot]
+            at[slot] = end
+    assert at == ends
 
 
 @given(MISSING, st.integers(1, 60))

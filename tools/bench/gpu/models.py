@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.calls import longest_chunk
 from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
@@ -128,7 +129,7 @@ def make_bundle(
         dtype="bfloat16" if cuda else "float32",
         batch=batch,
         length=length,
-        chunk=min(chunk, length),
+        chunk=min(chunk, longest_chunk(batch, length, "paged" if cuda else "linear")),
         window=window,
         backend=backend,
     )
