@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +10,6 @@ from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, InternalError, clipped
 from tandemrt.runtime.grammars.grammar import Grammar
-from tandemrt.runtime.grammars.schema.examples import SEARCH_ENDED, with_examples
 from tandemrt.runtime.grammars.schema.looser import looser
 
 if TYPE_CHECKING:
@@ -79,22 +77,15 @@ class GrammarCompiler:
             if not isinstance(schema, dict):
                 raise
             failure = error
-        others = [with_examples(schema)] if SEARCH_ENDED in str(failure) else []
-        for other in chain(others, looser(schema) if loose else ()):
+        for other in looser(schema) if loose else ():
             with suppress(ValueError):
                 return compiler.compile_json(other, whitespace=whitespace)
         raise failure
 
     def _compile_tags(self, part: Any, whitespace: Whitespace) -> CompiledGrammar:
-        from tandemrt.runtime.grammars.structural_tag import read, with_schemas
+        from tandemrt.runtime.grammars.structural_tag import read
 
-        compiler = self._llguidance_compiler()
-        try:
-            return compiler.compile_tags(read({"format": part}), whitespace=whitespace)
-        except ValueError as failure:
-            if SEARCH_ENDED not in str(failure):
-                raise
-        return compiler.compile_tags(read({"format": with_schemas(part, with_examples)}), whitespace=whitespace)
+        return self._llguidance_compiler().compile_tags(read({"format": part}), whitespace=whitespace)
 
     def _llguidance_compiler(self) -> "LLGuidanceCompiler":
         from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler

@@ -1,7 +1,6 @@
 """Compiler for llguidance: JSON schemas, regular expressions and structural tags."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,8 @@ import llguidance
 
 from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
-from tandemrt.runtime.grammars.llguidance_matcher import SILENT, LLGuidanceGrammar
+from tandemrt.runtime.grammars.json_grammar import json_rules, nested_rule
+from tandemrt.runtime.grammars.llguidance_matcher import NO_TOKEN, SILENT, LLGuidanceGrammar, reason
 from tandemrt.runtime.grammars.structural_tag import Format, read, with_schemas
 from tandemrt.runtime.grammars.tag_grammar import TagGrammar
 from tandemrt.runtime.grammars.unique.matcher import UniqueItemsGrammar
@@ -19,13 +19,8 @@ from tandemrt.runtime.grammars.unique.tags import TagReader
 from tandemrt.runtime.grammars.unique.token_index import TokenIndex, token_index
 
 # no_forcing: rows allow every token whose text fits, not only the tokenizer's canonical tokens.
+_BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), frozenset([256]), 257)
 _HEADER = '%llguidance {"no_forcing": true}\n'
-
-_WHITESPACE: Mapping[Whitespace, Mapping[str, bool | str]] = {
-    "compact": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    "bounded": {"whitespace_flexible": True, "whitespace_pattern": r" |\n{1,2}[ \t]{0,32}"},  # or nothing
-    "any": {"whitespace_flexible": True},
-}
 
 
 class LLGuidanceCompiler:
@@ -34,6 +29,7 @@ class LLGuidanceCompiler:
     def __init__(self, vocabulary: Vocabulary, stop_ids: Iterable[int]) -> None:
         self._vocabulary = vocabulary
         self._stop_ids = tuple(stop_ids)
+        self._bytes = llguidance.LLTokenizer(_Tokens(_BYTES))
         self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), slices=llguidance.LLTokenizer.json_slices())
 
     def compile_json(
@@ -41,7 +37,7 @@ class LLGuidanceCompiler:
     ) -> LLGuidanceGrammar | UniqueItemsGrammar:
         """Compile a JSON schema from ``schema.emit``. Raises ValueError."""
         bare = without_unique_items(schema)
-        grammar = self._compile(f"start: {_json_rule(bare, whitespace)}")
+        grammar = self._compile(json_rules(bare, whitespace, self._fits))
         return grammar if bare == schema else UniqueItemsGrammar(grammar, Reader(Places(schema)), self._index)
 
     def compile_regex(self, expression: str) -> LLGuidanceGrammar:
@@ -61,15 +57,21 @@ class LLGuidanceCompiler:
         return token_index(self._vocabulary)
 
     def _compile_tags(self, part: Format, whitespace: Whitespace) -> LLGuidanceGrammar:
-        grammar = TagGrammar(self._vocabulary.control, partial(_json_rule, whitespace=whitespace))
+        grammar = TagGrammar(self._vocabulary.control, partial(nested_rule, whitespace=whitespace, fits=self._fits))
         rules = grammar.write(part)
         for lexeme in grammar.lexemes:
             name, _, _ = lexeme.partition(":")
-            alone = llguidance.LLMatcher(self._tokenizer, f"{_HEADER}start: {name}\n{lexeme}", log_level=SILENT)
-            alone.compute_bitmask()
-            if alone.is_error():
+            if not self._fits(f"{lexeme}\nT: {name}"):
                 raise ValueError("no text fits an expression together with its end, or a trigger with its exclusions")
         return self._compile(rules)
+
+    def _fits(self, rules: str) -> bool:
+        """Return whether a text fits the terminal T of some rules."""
+        alone = llguidance.LLMatcher(self._bytes, f"{_HEADER}start: T\n{rules}", log_level=SILENT)
+        alone.compute_bitmask()
+        if alone.is_error() and not alone.get_error().startswith(NO_TOKEN):
+            raise ValueError(reason(alone))
+        return not alone.is_error()
 
     def _compile(self, rules: str) -> LLGuidanceGrammar:
         return LLGuidanceGrammar(self._vocabulary, self._tokenizer, _HEADER + rules, self._stop_ids)
@@ -94,11 +96,3 @@ class _Tokens:
 
     def __call__(self, text: str | bytes) -> list[int]:
         raise NotImplementedError("llguidance does not need to tokenize")
-
-
-def _json_rule(schema: dict[str, Any] | bool, whitespace: Whitespace) -> str:
-    """Return the rule of a schema."""
-    options = {"json_allow_general_unicode_escapes": True, **_WHITESPACE[whitespace]}
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"

@@ -18,7 +18,7 @@ from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES, che
 SILENT = 0  # a log level of llguidance
 _LEXER = "lexer error"  # prefix of llguidance's errors about limits of the lexer, not of the parser
 _USED_UP = "too many expressions"  # in its error after a row that takes too much work, whatever came before
-_NO_TOKEN = "NoExtensionBias"  # prefix of its error after a text that no token can continue
+NO_TOKEN = "NoExtensionBias"  # prefix of its error after a text that no token can continue
 # The default of 200,000 ends a text in the middle if its string has a pattern and a maxLength of 1,000. A row that
 # reaches the limit takes 80 ms.
 LIMITS = llguidance.LLParserLimits(step_lexer_fuel=1_200_000)
@@ -96,7 +96,7 @@ class LLGuidanceMatcher:
         if ahead.is_error():
             failed = self._failed_row(rows)
             if failed is not None and too_complex:
-                self._grammar.remember_too_complex([*self._text, *ours[:failed]], _reason(ahead))
+                self._grammar.remember_too_complex([*self._text, *ours[:failed]], reason(ahead))
             rows = rows[: failed or 0]
         known = min(1, len(rows))  # rows after a rejected token are not written
         while known < len(rows) and bitmask.allows(rows[known - 1], ours[known - 1]):
@@ -179,7 +179,7 @@ class LLGuidanceMatcher:
         row = np.empty(self._rows.shape[1], np.int32)
         too_complex = self._lexer.use(self._matcher, self._matcher.unsafe_compute_mask_ptr, row.ctypes.data, row.nbytes)
         if too_complex:
-            self._grammar.remember_too_complex(self._text, _reason(self._matcher))
+            self._grammar.remember_too_complex(self._text, reason(self._matcher))
             self._require_simple()
         if self._matcher.is_error():
             self._replace_matcher()
@@ -191,7 +191,7 @@ class LLGuidanceMatcher:
         try:
             return bitmask.allows(self._computed(), token)
         except BadRequest:
-            if self._matcher.get_error().startswith(_NO_TOKEN):
+            if self._matcher.get_error().startswith(NO_TOKEN):
                 return False
             raise
 
@@ -234,7 +234,7 @@ class LLGuidanceMatcher:
     def _require_no_error(self) -> None:
         if self._matcher.is_error():
             again = ", or send it again: texts of other requests count, too" if self._grammar.exhausted else ""
-            raise _too_complex(_reason(self._matcher), again)
+            raise _too_complex(reason(self._matcher), again)
 
 
 class _PrecomputedRows(NamedTuple):
@@ -302,7 +302,7 @@ class LLGuidanceGrammar:
             first.compute_bitmask()  # slow for the first row; copies share the result
         self._seconds = time.thread_time() - begun
         if first.is_error():
-            raise ValueError(_reason(first))
+            raise ValueError(reason(first))
         self._lexer = Lexer(first)
 
     @property
@@ -352,6 +352,6 @@ def _too_complex(reason: str, again: str = "") -> BadRequest:
     return BadRequest(f"{rule}; simplify the schema or the expression{again}")
 
 
-def _reason(matcher: llguidance.LLMatcher) -> str:
+def reason(matcher: llguidance.LLMatcher) -> str:
     lines = matcher.get_error().split("\n\n<state>")[0].strip().split("\n")
     return clipped(lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}")

@@ -9,8 +9,11 @@ from tandemrt.runtime.grammars.schema.emit import enforceable
 from tests.plain.constraints import STOP, WORDS, byte_tokens, compiler, tokens_in
 
 
-def write(grammar, chance: random.Random, limit: int = 250) -> bytes | None:
-    """Return a random text of the grammar, or None if it grew past ``limit`` bytes. Open brackets close early."""
+def write(grammar, chance: random.Random, limit: int = 250, prefer: bytes = b"") -> bytes | None:
+    """Return a random text of the grammar, or None if it grew past ``limit`` bytes. Open brackets close early.
+
+    ``prefer``: bytes that are written half of the time if they are allowed.
+    """
     matcher, row, text = grammar.matcher(), np.empty(WORDS, np.int32), []
     while len(text) < limit:
         matcher.fill_row(row)
@@ -21,6 +24,8 @@ def write(grammar, chance: random.Random, limit: int = 250) -> bytes | None:
         legal = [token for token in legal if token != STOP]
         closing = [token for token in legal if token in b'"}]']
         readable = [token for token in legal if 0x20 <= token < 0x7F and token != 0x5C]
+        if (preferred := [token for token in legal if token in prefer]) and chance.random() < 0.5:
+            legal = readable = preferred
         luck = chance.random()
         token = chance.choice(closing if closing and luck < 0.3 else readable if readable and luck < 0.95 else legal)
         assert matcher.accept(token)

@@ -15,6 +15,7 @@ from tandemrt.engines.validation.errors import BadBundle, BadRequest, InternalEr
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tandemrt.runtime.grammars.grammar_cache import GrammarCache
 from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES
+from tandemrt.runtime.grammars.schema.emit import enforceable
 from tests.plain.constraints import (
     CALL,
     END,
@@ -328,7 +329,7 @@ def test_raw_control_characters_cannot_appear_in_json(schema):
         ("regex", "a(", "invalid regex"),
         ("grammar", "root := 1", "EBNF"),
         ("grammar", 'root ::= "✅" | ❌', "EBNF"),
-        ("json", json.dumps({"type": "integer", "minimum": 5, "maximum": 3}), "is greater than maximum"),
+        ("json", json.dumps({"type": "object", "patternProperties": {"^a$": {}, "^[ab]$": {}}}), "match the same name"),
     ],
 )
 def test_an_invalid_source_is_rejected_with_the_reason(kind, source, message):
@@ -406,14 +407,15 @@ def test_a_token_without_text_is_rejected_without_output_on_stderr(engine, capfd
 @pytest.mark.parametrize("filled", [True, False])
 def test_a_long_string_with_a_pattern_does_not_end_in_the_middle(filled):
     """llguidance's default limits end it at the third character, and without a row they reject a valid one."""
-    schema = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 2000}
+    schema = enforceable({"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 2000})
     matcher = compiler().compile("json", json.dumps(schema)).matcher()
     for token in byte_tokens('"aé, aé, aé, b"'):
         assert not filled or token in row_of(matcher)
         assert matcher.accept(token)
 
 
-COMPLEX = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 60_000}  # its text exceeds the lexer limit
+# Its text exceeds the lexer limit.
+COMPLEX = enforceable({"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": 60_000})
 
 
 def object_of(**properties):

@@ -21,7 +21,6 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.finite import few_texts
-from tandemrt.runtime.grammars.regex.shortest import shortest_text
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.sources import read
 from tests.plain.constraints import STOP, VOCABULARY, byte_tokens, compiled, compiled_by
@@ -58,8 +57,6 @@ from tests.waiting import PATIENCE_S
         ("a\\", "a backslash at the end"),
         ("a)", "an unmatched closing parenthesis"),
         ("[]", "an empty character class"),
-        ("\x00a", r"the character U\+0000 alone"),
-        (r"a\x00", r"the character U\+0000 alone"),
         (r"\ud8zz\udczz", r"the escape \\u"),
         (r"\ud83d", r"the escape \\ud83d, a lone surrogate"),
         ("(" * 65 + "a" + ")" * 65, "more than 64 nested groups"),
@@ -384,37 +381,6 @@ def test_the_texts_of_an_expression_are_listed_if_they_are_few(pattern):
     for most in (0, len(matched) - 1, len(matched), 99):
         listed = few_texts(patterns.search_expression(f"^(?:{pattern})$"), most)
         assert listed == (matched if most >= len(matched) and not endless else None)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    expressions_=st.lists(expressions, min_size=1, max_size=3),
-    least=st.integers(0, 4),
-    more=st.one_of(st.none(), st.integers(0, 2)),
-)
-def test_a_shortest_text_of_several_expressions_is_found(expressions_, least, more):
-    most = None if more is None else least + more
-    text = shortest_text([patterns.search_expression(f"^(?:{each})$") for each in expressions_], least, most)
-    letters = 'ab0"\\\né'
-    fitting = (
-        len(one)
-        for length in range(least, min(4, 4 if most is None else most) + 1)
-        for one in itertools.product(letters, repeat=length)
-        if all(re.fullmatch(each, "".join(one), re.ASCII) for each in expressions_)
-    )
-    shortest = next(fitting, None)
-    assert text is not None or shortest is None
-    if text is not None:
-        assert all(re.fullmatch(each, text, re.ASCII) for each in expressions_)
-        assert (len(text) if len(text) <= 4 else None) == shortest
-        assert least <= len(text) <= (len(text) if most is None else most)
-
-
-def test_no_text_is_searched_without_a_limit():
-    assert shortest_text(["(?:a{61})*", "(?:a{53}){1,}"], 1, None) is None  # 3,233 characters
-    assert shortest_text([patterns.search_expression(r"^\p{L}$")], 0, None) is None
-    assert shortest_text(["a*"], 300, None) == "a" * 300
-    assert shortest_text(["[\\x{D000}-\\x{D7FF}]", "(?s:.)"], 0, 1) == "\ud000"
 
 
 # As zod 4 writes z.email() in a JSON schema.

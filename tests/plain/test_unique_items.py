@@ -249,10 +249,9 @@ def bounded(**bounds):
 @pytest.mark.parametrize(
     ("schema", "begun", "dead"),
     [
-        (bounded(minimum=0, maximum=1), "[1, ", "1"),
-        (bounded(minimum=0, maximum=1), "[1, 0.2, ", "1"),
-        (bounded(minimum=-1, maximum=0), "[-1, -", "1"),
         (bounded(minimum=0, maximum=1, multipleOf=0.5), "[1, ", "1"),
+        (bounded(minimum=0, maximum=1, multipleOf=0.5), "[1, 0.5, ", "1"),
+        (bounded(minimum=-1, maximum=0, multipleOf=0.5), "[-1, -", "1"),
         (bounded(minimum=0, maximum=1), "[0.1, 0.100000000000000", "00"),  # every number from here is the same double
         (bounded(minimum=-1, maximum=1), "[-0.1, -0.100000000000000", "00"),
     ],
@@ -268,6 +267,15 @@ def test_a_number_that_can_no_longer_differ_is_not_begun(monkeypatch, schema, be
     assert not bitmask.allows(row, next(t for t, text in enumerate(VOCABULARY.tokens) if text == dead.encode()))
     assert bitmask.allows(row, ord("0"))
     assert len(rows) < 20
+
+
+def test_a_number_whose_exponent_must_be_zero_is_not_begun_again():
+    matcher, row = compiled(bounded(minimum=0, maximum=1), "compact").matcher(), np.empty(WORDS, np.int32)
+    for byte in b"[1, 1e":
+        assert matcher.accept(byte)
+    matcher.fill_row(row)
+    assert bitmask.allows(row, ord("-"))
+    assert not bitmask.allows(row, ord("0"))
 
 
 @pytest.mark.parametrize("seed", range(6))

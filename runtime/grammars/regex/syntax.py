@@ -30,19 +30,11 @@ class Characters:
             inside = "".join(map(_range, _without_surrogates(self.ranges))) + "".join(self.properties)
             return f"[[{'^' if self.negated else ''}{inside}]--\\x00]"
         ranges = _without_surrogates(inverted(self.ranges) if self.negated else self.ranges)
-        if not (_within(ranges, '"') and _within(ranges, "\\")):
-            # Inside JSON strings llguidance 1.9.1 adds an escaped quote and backslash to a set of all control
-            # characters, even if the set does not contain them. A set without U+0000 is not affected.
-            if ranges == [(0, 0)]:
-                raise UnsupportedPattern("the character U+0000 alone")
-            ranges = [pair for low, high in ranges for pair in ((max(low, 1), high),) if pair[0] <= high]
         if not ranges:
             raise UnsupportedPattern("an empty character class")
         if ranges == [(0, LAST)]:
             return "(?s:.)"
-        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-            return character(ranges[0][0])
-        return f"[{''.join(map(_range, ranges))}]"
+        return character_class(ranges)
 
     def covered(self) -> list[Range]:
         """Return the ranges of the set in order. Raises UnsupportedPattern for Unicode properties."""
@@ -138,13 +130,16 @@ def _without_surrogates(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:
     return kept
 
 
-def _within(ranges: list[Range], letter: str) -> bool:
-    return any(low <= ord(letter) <= high for low, high in ranges)
-
-
 def _range(pair: Range) -> str:
     low, high = pair
     return character(low) if low == high else f"{character(low)}-{character(high)}"
+
+
+def character_class(ranges: list[Range]) -> str:
+    """Write a set of characters that is not empty."""
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return character(ranges[0][0])
+    return f"[{''.join(map(_range, ranges))}]"
 
 
 def character(code: int) -> str:

@@ -7,9 +7,7 @@ from itertools import combinations
 from math import comb
 
 from tandemrt.engines.validation.errors import clipped
-from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.finite import few_texts
-from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
 from tandemrt.runtime.grammars.schema.document import UnsupportedSchema
 from tandemrt.runtime.grammars.schema.expansion import Expansion
 from tandemrt.runtime.grammars.schema.intersection import exact
@@ -168,23 +166,11 @@ def _object(shape: Object, place: str) -> list[Shape]:
     nothing = {name for name, all_of in shape.properties.items() if all_of.is_nothing()}
     if nothing.intersection(shape.required):
         return []
-    if shape.patterns and any(set(name) & _ESCAPED for name in shape.properties):
-        raise UnsupportedSchema(
-            f"{place}/patternProperties",
-            "a property with a quote, backslash or control character is not supported with it",
-        )
     optional = [name for name in shape.properties if name not in shape.required and name not in nothing]
     if len(optional) > MAX_OPTIONAL or (len(shape.properties) > MAX_OPTIONAL and shape.rest is not None):
         rule = f"more than {MAX_OPTIONAL} properties are not supported if they are optional or other names are allowed"
         rule += "; split the object"
         raise UnsupportedSchema(f"{place}/properties", rule)
-    if shape.rest is not None and shape.properties:
-        # With additionalProperties, llguidance would accept a property again under an escaped form of its name.
-        try:
-            others = patterns.other_than(list(shape.properties))
-        except UnsupportedPattern as error:
-            raise UnsupportedSchema(f"{place}/properties", f"{error}, is not supported; nest them") from None
-        shape = replace(shape, patterns={others: shape.rest}, rest=None)
     shape = replace(shape, patterns={key: all_of for key, all_of in shape.patterns.items() if _has_others(key, shape)})
     closed = shape.rest is None and not shape.patterns
     least = max(0, shape.least - len(shape.required))
@@ -224,6 +210,3 @@ def _counted(shape: Object, optional: list[str], least: int, most: int, place: s
         there = replace(shape, properties=shape.properties | absent)
         shapes += [replace(there, required=[*shape.required, *needed]) for needed in combinations(kept, least)]
     return shapes
-
-
-_ESCAPED = {*map(chr, range(32)), '"', "\\", "\x7f"}
