@@ -11,7 +11,7 @@ from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import BITS, BYTES, COMPUTE, computed_in
 from tandemrt.engines.options.build_options import BuildOptions
-from tandemrt.engines.recipe.backends import CPU, CUDA
+from tandemrt.engines.recipe.backends import BACKENDS, CPU, CUDA
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 from tandemrt.export.bundle.default_reasoning import reasoning_lines
@@ -35,6 +35,11 @@ class Machine:
 
     backend: str
     memory: int
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the backend runs on a CPU, over a linear cache."""
+        return BACKENDS[self.backend].device == "cpu"
 
     @classmethod
     def here(cls, backend: str | None = None) -> "Machine":
@@ -79,7 +84,7 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
     batch = BATCH[machine.backend]
     kind = _draft(options.draft)[0]
     fitting = _fitting_tokens(opened, spec, dtype, machine)
-    per_request = fitting if machine.backend == CUDA else fitting // batch  # a linear cache has full rows
+    per_request = fitting // batch if machine.on_cpu else fitting  # a linear cache has full rows
     length = options.max_model_len or _rounded(min(spec.max_length, per_request - slack(kind, NUM_DRAFT_TOKENS) - 1))
     if length < LEAST_LENGTH and options.max_model_len is None:
         raise BadRequest(
@@ -120,18 +125,17 @@ def _dtype(checkpoint: Checkpoint, machine: Machine, named: str) -> str:
 
     Weights of a GGUF file, which were rounded before, get 8 bits on a CPU.
     """
-    on_cpu = machine.backend == CPU
     if read_quantization(checkpoint.config, checkpoint.folder) is not None:
-        return "float32" if on_cpu else "bfloat16"
-    if on_cpu and named.endswith(".gguf"):
+        return "float32" if machine.on_cpu else "bfloat16"
+    if machine.on_cpu and named.endswith(".gguf"):
         return "int8"
     stored = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    return "int4" if on_cpu else str(stored) if stored in COMPUTE else "bfloat16"
+    return "int4" if machine.on_cpu else str(stored) if stored in COMPUTE else "bfloat16"
 
 
 def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine: Machine) -> int:
     """Return how many tokens of keys and values fit into memory next to the weights."""
-    compute = computed_in(dtype, paged=machine.backend == CUDA)
+    compute = computed_in(dtype, paged=not machine.on_cpu)
     quantized = read_quantization(checkpoint.config, checkpoint.folder) is not None
     width = _WEIGHT_BYTES[dtype] if dtype in BITS else BYTES.get(compute, 4)
     weights = sum(t.nbytes if quantized else math.prod(t.shape) * width for t in checkpoint.tensors.values())
@@ -177,7 +181,7 @@ def _reasoning_lines(folder: Path) -> list[str]:
 
 
 def _cache_lines(machine: Machine, fitting: int, most: int) -> list[str]:
-    if machine.backend == CPU or fitting >= most:
+    if machine.on_cpu or fitting >= most:
         return []
     return [f"cache_tokens = {fitting // BLOCK_SIZE * BLOCK_SIZE} # of all requests together, within the free memory"]
 
