@@ -25,7 +25,7 @@ FLOAT8 = "eagle3 in float8"
 
 
 @pytest.fixture(scope="module", params=[*KINDS, pytest.param(FLOAT8, marks=needs_float8)])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A bundle in bfloat16, and parameters under which many drafts are accepted."""
     name = "eagle3" if request.param == FLOAT8 else request.param
     kind, folder = KINDS[name], tmp_path_factory.mktemp(name)
