@@ -57,6 +57,22 @@ def test_every_lowering_rotates_by_the_positions_of_an_image_as_transformers_doe
         torch.testing.assert_close(of_equal_rows, plain, atol=1e-5, rtol=0)
 
 
+def test_a_prompt_chunk_of_odd_length_without_logits_takes_its_positions(tmp_path: Path) -> None:
+    """The grouped lowering pads it by a token, and its positions with it."""
+    model = with_images("qwen3_vl")
+    model.save_pretrained(tmp_path)
+    positions = around_an_image()
+    text = texts()[0][: positions.shape[1]]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([text]), position_ids=positions[:, None]).logits[0].float()
+    decoder = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY, position_rows=3)
+    decoder.caches["positions"] = positions[:, None, :CHUNK].contiguous()
+    call, _ = decoder.bind(torch.tensor([text[:CHUNK]]), [0], torch.zeros(1, 0, dtype=torch.int64))
+    call.run()
+    decoder.caches["positions"] = positions[:, None, CHUNK:].contiguous()
+    torch.testing.assert_close(decoder([text[CHUNK:]], [CHUNK])[0], expected[CHUNK:], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("sections", [(), (3, 3, 3)])
 def test_positions_need_sections_that_cover_the_rotated_pairs(tmp_path: Path, sections: tuple[int, ...]) -> None:
     with_images("qwen2_vl").save_pretrained(tmp_path)
