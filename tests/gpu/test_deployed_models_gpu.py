@@ -66,7 +66,7 @@ def test_logits_equal_transformers(tmp_path: Path, kernels: Path, case: str, dty
             found.append(decode([row[start : start + query] for row in rows], [start, start]))
             start += query
     error = (torch.cat(found, dim=1) - expected[:, :start]).norm(dim=-1) / expected[:, :start].norm(dim=-1)
-    # In 16 bits some tokens choose other experts, and inputs of single layers amplify rounding, in transformers as well.
+    # In 16 bits some tokens choose other experts, and inputs of single layers amplify rounding, in transformers too.
     amplifies = dtype != "float32" and case != "gemma4 dense"
     worst = float(error.median() if amplifies else error.max())
     print(f"{case}, {dtype}: median {float(error.median()):.1e}, worst {float(error.max()):.1e}")

@@ -103,8 +103,9 @@ def test_included_recipes_load_and_are_found_by_name() -> None:
     demos |= {"demo-hybrid": ModelDraft, "demo-tensorrt": ModelDraft}
     pairs = {"qwen3-8b": HeadDraft, "llama-3.1-8b": HeadDraft}
     on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
-    assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu}
-    for name, kind in (demos | pairs | on_a_cpu).items():
+    on_a_gpu = dict.fromkeys(("gpt-oss-20b", "gemma-4-26b-a4b"), NgramDraft)
+    assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu, *on_a_gpu}
+    for name, kind in (demos | pairs | on_a_cpu | on_a_gpu).items():
         recipe = Recipe.load(locate(name))
         assert recipe.name == name
         assert isinstance(recipe.draft, kind)

@@ -9,6 +9,7 @@ import pytest
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.layer import ClampedSwiglu, Router
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.operators.constants import HEAD_DIMS
 from tests.plain.test_families import PUBLISHED
 
 
@@ -88,6 +89,12 @@ def test_paged_operators_support_a_model_and_not_its_neighbour(
 def test_parts_of_a_model_need_their_lowering(name: str, rule: str) -> None:
     assert unsupported(spec(name), "grouped", 128) is None
     assert rule in str(unsupported(spec(name), "mask", 128))
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-4-E2B-it", "gemma-4-31B-it", "gemma-4-26B-A4B-it"])
+def test_a_paged_cache_takes_the_models_that_are_deployed_most(name: str) -> None:
+    assert unsupported(spec(name), "paged", 128) is None
+    assert set(spec(name).head_dims) <= set(HEAD_DIMS)
 
 
 def test_a_row_over_a_linear_cache_is_no_longer_than_the_window() -> None:
