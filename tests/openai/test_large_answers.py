@@ -40,7 +40,9 @@ def small(demo_bundle: Path) -> Iterator[Served]:
         ({"prompt": ["x"] * 8, "logprobs": 20, "max_tokens": 4}, "logprobs"),
         ({"prompt": "x", "n": 8, "logprobs": 20, "max_tokens": 4}, "logprobs"),
         ({"prompt": "x", "n": 7, "logprobs": 20, "max_tokens": 4}, None),
-        ({"prompt": "x", "logprobs": 20, "max_tokens": 200}, None),
+        ({"prompt": "x", "logprobs": 20, "max_tokens": 30}, "logprobs"),
+        ({"prompt": "x", "logprobs": 20, "max_tokens": 29}, None),
+        ({"prompt": "x", "logprobs": 20, "max_tokens": 200, "stream": True}, None),
         ({"prompt": [[70] * 200] * 2, "prompt_logprobs": 1, "max_tokens": 1}, "prompt_logprobs"),
         ({"prompt": [[70] * 150] * 2, "prompt_logprobs": 1, "max_tokens": 1}, None),
         ({"prompt": [70] * 400, "n": 18, "return_token_ids": True, "max_tokens": 1}, "return_token_ids"),
@@ -56,6 +58,21 @@ def test_the_size_of_an_answer_is_bounded(small: Served, fields: dict[str, Any],
         return
     assert (status, body["error"]["param"]) == (400, param)
     assert f"at most {MAX_ANSWER} bytes besides its texts (--max-answer)" in body["error"]["message"]
+    assert eventually(lambda: small.llm.running == small.llm.waiting == 0)
+
+
+@pytest.mark.parametrize("top", [None, 0, 20])
+def test_a_whole_answer_without_max_tokens_is_refused_if_it_is_too_large(small: Served, top: int | None) -> None:
+    """Its size is not known before."""
+    logprobs = {} if top is None else {"logprobs": True, "top_logprobs": top}
+    message = [{"role": "user", "content": "x"}]
+    status, body, _ = small.ask("/v1/chat/completions", {**CHOSEN, "messages": message, **logprobs})
+    if top != 20:
+        assert status == 200
+        return
+    assert (status, body["error"]["param"]) == (400, "logprobs")
+    assert f"at most {MAX_ANSWER} bytes besides its texts (--max-answer)" in body["error"]["message"]
+    assert "ask for fewer outputs, tokens by max_tokens, or a stream" in body["error"]["message"]
     assert eventually(lambda: small.llm.running == small.llm.waiting == 0)
 
 

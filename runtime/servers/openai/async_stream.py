@@ -75,7 +75,7 @@ class AsyncAnswer:
         max_answer: int,
     ) -> None:
         self._parsed = parsed
-        self._max_answer = max_answer
+        self._size = AnswerSize(parsed, max_answer)
         self._threads = threads
         self._arrived = asyncio.Event()
         self._tokenizer = llm.tokenizer.backend
@@ -84,13 +84,13 @@ class AsyncAnswer:
 
     async def start(self) -> None:
         """Queue the prompts outside the event loop. Raises BadRequest or QueueFull."""
-        size, answer = RequestSize(), AnswerSize(self._parsed, self._max_answer)
+        size = RequestSize()
         for stream in self._streams:
             with client_names(self._parsed.field_names):
                 await asyncio.wrap_future(self._threads.submit(self._parsed.client, stream.submit))
                 request = stream.request
                 size.add(request.params, len(request.prompt), request.max_tokens)
-                answer.add(request)
+                self._size.add(request)
         self._parsed = self._parsed.without_prompts()
 
     def cancel(self) -> None:
@@ -118,11 +118,14 @@ class AsyncAnswer:
         return deltas
 
     async def outputs(self) -> list[RequestOutput]:
-        """Wait for all outputs of the request. Raises the error of an output that failed."""
+        """Wait for all outputs. Raises the error of an output that failed, BadRequest if they become too large."""
         count = len(self._streams) * self._parsed.params.n
         finished: dict[int, RequestOutput] = {}
         while len(finished) < count:
-            finished |= {delta.index: delta.output for delta in await self.next() if delta.output is not None}
+            for delta in await self.next():
+                if delta.output is not None:
+                    self._size.count(delta.output)
+                    finished[delta.index] = delta.output
         return [finished[index] for index in range(count)]
 
     def _take(self, at: int) -> Iterator[OutputDelta]:
