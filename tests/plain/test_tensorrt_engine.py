@@ -120,40 +120,42 @@ def test_a_call_gets_a_context_of_the_profile_tuned_closest(state):
         bound = tensors(*shape)
         engine.bind(bound).run()
         check(bound)
-    assert [context.profile for context in real.contexts] == [0, 1]
+    assert [context.profile for context in real.contexts] == [0, 1, 1, 0]
 
 
-def test_a_context_takes_the_shapes_of_every_call_of_its_profile(state):
+def test_the_least_recently_used_context_of_a_profile_gets_the_shapes_of_a_new_call(state):
     real, engine = opened(state)
-    bound = {shape: tensors(*shape) for shape in ((1, 6), (1, 5), (2, 3), (3, 3), (4, 3))}
-    calls = {shape: engine.bind(of_shape) for shape, of_shape in bound.items()}
+    bound = {shape: tensors(*shape) for shape in ((1, 6), (1, 5), (1, 4), (2, 3), (3, 3), (4, 3))}
+    calls = {shape: engine.bind(given) for shape, given in bound.items()}
     for shape in (*calls, (1, 5), (1, 5), (1, 6)):
         bound[shape]["logits"].fill_(-1)
         calls[shape].run()
         check(bound[shape])
-    assert [context.profile for context in real.contexts] == [0, 1]
+    assert sorted(context.profile for context in real.contexts) == [0, 0, 1, 1]
 
 
 def test_a_context_that_a_graph_recorded_keeps_its_shapes(state):
+    """A phase calls an engine with two shapes of a profile: all warm-up runs come before the capture."""
     real, engine = opened(state)
-    recorded = {shape: engine.bind(tensors(*shape)) for shape in ((2, 3), (3, 3))}
-    for call in recorded.values():
-        call.run()
-        state.capturing = True
-        call.run()
-        state.capturing = False
-    for shape in ((4, 3), (3, 3), (4, 2), (2, 3)):
-        bound = tensors(*shape)
-        engine.bind(bound).run()
-        check(bound)
-    assert [context.shapes["token_ids"] for context in real.contexts] == [(2, 3), (3, 3), (4, 2)]
+    phase = [engine.bind(tensors(*shape)) for shape in ((2, 3), (3, 3))]
+    for capturing in (False, False, True):
+        state.capturing = capturing
+        for call in phase:
+            call.run()
+    state.capturing = False
+    for shape in ((4, 3), (3, 3), (4, 2), (2, 3), (2, 2)):
+        given = tensors(*shape)
+        engine.bind(given).run()
+        check(given)
+    assert [context.shapes["token_ids"] for context in real.contexts] == [(2, 3), (3, 3), (2, 2), (4, 2)]
 
 
 def test_a_context_with_new_shapes_must_run_before_it_is_recorded(state):
     _, engine = opened(state)
-    first, second = (engine.bind(tensors(*shape)) for shape in ((2, 3), (3, 3)))
+    first, *others = (engine.bind(tensors(*shape)) for shape in ((2, 3), (3, 3), (4, 3)))
     first.run()
-    second.run()
+    for call in others:
+        call.run()
     state.capturing = True
     with pytest.raises(InternalError, match="run once before capture"):
         first.run()

@@ -14,13 +14,15 @@ from tandemrt.runtime.device.backends.tensorrt.rtx import Jit
 from tandemrt.runtime.device.backends.tensorrt.scratch import ScratchMemory
 
 Shapes = tuple[tuple[str, Shape], ...]
+SPARE = 2  # a phase that is captured may call an engine with two shapes of a profile
 
 
 class Contexts:
     """Contexts of all calls. They share one block of scratch memory, so calls must share one stream.
 
-    A new context takes 300 ms, other shapes in a context 0.3 ms, and prompts have as many shapes as lengths. So each
-    profile has one context that takes the shapes of any call. A context that a CUDA graph recorded keeps its shapes.
+    A new context takes 300 ms, other shapes in a context 0.3 ms, and prompts have as many shapes as lengths. So at most
+    SPARE contexts of a profile are in no CUDA graph: a new call's shapes replace those of the least recently used one. A
+    context that a graph recorded keeps its shapes.
     """
 
     def __init__(
@@ -36,8 +38,7 @@ class Contexts:
         self._device = CudaDevice(device)
         self._scratch = ScratchMemory(engine, name, device)
         self._jit = Jit(trt, engine, key, self._scratch)
-        self._of_profile: dict[int, ExecutionContext] = {}
-        self._recorded: dict[Shapes, ExecutionContext] = {}
+        self._contexts: dict[Shapes, ExecutionContext] = {}  # the most recently used is last
 
     def profile(self, shapes: Shapes) -> int:
         """Return the profile for calls of ``shapes``. Raises InternalError if there is none."""
@@ -48,18 +49,17 @@ class Contexts:
 
     def of(self, shapes: Shapes, profile: int) -> "ExecutionContext":
         """Return the context of ``shapes``, which ``profile`` takes."""
-        if shapes in self._recorded:
-            return self._recorded[shapes]
-        context = self._of_profile.get(profile)
-        if context is not None and context.shapes != shapes and context.recorded:
-            self._recorded[context.shapes] = self._of_profile.pop(profile)
-            context = None
+        context = self._contexts.pop(shapes, None)
         if context is None:
-            created = self._new(shapes, profile)
-            context = self._of_profile[profile] = ExecutionContext(self._name, created, self._trt, shapes)
-        elif context.shapes != shapes:
-            self._set_shapes(context.context, shapes)
-            context.reset(shapes)
+            spare = [each for each in self._contexts.values() if each.profile == profile and not each.recorded]
+            if len(spare) < SPARE:
+                context = ExecutionContext(self._name, self._new(shapes, profile), self._trt, profile, shapes)
+            else:
+                context = spare[0]
+                del self._contexts[context.shapes]
+                self._set_shapes(context.context, shapes)
+                context.reset(shapes)
+        self._contexts[shapes] = context
         return context
 
     def _new(self, shapes: Shapes, profile: int) -> Any:
@@ -99,8 +99,9 @@ class ExecutionContext:
     ``recorded``: a CUDA graph contains a run.
     """
 
-    def __init__(self, name: EngineName, context: Any, trt: Any, shapes: Shapes) -> None:
+    def __init__(self, name: EngineName, context: Any, trt: Any, profile: int, shapes: Shapes) -> None:
         self.context = context
+        self.profile = profile
         self.recorded = False
         self._name = name
         self._log = logger(trt)
