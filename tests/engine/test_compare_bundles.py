@@ -9,24 +9,41 @@ from typer.testing import CliRunner
 from tandemrt.cli import app
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.export.bundle.build import build
 from tandemrt.runtime.check.compare_bundles import TextScores, compare_bundles, compare_scores, shared_tokens
 from tandemrt.runtime.check.result import CheckResult
 from tandemrt.runtime.check.run import check_bundle
+from tests.makers import tiny_checkpoint, write_recipe
+
+TEXT = "the box and the pine " * 9
 
 
-def findings(bundle: Path, text: str) -> list[CheckResult]:
-    opened = Bundle.open(bundle)
+def findings(bundle: Path, other: Path) -> list[CheckResult]:
+    one, two = Bundle.open(bundle), Bundle.open(other)
     options = RuntimeOptions(threads=1)
-    return list(compare_bundles(opened, opened, options, shared_tokens(opened, opened, options, text)))
+    return list(compare_bundles(one, two, options, shared_tokens(one, two, options, TEXT)))
 
 
 def test_a_bundle_equals_itself(ngram_bundle):
-    results = {finding.check: finding for finding in findings(ngram_bundle, "the box and the pine " * 9)}
+    results = {finding.check: finding for finding in findings(ngram_bundle, ngram_bundle)}
     assert "+0.00%" in results["perplexity of the text"].result
     assert results["logits of the text"].numbers["root_mean_square"] == 0
     drafts = results["tokens per request and round"].numbers
     assert drafts["acceptance_length"] == drafts["against"] >= 1
+
+
+def test_the_second_bundle_is_the_one_compared_with(ngram_bundle, tmp_path):
+    target = tiny_checkpoint(tmp_path / "target", seed=2)
+    drafting = 'kind = "ngram"\nnum_draft_tokens = 8'
+    recipe = Recipe.load(write_recipe(tmp_path / "other.toml", target=target, drafting=drafting))
+    other = build(recipe, tmp_path / "bundle").folder
+    perplexity, *_ = findings(ngram_bundle, other)
+    alone = [findings(bundle, bundle)[0].numbers["perplexity"] for bundle in (ngram_bundle, other)]
+    assert alone[0] != alone[1]
+    assert [perplexity.numbers["perplexity"], perplexity.numbers["against"]] == alone
+    assert perplexity.against == "bundle other"
 
 
 def test_figures_match_their_definitions():
