@@ -35,7 +35,7 @@ from tandemrt.export.bundle.capacity import fitting
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.latent import Latent
-from tandemrt.export.read.layer import QKNorm
+from tandemrt.export.read.layer import QKNorm, Variants
 from tandemrt.export.read.recurrent_layers import DeltaNet, Mamba2, ShortConvolution
 from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.spec import ModelSpec
@@ -441,6 +441,8 @@ CONVOLUTION = ShortConvolution((True,), kernel=3, channels=12, bias=False)
         ({"recurrent": replace(MAMBA, groups=6, norm=None)}, 1, "the 6 groups of its .* neither a multiple nor a"),
         ({"recurrent": CONVOLUTION}, 1, "its 12 channels of a convolution do not give 4 ranks an even number each"),
         ({"qk_norm": QKNorm(over_all_heads=True)}, 1, "norms queries and keys over all heads"),
+        ({"sinks": True}, 1, "attention sinks, which are not split yet"),
+        ({"variants": Variants(scaled=True)}, 1, "layers of different shapes"),
     ],
 )
 def test_a_model_that_cannot_be_split_is_rejected_by_name(change: dict[str, Any], inputs: int, why: str) -> None:
