@@ -43,13 +43,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(case: str, **fields: Any) -> PreTrainedConfig:
     """Return the config of a case with wider heads, of two sizes for Gemma 4, and other ``fields``."""
-    made = FAMILIES[case]().to_dict()
-    made |= (GPT_OSS if case == "gpt_oss" else GEMMA4) | fields
-    if made.get("num_experts"):
-        made["num_experts"] = 8  # a multiple of 8, for batch invariance
-    if layers := made.get("per_layer_config"):
-        made["per_layer_config"] = {layer: of | {"head_dim": GLOBAL_HEAD_DIM} for layer, of in layers.items()}
-    return AutoConfig.for_model(made.pop("model_type"), **made)
+    values = FAMILIES[case]().to_dict()
+    values |= (GPT_OSS if case == "gpt_oss" else GEMMA4) | fields
+    if values.get("num_experts"):
+        values["num_experts"] = 8  # a multiple of 8, for batch invariance
+    if layers := values.get("per_layer_config"):
+        values["per_layer_config"] = {layer: of | {"head_dim": GLOBAL_HEAD_DIM} for layer, of in layers.items()}
+    return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
 @pytest.mark.parametrize("dtype", SHARE)
@@ -59,13 +59,13 @@ def test_logits_equal_transformers(tmp_path: Path, kernels: Path, case: str, dty
     open_engine = partial(open_steps, folder=tmp_path, device=torch.device("cuda", 0), kernels=kernels)
     rows = [torch.randint(0, NARROW, (120,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(2)]
     expected = torch.stack([expected_logits(model, row) for row in rows])
-    found, start = [], 0
+    results, start = [], 0
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         decode = Decoder(tmp_path, "paged", 2, dtype, 170, device="cuda", open_engine=open_engine)
         for query in CHUNKS:
-            found.append(decode([row[start : start + query] for row in rows], [start, start]))
+            results.append(decode([row[start : start + query] for row in rows], [start, start]))
             start += query
-    error = (torch.cat(found, dim=1) - expected[:, :start]).norm(dim=-1) / expected[:, :start].norm(dim=-1)
+    error = (torch.cat(results, dim=1) - expected[:, :start]).norm(dim=-1) / expected[:, :start].norm(dim=-1)
     # In 16 bits some tokens choose other experts, and inputs of single layers amplify rounding, in transformers too.
     amplifies = dtype != "float32" and case != "gemma4 dense"
     worst = float(error.median() if amplifies else error.max())

@@ -126,7 +126,7 @@ def test_a_call_gets_a_context_of_the_profile_tuned_closest(state):
 def test_the_least_recently_used_context_of_a_profile_gets_the_shapes_of_a_new_call(state):
     real, engine = opened(state)
     bound = {shape: tensors(*shape) for shape in ((1, 6), (1, 5), (1, 4), (2, 3), (3, 3), (4, 3))}
-    calls = {shape: engine.bind(given) for shape, given in bound.items()}
+    calls = {shape: engine.bind(of_shape) for shape, of_shape in bound.items()}
     for shape in (*calls, (1, 5), (1, 5), (1, 6)):
         bound[shape]["logits"].fill_(-1)
         calls[shape].run()
@@ -144,9 +144,9 @@ def test_a_context_that_a_graph_recorded_keeps_its_shapes(state):
             call.run()
     state.capturing = False
     for shape in ((4, 3), (3, 3), (4, 2), (2, 3), (2, 2)):
-        given = tensors(*shape)
-        engine.bind(given).run()
-        check(given)
+        bound = tensors(*shape)
+        engine.bind(bound).run()
+        check(bound)
     assert [context.shapes["token_ids"] for context in real.contexts] == [(2, 3), (3, 3), (2, 2), (4, 2)]
 
 
