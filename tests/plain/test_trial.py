@@ -16,6 +16,7 @@ from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.grammars.ebnf_trial import try_grammar
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.grammars.random_text import ROWS_PER_STEP, match_random_text
+from tandemrt.runtime.grammars.schema.emit import enforceable
 from tandemrt.runtime.grammars.sources import Source
 from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S, GrammarTimeLimit
 from tandemrt.runtime.grammars.trial import SMALL_CHARACTERS, needs_trial
@@ -217,7 +218,7 @@ def text_of(length: int) -> Source:
     """An object with a text whose mask rows take the more work, the longer it may be."""
     text = {"type": "string", "pattern": r"^([^,]+,\s*)*[^,]+$", "maxLength": length}
     schema = {"type": "object", "properties": {"a": text}, "required": ["a"], "additionalProperties": False}
-    return Source("json", json.dumps(schema), "llguidance")
+    return Source("json", json.dumps(enforceable(schema)), "llguidance")
 
 
 def test_a_source_whose_random_text_is_too_complex_is_rejected(library: GrammarLibrary) -> None:
