@@ -348,7 +348,7 @@ def _begins(part: Part) -> list[str] | None:
         case ConstString(value=value):
             return [value]
         case JsonSchema(style="json", json_schema=schema):
-            return list(_first_characters(schema))
+            return list(first_characters(schema))
         case TagsWithSeparator(tags=tags, at_least_one=True):
             return [begin for tag in tags for begin in _begins(tag) or (tag.begin,)]
         case Tag(begin=begin, content=content):
@@ -364,7 +364,7 @@ def _begins(part: Part) -> list[str] | None:
     return None
 
 
-def _first_characters(schema: Any) -> str:
+def first_characters(schema: Any) -> str:
     """Return the characters that a value of ``schema`` may begin with, or all that a JSON value may."""
     types = schema.get("type") if isinstance(schema, dict) else None
     names = [types] if isinstance(types, str) else types if isinstance(types, list | tuple) else [*_FIRST_CHARACTERS]

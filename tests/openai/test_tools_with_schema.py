@@ -173,3 +173,29 @@ def test_a_keyword_that_cannot_be_enforced_is_named(calling: Served) -> None:
     status, answer, _ = calling.ask(CHAT, body)
     assert (status, answer["error"]["param"]) == (400, "response_format")
     assert "contains" in answer["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def calling_in_json(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose chat template writes a call as Llama 3.1 does."""
+    call = (
+        '{{ \'{"name": "\' ~ message.tool_calls[0].function.name ~ \'", "parameters": \' }}'
+        "{{ message.tool_calls[0].function.arguments | tojson }}{{ '}' }}"
+    )
+    either = f" }}}}{{% if message.tool_calls %}}{call}{{% else %}}{{{{- message.content }}}}{{% endif %}}{{{{- '"
+    template = tmp_path_factory.mktemp("calling") / "chat.jinja"
+    template.write_text(CHAT_TEMPLATE.replace(" + message.content + '", either))
+    with serving(demo_bundle, ServerConfig(port=0), RuntimeOptions(threads=1, chat_template=str(template))) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [(CHAT, "response_format"), (RESPONSES, "text"), (MESSAGES, "output_config")]
+)
+def test_a_schema_is_rejected_if_its_answers_begin_like_calls(calling_in_json: Served, path: str, field: str) -> None:
+    status, answer, _ = calling_in_json.ask(path, body_of(path, "auto", {}))
+    assert status == 400, answer
+    assert answer["error"]["param"].startswith(field)
+    assert "this model writes calls that begin with {" in answer["error"]["message"]
+    status, answer, _ = calling_in_json.ask(path, body_of(path, "named", {}))
+    assert status == 200, answer

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.notation import Style
+from tandemrt.runtime.grammars.structural_tag import first_characters
 from tandemrt.runtime.servers.openai.tool_call_fields import FieldTags, field_parts
 
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -95,6 +97,14 @@ class ToolCallFormat:
 
         Raises BadRequest for a schema that the format cannot enforce, and for calls that begin like JSON.
         """
+        begins = "".join(trigger[0] for form in (self, *self.variants) for trigger in form.triggers(parameters))
+        if shared := next((character for character in first_characters(schema) if character in begins), None):
+            raise BadRequest(
+                "structured_outputs.structural_tag: a schema and tools in one request need an answer whose first "
+                "character differs from that of a call, "
+                f"but this model writes calls that begin with {shared}, as the schema allows; send one of the two, or "
+                "set tool_choice to none, required or a tool"
+            )
         calls = {
             "type": "tags_with_separator",
             "tags": [tag for form in (self, *self.variants) for tag in form._tags(parameters, parallel)],
