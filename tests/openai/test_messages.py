@@ -234,6 +234,17 @@ def test_a_wrong_field_is_named_in_anthropics_form(
     assert message in body["error"]["message"]
 
 
+def test_context_management_that_keeps_all_thinking_is_taken_without_effect(served: Served) -> None:
+    """Claude Code sends it with every request."""
+    body = {"model": "demo", "max_tokens": 9, "messages": [{"role": "user", "content": "Two boxes."}], "seed": 7}
+    plain = served.ask("/v1/messages", body)[1]
+    edit = {"type": "clear_thinking_20251015", "keep": "all"}
+    status, answer, _ = served.ask("/v1/messages", {**body, "context_management": {"edits": [edit]}})
+    assert (status, answer["content"]) == (200, plain["content"])
+    status, answer, _ = served.ask("/v1/messages", {**body, "context_management": {"edits": [{**edit, "keep": 1}]}})
+    assert (status, answer["error"]["param"]) == (400, "context_management")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -25,6 +25,7 @@ from tandemrt.runtime.workers.clients import Client
 _NO_OP_VALUES: Mapping[str, tuple[Any, ...]] = {
     **NO_OP_VALUES,
     "container": (),
+    "context_management": ({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},),  # of Claude Code
     "logprobs": (False,),
     "mcp_servers": ([],),
     "n": (1,),
