@@ -1,4 +1,4 @@
-"""Write shapes (shapes.py) as the JSON schema that llguidance compiles."""
+"""Write shapes (shapes.py) as a JSON schema of few keywords, for json_grammar.py."""
 
 import math
 from fractions import Fraction
@@ -28,7 +28,7 @@ _DOUBLE = 2**53  # integers up to here are exact doubles
 
 
 def enforceable(schema: Schema, *, closed: bool = True, quick: bool = False) -> dict[str, Any]:
-    """Return the schema to compile, in a form that llguidance enforces exactly.
+    """Return the schema to compile, in a form that the grammar enforces exactly.
 
     The result may be stricter than ``schema``, never looser.
 
