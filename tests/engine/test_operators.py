@@ -97,7 +97,7 @@ def test_half_precision_logits_are_widened_first(engines, dtype):
         {"temperature": 0.8, "rule": 0},
         {"temperature": 0.8, "rule": 1},
         dict.fromkeys(FILTERS, 0),
-        *(dict.fromkeys(FILTERS.keys() - {name}, 0) for name in FILTERS),
+        *({other: 0 for other in FILTERS if other != name} for name in FILTERS),
         {"min_p": 1, "temperature": 0.8},
         {"bitmask": -1},
         {"bitmask": 0},
