@@ -161,6 +161,7 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
         {"name": "tensorrt"},
         {"python": (text, 1, None), "workspace_mib": MANY, "optimization_level": (0, 5)},
     ),
+    (TensorRt, {"name": "tensorrt", "python": "p", "version_compatible": True}, {"headers": (text, 1, None)}),
     (TensorRtRtx, {"name": "tensorrt-rtx"}, {"compute_capabilities": (gpus, 1, None)}),
     (OnnxRuntimeCuda, {"name": "onnxruntime-cuda"}, {"compute_capabilities": (gpus, 1, None)}),
     (Limits, SIZES, {"batch": MANY, "prefill_chunk": (1, 4), "num_draft_tokens": (0, 4)}),
