@@ -121,6 +121,7 @@ class PagedBlockAttention:
             heads=int(width) // self.spec.head_dim,
             kv_heads=self.spec.kv_heads,
             sliding_window=0,
+            value_norm=0,
             scale=self.spec.scales.attention,
             epsilon=self.spec.norm_eps,
         )

@@ -144,7 +144,7 @@ def subgraph(index: int, inputs: list[str], outputs: list[str]) -> dict[str, Any
     return {"file": f"target/subgraph.{index:02}.onnx", "inputs": inputs, "outputs": outputs}
 
 
-SAID = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "scale": 0.2, "epsilon": 1e-6}
+SAID = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "value_norm": 0, "scale": 0.2, "epsilon": 1e-6}
 
 
 def attention(**changes: Any) -> dict[str, Any]:
