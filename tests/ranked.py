@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 
@@ -29,6 +30,13 @@ def add_what_is_commanded(link: Link) -> None:
 
     link.opened()
     link.run_commands(run)
+
+
+def open_one_after_another(link: Link) -> None:
+    """Open half a second after the rank before, then run no command."""
+    time.sleep(0.5 * link.rank)
+    link.opened()
+    link.run_commands(lambda _: None)
 
 
 def fail_to_open(link: Link) -> None:

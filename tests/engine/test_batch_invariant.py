@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe
@@ -22,6 +23,7 @@ from tandemrt.export.bundle.graphs import graphs
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.publish import publish
 from tandemrt.export.compile.backends import CompiledEngine, compile_graph
+from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -65,6 +67,20 @@ def test_a_matmul_whose_outputs_are_no_multiple_of_8_is_refused_by_name(tmp_path
     make_checkpoint("qwen2", tmp_path, sizes={"vocab_size": 61})
     with pytest.raises(BadRecipe, match=r"must be multiples of 8; '.*head.*' has \[61, 64\]; drop it"):
         Decoder(tmp_path, "paged", 1, open_engine=partial(open_matmul_steps, folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "valid"),
+    [(8, 8, True), (16, 24, True), (9, 8, False), (8, 9, False), (4, 8, True), (4, 9, False), ("outputs", 8, False)],
+)
+def test_outputs_and_inputs_of_a_matmul_are_multiples_of_8(outputs: int | str, inputs: int, valid: bool) -> None:
+    """Of 4 outputs, the rows of the weight are repeated."""
+    b = GraphBuilder("g")
+    x = b.input(Binding("x", "float32", ("tokens", inputs)))
+    weight = b.input(Binding("weight", "float32", (outputs, inputs)))
+    b.output(Binding("y", "float32", ("tokens", outputs)), b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0])))
+    with nullcontext() if valid else pytest.raises(BadRecipe, match="inputs and outputs of matmuls must be multiples"):
+        assert make_batch_invariant(b.model()) == 1
 
 
 @pytest.mark.parametrize("operator", ["Gemm", "Einsum", "ReduceMean"])

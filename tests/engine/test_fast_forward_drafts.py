@@ -8,6 +8,7 @@ import pytest
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
+from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.engine_loop.host import DraftToVerify
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.running import RunningRequest
@@ -149,6 +150,33 @@ def test_a_draft_that_a_row_allows_is_a_fast_forward_token_under_the_rejection_r
     drafted = [each for each in written[:-1] if each.tokens]  # the last window goes past the end of the text
     assert drafted
     assert all(each.fast_forward == [*range(len(each.tokens))] for each in drafted) == all_fast_forward
+
+
+def test_the_draft_probabilities_of_fast_forward_tokens_are_zero_in_every_slot(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first slot has no fast-forward tokens, and drafts as long as the second has some."""
+    only = {"structured_outputs": {"choice": ["one text and no other"]}, "max_tokens": 40}
+    requests = [("free", {"ignore_eos": True, "max_tokens": 60}), ("<think></think>", only)]
+    expected: list[tuple[int, list[int]]] = []
+    zeros: list[tuple[int, list[int]]] = []
+    with LLM(tiny_bundle, threads=1, draft_masks=True) as llm:
+        write, vocab = llm.loop._steps.write_inputs, llm.bundle.manifest.vocab
+
+        def observe(round_: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
+            drafts = write(round_, draft_probs)
+            if draft_probs is not None:
+                probs = draft_probs.view(round_.batch, round_.window, vocab)
+                for slot, draft in drafts.items():
+                    expected.append((slot, draft.fast_forward))
+                    zeros.append((slot, [row for row in range(len(draft.tokens)) if not probs[slot, row].any()]))
+            return drafts
+
+        monkeypatch.setattr(llm.loop._steps, "write_inputs", observe)
+        params = [SamplingParams(temperature=1.0, seed=1, rule="rejection", **each) for _, each in requests]
+        llm.generate([prompt for prompt, _ in requests], params)
+    assert zeros == expected
+    assert {slot for slot, rows in expected if rows} == {1}
 
 
 def test_a_text_under_the_rejection_rule_does_not_depend_on_fast_forward_tokens_of_others(ngram_bundle: Path) -> None:

@@ -5,9 +5,10 @@ import pytest
 
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.validation.errors import InternalError
-from tandemrt.export.graph.builder import GraphBuilder
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.graph_pass import GraphPass, Pipeline, nodes_in_order, values_typed
+from tandemrt.plugins.operators.constants import DOMAIN
 
 
 def add_graph() -> ir.Model:
@@ -45,6 +46,42 @@ def test_a_pass_that_changes_the_outputs_of_the_graph_is_an_error() -> None:
 def test_a_pass_that_needs_fused_residual_norms_names_an_unfused_one() -> None:
     with pytest.raises(InternalError, match=r"defer_scales requires no_residual_norm of g: RMSNormalization is left"):
         defer_scales(add_graph())
+
+
+@pytest.mark.parametrize(
+    ("weight_dtype", "bias", "reader", "deferred"),
+    [
+        ("float16", False, None, 1),
+        ("float32", False, None, 0),
+        ("float16", True, None, 0),
+        ("float16", False, "before", 0),
+        ("float16", False, "after", 1),
+    ],
+)
+def test_scales_are_deferred_to_a_norm_whose_operator_has_all_that_the_graph_needs(
+    weight_dtype: str, bias: bool, reader: str | None, deferred: int
+) -> None:
+    """It has one dtype of stream and weight, no bias, and the sum for readers that follow the quantization."""
+    b, stream = GraphBuilder("g"), ("float16", ("tokens", 16))
+    float8 = b.input(Binding("float8", "float8_e4m3fn", ("tokens", 16)))
+    scales = b.input(Binding("scales", "float32", ("tokens", 1)))
+    skip = b.input(Binding("skip", *stream))
+    operands = b.constant([[0] * 16] * 16, "uint8"), b.constant([1.0] * 16, "float32")
+    [update] = b.custom("scaled_matmul", float8, scales, *operands, domain=DOMAIN, outputs=[stream])
+    weights = [b.constant([1.0] * 16, dtype) for dtype in (weight_dtype, *["float16"] * bias)]
+    normed, total = b.custom(
+        "SkipSimplifiedLayerNormalization", update, skip, *weights, domain=LIBRARY, outputs=[stream, None, None, stream]
+    )
+    if reader == "before":
+        total = b.op("Neg", total)
+    outputs = [("float8_e4m3fn", ("tokens", 16)), ("float32", ("tokens", 1))]
+    quantized, token_scales = b.custom("quantize_tokens", normed, domain=DOMAIN, outputs=outputs)
+    if reader == "after":
+        total = b.op("Neg", total)
+    b.output(Binding("quantized", *outputs[0]), quantized)
+    b.output(Binding("token_scales", *outputs[1]), token_scales)
+    b.output(Binding("total", *stream), total)
+    assert defer_scales(b.model()) == deferred
 
 
 def test_a_node_before_the_one_it_reads_and_a_value_without_a_shape_are_found() -> None:

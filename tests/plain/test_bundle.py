@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.digest import combined_digest, file_digest
 from tandemrt.engines.bundle.manifest import (
+    TARGET_IDS,
     Delimiter,
     EngineEntry,
     File,
@@ -26,7 +27,7 @@ from tandemrt.engines.bundle.manifest import (
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.engines.contract.draft_kinds import NgramEntry
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, NgramEntry
 from tandemrt.engines.validation.errors import BadBundle, InternalError
 
 WEIGHTS = "target/model.safetensors"
@@ -350,6 +351,62 @@ def test_token_ids_of_a_manifest_hold_at_exactly_their_bounds(
     else:
         with pytest.raises(ValueError, match=message):
             Manifest.model_validate_json(json.dumps(data))
+
+
+def drafting_manifest(bundle: Bundle, draft: dict[str, Any], limits: dict[str, int] | None = None) -> dict[str, Any]:
+    """Return manifest data with the engines and files that ``draft`` needs."""
+    data = bundle.manifest.model_dump(mode="json")
+    return data | {
+        "draft": draft,
+        "limits": data["limits"] | (limits or {}),
+        "engines": data["engines"] | dict.fromkeys(DRAFT_KINDS[draft["kind"]].engines, data["engines"]["verify"]),
+        "files": data["files"] | {TARGET_IDS: data["files"]["verify.onnx"]},
+    }
+
+
+BLOCK = {"kind": "dflash", "mask_token": 95}
+ANCHOR = {"kind": "dspark", "mask_token": 95, "sample_from_anchor": True}
+
+
+@pytest.mark.parametrize(
+    ("draft", "limits", "message"),
+    [
+        ({"kind": "pard", "mask_token": 95}, {"capacity": 40}, None),
+        ({"kind": "pard", "mask_token": 96}, {"capacity": 40}, "draft.mask_token must be below vocab 96; got 96"),
+        ({"kind": "pard", "mask_token": 0}, {"capacity": 39}, "limits.capacity must be at least 40 .*'pard'; got 39"),
+        ({"kind": "peagle", "mask_token": 95}, {"capacity": 40}, None),
+        ({"kind": "peagle", "mask_token": 96}, {"capacity": 40}, "draft.mask_token must be below vocab 96; got 96"),
+        ({"kind": "peagle", "mask_token": 0}, {"capacity": 39}, "limits.capacity must be at least 40 for .*; got 39"),
+        ({"kind": "model"}, {"capacity": 37}, None),
+        ({"kind": "eagle3"}, {"capacity": 37}, None),
+        ({"kind": "mtp"}, {"capacity": 40}, None),
+        ({"kind": "mtp"}, {"capacity": 39}, "limits.capacity must be at least 40 for draft.kind 'mtp'; got 39"),
+        (BLOCK | {"block": 5}, {"capacity": 49}, None),
+        (BLOCK | {"block": 5}, {"capacity": 48}, "limits.capacity must be at least 49 for draft.kind 'dflash'; got 48"),
+        (BLOCK | {"block": 5}, {"capacity": 33, "num_draft_tokens": 0}, None),
+        (BLOCK | {"block": 5, "mask_token": 96}, {"capacity": 49}, "draft.mask_token must be below vocab 96; got 96"),
+        (BLOCK | {"block": 4}, {"capacity": 49}, "limits.num_draft_tokens must not exceed 3 for draft.block 4; got 4"),
+        (BLOCK | {"block": 4}, {"capacity": 49, "num_draft_tokens": 3}, None),
+        (ANCHOR | {"block": 4}, {"capacity": 49}, None),
+        (ANCHOR | {"block": 3}, {"capacity": 49}, "limits.num_draft_tokens must not exceed 3 for draft.block 3; got 4"),
+        ({"kind": "eagle3", "vocab": 95}, {}, None),
+        ({"kind": "eagle3", "vocab": 96}, {}, "draft.vocab must be below vocab 96, .*; got 96"),
+    ],
+    ids=str,
+)
+def test_the_draft_of_a_manifest_fits_its_limits_and_vocabulary_at_exactly_their_bounds(
+    bundle: Bundle, draft: dict[str, Any], limits: dict[str, int], message: str | None
+) -> None:
+    data = drafting_manifest(bundle, draft, limits)
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        Manifest.model_validate_json(json.dumps(data))
+
+
+def test_a_draft_with_a_part_of_the_vocabulary_needs_its_target_ids(bundle: Bundle) -> None:
+    data = drafting_manifest(bundle, {"kind": "eagle3", "vocab": 95})
+    del data["files"][TARGET_IDS]
+    with pytest.raises(ValueError, match=r"files must hold draft/target_ids\.npy where draft.vocab is set"):
+        Manifest.model_validate_json(json.dumps(data))
 
 
 @pytest.mark.parametrize("name", ["hidden.0", "token_ids"])

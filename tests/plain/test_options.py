@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -160,16 +161,37 @@ def test_an_invalid_option_is_rejected_with_its_name(options: dict[str, Any], me
         RuntimeOptions(**options)
 
 
-def test_options_beyond_the_limits_of_a_bundle_are_rejected_without_an_engine() -> None:
-    limits = Limits(batch=2, length=32, capacity=37, num_draft_tokens=4, prefill_chunk=8)
-    RuntimeOptions(num_draft_tokens={1: 4, 2: 0}).require_fit(limits)
-    with pytest.raises(
-        BadRequest, match=r"num_draft_tokens: the bundle was built for 0\.\.4 drafted tokens .* received 5"
-    ):
-        RuntimeOptions(num_draft_tokens={1: 4, 2: 5}).require_fit(limits)
-    with pytest.raises(BadRequest, match=r"cache_tokens: this bundle's cache is linear, .* received 64"):
-        RuntimeOptions(cache_tokens=64).require_fit(limits)
-    RuntimeOptions(cache_tokens=64).require_fit(limits.model_copy(update={"cache_blocks": 2}))
+@pytest.mark.parametrize(
+    ("options", "limits", "message"),
+    [
+        ({"num_draft_tokens": 4}, {}, None),
+        ({"num_draft_tokens": 5}, {}, r"num_draft_tokens: the bundle was built for 0\.\.4 .* received 5"),
+        ({"num_draft_tokens": {1: 4, 2: 0}}, {}, None),
+        ({"num_draft_tokens": {1: 4, 2: 5}}, {}, r"num_draft_tokens: the bundle was built for 0\.\.4 .* received 5"),
+        ({"prefill_chunk": 8}, {}, None),
+        ({"prefill_chunk": 9}, {}, "prefill_chunk: the bundle was built for at most 8 prompt tokens .* received 9"),
+        ({"cache_tokens": 65}, {}, "cache_tokens: this bundle's cache is linear, .* received 65"),
+        # A request takes 65 tokens, two blocks.
+        ({"cache_tokens": 64}, {"cache_blocks": 2}, "cache_tokens: must hold one request .* 65 tokens .* received 64"),
+        ({"cache_tokens": 65}, {"cache_blocks": 2}, None),
+        # With fewer drafts it fits one block, unless the draft's engine writes more tokens than are drafted.
+        ({"cache_tokens": 64, "num_draft_tokens": 3}, {"cache_blocks": 2}, None),
+        ({"cache_tokens": 64, "num_draft_tokens": {1: 3, 2: 4}}, {"cache_blocks": 2}, "cache_tokens: must hold one"),
+        (
+            {"cache_tokens": 64, "num_draft_tokens": 3},
+            {"cache_blocks": 2, "capacity": 66},
+            "cache_tokens: must hold one request .* 65 tokens .* received 64; give at least 128",
+        ),
+        ({"cache_tokens": 64, "num_draft_tokens": 2}, {"cache_blocks": 2, "capacity": 66}, None),
+    ],
+    ids=str,
+)
+def test_options_beyond_the_limits_of_a_bundle_are_rejected_without_an_engine(
+    options: dict[str, Any], limits: dict[str, int], message: str | None
+) -> None:
+    sizes = {"batch": 2, "length": 60, "capacity": 65, "num_draft_tokens": 4, "prefill_chunk": 8} | limits
+    with nullcontext() if message is None else pytest.raises(BadRequest, match=message):
+        RuntimeOptions(**options).require_fit(Limits(**sizes))
 
 
 @pytest.mark.parametrize("option", ["adaptive_draft_tokens", "draft_masks"])

@@ -27,7 +27,7 @@ from tandemrt.plugins.reference.collectives import all_gather, all_reduce
 from tandemrt.plugins.tensors.host_tensor import CPU, HostTensor
 from tandemrt.runtime.workers import ranks
 from tandemrt.runtime.workers.ranks import RankProcesses
-from tests.ranked import PART, add_what_is_commanded, fail_to_open
+from tests.ranked import PART, add_what_is_commanded, fail_to_open, open_one_after_another
 from tests.waiting import PATIENCE_S, eventually, receive_interrupts
 
 
@@ -125,9 +125,19 @@ def test_a_rank_that_does_not_answer_fails_sooner_once_a_request_must_end(
 def test_a_rank_that_is_killed_while_nothing_runs_is_noticed(processes: RankProcesses) -> None:
     os.kill(processes._processes[1].pid, signal.SIGKILL)
     assert eventually(processes._closing.is_set)
-    with pytest.raises(RankFailed, match="rank 2 was ended by SIGKILL"):
-        processes.require()
+    for require in (processes.require, processes.wait_until_opened):
+        with pytest.raises(RankFailed, match="rank 2 was ended by SIGKILL"):
+            require()
     assert alive(processes) == [False, False]
+
+
+def test_ranks_are_ready_once_the_last_one_has_opened() -> None:
+    opened = RankProcesses(3, open_one_after_another, (), shared_bytes(3, PART), 8)
+    try:
+        opened.wait_until_opened()
+        assert [event.is_set() for event in opened._opened[1:]] == [True, True]
+    finally:
+        opened.close()
 
 
 def test_a_rank_that_cannot_open_ends_all_ranks() -> None:

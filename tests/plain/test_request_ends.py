@@ -13,7 +13,7 @@ from tandemrt.runtime.engine_loop.host import Committer
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, plan_round
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
-from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.running import DroppedRequest, RunningRequest
 from tandemrt.runtime.requests.slots import PendingValidations, Slots, VerifiedRound
 from tests.plain.requests import ids, make_queued
 
@@ -104,6 +104,26 @@ def test_a_request_whose_tokens_cannot_be_decoded_ends_alone(reason: str) -> Non
     assert [item.text for item in neighbour] == ["ab"]
     assert [running.slot for running in slots] == [1]
     assert committer._metrics.finished == {"error": 1}
+
+
+@pytest.mark.parametrize("place", ["queue", "slot"])
+def test_an_end_without_text_has_the_index_of_its_output(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """In a slot, the text cannot be taken when the listener is notified."""
+    slots = Slots(1, LinearCacheManager(0), [], num_draft_tokens=0)
+    items: list[StreamOutput] = []
+    queued = make_queued(items.append)
+    queued.request.index = 2
+    committer, _ = committed({}, slots)
+    if place == "queue":
+        committer.drop(DroppedRequest(queued, Finish("cancelled")))
+    else:
+        running = slots.join(queued)
+        assert running is not None
+        monkeypatch.setattr(running._text, "take", None)
+        committer.end(running, Finish("cancelled"))
+    assert [(item.index, item.text) for item in items] == [(2, "")]
+    assert items[0].output is not None
+    assert items[0].output.index == 2
 
 
 def test_requests_that_ended_before_the_commit_are_not_committed() -> None:
