@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.plugins.implementations import IMPLEMENTATIONS, function, launcher, plugins, reference
 from tandemrt.plugins.kernels.compile import kernel_names
 from tandemrt.plugins.operators.launch import Context
@@ -39,8 +40,11 @@ def test_the_function_has_the_inputs_outputs_and_attributes_of_its_schema(operat
 def test_the_reference_takes_the_arguments_of_its_schema_by_name(operator: str) -> None:
     schema, parameters = SCHEMAS[operator], inspect.signature(reference(operator)).parameters
     names = {binding.name for binding in schema.inputs} | set(schema.attributes)
-    assert names <= set(parameters)
-    assert {name for name, each in parameters.items() if each.default is each.empty} <= names - set(schema.optional)
+    of_sampling = parameters.get("sampling")  # the parameters of the table
+    taken = set(parameters) | (set(SAMPLING_PARAMETERS) if of_sampling else set())
+    required = {name for name, each in parameters.items() if each.default is each.empty and each is not of_sampling}
+    assert names <= taken
+    assert required <= names - set(schema.optional)
 
 
 def test_a_plugin_is_the_operator_of_its_name() -> None:
