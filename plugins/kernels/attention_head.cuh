@@ -59,6 +59,32 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
+// The softmax of a query over the keys that its warp has seen, one after the other, and the values that it weighs.
+template <int D>
+struct SeenKeys {
+    Head<D> sum = {};
+    float largest = -INFINITE, weights = 0;
+
+    __device__ void see_sink(float logit) { largest = logit, weights = 1; }  // before any key
+    __device__ void see(const Head<D>& query, const Head<D>& key, const Head<D>& value, float scale) {
+        float products = 0;
+#pragma unroll
+        for (int p = 0; p < Head<D>::PARTS; ++p)
+            products += query.low[p].x * key.low[p].x + query.low[p].y * key.low[p].y
+                        + query.high[p].x * key.high[p].x + query.high[p].y * key.high[p].y;
+        float score = scale * warp_sum(products);
+        float raised = fmaxf(largest, score), keep = expf(largest - raised), weight = expf(score - raised);
+#pragma unroll
+        for (int p = 0; p < Head<D>::PARTS; ++p) {
+            float2 low = value.low[p], high = value.high[p];
+            sum.low[p] = make_float2(sum.low[p].x * keep + weight * low.x, sum.low[p].y * keep + weight * low.y);
+            sum.high[p] = make_float2(sum.high[p].x * keep + weight * high.x, sum.high[p].y * keep + weight * high.y);
+        }
+        weights = weights * keep + weight;
+        largest = raised;
+    }
+};
+
 // Read a head: load2(i) gives elements i and i + 1.
 template <int D, class Load2>
 __device__ __forceinline__ Head<D> read_pairs(Load2 load2) {

@@ -8,28 +8,14 @@ template <class T, int D>
 __device__ Head<D> seen_by(const Operands<T>& x, const Head<D>& query, int row, int head, int position) {
     int kv_head = head / (x.heads / x.kv_heads);
     int begin = x.sliding_window && position >= x.sliding_window ? position - x.sliding_window + 1 : 0;
-    Head<D> sum = {};
-    float largest = x.sinks ? x.sinks[head] : -INFINITE, weights = x.sinks ? 1 : 0;
+    SeenKeys<D> seen;
+    if (x.sinks) seen.see_sink(x.sinks[head]);
     for (int at = begin; at < x.bounded(position + 1); ++at) {
         i64 entry = x.entry(x.block_of(row, at), kv_head, at) * D;
         Head<D> key = load_cached<T, D>(x.key_cache + entry), value = load_cached<T, D>(x.value_cache + entry);
-        float products = 0;
-#pragma unroll
-        for (int p = 0; p < Head<D>::PARTS; ++p)
-            products += query.low[p].x * key.low[p].x + query.low[p].y * key.low[p].y
-                        + query.high[p].x * key.high[p].x + query.high[p].y * key.high[p].y;
-        float score = x.scale * warp_sum(products);
-        float raised = fmaxf(largest, score), keep = expf(largest - raised), weight = expf(score - raised);
-#pragma unroll
-        for (int p = 0; p < Head<D>::PARTS; ++p) {
-            float2 low = value.low[p], high = value.high[p];
-            sum.low[p] = make_float2(sum.low[p].x * keep + weight * low.x, sum.low[p].y * keep + weight * low.y);
-            sum.high[p] = make_float2(sum.high[p].x * keep + weight * high.x, sum.high[p].y * keep + weight * high.y);
-        }
-        weights = weights * keep + weight;
-        largest = raised;
+        seen.see(query, key, value, x.scale);
     }
-    return times(times(sum, x.value_scale), 1 / weights);
+    return times(times(seen.sum, x.value_scale), 1 / seen.weights);
 }
 
 // One warp per token and query head, grid (ceil(query * heads / 4), batch).

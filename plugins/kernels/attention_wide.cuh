@@ -8,30 +8,6 @@
 constexpr int WIDE_WARPS = 16;
 constexpr int WIDE_LINES = 2;  // query heads of a block, packed as in attention_tile.cuh
 
-template <int D>
-struct WideRow {
-    Head<D> query, sum = {};
-    float largest = -INFINITE, weights = 0;
-
-    __device__ void see(const Head<D>& key, const Head<D>& value, float scale) {
-        float products = 0;
-#pragma unroll
-        for (int p = 0; p < Head<D>::PARTS; ++p)
-            products += query.low[p].x * key.low[p].x + query.low[p].y * key.low[p].y
-                        + query.high[p].x * key.high[p].x + query.high[p].y * key.high[p].y;
-        float score = scale * warp_sum(products);
-        float raised = fmaxf(largest, score), keep = expf(largest - raised), weight = expf(score - raised);
-#pragma unroll
-        for (int p = 0; p < Head<D>::PARTS; ++p) {
-            float2 low = value.low[p], high = value.high[p];
-            sum.low[p] = make_float2(sum.low[p].x * keep + weight * low.x, sum.low[p].y * keep + weight * low.y);
-            sum.high[p] = make_float2(sum.high[p].x * keep + weight * high.x, sum.high[p].y * keep + weight * high.y);
-        }
-        weights = weights * keep + weight;
-        largest = raised;
-    }
-};
-
 // Lines `first` to first + WIDE_LINES of the new tokens of `row`, whose keys and values are in the cache; load(token,
 // head) gives a query. Results go to mixed [x.query, x.heads, D].
 template <class T, int D, class Load>
@@ -41,16 +17,14 @@ __device__ void attend_wide(const Operands<T>& x, int row, int kv_head, int firs
     __shared__ float2 bounds[WIDE_WARPS];
     int warp = threadIdx.x / 32, group = x.heads / x.kv_heads, start = static_cast<int>(x.write_index[row]);
     int last = x.query * group - 1;
-    WideRow<D> rows[WIDE_LINES];
+    Head<D> queries[WIDE_LINES];
+    SeenKeys<D> seen[WIDE_LINES];
     int positions[WIDE_LINES], begins[WIDE_LINES], least = 0x7fffffff;
 #pragma unroll
     for (int i = 0; i < WIDE_LINES; ++i) {
         int line = min(first + i, last), token = line / group, head = kv_head * group + line % group;
-        rows[i].query = load(token, head);
-        if (x.sinks && warp == 0) {
-            rows[i].largest = x.sinks[head];
-            rows[i].weights = 1;
-        }
+        queries[i] = load(token, head);
+        if (x.sinks && warp == 0) seen[i].see_sink(x.sinks[head]);
         positions[i] = start + token;
         begins[i] = x.sliding_window ? max(0, positions[i] - x.sliding_window + 1) : 0;
         least = min(least, begins[i]);
@@ -62,12 +36,12 @@ __device__ void attend_wide(const Operands<T>& x, int row, int kv_head, int firs
         Head<D> key = load_cached<T, D>(x.key_cache + entry), value = load_cached<T, D>(x.value_cache + entry);
 #pragma unroll
         for (int i = 0; i < WIDE_LINES; ++i)
-            if (at >= begins[i] && at <= positions[i]) rows[i].see(key, value, x.scale);
+            if (at >= begins[i] && at <= positions[i]) seen[i].see(queries[i], key, value, x.scale);
     }
 #pragma unroll
     for (int i = 0; i < WIDE_LINES; ++i) {
-        if (threadIdx.x % 32 == 0) bounds[warp] = make_float2(rows[i].largest, rows[i].weights);
-        store_head<Fp32, D>(sums[warp], rows[i].sum);
+        if (threadIdx.x % 32 == 0) bounds[warp] = make_float2(seen[i].largest, seen[i].weights);
+        store_head<Fp32, D>(sums[warp], seen[i].sum);
         __syncthreads();
         int line = first + i, at = 2 * threadIdx.x;
         if (line <= last && at < D) {
