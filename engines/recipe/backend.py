@@ -17,6 +17,13 @@ DeviceKind = Literal["cpu", "cuda"]
 Lowering = Literal["length", "mask", "basic", "grouped", "paged"]  # the forms of graphs (docs/design.md)
 
 
+def each_once(capabilities: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``capabilities``, for fields of sections. Raises ValueError if one is named twice."""
+    if len(set(capabilities)) < len(capabilities):
+        raise reject(f"must name each capability once; got {', '.join(capabilities)}")
+    return capabilities
+
+
 @dataclass(frozen=True)
 class Library:
     """The Python modules of a backend's engine library.

@@ -6,14 +6,13 @@ A new backend is a class here, a builder in export/compile and an opener in runt
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.engines.contract.dtypes import BITS, COMPUTE
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, KernelCapability
-from tandemrt.engines.recipe.backend import Backend, DeviceKind, Library, Lowering
+from tandemrt.engines.recipe.backend import Backend, DeviceKind, Library, Lowering, each_once
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
-from tandemrt.engines.validation.records import reject
 
 Ranks = Literal[1, 2, 4, 8]  # processes that a target can be split over
 
@@ -56,9 +55,9 @@ class OnnxRuntimeCuda(Backend):
     cache: CacheKind = "paged"
     batch_invariant: bool | None = None
     tensor_parallel: Ranks = 1
-    compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
-        COMPUTE_CAPABILITIES
-    )
+    compute_capabilities: Annotated[
+        tuple[KernelCapability, ...], Field(strict=False, min_length=1), AfterValidator(each_once)
+    ] = COMPUTE_CAPABILITIES
 
     @property
     def cache_kind(self) -> CacheKind:
@@ -87,13 +86,6 @@ class OnnxRuntimeCuda(Backend):
     @property
     def dtypes(self) -> tuple[str, ...]:
         return (*COMPUTE, *BITS) if self.cache == "paged" else COMPUTE
-
-    @field_validator("compute_capabilities")
-    @classmethod
-    def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise reject(f"must name each capability once; got {', '.join(value)}")
-        return value
 
 
 AnyBackend = Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")]

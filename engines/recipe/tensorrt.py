@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import COMPUTE, HALF
-from tandemrt.engines.recipe.backend import Backend, Library, Lowering
+from tandemrt.engines.recipe.backend import Backend, Library, Lowering, each_once
 from tandemrt.engines.validation.errors import quoted
 from tandemrt.engines.validation.records import reject
 
@@ -144,7 +144,9 @@ class TensorRtRtx(_TensorRtBackend):
         opens={1: "no others"},
     )
     name: Literal["tensorrt-rtx"]
-    compute_capabilities: Annotated[tuple[ComputeCapability, ...], Field(strict=False, min_length=1)]
+    compute_capabilities: Annotated[
+        tuple[ComputeCapability, ...], Field(strict=False, min_length=1), AfterValidator(each_once)
+    ]
 
     @classmethod
     def default_section(cls, name: str, dtypes: set[str]) -> dict[str, Any]:
@@ -162,13 +164,6 @@ class TensorRtRtx(_TensorRtBackend):
                 "dtype must be float16 for compute capability 7.5, which has no bfloat16; got 'bfloat16'. Choose "
                 "float16 or drop 7.5 from backend.compute_capabilities"
             )
-
-    @field_validator("compute_capabilities")
-    @classmethod
-    def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise reject(f"must name each capability once; got {', '.join(value)}")
-        return value
 
 
 def rtx_capabilities(dtypes: set[str]) -> tuple[str, ...]:
