@@ -149,18 +149,19 @@ class _JsonGrammar:
             most = len(items) if most is None else min(len(items), most)
         if most is not None and least > most:
             return None
-        more = "" if rest is None else self._repeated(rest, len(items), least, most)
+        full = rest is None or (most is not None and most <= len(items))
+        more = "" if full else self._repeated(self._rule(rest), len(items), least, most)
         for at in range(min(len(items), len(items) if most is None else most) - 1, -1, -1):
             item = f"{self._comma if at else ''} {items[at]} {more}"
             more = item if at < least else f"({item})?"
         return f'"[" {more} "]"'
 
-    def _repeated(self, item: str, before: int, least: int, most: int | None) -> str:
-        """Return an expression for the items after the first ``before`` ones."""
-        if most is not None and most <= before:
-            return ""
+    def _repeated(self, one: str, before: int, least: int, most: int | None) -> str:
+        """Return an expression for the items or pairs, by the rule ``one``, after the first ``before`` ones.
+
+        ``least`` and ``most`` count those before, too; ``most`` leaves room for more.
+        """
         least, most = max(0, least - before), None if most is None else most - before
-        one = self._rule(item)
         if before:
             return self._times(f"({self._comma} {one})", least, most)
         more = self._times(f"({one} {self._comma})", max(0, least - 1), None if most is None else most - 1)
@@ -231,13 +232,9 @@ class _JsonGrammar:
 
     def _others(self, pair: str | None, count: int, least: int, most: int | None) -> str | None:
         """Return an expression for the pairs after the listed properties, of which there are ``count``."""
-        least, most = max(0, least - count), None if most is None else most - count
-        if pair is None or most == 0:
-            return None if least else ""
-        if count:
-            return self._times(f"({self._comma} {pair})", least, most)
-        more = self._times(f"({pair} {self._comma})", max(0, least - 1), None if most is None else most - 1)
-        return f"{more} {pair}" if least else f"({more} {pair})?"
+        if pair is None or count == most:
+            return None if least > count else ""
+        return self._repeated(pair, count, least, most)
 
     def _name(self, name: str) -> str:
         return self._terminal(_literal(name))
