@@ -2,7 +2,8 @@
 // product g_i of the decays up to token i of the chunk:
 //
 //     L_ij = rate_i g_i / g_j (k_i · k_j) for j < i, T = (I + L)⁻¹, M_ij = g_i / g_j (q_i · k_j) for j <= i
-//     C = T R with R_i = rate_i (v_i - g_i Sᵀ k_i); out_i = g_i Sᵀ q_i + Σ_j M_ij c_j; S = g_n S + Σ_j g_n / g_j k_j c_jᵀ
+//     C = T R with R_i = rate_i (v_i - g_i Sᵀ k_i)
+//     out_i = g_i Sᵀ q_i + Σ_j M_ij c_j, S = g_n S + Σ_j g_n / g_j k_j c_jᵀ
 //
 // (Yang et al., Gated Delta Networks, 2024, section 3.3). Chunks end before positions that are 63 modulo 64. A run that
 // ends with a block of the cache leaves its last token to be replayed, so the next run begins with a chunk. Row i of every
@@ -21,7 +22,7 @@ constexpr int TILES = 4;                    // of 8 columns, to a warp
 
 // What prepare_chunks computes for a value head of a chunk.
 struct Prepared {
-    float inverse[CHUNK][CHUNK], mixing[CHUNK][CHUNK];      // T and M as operands, in the blocks of 16 x 16 at and below the diagonal
+    float inverse[CHUNK][CHUNK], mixing[CHUNK][CHUNK];  // T and M, in the blocks of 16 x 16 at and below the diagonal
     float decayed[CHUNK], rate[CHUNK], kept[CHUNK], all[CHUNK];  // g_i; g_n / g_i, 0 if i is not final; all[0]: g_n
 };
 static_assert(sizeof(Prepared) == 4 * (2 * 64 * 64 + 4 * 64), "_PREPARED of linear_attention.py");
@@ -53,7 +54,9 @@ struct ChunkRows {
         earlier = static_cast<i64>(number + 1) * runs.replays - (run.index - begin);
         own = static_cast<i64>(count) * runs.replays + run.first + begin - run.index;
     }
-    __device__ const float* row(int token) const { return rows + (token < replayed ? earlier + token : own + token) * pitch; }
+    __device__ const float* row(int token) const {
+        return rows + (token < replayed ? earlier + token : own + token) * pitch;
+    }
     __device__ float2 two_of(int token, int at) const {
         return token < tokens ? *reinterpret_cast<const float2*>(row(token) + at) : make_float2(0, 0);
     }
@@ -271,13 +274,13 @@ __device__ void each_pair(OwnState& state, float* first, int pitch, Access acces
         for (int i = 0; i < 4; ++i) access(first + i * pitch + 8 * n, &state[i / 2][n][i % 2 * 2]);
 }
 
-// The recurrence over the chunks of a run, for some columns of a head: grid (tiles of a run * runs), 32 ACROSS DOWN threads.
-// A warp has 16 tokens of a chunk, and of the state 32 keys: keys 4 g to 4 g + 3 of them and columns 8 n + 2 t and
+// The recurrence over the chunks of a run, for some columns of a head: grid (tiles of a run * runs), 32 ACROSS DOWN
+// threads. A warp has 16 tokens of a chunk, and of the state 32 keys: keys 4 g to 4 g + 3 of them and columns 8 n + 2 t and
 // 8 n + 2 t + 1 are of lane 4 g + t.
 template <class Kind, int DOWN>
 __device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const float* skips, const Runs& runs, int count,
                             const Layout<Kind>& layout, const Prepared* prepared, float* states, float* mixtures) {
-    static_assert(Kind::KD == 32 * ACROSS && Kind::KD == CHUNK_KEY && CHUNK == 16 * ACROSS, "a warp has 32 keys and 16 tokens");
+    static_assert(Kind::KD == CHUNK_KEY && CHUNK_KEY == 32 * ACROSS && CHUNK == 16 * ACROSS, "of a warp: 32 keys, 16 tokens");
     constexpr int WIDTH = Scanning<DOWN>::WIDTH;
     begin_next();
     int slices = layout.value_dim / WIDTH, of_run = layout.value_heads * slices;
@@ -287,10 +290,12 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const flo
     int across = threadIdx.x / 32 % ACROSS, down = threadIdx.x / 32 / ACROSS;
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, upper = 16 * across + g;
     int first = 8 * TILES * down, column = blockIdx.x % slices * WIDTH + first + 2 * t;  // of the block; of the head
-    int key_at = layout.key() + head / layout.shared() * CHUNK_KEY, query_at = layout.query() + head / layout.shared() * CHUNK_KEY;
+    int of_key_head = head / layout.shared() * CHUNK_KEY;
+    int key_at = layout.key() + of_key_head, query_at = layout.query() + of_key_head;
     int value_at = layout.value() + head * layout.value_dim + column;
     float* out = mixtures + head * layout.value_dim + column;
-    float* of_head = states + ((run.slot * layout.value_heads + head) * CHUNK_KEY + 32 * across + 4 * g) * layout.value_dim + column;
+    i64 first_key = (run.slot * layout.value_heads + head) * CHUNK_KEY + 32 * across + 4 * g;
+    float* of_head = states + first_key * layout.value_dim + column;
 
     OwnState state;
     each_pair(state, of_head, layout.value_dim, [&](float* from, float* x) {
@@ -299,7 +304,9 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const flo
     });
     float skip = skips[head];
     RunChunks chunks(run, number);
-    auto rows_of = [&](int chunk) { return ChunkRows(rows, layout.pitch(), runs, run, count, number, chunks.block + chunk); };
+    auto rows_of = [&](int chunk) {
+        return ChunkRows(rows, layout.pitch(), runs, run, count, number, chunks.block + chunk);
+    };
     wait_for_previous();
     ChunkRows tokens = rows_of(0);
     ChunkVectors *keys = &memory.vectors[0], *queries = &memory.vectors[1], *next = &memory.vectors[2];
@@ -394,8 +401,9 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const flo
             float* to = out + (tokens.own + token - static_cast<i64>(count) * runs.replays) * layout.values();
 #pragma unroll
             for (int n = 0; n < TILES; ++n)
-                *reinterpret_cast<float2*>(to + 8 * n) = make_float2(fmaf(skip, values[n][half].x, outputs[n][2 * half]),
-                                                                    fmaf(skip, values[n][half].y, outputs[n][2 * half + 1]));
+                *reinterpret_cast<float2*>(to + 8 * n) =
+                    make_float2(fmaf(skip, values[n][half].x, outputs[n][2 * half]),
+                                fmaf(skip, values[n][half].y, outputs[n][2 * half + 1]));
         }
         each_pair(state, of_head, layout.value_dim, [&](float*, float* x) { x[0] *= all, x[1] *= all; });
 #pragma unroll

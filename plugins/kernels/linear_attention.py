@@ -112,24 +112,26 @@ class LinearAttentionLauncher:
             rows, mixtures = workspace.rows(entries * pitch), workspace.mixtures(tokens * values)
             run_arguments = (*runs.arguments, *map(np.int32, (tokens // count, replays, history)), *sizes)
             convolved = (runs.projected, recent, runs.rows, *layer, *run_arguments, np.int32(count), rows)
-            scanned = (rows, tensors["skip"], *run_arguments, np.int32(count), state, mixtures)
             of_prompts = runs.slots is not None
-            warps = _PROMPT_WARPS if of_prompts and key_dim <= _WIDE_KEY else _WINDOW_WARPS
-            tiles = count * value_heads * -(-value_dim // (warps * _COLUMNS))
-            scan = kernels["scan" if of_prompts else "scan_windows"]
-            scans: tuple[Launch, ...] = (Launch(scan, (tiles, 1, 1), (32 * warps, 1, 1), *scanned, early=early),)
+            scans: tuple[Launch, ...]
             if of_prompts and in_chunks:
                 places = tokens // _CHUNK + _UNUSED * count
                 prepared = workspace.prepared(places * value_heads * _PREPARED)
                 chunked = (*run_arguments, np.int32(count), prepared)
+                of_scan = (rows, tensors["skip"], *chunked, state, mixtures)
                 prepare = module.kernel(f"prepare_chunks_{kind}", shared=_PREPARE_BYTES)
                 scan = module.kernel(f"scan_chunks_{kind}", shared=_SCAN_BYTES)
-                tiles, block = count * value_heads * value_dim // _CHUNK_COLUMNS, (_THREADS, 1, 1)
-                of_scan = (rows, tensors["skip"], *chunked, state, mixtures)
+                grid, tiles = (places, key_heads, 1), count * value_heads * value_dim // _CHUNK_COLUMNS
                 scans = (
-                    Launch(prepare, (places, key_heads, 1), block, rows, *chunked, shared=_PREPARE_BYTES, early=early),
+                    Launch(prepare, grid, (_THREADS, 1, 1), rows, *chunked, shared=_PREPARE_BYTES, early=early),
                     Launch(scan, (tiles, 1, 1), (_CHUNK_THREADS, 1, 1), *of_scan, shared=_SCAN_BYTES, early=early),
                 )
+            else:
+                warps = _PROMPT_WARPS if of_prompts and key_dim <= _WIDE_KEY else _WINDOW_WARPS
+                tiles = count * value_heads * -(-value_dim // (warps * _COLUMNS))
+                scan = kernels["scan" if of_prompts else "scan_windows"]
+                scanned = (rows, tensors["skip"], *run_arguments, np.int32(count), state, mixtures)
+                scans = (Launch(scan, (tiles, 1, 1), (32 * warps, 1, 1), *scanned, early=early),)
             finished = (mixtures, runs.projected, norm_weight, runs.rows, *run_arguments, *map(np.int32, norming))
             grid, block = (tokens, finish_blocks, 1), (finish_threads, 1, 1)
             return (
