@@ -64,8 +64,6 @@ def soak(
 
     ``out`` gets the figures so far every WRITE_EVERY waves.
     """
-    # The runtime logs injected faults; other errors are findings.
-    logging.getLogger("tandemrt").setLevel(logging.CRITICAL + 1)
     result, start = SoakResult(seed, list(faults)), time.monotonic()
     plans, draw = draw_plans(Random(seed), distinct), Random(seed + 1)
     columns = (TextColumn("soaking"), MofNCompleteColumn(), TextColumn("{task.fields[found]} findings"))
@@ -141,6 +139,7 @@ def main(
     if unknown := set(kinds) - KINDS.keys():
         console.print(f"--faults: must be among {', '.join(KINDS)}, got {sorted(unknown)[0]!r}; choose among them")
         raise typer.Exit(2)
+    logging.getLogger("tandemrt").setLevel(logging.CRITICAL + 1)  # injected faults are logged; findings are errors
     minutes = 5.0 if minutes is None and requests is None else minutes
     result = soak(
         requests=requests,

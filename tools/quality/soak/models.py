@@ -17,7 +17,7 @@ BATCH = 8
 VOCAB = 320  # bytes, JSON tokens, special tokens and few words
 WORDS = VOCAB - len(SPECIAL_TOKENS)  # ids that are not special tokens
 PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\ncompute_capabilities = ["9.0"]'
-PAGED_TOKENS = 320  # for all slots: too few for the longest requests of all, so that some are preempted
+PAGED_TOKENS = 192  # for all slots: too few for the longest requests of all, so that some are preempted
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
 _NOISE = 0.05  # added to the draft's weights, in standard deviations, so that some drafts are rejected
 

@@ -124,7 +124,7 @@ def _plan(draw: Random, *, structured: bool) -> Plan:
     params = SamplingParams(
         temperature=draw.choice([0.0, 0.7, 1.0, 1.5]),
         seed=draw.randrange(2**64),
-        max_tokens=draw.choice([2, 3, 5, 9, 20, LENGTH - 45]),
+        max_tokens=draw.choice([2, 5, 20, *[LENGTH - 45] * 3]),
         num_draft_tokens=draw.choice([None, None, 0, 1, 3]),
         rule=draw.choice(["coupled"] * 5 + ["rejection"]),
         **draw.choice(_PENALTIES),
