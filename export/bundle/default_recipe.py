@@ -15,6 +15,7 @@ from tandemrt.engines.recipe.backends import BACKENDS, CPU, CUDA
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 from tandemrt.export.bundle.default_reasoning import reasoning_lines
+from tandemrt.export.bundle.gguf import gguf_file
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.quantization.config import read_quantization
@@ -123,12 +124,12 @@ def recipe_name(checkpoint: str) -> str:
 def _dtype(checkpoint: Checkpoint, machine: Machine, named: str) -> str:
     """Return the dtype: 4-bit weights on a CPU, the checkpoint's dtype on a GPU. Quantized weights stay as they are.
 
-    Weights of a GGUF file, which were rounded before, get 8 bits on a CPU.
+    Weights of a GGUF file, which were rounded before, get 8 bits on a CPU, unless they have 4 or 8.
     """
+    if machine.on_cpu and gguf_file(Path(named)) is not None:
+        return "int8"
     if read_quantization(checkpoint.config, checkpoint.folder) is not None:
         return "float32" if machine.on_cpu else "bfloat16"
-    if machine.on_cpu and named.endswith(".gguf"):
-        return "int8"
     stored = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return "int4" if machine.on_cpu else str(stored) if stored in COMPUTE else "bfloat16"
 
@@ -136,9 +137,12 @@ def _dtype(checkpoint: Checkpoint, machine: Machine, named: str) -> str:
 def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine: Machine) -> int:
     """Return how many tokens of keys and values fit into memory next to the weights."""
     compute = computed_in(dtype, paged=not machine.on_cpu)
-    quantized = read_quantization(checkpoint.config, checkpoint.folder) is not None
+    keeps_floats = read_quantization(checkpoint.config, checkpoint.folder) is not None and dtype not in BITS
     width = _WEIGHT_BYTES[dtype] if dtype in BITS else BYTES.get(compute, 4)
-    weights = sum(t.nbytes if quantized else math.prod(t.shape) * width for t in checkpoint.tensors.values())
+    weights = sum(
+        t.nbytes if keeps_floats or t.dtype not in COMPUTE else math.prod(t.shape) * width
+        for t in checkpoint.tensors.values()
+    )
     values = sum(heads.kv * heads.dim for heads in map(spec.heads_of, spec.caching_layers))
     token = max(1, 2 * values * BYTES.get(compute, 4))
     return max(0, int((machine.memory * MEMORY_SHARE[machine.backend] - weights) / token))

@@ -1,6 +1,7 @@
 """Write tiny GGUF files with the package gguf, from checkpoints that transformers made."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,18 @@ ARCHITECTURES = {
 
 
 def write_gguf(
-    checkpoint: Path, file: Path, name: str, kind: str = "F32", *, most_tensors: int = 0, **keys: Any
+    checkpoint: Path,
+    file: Path,
+    name: str,
+    kind: str = "F32",
+    *,
+    most_tensors: int = 0,
+    kinds: Mapping[str, str] | None = None,
+    **keys: Any,
 ) -> dict[str, np.ndarray]:
     """Write ``checkpoint`` as llama.cpp's converter does; matrices in layers in ``kind``.
 
+    ``kinds`` has the types of single matrices by their names in the checkpoint.
     A model of more than ``most_tensors`` is split into several files. ``keys`` are further keys of the metadata.
     Returns the float32 values of the tensors under the checkpoint's names.
     """
@@ -41,8 +50,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     for key, value in keys.items():
         getattr(writer, f"add_{key}")(value)
-    _add_tokenizer(writer, checkpoint, config["vocab_size"])
-    values = _add_tensors(writer, checkpoint, name, kind, heads, kv_heads)
+    _add_tokenizer(writer, checkpoint, config["vocab_size"], names_eos="eos_token_id" not in keys)
+    values = _add_tensors(writer, checkpoint, name, kind, kinds or {}, heads, kv_heads)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -51,7 +60,13 @@ def write_gguf(
 
 
 def _add_tensors(
-    writer: gguf.GGUFWriter, checkpoint: Path, name: str, kind: str, heads: int, kv_heads: int
+    writer: gguf.GGUFWriter,
+    checkpoint: Path,
+    name: str,
+    kind: str,
+    kinds: Mapping[str, str],
+    heads: int,
+    kv_heads: int,
 ) -> dict[str, np.ndarray]:
     tensors = {key: tensor.float().numpy() for key, tensor in load_file(checkpoint / "model.safetensors").items()}
     layers = 1 + max(int(key.split(".")[2]) for key in tensors if ".layers." in key)
@@ -64,8 +79,8 @@ def _add_tensors(
             if each:
                 stacked = np.stack([tensors.pop(key) for key in each])
                 tensors[f"model.layers.{layer}.mlp.experts.{part}.weight"] = stacked
-    quantized = gguf.GGMLQuantizationType[kind]
     for key, array in tensors.items():
+        quantized = gguf.GGMLQuantizationType[kinds.get(key, kind)]
         stored_name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert stored_name is not None, key
         stored = array + 1 if name.startswith("gemma") and key.endswith("norm.weight") else array
@@ -73,7 +88,7 @@ def _add_tensors(
             count = heads if "q_proj" in key else kv_heads
             shape = stored.shape
             stored = stored.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-        if kind != "F32" and array.ndim == 2 and ".layers." in key:
+        if quantized != gguf.GGMLQuantizationType.F32 and array.ndim == 2 and ".layers." in key:
             data = gguf.quants.quantize(stored, quantized)
             writer.add_tensor(stored_name, data, raw_dtype=quantized)
             back = gguf.quants.dequantize(data, quantized)
@@ -85,7 +100,7 @@ def _add_tensors(
     return values
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int, *, names_eos: bool) -> None:
     path = checkpoint / "tokenizer.json"
     tokenizer = json.loads(path.read_text()) if path.exists() else {"model": {"vocab": {}, "merges": []}}
     added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens", ())}
@@ -97,4 +112,5 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int) -> Non
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in added else 1 for token in tokens])
     writer.add_token_merges(merges or ["Ġ Ġ"])
-    writer.add_eos_token_id(added.get("<|im_end|>", 0))
+    if names_eos:
+        writer.add_eos_token_id(added.get("<|im_end|>", 0))

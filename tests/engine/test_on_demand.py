@@ -202,6 +202,20 @@ def test_an_unknown_dtype_is_rejected_before_a_recipe_is_written() -> None:
         BuildOptions(dtype="int9")
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "."])
+def test_a_gguf_file_gets_8_bits_whatever_the_types_of_its_weights(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "model.gguf"
+    lengths = set()
+    for kind, kinds in (("Q5_0", {}), ("Q5_0", {"model.layers.0.mlp.up_proj.weight": "Q8_0"}), ("Q4_0", {})):
+        write_gguf(checkpoint, file, "qwen3", kind, kinds=kinds)
+        source = CheckpointSource.find(str(tmp_path / name), BuildOptions(), begin=print)
+        small = replace(source, machine=Machine(CPU, 10**7))
+        recipe = Recipe.load(small.write_recipe())
+        assert recipe.target.dtype == "int8"
+        lengths.add(recipe.limits.length)
+    assert len(lengths) == 1, "weights that stay packed and weights that are rounded count alike"
+
+
 def test_a_gpu_gets_the_checkpoints_dtype_and_a_paged_cache_within_its_memory(checkpoint: Path) -> None:
     recipe = recipe_of(checkpoint, Machine(CUDA, GB))
     assert recipe["target"]["dtype"] == "float32"
