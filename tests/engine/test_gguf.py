@@ -16,12 +16,14 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
 from tandemrt.export.quantize.gguf.checkpoint import read_gguf, write_gguf_checkpoint
+from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.stored_weights import read_matrix
 from tandemrt.export.quantize.writer import write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
+from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.values import read_values
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
 from tests.engine.gguf_files import write_gguf
@@ -211,6 +213,25 @@ def test_the_tokenizer_comes_from_the_file(tmp_path: Path) -> None:
     ours, theirs = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (tmp_path / "found", original))
     for text in ("the quick and the dead", '{"a": 1}', "<think>hm</think>", "é\n\n  x"):
         assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_every_token_that_ends_a_text_is_a_stop_token(tmp_path: Path) -> None:
+    """Files of instruct models name the end of a document as EOS, and the end of an answer by its key or its text."""
+    original = tiny_checkpoint(tmp_path / "hf")
+    ids = Tokenizer.from_file(str(original / "tokenizer.json")).token_to_id
+    turn_end, message_end = ids("a"), ids("b")
+    write_gguf(
+        original, tmp_path / "model.gguf", "qwen3", eos_token_id=0, eot_token_id=turn_end, eom_token_id=message_end
+    )
+    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found")
+    config = json.loads((tmp_path / "found" / "config.json").read_text())
+    expected = [0, turn_end, message_end, ids("<|endoftext|>"), ids("<|im_end|>")]
+    assert config["eos_token_id"] == expected
+    assert sorted(CheckpointTokenizer.open(tmp_path / "found").stop_ids(config)) == sorted(expected)
+
+
+def test_a_file_without_end_tokens_names_none() -> None:
+    assert special_tokens({"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.bos_token_id": 3}) == {"bos_token_id": 3}
 
 
 def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily
 from tandemrt.export.quantize.gguf.packed import PACKED, can_pack, pack, quantization_config
+from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.gguf.split import parts_of
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
 
@@ -53,7 +54,7 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
         config = family.config(metadata, name, tied="output.weight" not in tensors, vocab=len(tokens))
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{file}: {error}") from error
-    config |= _special_tokens(metadata)
+    config |= special_tokens(metadata)
     if (factors := tensors.pop(FREQUENCIES, None)) is not None:
         config |= _with_factors(config, np.asarray(factors.data, np.float32))
     for tensor in tensors.values():
@@ -94,11 +95,6 @@ def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             "download them again"
         )
     return metadata, tensors
-
-
-def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
-    names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
-    return {to: metadata[f"tokenizer.ggml.{key}"] for key, to in names.items() if f"tokenizer.ggml.{key}" in metadata}
 
 
 def _with_factors(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
