@@ -14,7 +14,7 @@ from tandemrt.export.quantize.gguf.split import only_model, parts_of
 from tandemrt.export.quantize.writer import Progress
 from tandemrt.export.staging import sole_builder, staged, unwritable_cache
 
-_FORMAT = 1  # of the written folders; another number writes them again
+_FORMAT = 2  # of the written folders; another number writes them again
 
 
 def with_unpacked_gguf(recipe: Recipe, begin: Callable[[str], None] | None, progress: Progress | None) -> Recipe:
