@@ -7,9 +7,20 @@ from typing import Any
 
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _END_NAMES = (
-    *("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"),
-    *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),  # of Qwen: padding, and the beginning of another file
+    "</s>",
+    "<eos>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|fim_pad|>",  # of Qwen: padding, and the beginning of another file
+    "<|repo_name|>",
+    "<|file_sep|>",
 )
 
 
