@@ -172,7 +172,7 @@ def test_a_waiting_request_keeps_no_prompt(limited: Served, path: str, body: dic
     with waiting_request(limited, path, {**body, "max_tokens": 1, "stream": stream}):
         assert eventually(lambda: 0 < held_bytes(limited) < 1000)
         gc.collect()
-        assert not [each for each in gc.get_objects() if type(each) is Chat and each.messages[0].get("name")]
+        assert not [chat for chat in gc.get_objects() if type(chat) is Chat and chat.messages[0].get("name")]
 
 
 @pytest.mark.parametrize("stream", [False, True])

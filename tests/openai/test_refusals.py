@@ -335,6 +335,6 @@ def test_the_prompt_of_a_refused_request_is_freed_without_a_full_garbage_collect
     gc.disable()
     try:
         refused(served, "/v1/chat/completions", chat)
-        assert eventually(lambda: not any(isinstance(each, Chat) for each in gc.get_objects()))
+        assert eventually(lambda: not any(type(thing) is Chat for thing in gc.get_objects()))
     finally:
         gc.enable()
