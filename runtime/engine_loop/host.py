@@ -130,7 +130,7 @@ class VerifyInputWriter:
         if running.grammar_time is not None:
             self._metrics.fill_seconds.observe(running.grammar_time.last_fill_s)
         tokens = filled.tokens
-        if running.rereading:
+        if running.replay.rereading:
             return DraftToVerify(tokens, 0, filled.fast_forward)
         kept = _common_prefix(tokens, draft)
         if request.trace is not None:
@@ -195,7 +195,7 @@ class Committer:
         for slot, running in round_.rows.items():
             if not running.finished:  # cancelled since
                 emitted = tokens[slot][: counts[slot]]
-                if running.rereading:
+                if running.replay.rereading:
                     self._reread_one(running, emitted)
                     continue
                 if round_.adaptive:

@@ -202,7 +202,7 @@ class EngineLoop:
                 self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
             round_ = self.planner.plan(self.slots, self.draft_windows)
             for running in round_.rows.values():
-                running.forget_plan()
+                running.replay.mark_planned()
             return round_
 
     def _observe_duration(self, last: VerifiedRound | None, verified: VerifiedRound | None, seconds: float) -> None:
@@ -247,7 +247,7 @@ class RoundSteps:
         with self._metrics.timed("fill"):
             round_ = round_.with_fast_forward() if round_.may_fast_forward else round_
             for running in round_.rows.values():
-                running.forget_plan()
+                running.replay.mark_planned()
         if round_.only_fast_forward or round_.prompts != NO_PROMPTS:  # prompts fix the window
             return round_
         window = self._drafter.window_needed(round_)

@@ -125,7 +125,7 @@ def plan_round(
         running.slot: running
         for running in requests
         if ends.get(running.slot, running.prefilled) >= running.prefill_end
-        and not (running.slot in ends and running.waits_for_drafts)
+        and not (running.slot in ends and running.replay.waits_for_drafts)
     }
     if not rows:
         return Round(rows, 0, 0, filters=False, rules=frozenset())
@@ -135,7 +135,7 @@ def plan_round(
         slot
         for slot, running in rows.items()
         if running.request.num_draft_tokens
-        and (draft_windows.fast_forward or running.request.scores_prompt or running.rereading)
+        and (draft_windows.fast_forward or running.request.scores_prompt or running.replay.rereading)
         and running.may_fast_forward(draft_windows.largest + 1)
     )
     batch = bucket(max(rows) + 1, slots)
@@ -164,10 +164,7 @@ class Preemption:
     Memory goes to the oldest request first; the youngest one is preempted. ``end`` ends a request with an error.
 
     A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
-    are still cached; for batch invariance rounds process its output again. Tokens that the round in flight decides for
-    it are dropped; the same random numbers decide them again. The round that repeats the dropped one also repeats its
-    plan of fast-forward tokens, because under the rejection rule a text depends on its drafts; it also waits for drafts
-    if the dropped round had some.
+    are still cached. Tokens that the round in flight decides for it are dropped; Replay says what rounds do again.
     """
 
     def __init__(
@@ -194,9 +191,7 @@ class Preemption:
                 while not self._slots.grow(running):
                     youngest = queue.pop() if queue else running
                     if last is not None:
-                        youngest.planned_fast_forward = last.fast_forward_plan(youngest)
-                        youngest.waits_for_drafts = self._drafter.reads_prompts_late and last.needs_drafts(youngest)
-                        last = last.without(youngest.slot)
+                        last = last.drop(youngest, reads_prompts_late=self._drafter.reads_prompts_late)
                     self._preempt(youngest)
                     if youngest is running:
                         break

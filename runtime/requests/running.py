@@ -7,16 +7,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tandemrt.engines.validation.errors import InternalError, quoted
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.constraint import Constraint, FilledRows
 from tandemrt.runtime.constraints.roles import RoleSpan
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.device.slot_state import SlotParams
-from tandemrt.runtime.grammars.bitmask import allow_only
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.penalties import Penalties
+from tandemrt.runtime.requests.replay import Replay
 from tandemrt.runtime.requests.request import Finish, Request, StreamOutput
 from tandemrt.runtime.requests.text import TextStream
 
@@ -27,16 +26,13 @@ class RunningRequest:
     A preempted request keeps this object while it waits for another slot.
 
     Attributes:
-        tokens: prompt and output, without those that ``rereading`` has not reached.
+        tokens: prompt and output, without those that ``replay`` has not processed again.
         prefilled: number of tokens in the caches.
         cached: number of tokens that the caches held when the request joined its slot.
         prefill_end: number of tokens to prefill: all but the last one. The first round processes the last one, so that
             the same code samples the first output token and all others.
         preemptions: number of preemptions.
-        planned_fast_forward: whether the round that a preemption dropped might draft fast-forward tokens; the round
-            that repeats it does the same. None if there is no round to repeat.
-        waits_for_drafts: whether the request decodes only after the round in which its prompt ends, because the drafter
-            reads prompts too late for drafts in that round; see Round.undrafted.
+        replay: the rounds that it runs again after a preemption.
         registered_blocks: number of blocks that other requests can reuse, see Slots.register_prefix.
         reasoning_ends_mid_round: number of rounds whose tokens contain both the end of reasoning and answer text.
         counted_tokens: number of output tokens in the metrics.
@@ -51,10 +47,8 @@ class RunningRequest:
         self.penalties = queued.penalties
         self.hashes = queued.hashes
         self.tokens = list(self.request.prompt)
-        self._reread: list[int] = []  # output tokens after ``tokens``
         self.preemptions = 0
-        self.planned_fast_forward: bool | None = None
-        self.waits_for_drafts = False
+        self.replay = Replay()
         self._queued = queued
         self._cached_prompt = cached
         self.assign_slot(slot, cached)
@@ -72,7 +66,7 @@ class RunningRequest:
     def preempt(self) -> "QueuedRequest":
         """Return the request for the queue. Its text continues unchanged in the next slot."""
         self.preemptions += 1
-        self._stop_rereading()
+        self.tokens += self.replay.stop()
         return replace(self._queued, preempted=self)
 
     def assign_slot(self, slot: int, cached: int, *, rereads: bool = False) -> None:
@@ -83,7 +77,7 @@ class RunningRequest:
         """
         if rereads:
             count = len(self.request.prompt)
-            self._reread = self.tokens[count:]
+            self.replay.start(self.tokens[count:])
             del self.tokens[count:]
         self.slot = slot
         self.cached = cached
@@ -133,49 +127,26 @@ class RunningRequest:
         """Number of times that a thinking budget ended the reasoning."""
         return self.constraint.forced_ends_within(self.output_length)
 
-    @property
-    def rereading(self) -> bool:
-        """Whether the next round processes output again: its masks allow this output alone, and it decides nothing."""
-        return bool(self._reread)
-
     def reread(self, emitted: Sequence[int]) -> None:
-        """Continue after a round that processed output again; ``emitted`` must be that output."""
-        count = len(emitted)
-        if not count or list(emitted) != self._reread[:count]:
-            raise InternalError(
-                f"a round must emit the output that it processes again, {quoted(self._reread[: max(1, count)])}; got "
-                f"{quoted(list(emitted))}"
-            )
+        """Append the output that a round processed again."""
+        self.replay.advance(emitted)
         self.tokens += emitted
-        del self._reread[:count]
 
     def may_fast_forward(self, tokens: int) -> bool:
-        """See Constraint.may_fast_forward. A round that repeats a dropped one does what that one did."""
-        if self.rereading:
-            return True
-        if self.planned_fast_forward is not None:
-            return self.planned_fast_forward
-        return self.constraint.may_fast_forward(tokens)
-
-    def forget_plan(self) -> None:
-        """Note that a round repeats the dropped one; while output is processed again, that round is still to come."""
-        self.waits_for_drafts = False
-        if not self.rereading:
-            self.planned_fast_forward = None
+        """See Constraint.may_fast_forward and Replay.fast_forward."""
+        repeated = self.replay.fast_forward
+        return self.constraint.may_fast_forward(tokens) if repeated is None else repeated
 
     def fill_rows(self, draft: Sequence[int], masks: MaskRows, first: int, *, limit: int, override: bool) -> FilledRows:
-        """See Constraint.fill_rows. All tokens of a round that processes output again are fast-forward tokens."""
-        if not self._reread:
-            return self.constraint.fill_rows(draft, masks, first, limit=limit, override=override)
-        tokens = self._next_reread(limit)
-        for at in range(len(tokens) + 1):
-            allow_only(masks.writable(first + at), self._reread[at])
-        return FilledRows(tokens, list(range(len(tokens))))
+        """See Constraint.fill_rows and Replay.fill_rows."""
+        if self.replay.rereading:
+            return self.replay.fill_rows(masks, first, limit)
+        return self.constraint.fill_rows(draft, masks, first, limit=limit, override=override)
 
     def fast_forward_tokens(self, most: int) -> list[int]:
         """See Constraint.fast_forward_tokens."""
-        if self._reread:
-            return self._next_reread(most)
+        if self.replay.rereading:
+            return self.replay.next_drafts(most)
         with nullcontext() if self.grammar_time is None else self.grammar_time.shared_work():
             return self.constraint.fast_forward_tokens(most)
 
@@ -218,7 +189,7 @@ class RunningRequest:
         """
         if self.request.finished:
             return []
-        self._stop_rereading()
+        self.tokens += self.replay.stop()
         try:
             undecided = self.constraint.undecided_span
             if undecided.tokens and not self.finished and finish.failure is None:  # an incomplete delimiter is text
@@ -267,14 +238,6 @@ class RunningRequest:
     def logprobs(self, begin: int, end: int) -> list[TokenLogprobs] | None:
         """Return the logprobs of output tokens [begin, end); None if the request asks for none."""
         return None if self.request.params.logprobs is None else self._logprobs[begin:end]
-
-    def _next_reread(self, most: int) -> list[int]:
-        """Return the drafted tokens of the next round that processes output again; it emits one token more."""
-        return self._reread[: min(most, len(self._reread) - 1)]
-
-    def _stop_rereading(self) -> None:
-        self.tokens += self._reread
-        self._reread = []
 
     def _add(self, span: RoleSpan) -> bool:
         """Add tokens whose role was decided to the text; return whether a stop string ended it."""

@@ -256,7 +256,7 @@ class Round:
         may = frozenset(
             slot
             for slot, running in self.rows.items()
-            if slot in self.may_fast_forward and (running.rereading or running.planned_fast_forward is not False)
+            if slot in self.may_fast_forward and running.replay.fast_forward is not False
         )
         tokens = {
             slot: running.fast_forward_tokens(self.max_drafted(running)) if slot in may else []
@@ -291,19 +291,17 @@ class VerifiedRound:
     num_from_drafter: Mapping[int, int]
     logits: Mapping[int, HostCopy] = field(default_factory=dict)
 
-    def fast_forward_plan(self, running: RunningRequest) -> bool | None:
-        """Return whether ``running`` might draft fast-forward tokens; keep its older plan if it has no row."""
-        if running.slot not in self.round.rows or running.rereading:
-            return running.planned_fast_forward
-        return running.slot in self.round.may_fast_forward
+    def drop(self, running: RunningRequest, *, reads_prompts_late: bool) -> "VerifiedRound":
+        """Return the round with nothing to commit for ``running``, which repeats it in its next slot.
 
-    def needs_drafts(self, running: RunningRequest) -> bool:
-        """Return whether a text depends on the drafts that ``running`` has in this round."""
-        if running.slot not in self.round.rows:
-            return running.waits_for_drafts
-        return running.request.rule is Rule.REJECTION and running.slot not in self.round.undrafted
-
-    def without(self, slot: int) -> "VerifiedRound":
-        """Return the round with nothing to commit for ``slot``."""
-        rows = {other: running for other, running in self.round.rows.items() if other != slot}
-        return replace(self, round=replace(self.round, rows=rows))
+        ``reads_prompts_late``: see Drafter.
+        """
+        plan, slot = self.round, running.slot
+        if slot in plan.rows:
+            depends_on_drafts = running.request.rule is Rule.REJECTION and slot not in plan.undrafted
+            running.replay.drop_round(
+                fast_forward=slot in plan.may_fast_forward,
+                waits_for_drafts=reads_prompts_late and depends_on_drafts,
+            )
+        rows = {other: row for other, row in plan.rows.items() if other != slot}
+        return replace(self, round=replace(plan, rows=rows))

@@ -215,9 +215,9 @@ def test_a_request_that_ends_or_is_preempted_while_it_processes_its_output_again
     llm.loop.cache_manager.caches_outputs = False
     driven = ManualRuntime(llm)
     before = len(driven.output_of(driven.until_one_is_preempted_with_text()))
-    while not any(running.rereading and running.output_length for running in llm.loop.slots):
+    while not any(running.replay.rereading and running.output_length for running in llm.loop.slots):
         driven.step()
-    [running] = [running for running in llm.loop.slots if running.rereading]
+    [running] = [running for running in llm.loop.slots if running.replay.rereading]
     at = driven.requests.index(running.request)
     if again:
         llm.loop._preemption._preempt(running)

@@ -141,12 +141,12 @@ def test_a_repeated_round_drafts_fast_forward_tokens_if_the_dropped_one_did(
     running.assign_slot(running.slot, len(running.tokens) - 1, rereads=rereads)
 
     round_ = plan_round([running], windows, SLOTS)
-    running.forget_plan()
+    running.replay.mark_planned()
     if rereads:
         assert round_.with_fast_forward().fast_forward[running.slot] == [7]
         running.reread([7, 8])
         round_ = round_.with_fast_forward()
-        running.forget_plan()
+        running.replay.mark_planned()
     assert round_.may_fast_forward == ({running.slot} if planned else set())
     assert plan_round([running], windows, SLOTS).may_fast_forward == (set() if planned else {running.slot})
 
@@ -154,9 +154,9 @@ def test_a_repeated_round_drafts_fast_forward_tokens_if_the_dropped_one_did(
 def test_a_request_that_is_preempted_before_its_round_is_repeated_keeps_the_plan() -> None:
     memory = Memory()
     running = memory.join(range(40), window=4)
-    running.planned_fast_forward = False
+    running.replay.drop_round(fast_forward=False, waits_for_drafts=False)
     memory.slots.grow = lambda _: False  # type: ignore[method-assign]
     empty = VerifiedRound(Round({}, SLOTS, 0, filters=False, rules=frozenset()), {}, {})
     memory.preemption.reserve_memory(empty)
     assert memory.scheduler._preempted.pop().preempted is running
-    assert running.planned_fast_forward is False
+    assert running.replay.fast_forward is False
