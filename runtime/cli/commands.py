@@ -1,4 +1,4 @@
-"""The commands that use a bundle: run, chat, bench, calibrate, check, serve, models, doctor."""
+"""The commands that use a bundle: run, chat, serve, batch, bench, calibrate, check, models, doctor."""
 
 import json
 from pathlib import Path
@@ -29,6 +29,7 @@ from tandemrt.runtime.cli.arguments import (
     read_prompts,
     require_bundle_fit,
 )
+from tandemrt.runtime.cli.batch import batch
 from tandemrt.runtime.cli.calibrate import calibrate
 from tandemrt.runtime.cli.chat import chat
 from tandemrt.runtime.cli.check import check
@@ -54,7 +55,7 @@ console = Console()
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    for command in (run, chat, serve, bench, calibrate, check):
+    for command in (run, chat, serve, batch, bench, calibrate, check):
         app.command(cls=CommandWithSections)(command)
     app.add_typer(models, name="models")
     app.command()(doctor)

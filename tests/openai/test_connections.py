@@ -23,11 +23,12 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.servers.openai import connections
-from tandemrt.runtime.servers.openai.app import Models, create_app
+from tandemrt.runtime.servers.openai.app import create_app
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import MAX_REFUSED, client_network
 from tandemrt.runtime.servers.openai.errors import Overloaded
 from tandemrt.runtime.servers.openai.http_body import BodyBudget
+from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.workers.clients import Client
 from tests.openai.client import Served, post_head
 from tests.openai.conftest import serving

@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,8 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from tandemrt import __version__
-from tandemrt.engines.validation.errors import TandemError, clipped, quoted
-from tandemrt.runtime.grammars.schema.spelling import spelling_warnings
+from tandemrt.engines.validation.errors import TandemError, clipped
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.request import count_tokens
 from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
@@ -29,7 +28,6 @@ from tandemrt.runtime.servers.openai.docs_pages import show_file, show_start
 from tandemrt.runtime.servers.openai.errors import (
     ClientDisconnected,
     InvalidApiKey,
-    UnknownModel,
     UnsupportedEndpoint,
     error_object,
     error_response,
@@ -42,8 +40,8 @@ from tandemrt.runtime.servers.openai.pages import pages
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS, Endpoint, endpoint_of
 from tandemrt.runtime.servers.openai.rendering import WRITER_THREADS, AnswerWriter, render, values_of_text
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_json
+from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.servers.openai.streaming import EventStream, WholeAnswer
-from tandemrt.runtime.servers.openai.template_variables import without_unread
 from tandemrt.runtime.servers.openai.tokenization import detokenize, tokenize
 from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
 from tandemrt.runtime.workers.clients import Client
@@ -54,32 +52,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 PARSER_THREADS = 16  # parse and queue requests; one client occupies all but one at most
 _SMALL_BODY = 16 << 10  # bytes; a body up to this size is parsed on the event loop
-
-
-@dataclass(frozen=True)
-class Models:
-    """The served models: open bundles by name. ``created`` in seconds since 1970."""
-
-    llms: Mapping[str, LLM]
-    created: int
-
-    def find(self, name: str | None) -> tuple[str, LLM]:
-        """Return name and model; None stands for the only model. Raises UnknownModel."""
-        if name is None and len(self.llms) == 1:
-            return next(iter(self.llms.items()))
-        if name is None or name not in self.llms:
-            raise UnknownModel(f"model: must be one of {', '.join(self.llms)}, received {quoted(name)}")
-        return name, self.llms[name]
-
-    def requested(self, fields: Mapping[str, Any]) -> tuple[str, LLM]:
-        """Return name and model that the body of a request names. Raises UnknownModel."""
-        model = fields.get("model")
-        return self.find(model if isinstance(model, str) else None)
-
-    def card(self, name: str) -> dict[str, Any]:
-        """Return the entry of /v1/models; ``root`` and ``parent`` are vLLM's, and ``vllm bench serve`` reads them."""
-        card = {"id": name, "object": "model", "created": self.created, "owned_by": "tandemrt"}
-        return card | {"root": name, "parent": None, "max_model_len": self.llms[name].bundle.limits.length}
 
 
 def create_app(models: Models, config: ServerConfig) -> FastAPI:
@@ -266,14 +238,8 @@ async def _parse_request(
     network = _network(request)
 
     def parsed_request() -> tuple[CompletionRequest, str, LLM, int]:
-        fields = parse_json(body)
-        name, llm = models.requested(fields)
-        parsed = endpoint.parse(fields, llm.tokenizer.chat_templates)
-        prompt, warnings = without_unread(parsed.prompt, llm.tokenizer, parsed.field_names)
-        warnings += spelling_warnings(parsed.params.structured_outputs)
-        client = parsed.client._replace(name=network)
-        spare = parsed.prompt_bytes
-        return replace(parsed, prompt=prompt, warnings=warnings, client=client), name, llm, spare
+        parsed, name, llm = models.parse(parse_json(body), endpoint, network)
+        return parsed, name, llm, parsed.prompt_bytes
 
     if len(body) > _SMALL_BODY:
         return await asyncio.wrap_future(request.app.state.threads.submit(Client(network), parsed_request))

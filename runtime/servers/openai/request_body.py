@@ -112,25 +112,25 @@ class CompletionRequest(ServerRequest):
         ]
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in ``body``. Raises BadRequest."""
+def parse_json(body: bytes, name: str = "the body") -> dict[str, Any]:
+    """Return the JSON object in ``body``, which errors call ``name``. Raises BadRequest."""
     try:
         text = body.decode()
         value = parse_json_text(text)
     except UnicodeDecodeError as error:
         raise BadRequest(
-            f"the body must be UTF-8, received {body[error.start : error.start + 1]!r} at byte {error.start}"
+            f"{name} must be UTF-8, received {body[error.start : error.start + 1]!r} at byte {error.start}"
         ) from None
     except ValueError as error:
-        raise BadRequest(f"the body must be JSON, received {quoted(body)}: {clipped(error)}") from None
+        raise BadRequest(f"{name} must be JSON, received {quoted(body)}: {clipped(error)}") from None
     except RecursionError:
-        raise BadRequest(f"the body must be JSON of a sensible depth, received {len(body)} bytes") from None
+        raise BadRequest(f"{name} must be JSON of a sensible depth, received {len(body)} bytes") from None
     if not isinstance(value, dict):
-        raise BadRequest(f"the body must be a JSON object, received {quoted(value)}")
-    for name, member in value.items():
-        if lone_surrogate(text, {name: member}):
+        raise BadRequest(f"{name} must be a JSON object, received {quoted(value)}")
+    for key, member in value.items():
+        if lone_surrogate(text, {key: member}):
             raise BadRequest(
-                f"{clipped(name)}: must be text that UTF-8 can encode, received {quoted(member)}; join or drop lone "
+                f"{clipped(key)}: must be text that UTF-8 can encode, received {quoted(member)}; join or drop lone "
                 "surrogates"
             )
     return value

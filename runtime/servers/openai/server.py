@@ -26,12 +26,13 @@ from tandemrt.runtime.llm.on_demand import bundle_folder
 from tandemrt.runtime.llm.warmup import warm_up
 from tandemrt.runtime.servers.openai.access_log import AccessLog
 from tandemrt.runtime.servers.openai.addresses import unavailable
-from tandemrt.runtime.servers.openai.app import Models, create_app
+from tandemrt.runtime.servers.openai.app import create_app
 from tandemrt.runtime.servers.openai.cancelled_answers import CancelledAnswers
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.connections import ConnectionLimits, LimitedProtocol
 from tandemrt.runtime.servers.openai.drained_bodies import DrainedBodies
 from tandemrt.runtime.servers.openai.hosts import KnownHosts
+from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.servers.openai.tracing import exports_traces
 
 if TYPE_CHECKING:

@@ -1,0 +1,127 @@
+"""The output of a batch: a folder with answers and errors in OpenAI's batch format, which a later run continues.
+
+``output.jsonl`` has the answers with status 200, ``errors.jsonl`` the others. Each line is written at once and at its
+end, so a process that is killed leaves at most one partial line, the last one of a file. The next run drops it.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from tandemrt.engines.bundle.lock import locked
+from tandemrt.engines.user_cache import write_file
+from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
+from tandemrt.runtime.servers.batch.answers import BatchAnswer
+
+OUTPUT, ERRORS, JOB = "output.jsonl", "errors.jsonl", "batch.json"
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What the answers of a folder belong to. A later run continues them only if all of it is the same.
+
+    Attributes:
+        input_sha256: digest of the input file.
+        model: name of the served model.
+        bundle_sha256: digest of its manifest, which has the digests of all of its files.
+        ordered: whether the answers have the order of the requests.
+    """
+
+    input_sha256: str
+    model: str
+    bundle_sha256: str
+    ordered: bool
+
+
+class BatchFolder:
+    """The two files of a folder.
+
+    Attributes:
+        answered: ``custom_id`` of each answer and each error of earlier runs.
+        errors: number of errors, of this run as well.
+    """
+
+    def __init__(self, output: BinaryIO, errors: BinaryIO) -> None:
+        self._output = output
+        self._errors = errors
+        failed = _resume(errors, ERRORS)
+        self.answered = _resume(output, OUTPUT) | failed
+        self.errors = len(failed)
+
+    def write(self, answer: BatchAnswer) -> None:
+        """Append an answer."""
+        fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": answer.line.custom_id}
+        response = {"status_code": answer.status, "request_id": f"req_{uuid4().hex}"}
+        line = b'%s, "response": %s, "body": %s}, "error": null}\n' % (
+            json.dumps(fields).encode()[:-1],
+            json.dumps(response).encode()[:-1],
+            answer.body,
+        )
+        file = self._output if answer.status == 200 else self._errors
+        file.write(line)
+        file.flush()
+        self.errors += answer.status != 200
+
+
+@contextmanager
+def open_folder(folder: Path, job: BatchJob) -> Iterator[BatchFolder]:
+    """Open ``folder`` for the answers of ``job``, or make it. Raises BadRequest if it belongs to something else."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(folder, f"{error.strerror}") from error
+    with ExitStack() as stack:
+        if stack.enter_context(locked(folder)) is False:
+            raise _unusable(folder, "another process writes answers there")
+        _require_job(folder, job)
+        try:
+            output, errors = (stack.enter_context((folder / name).open("a+b")) for name in (OUTPUT, ERRORS))
+        except OSError as error:
+            raise _unusable(folder, f"{error.strerror}") from error
+        yield BatchFolder(output, errors)
+
+
+def _require_job(folder: Path, job: BatchJob) -> None:
+    file, fields = folder / JOB, asdict(job)
+    if not file.exists():
+        if any(folder.iterdir()):
+            raise _unusable(folder, f"it has other files and no {JOB}")
+        write_file(file, json.dumps(fields, indent=2).encode() + b"\n")
+        return
+    try:
+        earlier = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise _unusable(folder, f"{JOB} is not JSON") from error
+    if earlier != fields:
+        changed = [name for name in fields if not isinstance(earlier, dict) or earlier.get(name) != fields[name]]
+        raise _unusable(folder, f"it has the answers of a batch with another {', '.join(changed) or 'form'}")
+
+
+def _resume(file: BinaryIO, name: str) -> set[str]:
+    """Return ``custom_id`` of each line, and drop a partial last line."""
+    answered = set[str]()
+    end = 0
+    file.seek(0)
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            answered.add(json.loads(line)["custom_id"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadRequest(
+                f"--out: {name} must have an answer in each line, received {quoted(line)} in line {number}; remove "
+                "the line"
+            ) from error
+        end += len(line)
+    file.truncate(end)
+    return answered
+
+
+def _unusable(folder: Path, problem: str) -> BadRequest:
+    return BadRequest(
+        f"--out: must be a folder for this batch alone, received {clipped(folder)}: {problem}; name another"
+    )
