@@ -37,7 +37,7 @@ def panels(command: str) -> dict[str, list[str]]:
     return by_panel
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "bench", "serve"])
+@pytest.mark.parametrize("command", ["run", "chat", "bench", "serve", "batch"])
 def test_the_options_of_a_command_are_grouped(command: str) -> None:
     options = panels(command)
     assert options[BUILDING] == ["max_model_len", "dtype", "draft"]
@@ -53,7 +53,7 @@ def test_the_options_of_a_server_are_grouped() -> None:
     assert {"max_body", "max_connections", "queue_limit"} <= set(options[LIMITS])
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "serve", "bench", "calibrate", "check"])
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "batch", "bench", "calibrate", "check"])
 def test_the_help_has_common_options_first_and_fits_into_80_columns(command: str, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(app, [command, "--help"]).output.splitlines()
