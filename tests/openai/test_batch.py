@@ -31,7 +31,7 @@ def line(custom_id: str, url: str, **body: Any) -> BatchLine:
 
 
 def write_lines(path: Path, lines: Sequence[BatchLine]) -> Path:
-    path.write_text("".join(f"{each.model_dump_json()}\n" for each in lines))
+    path.write_text("".join(f"{request.model_dump_json()}\n" for request in lines))
     return path
 
 
@@ -73,7 +73,7 @@ def test_every_line_gets_the_answer_of_the_server(demo_bundle: Path, served: Ser
         line("bad schema", COMPLETIONS, prompt="Hi", structured_outputs={"regex": "("}),
         line("anthropic error", "/v1/messages", model="demo", messages=[]),
     ]
-    lines = [each.model_copy(update={"body": {"temperature": 0.0, **each.body}}) for each in lines]
+    lines = [request.model_copy(update={"body": {"temperature": 0.0, **request.body}}) for request in lines]
     printed = run_command(f"demo={demo_bundle}", write_lines(tmp_path / "in.jsonl", lines), "--out", tmp_path / "out")
     assert "8 answers and 5 errors" in printed
     answers = read_lines(tmp_path / "out/output.jsonl")
@@ -81,30 +81,32 @@ def test_every_line_gets_the_answer_of_the_server(demo_bundle: Path, served: Ser
     assert all(answer["error"] is None for answer in (*answers, *errors))
     assert len({answer["id"] for answer in (*answers, *errors)}) == len(lines)
     by_id = {answer["custom_id"]: answer["response"] for answer in (*answers, *errors)}
-    for each in lines:
-        status, body, _ = served.ask(each.url, each.body)
-        response = by_id[each.custom_id]
+    for request in lines:
+        status, body, _ = served.ask(request.url, request.body)
+        response = by_id[request.custom_id]
         assert response["status_code"] == status
         assert comparable(response["body"]) == comparable(body)
     assert all(answer["response"]["status_code"] == 200 for answer in answers)
-    assert {error["custom_id"] for error in errors} == {each.custom_id for each in lines[8:]}
+    assert {error["custom_id"] for error in errors} == {request.custom_id for request in lines[8:]}
 
 
 def test_an_ordered_batch_has_the_order_of_its_lines(demo_bundle: Path, tmp_path: Path) -> None:
     lines = completions(40)
     lines = [
-        each.model_copy(update={"body": each.body | {"max_tokens": 1 + 30 * (at % 5 == 0)}})
-        for at, each in enumerate(lines)
+        request.model_copy(update={"body": request.body | {"max_tokens": 1 + 30 * (at % 5 == 0)}})
+        for at, request in enumerate(lines)
     ]
     file = write_lines(tmp_path / "in.jsonl", lines)
     run_command(f"demo={demo_bundle}", file, "--out", tmp_path / "out", "--ordered")
     answers = read_lines(tmp_path / "out/output.jsonl")
-    assert [answer["custom_id"] for answer in answers] == [each.custom_id for each in lines]
+    assert [answer["custom_id"] for answer in answers] == [request.custom_id for request in lines]
 
 
 def test_a_killed_batch_continues_and_runs_no_answered_line_again(demo_bundle: Path, tmp_path: Path) -> None:
     lines = [*completions(60), line("bad", COMPLETIONS, prompt="Hi", max_tokens=0)]
-    lines = [each.model_copy(update={"body": {"max_tokens": 60, **each.body, "logprobs": 0}}) for each in lines]
+    lines = [
+        request.model_copy(update={"body": {"max_tokens": 60, **request.body, "logprobs": 0}}) for request in lines
+    ]
     file, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out"
     arguments = [f"demo={demo_bundle}", file, "--out", out]
     output = out / "output.jsonl"
@@ -122,7 +124,7 @@ def test_a_killed_batch_continues_and_runs_no_answered_line_again(demo_bundle: P
     assert "60 answers and 1 errors" in run_command(*arguments)
     assert output.read_bytes().startswith(whole)
     answers = read_lines(output)
-    assert sorted(answer["custom_id"] for answer in answers) == sorted(each.custom_id for each in lines[:60])
+    assert sorted(answer["custom_id"] for answer in answers) == sorted(request.custom_id for request in lines[:60])
     run_command(*arguments[:2], "--out", tmp_path / "at once", "--ordered")
     at_once = {answer["custom_id"]: answer for answer in read_lines(tmp_path / "at once/output.jsonl")}
     for answer in answers:

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import resource
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.servers.batch.answers import BatchAnswer
-from tandemrt.runtime.servers.batch.folder import ERRORS, OUTPUT, BatchJob, open_folder
+from tandemrt.runtime.servers.batch.folder import ERRORS, OUTPUT, BatchFolder, BatchJob, open_folder
 from tandemrt.runtime.servers.batch.lines import MAX_LINE, BatchLine, check_file
 from tandemrt.runtime.servers.batch.run import run_batch
 
@@ -79,6 +80,42 @@ def test_two_runs_do_not_write_one_folder(tmp_path: Path) -> None:
         pass
 
 
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """Writes fail at ``size`` bytes of a file, as on a disk without room; Python ignores SIGXFSZ."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_an_answer_that_cannot_be_written_is_an_error_and_loses_no_earlier_one(tmp_path: Path) -> None:
+    answers = [BatchAnswer(line(at), 200, json.dumps("x" * 400).encode()) for at in range(40)]
+    written: list[str] = []
+
+    def write_all(folder: BatchFolder) -> None:
+        for answer in answers:
+            folder.write(answer)
+            written.append(answer.line.custom_id)
+
+    with (
+        open_folder(tmp_path, job(ordered=False)) as folder,
+        no_file_above(10_000),
+        pytest.raises(BadRequest, match=r"--out: .* room .*: File too large; make room, then the same command"),
+    ):
+        write_all(folder)
+    with open_folder(tmp_path, job(ordered=False)) as folder:
+        assert folder.answered == {*written}
+        assert 0 < len(written) < len(answers)
+        for answer in answers:
+            if answer.line.custom_id not in folder.answered:
+                folder.write(answer)
+    with open_folder(tmp_path, job(ordered=False)) as folder:
+        assert folder.answered == {answer.line.custom_id for answer in answers}
+
+
 def job(*, ordered: bool) -> BatchJob:
     return BatchJob("0" * 64, "demo", "1" * 64, ordered)
 
@@ -93,7 +130,7 @@ class Run:
     def __init__(self, folder: Path, statuses: list[int], delays: list[int], *, ordered: bool, in_flight: int) -> None:
         self.folder = folder
         self.lines = [line(at) for at in range(len(statuses))]
-        self.statuses = {each.custom_id: status for each, status in zip(self.lines, statuses, strict=True)}
+        self.statuses = {batch_line.custom_id: status for batch_line, status in zip(self.lines, statuses, strict=True)}
         self.delays = dict(zip(self.statuses, delays, strict=True))
         self.ordered = ordered
         self.in_flight = in_flight
@@ -115,11 +152,11 @@ class Run:
         with open_folder(self.folder, job(ordered=self.ordered)) as folder:
 
             def unanswered() -> Iterator[BatchLine]:
-                for each in self.lines:
-                    if each.custom_id not in folder.answered:
+                for batch_line in self.lines:
+                    if batch_line.custom_id not in folder.answered:
                         self.begun += 1
                         self.most_begun = max(self.most_begun, self.begun)
-                        yield each
+                        yield batch_line
 
             def write(batch_answer: BatchAnswer) -> None:
                 nonlocal written

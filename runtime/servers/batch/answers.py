@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tandemrt.engines.validation.errors import BadRequest, QueueFull
+from tandemrt.engines.validation.errors import BadRequest, QueueFull, TandemError
 from tandemrt.runtime.servers.batch.lines import BatchLine
 from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
 from tandemrt.runtime.servers.openai.errors import status_of
@@ -14,6 +15,8 @@ from tandemrt.runtime.servers.openai.protocols import ENDPOINTS
 from tandemrt.runtime.servers.openai.rendering import WRITER_THREADS, AnswerWriter, values_of_text
 from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.workers.fair import FairExecutor
+
+log = logging.getLogger(__name__)
 
 READER_THREADS = 4  # parse and queue prompts
 _RETRY_S = 0.05
@@ -56,6 +59,8 @@ class BatchEngine:
         except Exception as error:
             if any(llm.closed for llm in self._models.llms.values()):
                 raise
+            if not isinstance(error, TandemError):
+                log.error("a request failed", exc_info=error)
             body = ENDPOINTS[line.url].error(error)
             return BatchAnswer(line, status_of(error).status, json.dumps(body).encode())
 

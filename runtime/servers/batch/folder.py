@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 from uuid import uuid4
 
 from tandemrt.engines.bundle.lock import locked
@@ -45,15 +44,14 @@ class BatchFolder:
         errors: number of errors, of this run as well.
     """
 
-    def __init__(self, output: BinaryIO, errors: BinaryIO) -> None:
-        self._output = output
-        self._errors = errors
-        failed = _resume(errors, ERRORS)
-        self.answered = _resume(output, OUTPUT) | failed
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        failed = _resume(folder / ERRORS)
+        self.answered = _resume(folder / OUTPUT) | failed
         self.errors = len(failed)
 
     def write(self, answer: BatchAnswer) -> None:
-        """Append an answer."""
+        """Append an answer. Raises BadRequest if it cannot be written."""
         fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": answer.line.custom_id}
         response = {"status_code": answer.status, "request_id": f"req_{uuid4().hex}"}
         line = b'%s, "response": %s, "body": %s}, "error": null}\n' % (
@@ -61,28 +59,30 @@ class BatchFolder:
             json.dumps(response).encode()[:-1],
             answer.body,
         )
-        file = self._output if answer.status == 200 else self._errors
-        file.write(line)
-        file.flush()
+        try:
+            with (self._folder / (OUTPUT if answer.status == 200 else ERRORS)).open("ab") as file:
+                file.write(line)
+        except OSError as error:  # for example a full disk
+            raise BadRequest(
+                f"--out: must be a folder with room for the answers, received {clipped(self._folder)}: "
+                f"{error.strerror}; make room, then the same command continues"
+            ) from error
         self.errors += answer.status != 200
 
 
 @contextmanager
 def open_folder(folder: Path, job: BatchJob) -> Iterator[BatchFolder]:
     """Open ``folder`` for the answers of ``job``, or make it. Raises BadRequest if it belongs to something else."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(folder, f"{error.strerror}") from error
     with ExitStack() as stack:
-        if stack.enter_context(locked(folder)) is False:
-            raise _unusable(folder, "another process writes answers there")
-        _require_job(folder, job)
         try:
-            output, errors = (stack.enter_context((folder / name).open("a+b")) for name in (OUTPUT, ERRORS))
+            folder.mkdir(parents=True, exist_ok=True)
+            if stack.enter_context(locked(folder)) is False:
+                raise _unusable(folder, "another process writes answers there")
+            _require_job(folder, job)
+            answers = BatchFolder(folder)
         except OSError as error:
             raise _unusable(folder, f"{error.strerror}") from error
-        yield BatchFolder(output, errors)
+        yield answers
 
 
 def _require_job(folder: Path, job: BatchJob) -> None:
@@ -101,23 +101,24 @@ def _require_job(folder: Path, job: BatchJob) -> None:
         raise _unusable(folder, f"it has the answers of a batch with another {', '.join(changed) or 'form'}")
 
 
-def _resume(file: BinaryIO, name: str) -> set[str]:
-    """Return ``custom_id`` of each line, and drop a partial last line."""
+def _resume(path: Path) -> set[str]:
+    """Return ``custom_id`` of each line, and drop a partial last line. Makes the file if there is none."""
     answered = set[str]()
     end = 0
-    file.seek(0)
-    for number, line in enumerate(file, 1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            answered.add(json.loads(line)["custom_id"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise BadRequest(
-                f"--out: {name} must have an answer in each line, received {quoted(line)} in line {number}; remove "
-                "the line"
-            ) from error
-        end += len(line)
-    file.truncate(end)
+    with path.open("a+b") as file:
+        file.seek(0)
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                answered.add(json.loads(line)["custom_id"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise BadRequest(
+                    f"--out: {path.name} must have an answer in each line, received {quoted(line)} in line {number}; "
+                    "remove the line"
+                ) from error
+            end += len(line)
+        file.truncate(end)
     return answered
 
 
