@@ -98,10 +98,11 @@ def test_a_library_is_compiled_once_for_all_processes_of_its_user(
     assert custom_operators.library() is None
 
 
+@pytest.mark.parametrize("option", ["-DPORTABLE", "-DNO_AVX512"])
 @pytest.mark.usefixtures("cache_folder")
-def test_the_portable_kernel_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processors without AVX2 run it."""
-    monkeypatch.setattr(custom_operators, "_OPTIONS", (*custom_operators._OPTIONS, "-DPORTABLE"))
+def test_kernels_of_other_processors_equal_the_reference(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors without AVX2 run the first ones, processors without AVX-512 the second ones."""
+    monkeypatch.setattr(custom_operators, "_OPTIONS", (*custom_operators._OPTIONS, option))
     hold_all()
 
 

@@ -92,6 +92,26 @@ def test_an_operator_gives_a_row_the_same_bits_in_any_number_of_rows(operator: s
         np.testing.assert_array_equal(computed(first, end), together[first:end], f"rows {first} to {end}")
 
 
+@pytest.mark.parametrize("width", [16, 48, 70])  # one tile, an odd number, a last one that is not full
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_tiled_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(dtype: torch.dtype, width: int) -> None:
+    """The kernel takes a lone row, few rows and many rows otherwise, and long rows in parts."""
+    inner, rows = 1600, 200
+    context = Context(torch.device("cpu"), threads=1)
+    x, weight = normal(rows, inner), normal(-(-width // 16), inner * 16, seed=1).to(dtype)
+
+    def computed(first: int, end: int) -> np.ndarray:
+        out = torch.full((end - first + 1, width), torch.pi)  # the last row is not the call's
+        tensors = {"x": x[first:end], "weight": weight, "out": out[:-1]}
+        launcher("tiled_matmul", context)(tensors, {"width": width}, context).run()
+        assert (out[-1] == torch.pi).all()
+        return out[:-1].numpy()
+
+    alone = np.concatenate([computed(row, row + 1) for row in range(rows)])
+    for size in [*range(2, 27), 192, 193, rows]:
+        np.testing.assert_array_equal(computed(0, size), alone[:size], f"{size} rows")
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (2, 1)])
 @pytest.mark.parametrize("head_dim", [32, 128, 256])
