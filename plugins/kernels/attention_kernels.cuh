@@ -24,9 +24,9 @@
         int value_norm
 #define FLOATS float scale, float epsilon, float key_scale, float value_scale
 #define OPERANDS(T)                                                                                                   \
-    Operands<T> { qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm, sinks, query,  \
+    (Operands<T>{ qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm, sinks, query,  \
                   heads, kv_heads, block_size, max_blocks, sliding_window, new_heads, value_norm, scale, epsilon,     \
-                  key_scale, value_scale }
+                  key_scale, value_scale })
 
 #define APPEND(NAME, T, D)                                                                                            \
     extern "C" __global__ void __launch_bounds__(128) append_##NAME##_##D(                                            \

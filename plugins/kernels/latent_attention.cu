@@ -13,8 +13,8 @@
         const int *rows, const int *starts, const T::Element *cosine, const T::Element *sine, int tokens, int window,  \
         int heads, int block_size, int max_blocks, float scale
 #define GIVEN(T)                                                                                                      \
-    LatentCall<T> { query, key, cache, block_table, write_index, rows, starts, cosine, sine, tokens, window, heads,   \
-                    block_size, max_blocks, scale }
+    (LatentCall<T>{ query, key, cache, block_table, write_index, rows, starts, cosine, sine, tokens, window, heads,   \
+                    block_size, max_blocks, scale })
 
 #define APPEND(NAME, T)                                                                                               \
     extern "C" __global__ void __launch_bounds__(128) append_latent_##NAME(CALL(T)) { append_keys<T>(GIVEN(T)); }

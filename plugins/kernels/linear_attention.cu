@@ -177,18 +177,14 @@ __device__ void finish(const float* mixtures, const typename T::Element* given, 
 #define WEIGHTS(T)                                                                                                    \
     const T::Element *conv_weight, const float *conv_bias, const float *decay_scale, const float *dt_bias, int kernel, \
         float update_scale
-#define GIVEN Runs{state_index, write_index, commit_index, slots, starts, query, replays}
-#define OF_LAYER(T) Weights<T>{conv_weight, conv_bias, decay_scale, dt_bias, kernel, update_scale}
-#define LAYOUT(KIND)                                                                                                  \
-    Layout<KIND> {                                                                                                    \
-        key_heads, value_heads, value_dim, given_pitch, {                                                             \
-            {query_at, query_stride}, {key_at, key_stride}, {value_at, value_stride}, {decay_at, decay_stride},       \
-            {update_at, update_stride}, {gate_at, gate_stride}                                                        \
-        }                                                                                                             \
-    }
+#define GIVEN (Runs{state_index, write_index, commit_index, slots, starts, query, replays})
+#define OF_LAYER(T) (Weights<T>{conv_weight, conv_bias, decay_scale, dt_bias, kernel, update_scale})
+#define LAYOUT(KIND) \
+    (Layout<KIND>{key_heads, value_heads, value_dim, given_pitch, \
+        {{query_at, query_stride}, {key_at, key_stride}, {value_at, value_stride}, {decay_at, decay_stride}, {update_at, update_stride}, {gate_at, gate_stride}}})
 #define SCAN_WARPS(KIND) (KIND::KD > 128 ? 4 : 8)  // of a prompt: it has few blocks, with many registers
 #define WINDOW_WARPS 4
-#define SCANNED(KIND) Scanned{rows, skip, runs, LAYOUT(KIND).pitch(), state, mixtures}
+#define SCANNED(KIND) (Scanned{rows, skip, runs, LAYOUT(KIND).pitch(), state, mixtures})
 
 #define KERNELS_OF(NAME, NAMED, T, KIND)                                                                              \
     extern "C" __global__ void __launch_bounds__(128) convolve_##NAME##_##NAMED(                                      \

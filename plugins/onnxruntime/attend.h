@@ -49,19 +49,22 @@ TARGET INLINE void NAME(score)(Token *tokens, const float *restrict keys, size_t
 TARGET INLINE void NAME(mix)(const Token *tokens, size_t at, const float *restrict values, size_t dim, size_t keys,
                              const int count, const int blocks) {
   Lanes sums[TOGETHER * 4];
-  UNROLL for (int t = 0; t < count; t++)
+  UNROLL for (int t = 0; t < count; t++) {
     UNROLL for (int i = 0; i < blocks; i++)
       sums[t * blocks + i] = load(tokens[t].mixed + at + i * LANES) * tokens[t].rescale;
+  }
   values += at;
-  for (size_t key = 0; key < keys; key++, values += dim)
+  for (size_t key = 0; key < keys; key++, values += dim) {
     UNROLL for (int i = 0; i < blocks; i++) {
       Lanes value = load(values + i * LANES);
       if (count > 1) KEEP(value);
       UNROLL for (int t = 0; t < count; t++)
         sums[t * blocks + i] = MULTIPLY_ADD(value, BROADCAST(&tokens[t].weights[key]), sums[t * blocks + i]);
     }
-  UNROLL for (int t = 0; t < count; t++)
+  }
+  UNROLL for (int t = 0; t < count; t++) {
     UNROLL for (int i = 0; i < blocks; i++) save(tokens[t].mixed + at + i * LANES, sums[t * blocks + i]);
+  }
 }
 
 /* Turn the scores of a block of ``seen`` keys into weights, and set what the sums until now are multiplied by. */

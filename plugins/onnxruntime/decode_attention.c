@@ -41,7 +41,8 @@ typedef float Quarter __attribute__((vector_size(16), aligned(4)));
 typedef struct {
   float weights[KEYS]; /* before: scores */
   const float *query;
-  float *mixed, most, rescale; /* its sums, its highest score, what the sums are multiplied by before the next block */
+  float *mixed, most; /* its sums, its highest score */
+  float rescale;      /* what the sums are multiplied by before the next block */
   Lanes total;                 /* of its weights, in parts */
   size_t first, end;           /* the keys that it sees */
 } Token;
