@@ -7,13 +7,9 @@
 
 __device__ __forceinline__ void put(float* to, float x) { *to = x; }
 
-__device__ __forceinline__ void put(bf16* to, float x) {
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
-}
+__device__ __forceinline__ void put(bf16* to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to->bits) : "f"(x)); }
 
-__device__ __forceinline__ void put(fp16* to, float x) {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x));
-}
+__device__ __forceinline__ void put(fp16* to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->bits) : "f"(x)); }
 
 __device__ __forceinline__ float largest(const float*) { return __int_as_float(0x7f7fffff); }
 __device__ __forceinline__ float largest(const bf16*) { return __int_as_float(0x7f7f0000); }
@@ -25,15 +21,12 @@ struct Entries {
     const int* len;
 };
 
-struct Penalties {
-    const float *presence, *frequency, *repetition;
-};
+struct Penalties { const float *presence, *frequency, *repetition; };
 
 // Grid (parts of the entries, requests).
 template <class T>
 __device__ __forceinline__ void adjust_logits(const i64* draft_tokens, const Entries& entries,
-                                              const Penalties& penalties, int rows, int vocab, int columns,
-                                              T* logits) {
+                                              const Penalties& penalties, int rows, int vocab, int columns, T* logits) {
     int item = blockIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= min(entries.len[item], columns)) return;
     i64 place = i64(item) * columns + column;
@@ -57,13 +50,13 @@ __device__ __forceinline__ void adjust_logits(const i64* draft_tokens, const Ent
     }
 }
 
-#define ADJUST(NAME, T)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(128) adjust_##NAME(                                                  \
-        const i64* draft_tokens, const int* entry_tokens, const int* entry_counts, const int* entry_in_prompt,        \
-        const float* entry_bias, const int* entry_len, const float* presence, const float* frequency,                 \
-        const float* repetition, int rows, int vocab, int columns, T* logits) {                                       \
-        adjust_logits(draft_tokens, Entries{entry_tokens, entry_counts, entry_in_prompt, entry_bias, entry_len},      \
-                      Penalties{presence, frequency, repetition}, rows, vocab, columns, logits);                      \
+#define ADJUST(NAME, T)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(128) adjust_##NAME(                                             \
+        const i64* draft_tokens, const int* entry_tokens, const int* entry_counts, const int* entry_in_prompt,   \
+        const float* entry_bias, const int* entry_len, const float* presence, const float* frequency,            \
+        const float* repetition, int rows, int vocab, int columns, T* logits) {                                  \
+        adjust_logits(draft_tokens, Entries{entry_tokens, entry_counts, entry_in_prompt, entry_bias, entry_len}, \
+                      Penalties{presence, frequency, repetition}, rows, vocab, columns, logits);                 \
     }
 
 IF_BF16(ADJUST(bf16, bf16))

@@ -6,9 +6,7 @@
 #include "attention_queries.cuh"
 
 // The row tile of a block: tile `index` of `row`, and the `number`th of `all` tiles of the launch for a KV head.
-struct Tile {
-    int row, index, number, all;
-};
+struct Tile { int row, index, number, all; };
 
 // `queries` loads the queries of a warp in two halves, first the part that depends on no position
 // (attention_queries.cuh).

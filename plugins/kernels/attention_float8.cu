@@ -3,11 +3,11 @@
 #include "attention_kernels.cuh"
 #include "variants.cuh"
 
-#define WIDEN(NAME, T, D)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(128) widen_##NAME##_##D(                                             \
-        RUN_INPUTS(T), SIZES, FLOATS, T::Element* keys, T::Element* values, T::Cached* key_cache,                     \
-        T::Cached* value_cache) {                                                                                     \
-        widen_all<T, D>(OPERANDS(T), starts, keys, values);                                                           \
+#define WIDEN(NAME, T, D)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128)                                                                \
+        widen_##NAME##_##D(RUN_INPUTS(T), SIZES, FLOATS, T::Element* keys, T::Element* values, T::Cached* key_cache, \
+                           T::Cached* value_cache) {                                                                 \
+        widen_all<T, D>(OPERANDS(T), starts, keys, values);                                                          \
     }
 #define BOTH(NAME, T, D) TENSOR_CORE(NAME, T, D) WIDEN(NAME, T, D)
 

@@ -9,19 +9,19 @@ struct Operands {
     using Element = typename T::Element;
     using Cached = typename T::Cached;
 
-    const Element* qkv;      // [batch, query, heads + 2 * new_heads, D]
-    Cached* key_cache;       // [blocks, kv_heads, block_size, D]
+    const Element* qkv;  // [batch, query, heads + 2 * new_heads, D]
+    Cached* key_cache;   // [blocks, kv_heads, block_size, D]
     Cached* value_cache;
     const int* block_table;  // [batch, max_blocks]
     const i64* write_index;  // [batch]
     const Element* cosine;   // [positions, D / 2]
     const Element* sine;
-    const Element* q_norm;   // [D], or null: no norm
+    const Element* q_norm;  // [D], or null: no norm
     const Element* k_norm;
-    const float* sinks;      // [heads], or null: logits of every softmax that have no value
+    const float* sinks;  // [heads], or null: logits of every softmax that have no value
     int query, heads, kv_heads, block_size, max_blocks, sliding_window;
-    int new_heads;           // of keys: kv_heads, or 0 in a layer that only reads the cache
-    int value_norm;          // whether new values are normed
+    int new_heads;   // of keys: kv_heads, or 0 in a layer that only reads the cache
+    int value_norm;  // whether new values are normed
     float scale, epsilon;
     float key_scale, value_scale;  // divisors of the cached values; `scale` includes that of the keys
 
@@ -70,8 +70,8 @@ struct SeenKeys {
         float products = 0;
 #pragma unroll
         for (int p = 0; p < Head<D>::PARTS; ++p)
-            products += query.low[p].x * key.low[p].x + query.low[p].y * key.low[p].y
-                        + query.high[p].x * key.high[p].x + query.high[p].y * key.high[p].y;
+            products += query.low[p].x * key.low[p].x + query.low[p].y * key.low[p].y +
+                        query.high[p].x * key.high[p].x + query.high[p].y * key.high[p].y;
         float score = scale * warp_sum(products);
         float raised = fmaxf(largest, score), keep = expf(largest - raised), weight = expf(score - raised);
 #pragma unroll

@@ -15,74 +15,74 @@
 #include "attention_wide.cuh"
 #include "early.cuh"
 
-#define INPUTS(T)                                                                                                     \
-    const T::Element *qkv, const T::Cached *, const T::Cached *, const int *block_table, const i64 *write_index,      \
-        const T::Element *cosine, const T::Element *sine, const T::Element *q_norm, const T::Element *k_norm,         \
+#define INPUTS(T)                                                                                                \
+    const T::Element *qkv, const T::Cached *, const T::Cached *, const int *block_table, const i64 *write_index, \
+        const T::Element *cosine, const T::Element *sine, const T::Element *q_norm, const T::Element *k_norm,    \
         const float *sinks
-#define SIZES                                                                                                         \
-    int query, int heads, int kv_heads, int block_size, int max_blocks, int sliding_window, int new_heads,            \
+#define SIZES                                                                                              \
+    int query, int heads, int kv_heads, int block_size, int max_blocks, int sliding_window, int new_heads, \
         int value_norm
 #define FLOATS float scale, float epsilon, float key_scale, float value_scale
-#define OPERANDS(T)                                                                                                   \
-    (Operands<T>{ qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm, sinks, query,  \
-                  heads, kv_heads, block_size, max_blocks, sliding_window, new_heads, value_norm, scale, epsilon,     \
-                  key_scale, value_scale })
+#define OPERANDS(T)                                                                                                    \
+    (Operands<T>{qkv,       key_cache,  value_cache, block_table, write_index, cosine,     sine,       q_norm,         \
+                 k_norm,    sinks,      query,       heads,       kv_heads,    block_size, max_blocks, sliding_window, \
+                 new_heads, value_norm, scale,       epsilon,     key_scale,   value_scale})
 
-#define APPEND(NAME, T, D)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(128) append_##NAME##_##D(                                            \
-        INPUTS(T), SIZES, FLOATS, T::Cached* key_cache, T::Cached* value_cache) {                                     \
-        append_all<T, D>(OPERANDS(T));                                                                                \
+#define APPEND(NAME, T, D)                                                                            \
+    extern "C" __global__ void __launch_bounds__(128)                                                 \
+        append_##NAME##_##D(INPUTS(T), SIZES, FLOATS, T::Cached* key_cache, T::Cached* value_cache) { \
+        append_all<T, D>(OPERANDS(T));                                                                \
     }
-#define ATTEND(NAME, T, D, ROWS)                                                                                      \
-    ATTEND_BY(attend_##NAME##_##D##_##ROWS, WARPS, T, D, ROWS, attend_windows)                                        \
+#define ATTEND(NAME, T, D, ROWS)                                               \
+    ATTEND_BY(attend_##NAME##_##D##_##ROWS, WARPS, T, D, ROWS, attend_windows) \
     ATTEND_BY(attend_fixed_##NAME##_##D##_##ROWS, FIXED_WARPS<D>, T, D, ROWS, attend_windows_fixed)
-#define ATTEND_BY(KERNEL, COUNT, T, D, ROWS, ATTEND)                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * (COUNT), 2 * WARPS / (COUNT)) KERNEL(                           \
-        INPUTS(T), SIZES, int splits, int append, FLOATS, T::Element* mixed,                                          \
-        T::Cached* key_cache, T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                    \
-        begin_next();                                                                                                 \
-        ATTEND<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});                    \
+#define ATTEND_BY(KERNEL, COUNT, T, D, ROWS, ATTEND)                                                      \
+    extern "C" __global__ void __launch_bounds__(32 * (COUNT), 2 * WARPS / (COUNT))                       \
+        KERNEL(INPUTS(T), SIZES, int splits, int append, FLOATS, T::Element* mixed, T::Cached* key_cache, \
+               T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                       \
+        begin_next();                                                                                     \
+        ATTEND<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});        \
     }
-#define ATTEND_PLAINLY(NAME, T, D)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) attend_##NAME##_##D(INPUTS(T), SIZES, FLOATS,                   \
-        T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
-        attend_plainly<T, D>(OPERANDS(T), mixed);                                                                     \
+#define ATTEND_PLAINLY(NAME, T, D)                                                                   \
+    extern "C" __global__ void __launch_bounds__(128) attend_##NAME##_##D(                           \
+        INPUTS(T), SIZES, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) { \
+        attend_plainly<T, D>(OPERANDS(T), mixed);                                                    \
     }
 // For prompt runs: `query` is their number of tokens in total, padding included.
-#define RUN_INPUTS(T)                                                                                                 \
-    const T::Element *qkv, const T::Cached *, const T::Cached *, const int *rows, const int *starts,                  \
-        const i64 *write_index, const int *block_table, const T::Element *cosine, const T::Element *sine,             \
+#define RUN_INPUTS(T)                                                                                     \
+    const T::Element *qkv, const T::Cached *, const T::Cached *, const int *rows, const int *starts,      \
+        const i64 *write_index, const int *block_table, const T::Element *cosine, const T::Element *sine, \
         const T::Element *q_norm, const T::Element *k_norm, const float *sinks
-#define PREPARE(NAME, T, D)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(128) prepare_##NAME##_##D(                                           \
-        RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* queries, T::Cached* key_cache,                            \
-        T::Cached* value_cache, int* lengths) {                                                                       \
-        write_lengths(starts, write_index, runs, heads* D, T::FLOAT8, sliding_window, lengths);                       \
-        prepare_all<T, D>(OPERANDS(T), Runs{rows, starts}, lengths, queries);                                         \
+#define PREPARE(NAME, T, D)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(128)                                                           \
+        prepare_##NAME##_##D(RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* queries, T::Cached* key_cache, \
+                             T::Cached* value_cache, int* lengths) {                                            \
+        write_lengths(starts, write_index, runs, heads * D, T::FLOAT8, sliding_window, lengths);                \
+        prepare_all<T, D>(OPERANDS(T), Runs{rows, starts}, lengths, queries);                                   \
     }
-#define ATTEND_RUNS(NAME, T, D)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(128, 2) attend_runs_##NAME##_##D(                                    \
-        RUN_INPUTS(T), SIZES, int runs, int splits, FLOATS, T::Element* mixed,                                        \
-        T::Cached* key_cache, T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                    \
-        attend_all<T, D, 4>(OPERANDS(T), starts, runs, splits, mixed, Parts{sums, bounds, tickets});                  \
+#define ATTEND_RUNS(NAME, T, D)                                                                      \
+    extern "C" __global__ void __launch_bounds__(128, 2) attend_runs_##NAME##_##D(                   \
+        RUN_INPUTS(T), SIZES, int runs, int splits, FLOATS, T::Element* mixed, T::Cached* key_cache, \
+        T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                         \
+        attend_all<T, D, 4>(OPERANDS(T), starts, runs, splits, mixed, Parts{sums, bounds, tickets}); \
     }
-#define ATTEND_RUNS_PLAINLY(NAME, T, D)                                                                               \
-    extern "C" __global__ void __launch_bounds__(128) attend_runs_##NAME##_##D(RUN_INPUTS(T), SIZES, FLOATS,          \
-        T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
-        attend_all_plainly<T, D>(OPERANDS(T), Runs{rows, starts}, mixed);                                             \
+#define ATTEND_RUNS_PLAINLY(NAME, T, D)                                                                  \
+    extern "C" __global__ void __launch_bounds__(128) attend_runs_##NAME##_##D(                          \
+        RUN_INPUTS(T), SIZES, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) { \
+        attend_all_plainly<T, D>(OPERANDS(T), Runs{rows, starts}, mixed);                                \
     }
-#define ATTEND_WIDE(NAME, T, D)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_##NAME##_##D(INPUTS(T), SIZES, FLOATS,    \
-        T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
-        attend_windows_wide<T, D>(OPERANDS(T), mixed);                                                                \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_runs_##NAME##_##D(                        \
-        RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {    \
-        attend_all_wide<T, D>(OPERANDS(T), starts, runs, mixed);                                                      \
+#define ATTEND_WIDE(NAME, T, D)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_##NAME##_##D(                          \
+        INPUTS(T), SIZES, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {               \
+        attend_windows_wide<T, D>(OPERANDS(T), mixed);                                                             \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_runs_##NAME##_##D(                     \
+        RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) { \
+        attend_all_wide<T, D>(OPERANDS(T), starts, runs, mixed);                                                   \
     }
-#define TENSOR_CORE(NAME, T, D)                                                                                       \
-    APPEND(NAME, T, D) ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64)                           \
-    PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
-#define PLAIN(NAME, T, D)                                                                                             \
+#define TENSOR_CORE(NAME, T, D) \
+    APPEND(NAME, T, D)          \
+    ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64) PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
+#define PLAIN(NAME, T, D) \
     APPEND(NAME, T, D) ATTEND_PLAINLY(NAME, T, D) PREPARE(NAME, T, D) ATTEND_RUNS_PLAINLY(NAME, T, D)
 #define WIDE(NAME, T, D) APPEND(NAME, T, D) PREPARE(NAME, T, D) ATTEND_WIDE(NAME, T, D)

@@ -12,9 +12,7 @@ struct Parts {
     int* tickets;    // [row tiles]: finished blocks; zero before and after a launch
 };
 
-__device__ inline float4 plus(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
+__device__ inline float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 __device__ inline float4 scaled(float4 x, float by) { return make_float4(x.x * by, x.y * by, x.z * by, x.w * by); }
 
 __device__ inline float fraction(float largest, float of) { return of == -INFINITE ? 0 : exp2f(largest - of); }

@@ -75,8 +75,7 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
         Head<D> made = heads[i];
         bool is_query = head < x.heads, is_key = !is_query && head < x.heads + x.kv_heads;
         const auto* weight = is_query ? x.q_norm : x.k_norm;
-        if ((is_query || is_key) && weight)
-            made = times(made, load_head<T, D>(weight), norm_of<D>(made, x.epsilon));
+        if ((is_query || is_key) && weight) made = times(made, load_head<T, D>(weight), norm_of<D>(made, x.epsilon));
         if (is_query || is_key) angles.turn_head(made);
         else made = prepared_value<T, D>(made, x);
         if (is_query) {

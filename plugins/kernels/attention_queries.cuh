@@ -13,8 +13,7 @@ __device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row,
         bool there = token < x.query;
         const auto* from = x.projected(row, there ? token : 0, kv_head * group + packed % group, D);
 #pragma unroll
-        for (int c = 0; c < D / 8; ++c)
-            q[c / 2][half + 2 * (c % 2)] = there ? two(from + T::column(c)) : 0;
+        for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = there ? two(from + T::column(c)) : 0;
     }
 }
 

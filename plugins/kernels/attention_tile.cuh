@@ -51,14 +51,14 @@ struct Table {
     }
 };
 
-// Start the copies of one step, by a block of COPYING warps. Entries after the row's end become zeros; the places of new
-// tokens are left alone.
+// Start the copies of one step, by a block of COPYING warps. Entries after the row's end become zeros; the places of
+// new tokens are left alone.
 template <class T, int D, int COPYING = WARPS>
 __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int kv_head) {
     constexpr int W = WIDTH<T, D>, CHUNKS = W / 8, VALUES = KEYS * W;  // values follow the keys
     int first = step * KEYS;
     constexpr int LINES = 32 * COPYING / CHUNKS;  // lines that the block copies at a time
-    constexpr int FLIPPED = LINES % 8 * 16;     // in the addresses of every second time, by `swizzled`
+    constexpr int FLIPPED = LINES % 8 * 16;       // in the addresses of every second time, by `swizzled`
     i64 base = x.entry(block, kv_head, first) * D;
     u32 tile = shared_address(keys + swizzled<W>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
     i64 from = base + threadIdx.x * (D / CHUNKS);
@@ -82,8 +82,9 @@ struct Rows {
     float weights[2] = {};
 };
 
-// The sinks of a warp's rows, as a key with a weight and no value that the rows have seen: of the first of the warps, and
-// of the blocks, that share the rows. `shared`: each thread has the weights of all four that work on a row, else its own.
+// The sinks of a warp's rows, as a key with a weight and no value that the rows have seen: of the first of the warps,
+// and of the blocks, that share the rows. `shared`: each thread has the weights of all four that work on a row, else
+// its own.
 template <class T, int C>
 __device__ void see_sinks(Rows<C>& rows, const Operands<T>& x, int kv_head, int packed, bool first, bool shared) {
     if (!x.sinks || !first) return;
@@ -99,7 +100,7 @@ __device__ void see_sinks(Rows<C>& rows, const Operands<T>& x, int kv_head, int 
 // Visibility for the rows of a warp of keys that begin at `position`.
 struct Mask {
     bool needed;
-    int position, reach;      // a row sees the keys less than `reach` before its own, itself included
+    int position, reach;  // a row sees the keys less than `reach` before its own, itself included
     int start, packed, group;
 
     __device__ int seen(int line) const { return start + (packed + line) / group; }

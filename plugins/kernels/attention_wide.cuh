@@ -1,6 +1,6 @@
-// Attention of heads whose tiles would not fit into shared memory, without tensor cores. A block has a few query heads of
-// one KV head, and its warps share the keys: warp w has keys w, w + WIDE_WARPS, … of the text. So the terms and the order
-// of a sum depend on positions alone, whatever else is in the call.
+// Attention of heads whose tiles would not fit into shared memory, without tensor cores. A block has a few query heads
+// of one KV head, and its warps share the keys: warp w has keys w, w + WIDE_WARPS, … of the text. So the terms and the
+// order of a sum depend on positions alone, whatever else is in the call.
 #pragma once
 
 #include "attention_prompts.cuh"

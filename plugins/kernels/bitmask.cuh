@@ -32,8 +32,8 @@ __device__ __forceinline__ void token_bitmask(const T* logits, const int* bitmas
     store(masked + i64(blockIdx.y) * vocab + 8 * index, row.group(index), min(8, vocab - 8 * index));
 }
 
-#define TOKEN_BITMASK(NAME, T)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256)                                                           \
-        token_bitmask_##NAME(const T* logits, const int* bitmask, int vocab, T* masked) {                       \
-        token_bitmask(logits, bitmask, vocab, masked);                                                          \
+#define TOKEN_BITMASK(NAME, T)                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                     \
+        token_bitmask_##NAME(const T* logits, const int* bitmask, int vocab, T* masked) { \
+        token_bitmask(logits, bitmask, vocab, masked);                                    \
     }

@@ -16,7 +16,9 @@ __device__ __forceinline__ void wait_for_bytes(u32 barrier, u32 parity) {
     asm volatile(
         "{ .reg .pred done;\n"
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again; }" ::"r"(barrier), "r"(parity) : "memory");
+        "@!done bra again; }" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
 }
 __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

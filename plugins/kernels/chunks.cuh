@@ -6,8 +6,9 @@
 //     out_i = g_i Sᵀ q_i + Σ_j M_ij c_j, S = g_n S + Σ_j g_n / g_j k_j c_jᵀ
 //
 // (Yang et al., Gated Delta Networks, 2024, section 3.3). Chunks end before positions that are 63 modulo 64. A run that
-// ends with a block of the cache leaves its last token to be replayed, so the next run begins with a chunk. Row i of every
-// product needs the tokens up to i alone, so the bits of a token do not depend on how its prompt is cut at block ends.
+// ends with a block of the cache leaves its last token to be replayed, so the next run begins with a chunk. Row i of
+// every product needs the tokens up to i alone, so the bits of a token do not depend on how its prompt is cut at block
+// ends.
 #pragma once
 
 #include "copy.cuh"
@@ -91,9 +92,7 @@ using Lower = float[CHUNK][CHUNK + 4];
 // Shared memory of prepare_chunks.
 struct Preparing {
     union {
-        struct {
-            ChunkVectors keys, queries;
-        };
+        struct { ChunkVectors keys, queries; };
         struct {
             Lower lower[PREPARED_HEADS];  // the transposed L
             float4 inverse[PREPARED_HEADS][CHUNK][CHUNK / 4];
@@ -275,12 +274,13 @@ __device__ void each_pair(OwnState& state, float* first, int pitch, Access acces
 }
 
 // The recurrence over the chunks of a run, for some columns of a head: grid (tiles of a run * runs), 32 ACROSS DOWN
-// threads. A warp has 16 tokens of a chunk, and of the state 32 keys: keys 4 g to 4 g + 3 of them and columns 8 n + 2 t and
-// 8 n + 2 t + 1 are of lane 4 g + t.
+// threads. A warp has 16 tokens of a chunk, and of the state 32 keys: keys 4 g to 4 g + 3 of them and columns 8 n + 2 t
+// and 8 n + 2 t + 1 are of lane 4 g + t.
 template <class Kind, int DOWN>
 __device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const float* skips, const Runs& runs, int count,
                             const Layout<Kind>& layout, const Prepared* prepared, float* states, float* mixtures) {
-    static_assert(Kind::KD == CHUNK_KEY && CHUNK_KEY == 32 * ACROSS && CHUNK == 16 * ACROSS, "of a warp: 32 keys, 16 tokens");
+    static_assert(Kind::KD == CHUNK_KEY && CHUNK_KEY == 32 * ACROSS && CHUNK == 16 * ACROSS,
+                  "of a warp: 32 keys, 16 tokens");
     constexpr int WIDTH = Scanning<DOWN>::WIDTH;
     begin_next();
     int slices = layout.value_dim / WIDTH, of_run = layout.value_heads * slices;
@@ -370,13 +370,14 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const float* rows, const flo
                 float *x = &seen[n][2 * half], *y = &outputs[n][2 * half];
                 float2 value = values[n][half];
                 memory.targets[at].set(upper + 8 * half, 2 * t, rate[half] * fmaf(-decayed[half], x[0], value.x));
-                memory.targets[at + 1].set(upper + 8 * half, 2 * t + 1, rate[half] * fmaf(-decayed[half], x[1], value.y));
+                memory.targets[at + 1].set(upper + 8 * half, 2 * t + 1,
+                                           rate[half] * fmaf(-decayed[half], x[1], value.y));
                 y[0] *= decayed[half], y[1] *= decayed[half];
             }
         __syncthreads();
         if (chunk + 1 < chunks.count) queries->copy(following, query_at);
         close_copies();
-        auto by_tokens = [&](const uint4 (&matrix)[CHUNK / 16][2], Columns<CHUNK>* columns, float (&to)[TILES][4]) {
+        auto by_tokens = [&](const uint4(&matrix)[CHUNK / 16][2], Columns<CHUNK>* columns, float (&to)[TILES][4]) {
 #pragma unroll
             for (int i = 0; i < CHUNK / 16; ++i) {
                 if (i > across) continue;

@@ -36,7 +36,9 @@ __device__ inline float2 load_remote2(u32 at) {
 __device__ inline float4 load_remote4(u32 at) {
     float4 x;
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at) : "memory");
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(at)
+                 : "memory");
     return x;
 }
 

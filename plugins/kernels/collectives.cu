@@ -7,9 +7,9 @@
 // A small part goes as lines instead: 8 bytes of it and a flag in each half of 16 bytes, stored in the memory of every
 // other rank. A half is stored at once, so its flag says that its data are there, without a fence or a second way back.
 //
-// Calls alternate between the slots. A rank that writes slot s in call n has waited for all flags of call n - 1, which a
-// rank raises after it has ended call n - 2, the last one that read slot s; for lines, their flags say the same. Thread
-// block b of a rank only reads what thread blocks b of the others wrote, so a block waits for those alone.
+// Calls alternate between the slots. A rank that writes slot s in call n has waited for all flags of call n - 1, which
+// a rank raises after it has ended call n - 2, the last one that read slot s; for lines, their flags say the same.
+// Thread block b of a rank only reads what thread blocks b of the others wrote, so a block waits for those alone.
 
 #include "early.cuh"
 #include "variants.cuh"
@@ -20,13 +20,13 @@ typedef unsigned long long u64;
 
 #define MAX_RANKS 8
 #define MAX_BLOCKS 128
-#define COMMANDS 512      // byte offsets in a rank's memory: counters of this kind, after those of parts
-#define FLAGS 1024        // two stages of parts, by rank and thread block
+#define COMMANDS 512  // byte offsets in a rank's memory: counters of this kind, after those of parts
+#define FLAGS 1024    // two stages of parts, by rank and thread block
 #define COMMAND_FLAGS 9216
-#define SLOTS 16384       // then two slots of `most` bytes, two times `count` parts of `lines` bytes, inputs
+#define SLOTS 16384  // then two slots of `most` bytes, two times `count` parts of `lines` bytes, inputs
 
 struct Ranks {
-    const u64* memory;   // addresses of the memory of all ranks
+    const u64* memory;  // addresses of the memory of all ranks
     int rank, count;
     const int* aborted;  // in host memory: not 0 when a rank has failed
     long long most, lines;
@@ -139,10 +139,10 @@ struct Float32 {
 template <class Type, int COUNT>
 __device__ __forceinline__ u32 add(const u32 (&words)[COUNT]) {
     float total[Type::pairs];
-    #pragma unroll
+#pragma unroll
     for (int half = 0; half < Type::pairs; ++half) {
         total[half] = Type::wide(words[0], half);
-        #pragma unroll
+#pragma unroll
         for (int rank = 1; rank < COUNT; ++rank) total[half] += Type::wide(words[rank], half);
     }
     return Type::narrow(total);
@@ -151,7 +151,7 @@ __device__ __forceinline__ u32 add(const u32 (&words)[COUNT]) {
 template <class Type, int COUNT>
 __device__ __forceinline__ uint4 sum_at(const Ranks& ranks, u32 call, long long at) {
     u32 words[4][COUNT];
-    #pragma unroll
+#pragma unroll
     for (int rank = 0; rank < COUNT; ++rank) {
         uint4 part = load(ranks.slot(rank, call) + 16 * at);
         words[0][rank] = part.x, words[1][rank] = part.y, words[2][rank] = part.z, words[3][rank] = part.w;
@@ -166,18 +166,18 @@ __device__ void reduce_lines(const Ranks& ranks, u32 call, const uint2* x, long 
     long long first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     for (long long at = first; at < lines; at += step) {
         uint2 own = x[at];
-        #pragma unroll
+#pragma unroll
         for (int rank = 0; rank < COUNT; ++rank) {
             if (rank != ranks.rank) store_line(ranks.lines_of(rank, call, ranks.rank) + at, own, flag);
         }
     }
     for (long long at = first; at < lines; at += step) {
         u32 low[COUNT], high[COUNT];
-        #pragma unroll
+#pragma unroll
         for (int rank = 0; rank < COUNT; ++rank) {
-            uint2 part = rank == ranks.rank ? x[at]
-                                            : wait_for_line(ranks.lines_of(ranks.rank, call, rank) + at, flag,
-                                                            ranks.aborted);
+            uint2 part = rank == ranks.rank
+                             ? x[at]
+                             : wait_for_line(ranks.lines_of(ranks.rank, call, rank) + at, flag, ranks.aborted);
             low[rank] = part.x, high[rank] = part.y;
         }
         sum[at] = make_uint2(add<Type>(low), add<Type>(high));
@@ -201,7 +201,7 @@ __device__ void reduce_by_ranges(const Ranks& ranks, u32 call, const uint4* x, l
     long long first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     long long range = (vectors + COUNT - 1) / COUNT;
     for (long long place = first; place < range; place += step) {
-        #pragma unroll
+#pragma unroll
         for (int rank = 0; rank < COUNT; ++rank) {
             long long at = rank * range + place;
             if (at < vectors) own[at] = x[at];
@@ -214,7 +214,7 @@ __device__ void reduce_by_ranges(const Ranks& ranks, u32 call, const uint4* x, l
     }
     meet(ranks, 1, call);
     for (long long place = first; place < range; place += step) {
-        #pragma unroll
+#pragma unroll
         for (int rank = 0; rank < COUNT; ++rank) {
             long long at = rank * range + place;
             if (at < vectors) sum[at] = load(ranks.slot(rank, call) + 16 * at);
@@ -241,24 +241,29 @@ __device__ void reduce(const Ranks& ranks, const uint4* x, long long vectors, in
 #define ARGUMENTS const u64 *memory, int rank, int count, const int *aborted, long long most, long long lines
 #define RANKS {memory, rank, count, aborted, most, lines}
 
-#define ALL_REDUCE(NAME, TYPE)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(512)                                                                 \
-        all_reduce_early_##NAME(ARGUMENTS, const uint4* x, long long vectors, int way, uint4* sum) {                  \
-        Ranks ranks = RANKS;                                                                                          \
-        if (count == 2) reduce<TYPE, 2>(ranks, x, vectors, way, sum);                                                 \
-        if (count == 4) reduce<TYPE, 4>(ranks, x, vectors, way, sum);                                                 \
-        if (count == 8) reduce<TYPE, 8>(ranks, x, vectors, way, sum);                                                 \
+#define ALL_REDUCE(NAME, TYPE)                                                                       \
+    extern "C" __global__ void __launch_bounds__(512)                                                \
+        all_reduce_early_##NAME(ARGUMENTS, const uint4* x, long long vectors, int way, uint4* sum) { \
+        Ranks ranks = RANKS;                                                                         \
+        if (count == 2) reduce<TYPE, 2>(ranks, x, vectors, way, sum);                                \
+        if (count == 4) reduce<TYPE, 4>(ranks, x, vectors, way, sum);                                \
+        if (count == 8) reduce<TYPE, 8>(ranks, x, vectors, way, sum);                                \
     }
 
 IF_BF16(ALL_REDUCE(bf16, BFloat16))
 IF_FP16(ALL_REDUCE(fp16, Float16))
 IF_FP32(ALL_REDUCE(fp32, Float32))
 
-__device__ __forceinline__ void copy_unit(const u16* from, u16* to) { *to = *reinterpret_cast<const volatile u16*>(from); }
-__device__ __forceinline__ void copy_unit(const u32* from, u32* to) { *to = *reinterpret_cast<const volatile u32*>(from); }
+__device__ __forceinline__ void copy_unit(const u16* from, u16* to) {
+    *to = *reinterpret_cast<const volatile u16*>(from);
+}
+__device__ __forceinline__ void copy_unit(const u32* from, u32* to) {
+    *to = *reinterpret_cast<const volatile u32*>(from);
+}
 __device__ __forceinline__ void copy_unit(const uint4* from, uint4* to) { *to = load(from); }
 
-// gathered [rows, width] of x [rows, part] of all ranks, counted in units; rank r begins at min(r * part, width - part).
+// gathered [rows, width] of x [rows, part] of all ranks, counted in units; rank r begins at min(r * part, width -
+// part).
 template <class Unit>
 __device__ void gather(const Ranks& ranks, const Unit* x, int rows, int part, int width, Unit* gathered) {
     u32 call = begin_call(ranks, 0);
@@ -285,10 +290,10 @@ __device__ void gather(const Ranks& ranks, const Unit* x, int rows, int part, in
     end_call(ranks, 0, call);
 }
 
-#define ALL_GATHER(NAME, UNIT)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(512)                                                                 \
-        all_gather_##NAME(ARGUMENTS, const UNIT* x, int rows, int part, int width, UNIT* gathered) {                  \
-        gather<UNIT>(RANKS, x, rows, part, width, gathered);                                                          \
+#define ALL_GATHER(NAME, UNIT)                                                                       \
+    extern "C" __global__ void __launch_bounds__(512)                                                \
+        all_gather_##NAME(ARGUMENTS, const UNIT* x, int rows, int part, int width, UNIT* gathered) { \
+        gather<UNIT>(RANKS, x, rows, part, width, gathered);                                         \
     }
 
 ALL_GATHER(16, u16)

@@ -1,5 +1,5 @@
-// What the recurrence of a linear attention layer reads of a token: queries and keys, values, decays and rates, from the
-// projected values of the token and of those before it. The same bits for prompts and for draft windows.
+// What the recurrence of a linear attention layer reads of a token: queries and keys, values, decays and rates, from
+// the projected values of the token and of those before it. The same bits for prompts and for draft windows.
 #pragma once
 
 #include "layout.cuh"
@@ -44,7 +44,7 @@ struct Projected {
     __device__ void keys(int head, bool replayed, float* query, float* key, float* key_query) const {
         constexpr int KD = Kind::KD, PAIRS = (KD + 63) / 64;
         int lane = threadIdx.x % 32;
-        auto vector = [&](int part, int ring, float* to, float2 (&x)[PAIRS]) {
+        auto vector = [&](int part, int ring, float* to, float2(&x)[PAIRS]) {
             int in_ring = ring + head * KD, in_given = layout.given[part].first + head * layout.given[part].stride;
             float squares = 0;
 #pragma unroll

@@ -172,7 +172,8 @@ struct SharedBound {
 
 // The winner of a block, from the best of each of its threads, whose sums have raised the bound. None if the row has a
 // better token elsewhere. Sums are accurate to six digits: several that close are compared exactly.
-__device__ __forceinline__ Contender block_winner(const Contender& best, const Scaling& scaling, const SharedBound& bound) {
+__device__ __forceinline__ Contender block_winner(const Contender& best, const Scaling& scaling,
+                                                  const SharedBound& bound) {
     __shared__ Contender winner;
     __syncthreads();
     float highest = bound.get();

@@ -13,11 +13,9 @@ constexpr int ROUTE_THREADS = 1024;
 constexpr int FEW_PAIRS = 1024;  // pairs that one launch chooses and places
 
 template <class T>
-__device__ void route_few(
-    const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
-    const typename T::Element* factors, float* weights, int* order, int* places, int* ends, int4* items,
-    int* item_count
-) {
+__device__ void route_few(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
+                          const typename T::Element* factors, float* weights, int* order, int* places, int* ends,
+                          int4* items, int* item_count) {
     __shared__ int ids[FEW_PAIRS];
     __shared__ float unread[FEW_PAIRS];
     for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
@@ -30,10 +28,8 @@ __device__ void route_few(
 }
 
 template <class T>
-__device__ void choose_rows(
-    const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
-    const typename T::Element* factors, int* ids, float* weights
-) {
+__device__ void choose_rows(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
+                            const typename T::Element* factors, int* ids, float* weights) {
     i64 row = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
     if (row >= rows) return;
     const auto* of_row = logits + row * experts;
@@ -68,28 +64,24 @@ __device__ __forceinline__ void gather(const uint4* x, const int* order, int len
 
 // The activation of the grouped matmuls' gates and ups, whose rows are sorted by expert.
 template <class T>
-__device__ void activate(
-    const typename T::Element* both, const int* ends, int experts, int width, Activation<T> activation,
-    typename T::Element* activated
-) {
+__device__ void activate(const typename T::Element* both, const int* ends, int experts, int width,
+                         Activation<T> activation, typename T::Element* activated) {
     i64 place = blockIdx.x;
     int expert = expert_of(blockIdx.x, ends, experts);
     const auto* rows = both + place * 2 * width;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         int gate = activation.gate_row(0, i, width);
-        float value = activation(
-            load1<T>(rows + gate), load1<T>(rows + gate + activation.step(width)), expert * 2 * width + gate, width
-        );
+        float value = activation(load1<T>(rows + gate), load1<T>(rows + gate + activation.step(width)),
+                                 expert * 2 * width + gate, width);
         store1<T>(activated + place * width + i, value);
     }
 }
 
 // The sum of a row's pairs, which are sorted by expert and neither biased nor weighted yet.
 template <class T>
-__device__ void sum_places(
-    const typename T::Element* given, const int* places, const float* shares, const int* ends, int experts,
-    const typename T::Element* bias, int per_token, int hidden, typename T::Element* mixed
-) {
+__device__ void sum_places(const typename T::Element* given, const int* places, const float* shares, const int* ends,
+                           int experts, const typename T::Element* bias, int per_token, int hidden,
+                           typename T::Element* mixed) {
     i64 row = blockIdx.x;
     int at = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (at >= hidden) return;
@@ -108,56 +100,55 @@ __device__ void sum_places(
     T::store2(mixed + row * hidden + at, total);
 }
 
-#define KERNELS(NAME, T)                                                                                              \
-    using Element_##NAME = T::Element;                                                                                \
-    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) route_few_##NAME(                                     \
-        const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,                           \
-        const Element_##NAME* factors, float* weights, int* order, int* places, int* ends, int4* items,               \
-        int* item_count) {                                                                                            \
-        route_few<T>(logits, rows, experts, per_token, normalized, factors, weights, order, places, ends, items,      \
-                     item_count);                                                                                     \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) choose_##NAME(                                              \
-        const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,                           \
-        const Element_##NAME* factors, int* ids, float* weights) {                                                    \
-        choose_rows<T>(logits, rows, experts, per_token, normalized, factors, ids, weights);                          \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) place_##NAME(                                         \
-        const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items,                      \
-        int* item_count) {                                                                                            \
-        place(ids, pairs, experts, order, places, ends, items, item_count);                                           \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                 \
-        const Element_##NAME* x, const Element_##NAME* weight, const int* order, const int4* items,                   \
-        const int* item_count, int hidden, int width, int per_token, const Element_##NAME* bias, int interleaved,     \
-        float alpha, float cubic, float limit, float offset, Element_##NAME* activated) {                             \
-        Activation<T> activation{bias, interleaved, alpha, cubic, limit, offset};                                     \
-        gate_up(x, weight, Unquantized<T>{}, order, items, item_count, hidden, width, per_token, activation,          \
-                activated);                                                                                           \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) down_##NAME(                                    \
-        const Element_##NAME* activated, const Element_##NAME* weight, const int* order, const int4* items,           \
-        const int* item_count, const float* weights, int hidden, int width, const Element_##NAME* bias,               \
-        float* parts) {                                                                                               \
-        down(activated, weight, Unquantized<T>{}, order, items, item_count, weights, hidden, width, bias, parts);     \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) sum_##NAME(                                                 \
-        const float* parts, int per_token, int hidden, Element_##NAME* mixed) {                                       \
-        sum<T>(parts, per_token, hidden, mixed);                                                                      \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) gather_##NAME(                                              \
-        const Element_##NAME* x, const int* order, int length, int per_token, Element_##NAME* gathered) {             \
-        gather(reinterpret_cast<const uint4*>(x), order, length, per_token, reinterpret_cast<uint4*>(gathered));      \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) activate_##NAME(                                            \
-        const Element_##NAME* both, const int* ends, int experts, int width, const Element_##NAME* bias,              \
-        int interleaved, float alpha, float cubic, float limit, float offset, Element_##NAME* activated) {            \
-        activate<T>(both, ends, experts, width, {bias, interleaved, alpha, cubic, limit, offset}, activated);         \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) sum_places_##NAME(                                          \
-        const Element_##NAME* given, const int* places, const float* shares, const int* ends, int experts,            \
-        const Element_##NAME* bias, int per_token, int hidden, Element_##NAME* mixed) {                               \
-        sum_places<T>(given, places, shares, ends, experts, bias, per_token, hidden, mixed);                          \
+#define KERNELS(NAME, T)                                                                                               \
+    using Element_##NAME = T::Element;                                                                                 \
+    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)                                                        \
+        route_few_##NAME(const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,           \
+                         const Element_##NAME* factors, float* weights, int* order, int* places, int* ends,            \
+                         int4* items, int* item_count) {                                                               \
+        route_few<T>(logits, rows, experts, per_token, normalized, factors, weights, order, places, ends, items,       \
+                     item_count);                                                                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        choose_##NAME(const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,              \
+                      const Element_##NAME* factors, int* ids, float* weights) {                                       \
+        choose_rows<T>(logits, rows, experts, per_token, normalized, factors, ids, weights);                           \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) place_##NAME(                                          \
+        const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count) {    \
+        place(ids, pairs, experts, order, places, ends, items, item_count);                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                  \
+        const Element_##NAME* x, const Element_##NAME* weight, const int* order, const int4* items,                    \
+        const int* item_count, int hidden, int width, int per_token, const Element_##NAME* bias, int interleaved,      \
+        float alpha, float cubic, float limit, float offset, Element_##NAME* activated) {                              \
+        Activation<T> activation{bias, interleaved, alpha, cubic, limit, offset};                                      \
+        gate_up(x, weight, Unquantized<T>{}, order, items, item_count, hidden, width, per_token, activation,           \
+                activated);                                                                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>)                                                  \
+        down_##NAME(const Element_##NAME* activated, const Element_##NAME* weight, const int* order,                   \
+                    const int4* items, const int* item_count, const float* weights, int hidden, int width,             \
+                    const Element_##NAME* bias, float* parts) {                                                        \
+        down(activated, weight, Unquantized<T>{}, order, items, item_count, weights, hidden, width, bias, parts);      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        sum_##NAME(const float* parts, int per_token, int hidden, Element_##NAME* mixed) {                             \
+        sum<T>(parts, per_token, hidden, mixed);                                                                       \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) gather_##NAME(                                               \
+        const Element_##NAME* x, const int* order, int length, int per_token, Element_##NAME* gathered) {              \
+        gather(reinterpret_cast<const uint4*>(x), order, length, per_token, reinterpret_cast<uint4*>(gathered));       \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) activate_##NAME(                                             \
+        const Element_##NAME* both, const int* ends, int experts, int width, const Element_##NAME* bias,               \
+        int interleaved, float alpha, float cubic, float limit, float offset, Element_##NAME* activated) {             \
+        activate<T>(both, ends, experts, width, {bias, interleaved, alpha, cubic, limit, offset}, activated);          \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        sum_places_##NAME(const Element_##NAME* given, const int* places, const float* shares, const int* ends,        \
+                          int experts, const Element_##NAME* bias, int per_token, int hidden, Element_##NAME* mixed) { \
+        sum_places<T>(given, places, shares, ends, experts, bias, per_token, hidden, mixed);                           \
     }
 
 IF_BF16(KERNELS(bf16, Bf16))

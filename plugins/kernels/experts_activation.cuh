@@ -1,4 +1,5 @@
-// What lies between the two matmuls of experts (plugins/reference/experts.py): biases, and the activation of gate and up.
+// What lies between the two matmuls of experts (plugins/reference/experts.py): biases, and the activation of gate and
+// up.
 #pragma once
 #include "experts_elements.cuh"
 

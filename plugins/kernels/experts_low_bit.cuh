@@ -35,10 +35,9 @@ struct Scales<Streamed<Format>> {
 
 // As for unquantized weights. A number or the sum of a group is multiplied by its scale, so no weight is rounded.
 template <class Format, int TILES, class Weights>
-__device__ __forceinline__ void multiply(
-    Weights& weights, Scales<Streamed<Format>>& scales, Outputs outputs, Outputs following,
-    const uint4* const (&rows)[TILES], int tiles, Sums<typename Format::T> (&sums)[TILES]
-) {
+__device__ __forceinline__ void multiply(Weights& weights, Scales<Streamed<Format>>& scales, Outputs outputs,
+                                         Outputs following, const uint4* const (&rows)[TILES], int tiles,
+                                         Sums<typename Format::T> (&sums)[TILES]) {
     using T = typename Format::T;
     constexpr int LOADS = Format::LOADS, GROUPS = 4 / LOADS, PARTS = 2 / LOADS;
     const Format& format = scales.format;
@@ -87,24 +86,24 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-#define KERNELS(NAME, ...)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) gate_up_##NAME(                                          \
-        const u16* x, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int shift,   \
-        const int* order, const int4* items, const int* item_count, int hidden, int width, int per_token,             \
-        const u16* bias, int interleaved, float alpha, float cubic, float limit, float offset, u16* activated) {      \
-        Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                          \
-        Activation<__VA_ARGS__::T> activation{bias, interleaved, alpha, cubic, limit, offset};                        \
-        gate_up(x, weight, format, order, items, item_count, hidden, width, per_token, activation, activated);        \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) down_##NAME(                                             \
-        const u16* activated, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more,      \
-        int shift, const int* order, const int4* items, const int* item_count, const float* weights, int hidden,      \
-        int width, const u16* bias, float* parts) {                                                                   \
-        Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                          \
-        down(activated, weight, format, order, items, item_count, weights, hidden, width, bias, parts);               \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) weights_##NAME(                                             \
-        const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int outputs, int inner,    \
-        int shift, u16* numbers) {                                                                                    \
-        low_bit_weights<__VA_ARGS__>(weight, __VA_ARGS__{scales, more, shift}, outputs, inner, numbers);              \
+#define KERNELS(NAME, ...)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) gate_up_##NAME(                                           \
+        const u16* x, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int shift,    \
+        const int* order, const int4* items, const int* item_count, int hidden, int width, int per_token,              \
+        const u16* bias, int interleaved, float alpha, float cubic, float limit, float offset, u16* activated) {       \
+        Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                           \
+        Activation<__VA_ARGS__::T> activation{bias, interleaved, alpha, cubic, limit, offset};                         \
+        gate_up(x, weight, format, order, items, item_count, hidden, width, per_token, activation, activated);         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) down_##NAME(                                              \
+        const u16* activated, const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more,       \
+        int shift, const int* order, const int4* items, const int* item_count, const float* weights, int hidden,       \
+        int width, const u16* bias, float* parts) {                                                                    \
+        Streamed<__VA_ARGS__> format{{scales, more, shift}};                                                           \
+        down(activated, weight, format, order, items, item_count, weights, hidden, width, bias, parts);                \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        weights_##NAME(const u8* weight, const __VA_ARGS__::Scale* scales, const __VA_ARGS__::More* more, int outputs, \
+                       int inner, int shift, u16* numbers) {                                                           \
+        low_bit_weights<__VA_ARGS__>(weight, __VA_ARGS__{scales, more, shift}, outputs, inner, numbers);               \
     }

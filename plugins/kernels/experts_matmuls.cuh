@@ -1,10 +1,10 @@
-// The matmuls of experts: gate and up with their activation, and down. A format (experts_stream.cuh, low_bit.cuh) is how
-// their weights are stored.
+// The matmuls of experts: gate and up with their activation, and down. A format (experts_stream.cuh, low_bit.cuh) is
+// how their weights are stored.
 #pragma once
 #include "experts_activation.cuh"
 #include "experts_stream.cuh"
 
-constexpr int GATE_SPLIT = 8, DOWN_SPLIT = 4;  // warps that share the inputs of 16 outputs
+constexpr int GATE_SPLIT = 8, DOWN_SPLIT = 4;              // warps that share the inputs of 16 outputs
 constexpr int GATES = 8, DOWNS = 16 * WARPS / DOWN_SPLIT;  // outputs of a unit
 constexpr int TILES = ITEM_ROWS / 8;
 template <class T>
@@ -26,11 +26,9 @@ __device__ __forceinline__ void keep(float (*to)[17], const Sums<T> (&sums)[TILE
 
 // A unit: 8 gates and the 8 ups that belong to them, for activated[place of the pair].
 template <class Format>
-__device__ void gate_up(
-    const typename Format::T::Element* x, const void* weight, Format format, const int* order, const int4* items,
-    const int* item_count, int hidden, int width, int per_token, Activation<typename Format::T> activation,
-    typename Format::T::Element* activated
-) {
+__device__ void gate_up(const typename Format::T::Element* x, const void* weight, Format format, const int* order,
+                        const int4* items, const int* item_count, int hidden, int width, int per_token,
+                        Activation<typename Format::T> activation, typename Format::T::Element* activated) {
     using T = typename Format::T;
     constexpr int EACH = 16 / sizeof(typename T::Element);
     extern __shared__ uint4 ring[];
@@ -43,9 +41,8 @@ __device__ void gate_up(
         int gate = activation.gate_row(expert, unit % across * GATES + g, width);
         return Outputs{gate, gate + activation.step(width)};
     };
-    Weights<Format, GATE_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(
-        expert_of, outputs_of, stored, hidden, warp, units, ring
-    );
+    Weights<Format, GATE_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored,
+                                                                                   hidden, warp, units, ring);
     const uint4* rows[TILES];
     auto find_rows = [&](int4 item) {
 #pragma unroll
@@ -90,11 +87,9 @@ __device__ void gate_up(
 
 // A unit: 32 outputs. parts[pair] = weight of the pair * (down(activated) + bias), if there is a bias.
 template <class Format>
-__device__ void down(
-    const typename Format::T::Element* activated, const void* weight, Format format, const int* order,
-    const int4* items, const int* item_count, const float* shares, int hidden, int width,
-    const typename Format::T::Element* bias, float* parts
-) {
+__device__ void down(const typename Format::T::Element* activated, const void* weight, Format format, const int* order,
+                     const int4* items, const int* item_count, const float* shares, int hidden, int width,
+                     const typename Format::T::Element* bias, float* parts) {
     using T = typename Format::T;
     constexpr int EACH = 16 / sizeof(typename T::Element);
     extern __shared__ uint4 ring[];
@@ -107,9 +102,8 @@ __device__ void down(
         int own = unit % across * DOWNS + warp / DOWN_SPLIT * 16, output = expert * hidden + own + g;
         return own < hidden ? Outputs{output, output + 8} : NONE;
     };
-    Weights<Format, DOWN_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(
-        expert_of, outputs_of, stored, width, warp % DOWN_SPLIT, units, ring
-    );
+    Weights<Format, DOWN_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored, width,
+                                                                                   warp % DOWN_SPLIT, units, ring);
     int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
     Scales<Format> scales(format, width);
     if (blockIdx.x < units) scales.load(outputs_of(blockIdx.x, next.x), warp % DOWN_SPLIT);

@@ -9,10 +9,8 @@ constexpr int MAX_EXPERTS = 512, PER_LANE = MAX_EXPERTS / 32;
 // and makes all weights of its row NaN, so it stays in that row. An expert's number in `factors`, if there are some,
 // multiplies its weight.
 template <class T>
-__device__ void choose(
-    const typename T::Element* logits, int experts, int per_token, bool normalized,
-    const typename T::Element* factors, int* ids, float* weights
-) {
+__device__ void choose(const typename T::Element* logits, int experts, int per_token, bool normalized,
+                       const typename T::Element* factors, int* ids, float* weights) {
     int lane = threadIdx.x % 32;
     float held[PER_LANE], largest = -INFINITE, total = 0, chosen = -INFINITE;
     u32 used = 0;
@@ -66,9 +64,8 @@ __device__ void choose(
 
 // Part of block e: the pairs of expert e in order and the place of each, ``ends``[e], and its items {expert, first
 // place, pairs}.
-__device__ void place(
-    const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count
-) {
+__device__ void place(const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items,
+                      int* item_count) {
     __shared__ int counts[MAX_EXPERTS], before[2], of_warp[32];
     int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;

@@ -73,9 +73,7 @@ struct Unquantized {
 };
 
 // Two outputs of the concatenated weights of all experts, or NONE.
-struct Outputs {
-    int upper, lower;
-};
+struct Outputs { int upper, lower; };
 constexpr Outputs NONE{-1, -1};
 
 // What a format reads besides the numbers, for a thread's outputs in a chunk.
@@ -100,11 +98,10 @@ struct Weights {
     const uint4* stored;
     int inner, length, part, unit, units, next = 0, chunk = 0, slot = 0;
     const uint4 *upper, *lower;  // null if they do not exist
-    uint4* ring;  // [RING][4][THREADS]
+    uint4* ring;                 // [RING][4][THREADS]
 
-    __device__ __forceinline__ Weights(
-        ExpertOf expert_of, OutputsOf outputs_of, const uint4* stored, int inner, int part, int units, uint4* ring
-    )
+    __device__ __forceinline__ Weights(ExpertOf expert_of, OutputsOf outputs_of, const uint4* stored, int inner,
+                                       int part, int units, uint4* ring)
         : expert_of(expert_of), outputs_of(outputs_of), stored(stored), inner(inner), length(Format::vectors(inner)),
           part(part), unit(blockIdx.x), units(units), ring(ring) {
         if (unit < units) find(expert_of(unit));
@@ -155,10 +152,8 @@ struct Weights {
 // ``sums`` of 8 * TILES rows (``tiles`` tiles exist) over the warp's part of a unit's inputs. Rows are null if
 // they do not exist.
 template <class T, int TILES, class Weights>
-__device__ __forceinline__ void multiply(
-    Weights& weights, Scales<Unquantized<T>>&, Outputs, Outputs, const uint4* const (&rows)[TILES], int tiles,
-    Sums<T> (&sums)[TILES]
-) {
+__device__ __forceinline__ void multiply(Weights& weights, Scales<Unquantized<T>>&, Outputs, Outputs,
+                                         const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]) {
     using Input = typename Sums<T>::Input;
     auto load = [&](Input(&x)[2], int tile, int chunk) {
         int k = weights.vector(chunk);

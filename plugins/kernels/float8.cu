@@ -9,24 +9,20 @@
 constexpr float LOG2_E = 1.4426950408889634f;
 
 template <class T>
-__device__ void quantize_tokens(
-    const typename T::Element* x, const float* given, int width, u8* quantized, float* scales
-) {
+__device__ void quantize_tokens(const typename T::Element* x, const float* given, int width, u8* quantized,
+                                float* scales) {
     i64 row = blockIdx.x;
     begin_next();
     wait_for_previous();
-    quantize_row(width, given, quantized + row * width, scales + row, [&](int i) {
-        return load8<T>(x + row * width + i);
-    });
+    quantize_row(width, given, quantized + row * width, scales + row,
+                 [&](int i) { return load8<T>(x + row * width + i); });
 }
 
 // A row by the blocks of a cluster; one block if there are many rows. A thread keeps its first SWEEPS times eight
 // activated values, and computes further ones twice.
 template <class T, int SWEEPS>
-__device__ void quantized_swiglu(
-    const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,
-    u8* quantized, float* made
-) {
+__device__ void quantized_swiglu(const typename T::Element* gate_up, const float* scales, const float* weight_scales,
+                                 const float* given, int width, u8* quantized, float* made) {
     int blocks = blocks_of_row(), stride = 8 * blockDim.x * blocks;
     int first = 8 * (block_rank() * blockDim.x + threadIdx.x);
     i64 row = blockIdx.x / blocks;
@@ -69,7 +65,8 @@ __device__ void quantized_swiglu(
         int i = first + sweep * stride;
         if (i < width) held[sweep] = activated(i, held[sweep], up[sweep]);
     }
-    for (int i = first + SWEEPS * stride; i < width; i += stride) activated(i, packed8<T>(gates + i), packed8<T>(ups + i));
+    for (int i = first + SWEEPS * stride; i < width; i += stride)
+        activated(i, packed8<T>(gates + i), packed8<T>(ups + i));
     Divisor by = divisor(blocks > 1 ? blocks_max(largest) : row_max(largest), given);
     u8* to = quantized + row * width;
 #pragma unroll
@@ -84,11 +81,9 @@ __device__ void quantized_swiglu(
 }
 
 template <class T>
-__device__ void quantized_norm(
-    const typename T::Element* skip, const typename T::Element* update, const float* scales,
-    const float* weight_scales, const typename T::Element* weight, const float* given, int width, float epsilon,
-    u8* quantized, float* made, typename T::Element* sum
-) {
+__device__ void quantized_norm(const typename T::Element* skip, const typename T::Element* update, const float* scales,
+                               const float* weight_scales, const typename T::Element* weight, const float* given,
+                               int width, float epsilon, u8* quantized, float* made, typename T::Element* sum) {
     i64 row = blockIdx.x, at = row * width;
     int stride = 8 * blockDim.x, first = 8 * threadIdx.x;
     Eight each = {}, of_norm = {};
@@ -153,38 +148,37 @@ __device__ void scale_matmul(const float* scales, const float* weight_scales, in
     store8<T>(x, scaled8<T>(packed8<T>(x), scales[row], load8<Fp32>(weight_scales + i)));
 }
 
-#define SWIGLU(NAME, T, SWEEPS, THREADS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS) quantized_swiglu_##SWEEPS##_##NAME(                         \
-        const T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,    \
-        u8* quantized, float* made) {                                                                                 \
-        quantized_swiglu<T, SWEEPS>(gate_up, scales, weight_scales, given, width, quantized, made);                   \
+#define SWIGLU(NAME, T, SWEEPS, THREADS)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        quantized_swiglu_##SWEEPS##_##NAME(const T::Element* gate_up, const float* scales, const float* weight_scales, \
+                                           const float* given, int width, u8* quantized, float* made) {                \
+        quantized_swiglu<T, SWEEPS>(gate_up, scales, weight_scales, given, width, quantized, made);                    \
     }
-#define FEW_ROWS(NAME, T, ROWS)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(MATMUL_THREADS, 2) few_rows_##ROWS##_##NAME(                         \
-        const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,  \
-        int inner, T::Element* out) {                                                                                 \
-        few_rows<T, ROWS / 8>(quantized, scales, weight, weight_scales, rows, width, inner, out);                     \
+#define FEW_ROWS(NAME, T, ROWS)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(MATMUL_THREADS, 2)                                             \
+        few_rows_##ROWS##_##NAME(const u8* quantized, const float* scales, const u8* weight,                    \
+                                 const float* weight_scales, int rows, int width, int inner, T::Element* out) { \
+        few_rows<T, ROWS / 8>(quantized, scales, weight, weight_scales, rows, width, inner, out);               \
     }
-#define KERNELS(NAME, T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(512) quantize_tokens_##NAME(                                         \
-        const T::Element* x, const float* given, int width, u8* quantized, float* scales) {                           \
-        quantize_tokens<T>(x, given, width, quantized, scales);                                                       \
-    }                                                                                                                 \
-    SWIGLU(NAME, T, 1, 512)                                                                                           \
-    SWIGLU(NAME, T, 2, 1024)                                                                                          \
-    SWIGLU(NAME, T, 4, 512)                                                                                           \
-    FEW_ROWS(NAME, T, 8)                                                                                              \
-    FEW_ROWS(NAME, T, 16)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(512) quantized_norm_##NAME(                                          \
-        const T::Element* skip, const T::Element* update, const float* scales, const float* weight_scales,            \
-        const T::Element* weight, const float* given, int width, float epsilon, u8* quantized, float* made,           \
-        T::Element* sum) {                                                                                            \
-        quantized_norm<T>(                                                                                            \
-            skip, update, scales, weight_scales, weight, given, width, epsilon, quantized, made, sum);                \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) scale_matmul_##NAME(                                            \
-        const float* scales, const float* weight_scales, int width, T::Element* out) {                                \
-        scale_matmul<T>(scales, weight_scales, width, out);                                                           \
+#define KERNELS(NAME, T)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(512)                                                                \
+        quantize_tokens_##NAME(const T::Element* x, const float* given, int width, u8* quantized, float* scales) {   \
+        quantize_tokens<T>(x, given, width, quantized, scales);                                                      \
+    }                                                                                                                \
+    SWIGLU(NAME, T, 1, 512)                                                                                          \
+    SWIGLU(NAME, T, 2, 1024)                                                                                         \
+    SWIGLU(NAME, T, 4, 512)                                                                                          \
+    FEW_ROWS(NAME, T, 8)                                                                                             \
+    FEW_ROWS(NAME, T, 16)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(512)                                                                \
+        quantized_norm_##NAME(const T::Element* skip, const T::Element* update, const float* scales,                 \
+                              const float* weight_scales, const T::Element* weight, const float* given, int width,   \
+                              float epsilon, u8* quantized, float* made, T::Element* sum) {                          \
+        quantized_norm<T>(skip, update, scales, weight_scales, weight, given, width, epsilon, quantized, made, sum); \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(256)                                                                \
+        scale_matmul_##NAME(const float* scales, const float* weight_scales, int width, T::Element* out) {           \
+        scale_matmul<T>(scales, weight_scales, width, out);                                                          \
     }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -192,12 +186,12 @@ __device__ void scale_matmul(const float* scales, const float* weight_scales, in
 #else
 #define IF_HOPPER(...)
 #endif
-#define ORDERED(NAME, T, ROWS, STAGES)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256) few_ordered_##ROWS##_##STAGES##_##NAME(                         \
-        const void* row_boxes, const float* scales, const u8* weight, const float* weight_scales, int rows,           \
-        int width, int inner, int slots, T::Element* out) {                                                           \
-        IF_HOPPER(few_ordered<T, ROWS / 8, STAGES>(                                                                   \
-            row_boxes, scales, weight, weight_scales, rows, width, inner, slots, out);)                               \
+#define ORDERED(NAME, T, ROWS, STAGES)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) few_ordered_##ROWS##_##STAGES##_##NAME(                          \
+        const void* row_boxes, const float* scales, const u8* weight, const float* weight_scales, int rows, int width, \
+        int inner, int slots, T::Element* out) {                                                                       \
+        IF_HOPPER(few_ordered<T, ROWS / 8, STAGES>(row_boxes, scales, weight, weight_scales, rows, width, inner,       \
+                                                   slots, out);)                                                       \
     }
 #define ORDERED_KERNELS(NAME, T) ORDERED(NAME, T, 8, 6) ORDERED(NAME, T, 8, 8) ORDERED(NAME, T, 16, 6)
 

@@ -6,9 +6,7 @@
 #define LARGEST_FLOAT8 448.0f
 #define MIN_SCALE 0x1p-100f  // replaces the scale of a row of zeros
 
-struct Eight {
-    float at[8];
-};
+struct Eight { float at[8]; };
 
 // Two values, the first in the lower byte; values that are too large become the largest. Needs compute capability 8.9.
 __device__ __forceinline__ u32 float8_pair(float low, float high) {
@@ -43,9 +41,8 @@ __device__ __forceinline__ Eight unpack8(const Packed<T>& packed) {
 template <class T>
 __device__ __forceinline__ Packed<T> pack8(const Eight& x) {
     if constexpr (sizeof(typename T::Element) == 2) {
-        return {{make_uint4(
-            T::pack(make_float2(x.at[0], x.at[1])), T::pack(make_float2(x.at[2], x.at[3])),
-            T::pack(make_float2(x.at[4], x.at[5])), T::pack(make_float2(x.at[6], x.at[7])))}};
+        return {{make_uint4(T::pack(make_float2(x.at[0], x.at[1])), T::pack(make_float2(x.at[2], x.at[3])),
+                            T::pack(make_float2(x.at[4], x.at[5])), T::pack(make_float2(x.at[6], x.at[7])))}};
     } else {
         auto bits = [&](int i) { return __float_as_uint(x.at[i]); };
         return {{make_uint4(bits(0), bits(1), bits(2), bits(3)), make_uint4(bits(4), bits(5), bits(6), bits(7))}};

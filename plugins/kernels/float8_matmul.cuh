@@ -6,7 +6,7 @@
 
 constexpr int MATMUL_WARPS = 8, MATMUL_THREADS = 32 * MATMUL_WARPS;
 constexpr int MATMUL_CHUNK = 64;  // inputs that a warp takes at a time
-constexpr int TALL = 2;  // times 16 outputs per block
+constexpr int TALL = 2;           // times 16 outputs per block
 
 // c[16 outputs x 8 rows] += a[16 x 32] b[32 x 8], each in the fragments of mma.m16n8k32.
 __device__ __forceinline__ void float8_mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -24,10 +24,8 @@ __device__ __forceinline__ void float8_mma(float (&c)[4], u32 a0, u32 a1, u32 a2
 // copies are in flight before the previous kernel, which writes the rows, has ended. At most 8 * TILES rows; a row's
 // result depends on no other row, and not on TILES.
 template <class T, int TILES>
-__device__ void few_rows(
-    const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,
-    int inner, typename T::Element* out
-) {
+__device__ void few_rows(const u8* quantized, const float* scales, const u8* weight, const float* weight_scales,
+                         int rows, int width, int inner, typename T::Element* out) {
     constexpr int STRIDE = MATMUL_WARPS * MATMUL_CHUNK, ROWS = 8 * TILES, OUTPUTS = 16 * TALL, AT_ONCE = 4;
     // Chunks of the weight that a warp has requested, including the one it reads. Rows use the same memory as a cache.
     constexpr int STAGES = TILES == 1 ? 5 : 4;

@@ -1,6 +1,6 @@
-// The matmul of a few rows in float8 that adds inputs as cuBLASLt's algorithms without split-K do on Hopper: tensor cores
-// sum 128 inputs, and these sums are added in float32, in order. So a row's result does not depend on the number of
-// rows (linear.py tries it).
+// The matmul of a few rows in float8 that adds inputs as cuBLASLt's algorithms without split-K do on Hopper: tensor
+// cores sum 128 inputs, and these sums are added in float32, in order. So a row's result does not depend on the number
+// of rows (linear.py tries it).
 #pragma once
 #include "bulk_copy.cuh"
 #include "copy.cuh"
@@ -12,16 +12,17 @@
 
 constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int GROUP_OUTPUTS = 16;
-constexpr int CHUNK = 128;  // inputs that tensor cores sum, and bytes of a line in shared memory
-constexpr int CHUNKS = 4;  // of a round, one per warp of a warpgroup
-constexpr int WINDOW = 4;  // rounds
+constexpr int CHUNK = 128;     // inputs that tensor cores sum, and bytes of a line in shared memory
+constexpr int CHUNKS = 4;      // of a round, one per warp of a warpgroup
+constexpr int WINDOW = 4;      // rounds
 constexpr int MOST_SLOTS = 8;  // windows of the rows in shared memory
 constexpr int WARP_STAGE = GROUP_OUTPUTS * CHUNK;
 
 // Copy a box of a tensor, from column `column` of the first row on, with its 16-byte parts permuted (128-byte swizzle).
 __device__ __forceinline__ void copy_box(u32 to, const void* tensor, int column, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(to),
         "l"(tensor), "r"(column), "r"(0), "r"(barrier)
         : "memory");
 }
@@ -81,10 +82,8 @@ __device__ __forceinline__ void done_multiplying(float (&sums)[SUMS], u32 (&outp
 // is read ahead by STAGES - 1 rounds, beyond a set's end, and before the previous kernel has written the rows. `slots`
 // windows of the rows are in shared memory: all of them, or the next ones.
 template <class T, int TILES, int STAGES>
-__device__ void few_ordered(
-    const void* row_boxes, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,
-    int inner, int slots, typename T::Element* out
-) {
+__device__ void few_ordered(const void* row_boxes, const float* scales, const u8* weight, const float* weight_scales,
+                            int rows, int width, int inner, int slots, typename T::Element* out) {
     constexpr int BOX = TILES * 8 * CHUNK, ROW_WINDOW = WINDOW * CHUNKS * BOX, SUMS = CHUNKS * TILES * 4;
     constexpr int STEPS = CHUNK / 32;  // multiplications of a chunk
     // [slots][ROW_WINDOW], [warps][STAGES][WARP_STAGE], float [groups][2][WINDOW * CHUNKS][TILES][GROUP]
@@ -139,7 +138,7 @@ __device__ void few_ordered(
     int stage = 0, slot = 0, phase = 0, half = 0;
     int block = blockIdx.x, blocks = gridDim.x;
     int left = (sets - block + blocks - 1) / blocks * windows - slots;  // windows of rows that are not copied yet
-    auto begin_round = [&](int round, float (&sums)[SUMS], u32 (&outputs)[STEPS][4]) {
+    auto begin_round = [&](int round, float (&sums)[SUMS], u32(&outputs)[STEPS][4]) {
         wait_copies<STAGES - 2>();
         __syncwarp();
         copy_next();
@@ -153,7 +152,7 @@ __device__ void few_ordered(
         for (int i = 0; i < STEPS; ++i) multiply(sums, outputs[i], columns + 2 * i, i != 0);
         close_multiplying();
     };
-    auto store_sums = [&](int round, float (&sums)[SUMS], u32 (&outputs)[STEPS][4]) {
+    auto store_sums = [&](int round, float (&sums)[SUMS], u32(&outputs)[STEPS][4]) {
         done_multiplying(sums, outputs);
         float* to = partial + ((half * WINDOW + round) * CHUNKS + warp % CHUNKS) * TILES * GROUP + lane * 2;
 #pragma unroll

@@ -8,32 +8,30 @@
 #include "latent_plain.cuh"
 #include "variants.cuh"
 
-#define CALL(T)                                                                                                       \
+#define CALL(T)                                                                                                        \
     const T::Element *query, const T::Element *key, T::Element *cache, const int *block_table, const i64 *write_index, \
         const int *rows, const int *starts, const T::Element *cosine, const T::Element *sine, int tokens, int window,  \
         int heads, int block_size, int max_blocks, float scale
-#define GIVEN(T)                                                                                                      \
-    (LatentCall<T>{ query, key, cache, block_table, write_index, rows, starts, cosine, sine, tokens, window, heads,   \
-                    block_size, max_blocks, scale })
+#define GIVEN(T)                                                                                                   \
+    (LatentCall<T>{query, key, cache, block_table, write_index, rows, starts, cosine, sine, tokens, window, heads, \
+                   block_size, max_blocks, scale})
 
-#define APPEND(NAME, T)                                                                                               \
+#define APPEND(NAME, T) \
     extern "C" __global__ void __launch_bounds__(128) append_latent_##NAME(CALL(T)) { append_keys<T>(GIVEN(T)); }
-#define ATTEND(NAME, T, ROWS, AT_ONCE)                                                                                \
-    extern "C" __global__ void __launch_bounds__(256, AT_ONCE) attend_latent_##NAME##_##ROWS(                         \
-        CALL(T), int runs, int splits, int stages, T::Element* mixed, float* sums, float2* bounds) {                  \
-        attend<T, ROWS / 16>(GIVEN(T), runs, splits, stages, mixed, LatentParts{sums, bounds});                       \
+#define ATTEND(NAME, T, ROWS, AT_ONCE)                                                               \
+    extern "C" __global__ void __launch_bounds__(256, AT_ONCE) attend_latent_##NAME##_##ROWS(        \
+        CALL(T), int runs, int splits, int stages, T::Element* mixed, float* sums, float2* bounds) { \
+        attend<T, ROWS / 16>(GIVEN(T), runs, splits, stages, mixed, LatentParts{sums, bounds});      \
     }
-#define MERGE(NAME, T)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128) merge_latent_##NAME(                                            \
-        CALL(T), int splits, T::Element* mixed, float* sums, float2* bounds) {                                        \
-        merge_splits<T>(GIVEN(T), splits, mixed, LatentParts{sums, bounds});                                          \
+#define MERGE(NAME, T)                                                                             \
+    extern "C" __global__ void __launch_bounds__(128)                                              \
+        merge_latent_##NAME(CALL(T), int splits, T::Element* mixed, float* sums, float2* bounds) { \
+        merge_splits<T>(GIVEN(T), splits, mixed, LatentParts{sums, bounds});                       \
     }
-#define TENSOR_CORE(NAME, T)                                                                                          \
+#define TENSOR_CORE(NAME, T) \
     APPEND(NAME, T) ATTEND(NAME, T, 16, 2) ATTEND(NAME, T, 32, 1) ATTEND(NAME, T, 64, 1) MERGE(NAME, T)
 
 IF_BF16(TENSOR_CORE(bf16, Bf16))
 IF_FP16(TENSOR_CORE(fp16, Fp16))
-IF_FP32(APPEND(fp32, Fp32)
-extern "C" __global__ void __launch_bounds__(128) attend_latent_fp32(CALL(Fp32), float* mixed) {
-    attend_plainly(GIVEN(Fp32), mixed);
-})
+IF_FP32(APPEND(fp32, Fp32) extern "C" __global__ void __launch_bounds__(128)
+            attend_latent_fp32(CALL(Fp32), float* mixed) { attend_plainly(GIVEN(Fp32), mixed); })

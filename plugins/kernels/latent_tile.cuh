@@ -1,9 +1,9 @@
 // Latent attention on tensor cores: all heads of the new tokens of a text are rows of one matmul with its keys.
 //
 // A block has eight warps and ROWS = 16 * TILES rows. Queries, keys and weights are in shared memory, because a row's
-// query and its sum (512 values) are too large for the registers of one warp: the warps share the keys of a step for the
-// scores, and the columns of the values for the sums. The terms of a row's sum and their order depend on its position
-// and the number of splits, and not on the rows next to it.
+// query and its sum (512 values) are too large for the registers of one warp: the warps share the keys of a step for
+// the scores, and the columns of the values for the sums. The terms of a row's sum and their order depend on its
+// position and the number of splits, and not on the rows next to it.
 #pragma once
 
 #include "latent_call.cuh"
@@ -21,7 +21,8 @@ __device__ int chunk_at(int row, int chunk) {
     return row * WIDTH + (chunk ^ (row & 7)) * 8;
 }
 
-// The rows of a block: `lines` of them, from row `first` of the new tokens of its text, which begin at position `start`.
+// The rows of a block: `lines` of them, from row `first` of the new tokens of its text, which begin at position
+// `start`.
 template <int TILES>
 struct LatentRows {
     static constexpr int ROWS = 16 * TILES, GROUPS = WARPS / TILES, SPAN = KEYS / GROUPS;
@@ -30,7 +31,9 @@ struct LatentRows {
     i64 row;  // of `first` among all rows of the call
 
     template <class T>
-    __device__ int position(const LatentCall<T>& x, int line) const { return start + (first + line) / x.heads; }
+    __device__ int position(const LatentCall<T>& x, int line) const {
+        return start + (first + line) / x.heads;
+    }
 };
 
 // Shared memory of a block.
@@ -104,7 +107,8 @@ __device__ void score_keys(float (&score)[SPAN / 8][4], const u16* queries, cons
     for (int k = 0; k < CACHED / 32; ++k) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            load_matrices(a[i], shared_address(queries + chunk_at<CACHED>(line + lane % 16, 4 * k + 2 * i + lane / 16)));
+            load_matrices(a[i],
+                          shared_address(queries + chunk_at<CACHED>(line + lane % 16, 4 * k + 2 * i + lane / 16)));
 #pragma unroll
         for (int n = 0; n < TILES_OF_KEYS; ++n) {
             load_matrices(b, shared_address(keys + chunk_at<CACHED>(key + 8 * n + lane % 8, 4 * k + lane / 8)));
@@ -181,7 +185,8 @@ struct LatentSums {
     }
 };
 
-// Scores of a step for the rows and keys of a warp, in units of log 2: first their maxima are shared, then their weights.
+// Scores of a step for the rows and keys of a warp, in units of log 2: first their maxima are shared, then their
+// weights.
 template <class T, int TILES>
 struct LatentScores {
     using Rows = LatentRows<TILES>;

@@ -9,14 +9,15 @@ struct KindOf {
     static constexpr bool PER_CHANNEL = CHANNELS, DELTA = RULE;
 };
 
-template <int D> using DeltaRule = KindOf<D, false, true>;
-template <int D> using ChannelDecays = KindOf<D, true, true>;
-template <int D> using Gated = KindOf<D, false, false>;
+template <int D>
+using DeltaRule = KindOf<D, false, true>;
+template <int D>
+using ChannelDecays = KindOf<D, true, true>;
+template <int D>
+using Gated = KindOf<D, false, false>;
 
 // Columns of a part among the projected ones: its values of key head h begin at `first` + h * `stride`.
-struct Part {
-    int first, stride;
-};
+struct Part { int first, stride; };
 
 enum { QUERY, KEY, VALUE, DECAY, UPDATE, GATE, PARTS };
 

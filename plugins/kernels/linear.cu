@@ -8,12 +8,12 @@
 #else
 #define FEW_ROWS(...)
 #endif
-#define KERNEL(NAME, T, ROWS, STAGES, ROW_STAGES)                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) few_rows_##ROWS##_##STAGES##_##NAME(                            \
-        const u16* x, const u16* weight, int rows, int width, int inner, int pitch, u16* out) {                       \
-        FEW_ROWS(T, ROWS / 8, STAGES, ROW_STAGES)                                                                     \
+#define KERNEL(NAME, T, ROWS, STAGES, ROW_STAGES)                                               \
+    extern "C" __global__ void __launch_bounds__(256) few_rows_##ROWS##_##STAGES##_##NAME(      \
+        const u16* x, const u16* weight, int rows, int width, int inner, int pitch, u16* out) { \
+        FEW_ROWS(T, ROWS / 8, STAGES, ROW_STAGES)                                               \
     }
-#define KERNELS(NAME, T)                                                                                              \
+#define KERNELS(NAME, T) \
     KERNEL(NAME, T, 8, 6, 2) KERNEL(NAME, T, 8, 16, 4) KERNEL(NAME, T, 16, 6, 2) KERNEL(NAME, T, 16, 16, 4)
 
 IF_BF16(KERNELS(bf16, Bf16))

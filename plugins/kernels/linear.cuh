@@ -6,11 +6,11 @@
 #include "early.cuh"
 
 constexpr int WARP_OUTPUTS = 16;
-constexpr int CHUNK = 64;                    // inputs of a warp's outputs that are copied together
+constexpr int CHUNK = 64;                        // inputs of a warp's outputs that are copied together
 constexpr int STAGE = 2 * CHUNK * WARP_OUTPUTS;  // bytes
-constexpr int MANY_WARPS_STAGES = 6;         // chunks that a warp reads ahead where many share a processor
-constexpr int ROW_CHUNK = 512;               // inputs of the rows that are copied together
-constexpr int ROW_PITCH = ROW_CHUNK + 8;     // so that eight rows begin in different banks
+constexpr int MANY_WARPS_STAGES = 6;             // chunks that a warp reads ahead where many share a processor
+constexpr int ROW_CHUNK = 512;                   // inputs of the rows that are copied together
+constexpr int ROW_PITCH = ROW_CHUNK + 8;         // so that eight rows begin in different banks
 
 #if __CUDA_ARCH__ >= 900
 

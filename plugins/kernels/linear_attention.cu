@@ -1,7 +1,7 @@
-// linear_attention in three or four kernels. `convolve` computes queries, keys, values, decays and rates of every token,
-// replayed ones included, in parallel; `scan` goes through the tokens of a run, or `prepare_chunks` and `scan_chunks` go
-// through 64 at a time; `finish` gates and norms outputs, and keeps the newest tokens in the ring, which no kernel before
-// it writes.
+// linear_attention in three or four kernels. `convolve` computes queries, keys, values, decays and rates of every
+// token, replayed ones included, in parallel; `scan` goes through the tokens of a run, or `prepare_chunks` and
+// `scan_chunks` go through 64 at a time; `finish` gates and norms outputs, and keeps the newest tokens in the ring,
+// which no kernel before it writes.
 //
 // convolve_<dtype>_<kind>: 128 threads, grid (replays * runs + tokens, ceil(jobs / 4)); see convolve
 // scan_<dtype>_<kind> for prompts, scan_windows_<dtype>_<kind> for draft windows: scan.cuh
@@ -32,8 +32,8 @@ __device__ void convolve(const typename T::Element* given, const typename T::Ele
     if (!run.count || position < run.covered) return;
     int before = weights.kernel - 1;
     if (threadIdx.x <= before)
-        taps[threadIdx.x] = tap_at<T>(position - before + threadIdx.x, run, given, layout.given_pitch, recent,
-                                      layout.width(), history);
+        taps[threadIdx.x] =
+            tap_at<T>(position - before + threadIdx.x, run, given, layout.given_pitch, recent, layout.width(), history);
     __syncthreads();
 
     int lane = threadIdx.x % 32, job = blockIdx.y * 4 + threadIdx.x / 32;
@@ -66,9 +66,7 @@ constexpr int KEPT = 4;  // pairs or single values of a token that a thread stor
 // Store a part of a token of the call in the ring, which `convolve` may read until the wait.
 template <class T, class Kind>
 __device__ void keep(const typename T::Element* row, const Layout<Kind>& layout, int part, typename T::Element* to) {
-    struct alignas(2 * sizeof(typename T::Element)) Pair {
-        typename T::Element first, second;
-    } held[KEPT];
+    struct alignas(2 * sizeof(typename T::Element)) Pair { typename T::Element first, second; } held[KEPT];
     int pairs = layout.channels() / 2, units = layout.width() - pairs;
     auto unit = [&](int j) { return static_cast<int>((part * KEPT + j) * blockDim.x + threadIdx.x); };
 #pragma unroll
@@ -96,9 +94,9 @@ enum { NO_NORM, NORM_BEFORE_GATE, NORM_AFTER_GATE };
 constexpr int OF_A_WARP = 256;  // the most outputs of a group that one warp norms
 constexpr int HELD = 4;         // pairs of a group that a thread has in registers; it reads further ones again
 
-// Gate and norm the outputs of a token, in groups; the norm's weight is repeated over them. Grid (tokens, blocks): a group
-// of at most OF_A_WARP outputs has a warp of 128 threads, a larger one a block of a power of two of at most 512. The blocks
-// after those of the groups keep the token.
+// Gate and norm the outputs of a token, in groups; the norm's weight is repeated over them. Grid (tokens, blocks): a
+// group of at most OF_A_WARP outputs has a warp of 128 threads, a larger one a block of a power of two of at most 512.
+// The blocks after those of the groups keep the token.
 template <class T, class Kind>
 __device__ void finish(const float* mixtures, const typename T::Element* given, const float* weight,
                        const int* run_of_token, const Runs& runs, const Layout<Kind>& layout, int history, int size,
@@ -167,69 +165,76 @@ __device__ void finish(const float* mixtures, const typename T::Element* given, 
     for (int i = at(HELD); i < end; i += 2 * threads) store(i, value(i, gate(i)), gate(i), factor(i));
 }
 
-#define RUNS                                                                                                          \
-    const i64 *state_index, const i64 *write_index, const i64 *commit_index, const i64 *slots, const int *starts,     \
+#define RUNS                                                                                                      \
+    const i64 *state_index, const i64 *write_index, const i64 *commit_index, const i64 *slots, const int *starts, \
         int query, int replays, int history
-#define SIZES                                                                                                         \
-    int key_heads, int value_heads, int value_dim, int given_pitch, int query_at, int key_at, int value_at,           \
-        int decay_at, int update_at, int gate_at, int query_stride, int key_stride, int value_stride,                 \
+#define SIZES                                                                                               \
+    int key_heads, int value_heads, int value_dim, int given_pitch, int query_at, int key_at, int value_at, \
+        int decay_at, int update_at, int gate_at, int query_stride, int key_stride, int value_stride,       \
         int decay_stride, int update_stride, int gate_stride
-#define WEIGHTS(T)                                                                                                    \
+#define WEIGHTS(T)                                                                                                     \
     const T::Element *conv_weight, const float *conv_bias, const float *decay_scale, const float *dt_bias, int kernel, \
         float update_scale
 #define GIVEN (Runs{state_index, write_index, commit_index, slots, starts, query, replays})
 #define OF_LAYER(T) (Weights<T>{conv_weight, conv_bias, decay_scale, dt_bias, kernel, update_scale})
-#define LAYOUT(KIND) \
-    (Layout<KIND>{key_heads, value_heads, value_dim, given_pitch, \
-        {{query_at, query_stride}, {key_at, key_stride}, {value_at, value_stride}, {decay_at, decay_stride}, {update_at, update_stride}, {gate_at, gate_stride}}})
+#define LAYOUT(KIND)                           \
+    (Layout<KIND>{key_heads,                   \
+                  value_heads,                 \
+                  value_dim,                   \
+                  given_pitch,                 \
+                  {{query_at, query_stride},   \
+                   {key_at, key_stride},       \
+                   {value_at, value_stride},   \
+                   {decay_at, decay_stride},   \
+                   {update_at, update_stride}, \
+                   {gate_at, gate_stride}}})
 #define SCAN_WARPS(KIND) (KIND::KD > 128 ? 4 : 8)  // of a prompt: it has few blocks, with many registers
 #define WINDOW_WARPS 4
 #define SCANNED(KIND) (Scanned{rows, skip, runs, LAYOUT(KIND).pitch(), state, mixtures})
 
-#define KERNELS_OF(NAME, NAMED, T, KIND)                                                                              \
-    extern "C" __global__ void __launch_bounds__(128) convolve_##NAME##_##NAMED(                                      \
-        const T::Element* projected, const T::Element* recent, const int* run_of_token, WEIGHTS(T), RUNS, SIZES,      \
-        int runs, float* rows) {                                                                                      \
-        convolve<T, KIND>(projected, recent, OF_LAYER(T), GIVEN, run_of_token, runs, LAYOUT(KIND), history, rows);    \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * SCAN_WARPS(KIND), KIND::KD > 128 ? 3 : 2)                       \
-        scan_##NAME##_##NAMED(const float* rows, const float* skip, RUNS, SIZES, int runs, float* state,              \
-                              float* mixtures) {                                                                      \
-        scan<KIND, SCAN_WARPS(KIND)>(SCANNED(KIND), GIVEN, LAYOUT(KIND));                                             \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * WINDOW_WARPS, KIND::KD > 128 ? 3 : 5)                           \
-        scan_windows_##NAME##_##NAMED(const float* rows, const float* skip, RUNS, SIZES, int runs, float* state,      \
-                                      float* mixtures) {                                                              \
-        scan<KIND, WINDOW_WARPS>(SCANNED(KIND), GIVEN, LAYOUT(KIND));                                                 \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(512) finish_##NAME##_##NAMED(                                        \
-        const float* mixtures, const T::Element* projected, const float* norm_weight, const int* run_of_token, RUNS,  \
-        SIZES, int size, int weights, int norm, int gate_is_sigmoid, float epsilon, T::Element* recent,               \
-        T::Element* out) {                                                                                            \
-        finish<T, KIND>(mixtures, projected, norm_weight, run_of_token, GIVEN, LAYOUT(KIND), history, size, weights,  \
-                        norm, gate_is_sigmoid, epsilon, recent, out);                                                 \
+#define KERNELS_OF(NAME, NAMED, T, KIND)                                                                               \
+    extern "C" __global__ void __launch_bounds__(128)                                                                  \
+        convolve_##NAME##_##NAMED(const T::Element* projected, const T::Element* recent, const int* run_of_token,      \
+                                  WEIGHTS(T), RUNS, SIZES, int runs, float* rows) {                                    \
+        convolve<T, KIND>(projected, recent, OF_LAYER(T), GIVEN, run_of_token, runs, LAYOUT(KIND), history, rows);     \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * SCAN_WARPS(KIND), KIND::KD > 128 ? 3 : 2) scan_##NAME##_##NAMED( \
+        const float* rows, const float* skip, RUNS, SIZES, int runs, float* state, float* mixtures) {                  \
+        scan<KIND, SCAN_WARPS(KIND)>(SCANNED(KIND), GIVEN, LAYOUT(KIND));                                              \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * WINDOW_WARPS, KIND::KD > 128 ? 3 : 5)                            \
+        scan_windows_##NAME##_##NAMED(const float* rows, const float* skip, RUNS, SIZES, int runs, float* state,       \
+                                      float* mixtures) {                                                               \
+        scan<KIND, WINDOW_WARPS>(SCANNED(KIND), GIVEN, LAYOUT(KIND));                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(512)                                                                  \
+        finish_##NAME##_##NAMED(const float* mixtures, const T::Element* projected, const float* norm_weight,          \
+                                const int* run_of_token, RUNS, SIZES, int size, int weights, int norm,                 \
+                                int gate_is_sigmoid, float epsilon, T::Element* recent, T::Element* out) {             \
+        finish<T, KIND>(mixtures, projected, norm_weight, run_of_token, GIVEN, LAYOUT(KIND), history, size, weights,   \
+                        norm, gate_is_sigmoid, epsilon, recent, out);                                                  \
     }
-#define KERNELS_FOR(NAME, T, D)                                                                                       \
-    KERNELS_OF(NAME, delta_##D, T, DeltaRule<D>)                                                  \
-    KERNELS_OF(NAME, channels_##D, T, ChannelDecays<D>)                                                \
+#define KERNELS_FOR(NAME, T, D)                         \
+    KERNELS_OF(NAME, delta_##D, T, DeltaRule<D>)        \
+    KERNELS_OF(NAME, channels_##D, T, ChannelDecays<D>) \
     KERNELS_OF(NAME, gated_##D, T, Gated<D>)
-#define ALL_KERNELS(NAME, T)                                                                                          \
-    FOR_KEY_DIMS(KERNELS_FOR, NAME, T)                                                                                \
+#define ALL_KERNELS(NAME, T)           \
+    FOR_KEY_DIMS(KERNELS_FOR, NAME, T) \
     IF_HEAD_256(KERNELS_OF(NAME, gated_256, T, Gated<256>))
 
-#define CHUNK_KERNELS(NAME, NAMED, KIND)                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * ACROSS, 2) prepare_chunks_##NAME##_##NAMED(                     \
-        const float* rows, RUNS, SIZES, int runs, Prepared* prepared) {                                               \
-        extern __shared__ uint4 shared[];                                                                             \
-        auto& memory = *reinterpret_cast<Preparing*>(shared);                                                         \
-        prepare_chunks<KIND>(memory, rows, GIVEN, runs, LAYOUT(KIND), prepared);                                      \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * ACROSS * CHUNK_DOWN, 1) scan_chunks_##NAME##_##NAMED(           \
-        const float* rows, const float* skip, RUNS, SIZES, int runs, const Prepared* prepared, float* state,          \
-        float* mixtures) {                                                                                            \
-        extern __shared__ uint4 shared[];                                                                             \
-        auto& memory = *reinterpret_cast<Scanning<CHUNK_DOWN>*>(shared);                                              \
-        scan_chunks<KIND, CHUNK_DOWN>(memory, rows, skip, GIVEN, runs, LAYOUT(KIND), prepared, state, mixtures);      \
+#define CHUNK_KERNELS(NAME, NAMED, KIND)                                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * ACROSS, 2)                                                 \
+        prepare_chunks_##NAME##_##NAMED(const float* rows, RUNS, SIZES, int runs, Prepared* prepared) {          \
+        extern __shared__ uint4 shared[];                                                                        \
+        auto& memory = *reinterpret_cast<Preparing*>(shared);                                                    \
+        prepare_chunks<KIND>(memory, rows, GIVEN, runs, LAYOUT(KIND), prepared);                                 \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(32 * ACROSS * CHUNK_DOWN, 1)                                    \
+        scan_chunks_##NAME##_##NAMED(const float* rows, const float* skip, RUNS, SIZES, int runs,                \
+                                     const Prepared* prepared, float* state, float* mixtures) {                  \
+        extern __shared__ uint4 shared[];                                                                        \
+        auto& memory = *reinterpret_cast<Scanning<CHUNK_DOWN>*>(shared);                                         \
+        scan_chunks<KIND, CHUNK_DOWN>(memory, rows, skip, GIVEN, runs, LAYOUT(KIND), prepared, state, mixtures); \
     }
 #define CHUNK_DOWN 2
 

@@ -114,10 +114,20 @@ struct Wide {
     }
 };
 
-template <class T> struct GroupOf;
-template <> struct GroupOf<bf16> { typedef Packed<LanesBf16> type; };
-template <> struct GroupOf<fp16> { typedef Packed<LanesFp16> type; };
-template <> struct GroupOf<float> { typedef Wide type; };
+template <class T>
+struct GroupOf;
+template <>
+struct GroupOf<bf16> {
+    typedef Packed<LanesBf16> type;
+};
+template <>
+struct GroupOf<fp16> {
+    typedef Packed<LanesFp16> type;
+};
+template <>
+struct GroupOf<float> {
+    typedef Wide type;
+};
 
 template <class T>
 struct Row {

@@ -1,5 +1,5 @@
-// Weights of 4 or 8 bits in the order of plugins/operators/int4_layout.py and int8_layout.py. A format is a struct that turns the words
-// of a thread into numbers: Int4, Int8 and Float4.
+// Weights of 4 or 8 bits in the order of plugins/operators/int4_layout.py and int8_layout.py. A format is a struct that
+// turns the words of a thread into numbers: Int4, Int8 and Float4.
 #pragma once
 #include "elements.cuh"
 #include "intrinsics.cuh"

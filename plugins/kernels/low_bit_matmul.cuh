@@ -3,8 +3,8 @@
 #include "cluster.cuh"
 #include "low_bit.cuh"
 
-constexpr int MOST_SPLITS = 8;   // warps of a block along the inputs, and blocks of a cluster
-constexpr int SUMS_PAD = 4;      // floats after a row of partial sums: rows of one store use different banks
+constexpr int MOST_SPLITS = 8;  // warps of a block along the inputs, and blocks of a cluster
+constexpr int SUMS_PAD = 4;     // floats after a row of partial sums: rows of one store use different banks
 
 // A thread's part of a chunk: numbers of all four groups of 32 inputs for one output of each of `HALVES` times 8, and
 // what the format reads for them.
@@ -42,9 +42,8 @@ __device__ __forceinline__ float2 tree_sum(int count, Value value) {
 // cluster share the inputs. Sums are of exact numbers, so no weight is rounded: either their scale is applied to the
 // sum of a group, or numbers are exact with their scale. Rows and outputs that do not exist repeat the last ones.
 template <class Format, int ROWS, int TILES>
-__device__ void low_bit_matmul(
-    const u16* x, const u8* weight, Format format, int rows, int width, int inner, u16* out
-) {
+__device__ void low_bit_matmul(const u16* x, const u8* weight, Format format, int rows, int width, int inner,
+                               u16* out) {
     using T = typename Format::T;
     constexpr int LOADS = Format::LOADS, GROUPS = 4 / LOADS, BYTES = 64 * LOADS;  // groups of a load, bytes of a chunk
     constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES, OUTPUTS = 8 * HALVES, PITCH = OUTPUTS + SUMS_PAD;
@@ -110,8 +109,7 @@ __device__ void low_bit_matmul(
                         T::mma(sum, first, in.x, in.y);
                         T::mma(sum, second, in.z, in.w);
 #pragma unroll
-                        for (int j = 0; j < 4; ++j)
-                            sums[i][t][j] += Format::scale(held[2 * i + j / 2], group) * sum[j];
+                        for (int j = 0; j < 4; ++j) sums[i][t][j] += Format::scale(held[2 * i + j / 2], group) * sum[j];
                     }
                 }
             }
@@ -150,9 +148,8 @@ __device__ void low_bit_matmul(
         return;
     }
 #if __CUDA_ARCH__ >= 900
-    for_pairs(rows, until, thread, threads, [&](int r, int o) {
-        *reinterpret_cast<float2*>(partial + r * PITCH + o) = sum_warps(r, o);
-    });
+    for_pairs(rows, until, thread, threads,
+              [&](int r, int o) { *reinterpret_cast<float2*>(partial + r * PITCH + o) = sum_warps(r, o); });
     arrive_at_cluster();
     wait_for_cluster();
     u32 mine = static_cast<u32>(__cvta_generic_to_shared(partial));

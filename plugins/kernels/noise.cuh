@@ -16,8 +16,8 @@ enum Purpose { SAMPLE = 0, ACCEPT = 1, RESIDUAL = 2, DRAFT = 3 };
 // One stream of noise. Only the first counter word (token / 4) differs within a row, so half of the first two rounds is
 // the same for all of its tokens and is computed here, once.
 struct Noise {
-    u32 key0, key1;      // of the third round
-    u32 first1;          // mixed into the third word by the first round
+    u32 key0, key1;                 // of the third round
+    u32 first1;                     // mixed into the third word by the first round
     u32 second0, second1, second3;  // mixed into the first and third word by the second round; its fourth word
 
     __device__ __forceinline__ Noise(u64 seed, u64 position, u32 purpose) {

@@ -1,6 +1,7 @@
 // A linear recurrence over the tokens of runs, one after another: for a head with the state S [KD, value_dim],
 //
-//     S = decay * S, c = rate * (v - Sᵀ k) by the delta rule, else rate * v; out = Sᵀ q + (k · q) c + skip * v, S = S + k cᵀ
+//     S = decay * S, c = rate * (v - Sᵀ k) by the delta rule, else rate * v; out = Sᵀ q + (k · q) c + skip * v, S = S +
+//     k cᵀ
 //
 // Every token goes through the same instructions in the same order, rounded in the same places, whether it is replayed,
 // of a draft window or of a prompt, and the state is written as it is held. So a token has the same bits in any call.
@@ -16,7 +17,9 @@ constexpr int COLUMNS = 8;          // of a state's head, to a warp
 constexpr int LANES = COLUMNS / 2;  // that hold the columns of a key, two each
 constexpr int GROUPS = 32 / LANES;  // of a warp's lanes; group g has keys 4 (g + GROUPS i) to 4 (g + GROUPS i) + 3
 
-__device__ inline float2 fused(float a, float2 x, float2 y) { return make_float2(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y)); }
+__device__ inline float2 fused(float a, float2 x, float2 y) {
+    return make_float2(fmaf(a, x.x, y.x), fmaf(a, x.y, y.y));
+}
 __device__ inline float2 product(float a, float2 x) { return make_float2(__fmul_rn(a, x.x), __fmul_rn(a, x.y)); }
 __device__ inline float2 difference(float2 x, float2 y) {
     return make_float2(__fsub_rn(x.x, y.x), __fsub_rn(x.y, y.y));
@@ -77,7 +80,8 @@ struct State {
                 out[i % 2] = fused(part_of(token.query[group + GROUPS * (i / 4)], i % 4), at[i], out[i % 2]);
             out[0] = over_groups(sum(out[0], out[1]));
         }
-        float2 change = product(token.rate, Kind::DELTA ? difference(value, over_groups(sum(seen[0], seen[1]))) : value);
+        float2 change =
+            product(token.rate, Kind::DELTA ? difference(value, over_groups(sum(seen[0], seen[1]))) : value);
 #pragma unroll
         for (int i = 0; i < KEYS; ++i) at[i] = fused(part_of(key[i / 4], i % 4), change, at[i]);
         return fused(skip, value, fused(token.key_query, change, out[0]));

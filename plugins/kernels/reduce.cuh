@@ -14,7 +14,9 @@ struct Best {
 };
 
 template <class T>
-__device__ __forceinline__ T from_lane(T value, int offset) { return __shfl_xor_sync(ALL_LANES, value, offset); }
+__device__ __forceinline__ T from_lane(T value, int offset) {
+    return __shfl_xor_sync(ALL_LANES, value, offset);
+}
 
 __device__ __forceinline__ Best from_lane(Best value, int offset) {
     return {__shfl_xor_sync(ALL_LANES, value.key, offset), __shfl_xor_sync(ALL_LANES, value.token, offset)};

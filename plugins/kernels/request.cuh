@@ -32,8 +32,7 @@ struct Drafts {
 
     __device__ __forceinline__ Drafts(const i64* all, const i64* lengths, const float* all_probs, int i, int rows,
                                       int vocab)
-        : tokens(all + i64(i) * (rows - 1)),
-          probs(all_probs ? all_probs + i64(i) * (rows - 1) * vocab : nullptr),
+        : tokens(all + i64(i) * (rows - 1)), probs(all_probs ? all_probs + i64(i) * (rows - 1) * vocab : nullptr),
           length(lengths ? int(lengths[i]) : 0) {}
 
     // A warp: its lane i gets the i-th draft, or -1 past the last.

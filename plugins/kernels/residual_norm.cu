@@ -45,7 +45,7 @@ __device__ void residual_norm(const typename T::Element* x, const typename T::El
     Vector<T, N> held[HELD], others[HELD];
     float2 weights[HELD][N / 2];
     float squares = 0;
-    auto load_weights = [&](float2 (&to)[N / 2], int i) {
+    auto load_weights = [&](float2(&to)[N / 2], int i) {
 #pragma unroll
         for (int p = 0; p < N / 2; ++p) to[p] = *reinterpret_cast<const float2*>(weight + i + 2 * p);
     };
@@ -81,7 +81,7 @@ __device__ void residual_norm(const typename T::Element* x, const typename T::El
     for (int i = first + HELD * stride; i < width; i += stride)
         add(i, Vector<T, N>::load(x + at + i), Vector<T, N>::load(update + at + i));
     float scale = rsqrtf(__fdiv_rn(block_sum(squares), static_cast<float>(width)) + epsilon);
-    auto store = [&](int i, Vector<T, N> both, const float2 (&by)[N / 2]) {
+    auto store = [&](int i, Vector<T, N> both, const float2(&by)[N / 2]) {
 #pragma unroll
         for (int p = 0; p < N / 2; ++p) {
             float2 value = both.pair(p);
@@ -100,13 +100,13 @@ __device__ void residual_norm(const typename T::Element* x, const typename T::El
     }
 }
 
-#define KERNEL(NAME, T)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(1024) residual_norm_##NAME(                                          \
-        const T::Element* x, const T::Element* update, const float* weight, int width, float epsilon,                 \
-        T::Element* normed, T::Element* sum) {                                                                        \
-        constexpr int WIDE = 16 / sizeof(T::Element);                                                                 \
-        if (width % WIDE == 0) residual_norm<T, WIDE>(x, update, weight, width, epsilon, normed, sum);                \
-        else residual_norm<T, 2>(x, update, weight, width, epsilon, normed, sum);                                     \
+#define KERNEL(NAME, T)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(1024)                                                      \
+        residual_norm_##NAME(const T::Element* x, const T::Element* update, const float* weight, int width, \
+                             float epsilon, T::Element* normed, T::Element* sum) {                          \
+        constexpr int WIDE = 16 / sizeof(T::Element);                                                       \
+        if (width % WIDE == 0) residual_norm<T, WIDE>(x, update, weight, width, epsilon, normed, sum);      \
+        else residual_norm<T, 2>(x, update, weight, width, epsilon, normed, sum);                           \
     }
 
 IF_BF16(KERNEL(bf16, Bf16))

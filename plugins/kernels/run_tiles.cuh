@@ -5,9 +5,7 @@
 
 // Tile `number` of all runs that have tokens, with `rows` rows per tile: its run, or -1 after the last tile, and its
 // index among the run's tiles. All threads of a warp call it together; each examines one run at a time.
-struct RunTile {
-    int run, tile;
-};
+struct RunTile { int run, tile; };
 __device__ inline RunTile tile_of(const int* starts, int runs, int group, int rows, int number) {
     int lane = threadIdx.x % 32, before = 0;
     for (int base = 0; base < runs; base += 32) {

@@ -39,14 +39,16 @@ struct Tile {
         own = scanned.runs * runs.replays + run.first;
     }
     __device__ const float* row(const Scanned& scanned, int token) const {
-        return scanned.rows + static_cast<i64>(token < replayed ? earlier + token : own + token - replayed) * scanned.pitch;
+        return scanned.rows +
+               static_cast<i64>(token < replayed ? earlier + token : own + token - replayed) * scanned.pitch;
     }
     __device__ float* state(const Scanned& scanned, const Layout<Kind>& layout) const {
-        return scanned.states + (static_cast<i64>(slot) * layout.value_heads + head) * Kind::KD * layout.value_dim + first;
+        return scanned.states + (static_cast<i64>(slot) * layout.value_heads + head) * Kind::KD * layout.value_dim +
+               first;
     }
     __device__ float* out(const Scanned& scanned, const Layout<Kind>& layout, int token) const {
-        return scanned.mixtures + static_cast<i64>(line + token - replayed) * layout.values() + head * layout.value_dim +
-               first;
+        return scanned.mixtures + static_cast<i64>(line + token - replayed) * layout.values() +
+               head * layout.value_dim + first;
     }
 };
 

@@ -40,7 +40,8 @@ __device__ void short_convolution(const typename T::Element* projected, typename
     float2 after = T::load2(own + channels + channel);
     T::store2(out + static_cast<i64>(token) * channels + channel, make_float2(after.x * sum.x, after.y * sum.y));
     if (keeps)
-        T::store2(recent + (run.slot * history + position % history) * channels + channel, gated<T>(own, channels, channel));
+        T::store2(recent + (run.slot * history + position % history) * channels + channel,
+                  gated<T>(own, channels, channel));
 }
 
 template <class T>
@@ -55,18 +56,18 @@ __device__ void keep_recent(const typename T::Element* projected, const Runs& ru
 }
 
 #define GIVEN Runs{nullptr, write_index, nullptr, slots, starts, query, 0}
-#define KERNELS(NAME, T)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(128) short_convolution_##NAME(                                       \
-        const T::Element* projected, const T::Element* conv_weight, const float* conv_bias, const int* run_of_token,  \
-        const i64* write_index, const i64* slots, const int* starts, int query, int channels, int kernel,             \
-        int history, int keeps, T::Element* recent, T::Element* out) {                                                \
-        short_convolution<T>(projected, recent, conv_weight, conv_bias, run_of_token, GIVEN, channels, kernel,        \
-                             history, keeps, out);                                                                    \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128) keep_recent_##NAME(                                             \
-        const T::Element* projected, const i64* write_index, const i64* slots, const int* starts, int query,          \
-        int channels, int history, T::Element* recent) {                                                              \
-        keep_recent<T>(projected, GIVEN, channels, history, recent);                                                  \
+#define KERNELS(NAME, T)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(128) short_convolution_##NAME(                                        \
+        const T::Element* projected, const T::Element* conv_weight, const float* conv_bias, const int* run_of_token,   \
+        const i64* write_index, const i64* slots, const int* starts, int query, int channels, int kernel, int history, \
+        int keeps, T::Element* recent, T::Element* out) {                                                              \
+        short_convolution<T>(projected, recent, conv_weight, conv_bias, run_of_token, GIVEN, channels, kernel,         \
+                             history, keeps, out);                                                                     \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128)                                                                  \
+        keep_recent_##NAME(const T::Element* projected, const i64* write_index, const i64* slots, const int* starts,   \
+                           int query, int channels, int history, T::Element* recent) {                                 \
+        keep_recent<T>(projected, GIVEN, channels, history, recent);                                                   \
     }
 
 IF_BF16(KERNELS(bf16, Bf16))

@@ -16,7 +16,7 @@
 #define BF16_HIGH (136 << 7)
 #define BF16_SIGN (BF16_HIGH - BF16_LOW)
 #define BF16_BINS (2 * BF16_SIGN + 2)
-#define BF16_ODD BF16_BINS  // number of values that one of those bins does not distinguish
+#define BF16_ODD BF16_BINS           // number of values that one of those bins does not distinguish
 #define BF16_COUNTS (BF16_BINS + 2)  // all counts, a multiple of four
 
 // Masses are in units of 2^-44: a row of 2^19 equal logits fits into 64 bits, and 1e-13 of the peak counts.
@@ -130,7 +130,8 @@ __device__ __forceinline__ u64 mass(float score) { return u64(double(expf(score)
 
 __device__ __forceinline__ u64 goal_of(float top_p, u64 total) { return u64(ceil(double(top_p) * double(total))); }
 
-// The standard deviation of a row's logits, as standard_deviation() in reference/filters.py defines it: sums of integers.
+// The standard deviation of a row's logits, as standard_deviation() in reference/filters.py defines it: sums of
+// integers.
 struct Spread {
     double peak, extent, scale;
     u64 count, distances, squares;  // in units of the extent, and of its square
@@ -221,15 +222,15 @@ __device__ __forceinline__ void general_stats(const Row<T>& row, const Request& 
     dist.stats.threshold = -INFINITE;
     if (dist.stats.peak == -INFINITE) return;
     if (request.top_k > 0)
-        dist.stats.threshold = select_score(
-            row, dist, histogram, [](float) { return u64(1); }, [&](u64) { return u64(request.top_k); });
+        dist.stats.threshold =
+            select_score(row, dist, histogram, [](float) { return u64(1); }, [&](u64) { return u64(request.top_k); });
     if (request.top_n_sigma > 0.0f)
         dist.stats.threshold = fmaxf(
             dist.stats.threshold, deviation_threshold(row, dist.stats.peak, request.top_n_sigma, request.temperature));
     if (request.top_p > 0.0f)
-        dist.stats.threshold = fmaxf(dist.stats.threshold, select_score(row, dist, histogram, mass, [&](u64 total) {
-                                        return goal_of(request.top_p, total);
-                                    }));
+        dist.stats.threshold =
+            fmaxf(dist.stats.threshold,
+                  select_score(row, dist, histogram, mass, [&](u64 total) { return goal_of(request.top_p, total); }));
     dist.stats.threshold = fmaxf(dist.stats.threshold, relative_threshold(request.min_p));
     if (!normalise) return;
     double total = 0.0;
@@ -337,7 +338,7 @@ __device__ __forceinline__ bool value_stats(const Row<T>&, const Request&, bool,
 // write the probabilities.
 template <class T>
 __device__ __forceinline__ Distribution row_distribution(const Row<T>& row, const Request& request, bool normalise,
-                                       Histogram& histogram) {
+                                                         Histogram& histogram) {
     Distribution dist = {{1.0, -INFINITE, -INFINITE, 0, 0}, request.temperature, false};
     dist.filtered = true;  // during the search, by the threshold found so far
     if (!value_stats(row, request, normalise, dist, histogram)) general_stats(row, request, normalise, dist, histogram);

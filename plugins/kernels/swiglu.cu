@@ -80,11 +80,11 @@ __device__ __forceinline__ void swiglu(const float* gate_up, int width, float* a
     }
 }
 
-#define KERNEL(NAME, T, SWIGLU)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256) swiglu_##NAME(const T* gate_up, int width, T* activated) {      \
-        begin_next();                                                                                                 \
-        wait_for_previous();                                                                                          \
-        SWIGLU(gate_up, width, activated);                                                                            \
+#define KERNEL(NAME, T, SWIGLU)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) swiglu_##NAME(const T* gate_up, int width, T* activated) { \
+        begin_next();                                                                                            \
+        wait_for_previous();                                                                                     \
+        SWIGLU(gate_up, width, activated);                                                                       \
     }
 
 IF_BF16(KERNEL(bf16, u16, swiglu<BFloat16>))

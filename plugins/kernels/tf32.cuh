@@ -16,8 +16,8 @@ __device__ inline void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The same with 16 inner indices: lane 4 g + t has inner indices 4 t to 4 t + 3 of rows g and g + 8 of a, and of column g
-// of b. A sum does not ask in which order its terms are numbered, so these are four neighbours in memory.
+// The same with 16 inner indices: lane 4 g + t has inner indices 4 t to 4 t + 3 of rows g and g + 8 of a, and of column
+// g of b. A sum does not ask in which order its terms are numbered, so these are four neighbours in memory.
 __device__ inline void multiply_add(float (&c)[4], uint4 upper, uint4 lower, uint4 b) {
     multiply_add(c, upper.x, lower.x, upper.y, lower.y, b.x, b.y);
     multiply_add(c, upper.z, lower.z, upper.w, lower.w, b.z, b.w);

@@ -62,8 +62,8 @@
 
 // KIND(NAME, T, D) for every head size of attention, and for every key size of recurrent layers.
 #define FOR_HEAD_DIMS(KIND, NAME, T) \
-    IF_HEAD_32(KIND(NAME, T, 32)) IF_HEAD_64(KIND(NAME, T, 64)) IF_HEAD_128(KIND(NAME, T, 128)) \
-    IF_HEAD_256(KIND(NAME, T, 256))
+    IF_HEAD_32(KIND(NAME, T, 32))    \
+    IF_HEAD_64(KIND(NAME, T, 64)) IF_HEAD_128(KIND(NAME, T, 128)) IF_HEAD_256(KIND(NAME, T, 256))
 #define FOR_KEY_DIMS(KIND, NAME, T) \
-    IF_HEAD_32(KIND(NAME, T, 32)) IF_HEAD_64(KIND(NAME, T, 64)) IF_HEAD_96(KIND(NAME, T, 96)) \
-    IF_HEAD_128(KIND(NAME, T, 128))
+    IF_HEAD_32(KIND(NAME, T, 32))   \
+    IF_HEAD_64(KIND(NAME, T, 64)) IF_HEAD_96(KIND(NAME, T, 96)) IF_HEAD_128(KIND(NAME, T, 128))

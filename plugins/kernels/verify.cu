@@ -136,8 +136,9 @@ __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, c
 template <class T>
 __device__ __forceinline__ void choose(const T* logits, const int* bitmask, const i64* draft_tokens,
                                        const i64* draft_len, const Sampling& sampling, const float* draft_probs,
-                                       const Stats* stats, const int* ids, int rows, int vocab, int drafting, Partial* partials,
-                                       u32* counters, const Progress& progress, i64* tokens, i64* count) {
+                                       const Stats* stats, const int* ids, int rows, int vocab, int drafting,
+                                       Partial* partials, u32* counters, const Progress& progress, i64* tokens,
+                                       i64* count) {
     int parts = gridDim.x, index = blockIdx.y, item = blockIdx.z;
     Row<T> row(logits, bitmask, i64(item) * rows + index, vocab, ids);
     Span span(row.groups());
@@ -188,7 +189,7 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
 // sampled. `ids`: see Row.
 template <class T>
 __device__ __forceinline__ void write_draft_probs(const T* logits, const Sampling& sampling, const Stats* stats,
-                                          const i64* token, const int* ids, int vocab, float* probs) {
+                                                  const i64* token, const int* ids, int vocab, float* probs) {
     int item = blockIdx.y;
     Request request(sampling, item, vocab);
     Row<T> row(logits, nullptr, item, vocab, ids);
@@ -200,25 +201,24 @@ __device__ __forceinline__ void write_draft_probs(const T* logits, const Samplin
 }
 
 // row_stats: two blocks per processor, if registers suffice; choose: three.
-#define KERNELS(NAME, T)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 2 ? 2 : 1) row_stats_##NAME(                   \
-        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS,   \
-        const float* draft_probs, int rows, int vocab, int with_probs, u32* counts, u32* arrivals,                 \
-        Stats* stats) {                                                                                            \
-        row_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, with_probs,        \
-                  counts, arrivals, stats);                                                                        \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, 3) choose_##NAME(                                            \
-        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS,   \
-        const float* draft_probs, const Stats* stats, const int* ids, int rows, int vocab, int drafting,           \
-        Partial* partials, u32* counters, i64* length, i64* next_position, i64* newest, i64* tokens, i64* count) { \
-        choose(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, stats, ids, rows, vocab,           \
-               drafting, partials, counters, Progress{length, next_position, newest}, tokens, count);              \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) draft_probs_##NAME(                                          \
-        const T* logits, SAMPLING_PARAMETERS, const Stats* stats, const i64* token, const int* ids, int vocab,     \
-        float* probs) {                                                                                            \
-        write_draft_probs(logits, SAMPLING, stats, token, ids, vocab, probs);                                      \
+#define KERNELS(NAME, T)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 2 ? 2 : 1) row_stats_##NAME(                       \
+        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS,       \
+        const float* draft_probs, int rows, int vocab, int with_probs, u32* counts, u32* arrivals, Stats* stats) {     \
+        row_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, with_probs, counts,    \
+                  arrivals, stats);                                                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256, 3) choose_##NAME(                                                \
+        const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS,       \
+        const float* draft_probs, const Stats* stats, const int* ids, int rows, int vocab, int drafting,               \
+        Partial* partials, u32* counters, i64* length, i64* next_position, i64* newest, i64* tokens, i64* count) {     \
+        choose(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, stats, ids, rows, vocab, drafting,     \
+               partials, counters, Progress{length, next_position, newest}, tokens, count);                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256)                                                                  \
+        draft_probs_##NAME(const T* logits, SAMPLING_PARAMETERS, const Stats* stats, const i64* token, const int* ids, \
+                           int vocab, float* probs) {                                                                  \
+        write_draft_probs(logits, SAMPLING, stats, token, ids, vocab, probs);                                          \
     }
 
 IF_BF16(KERNELS(bf16, bf16))

@@ -39,14 +39,14 @@ __device__ __forceinline__ void verify_one(const T* logits, const i64* draft_tok
 
 #define VERIFY_INPUTS(T) const T *logits, const i64 *draft_tokens, const i64 *draft_len, SAMPLING_PARAMETERS
 
-#define VERIFY_DRAFT(NAME, T)                                                                          \
-    extern "C" __global__ void __launch_bounds__(1024)                                                 \
-        verify_draft_##NAME(VERIFY_INPUTS(T), int rows, int vocab, i64* tokens, i64* count) {          \
-        verify_one(logits, draft_tokens, draft_len, SAMPLING, nullptr, rows, vocab, tokens, count);    \
+#define VERIFY_DRAFT(NAME, T)                                                                       \
+    extern "C" __global__ void __launch_bounds__(1024)                                              \
+        verify_draft_##NAME(VERIFY_INPUTS(T), int rows, int vocab, i64* tokens, i64* count) {       \
+        verify_one(logits, draft_tokens, draft_len, SAMPLING, nullptr, rows, vocab, tokens, count); \
     }
 
-#define VERIFY_DRAFT_PROBS(NAME, T)                                                                        \
-    extern "C" __global__ void __launch_bounds__(1024) verify_draft_probs_##NAME(                          \
-        VERIFY_INPUTS(T), const float* draft_probs, int rows, int vocab, i64* tokens, i64* count) {        \
-        verify_one(logits, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, tokens, count);    \
+#define VERIFY_DRAFT_PROBS(NAME, T)                                                                     \
+    extern "C" __global__ void __launch_bounds__(1024) verify_draft_probs_##NAME(                       \
+        VERIFY_INPUTS(T), const float* draft_probs, int rows, int vocab, i64* tokens, i64* count) {     \
+        verify_one(logits, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, tokens, count); \
     }

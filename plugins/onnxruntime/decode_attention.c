@@ -16,21 +16,21 @@
 #define WIDEST 1024 /* values of a head at most */
 
 typedef struct {
-  const float *qkv;           /* [batch, query, heads + 2 * kv_heads, dim] */
-  const float *cosine, *sine; /* [positions, half] */
-  const int64_t *index;       /* [batch] */
-  float *keys, *values;       /* [batch, kv_heads, capacity, dim] */
-  float *out;                 /* [batch, query, heads, dim] */
-  size_t batch, query, heads, kv_heads, dim, capacity, half, sliding_window;
-  float scale;
+    const float* qkv;           /* [batch, query, heads + 2 * kv_heads, dim] */
+    const float *cosine, *sine; /* [positions, half] */
+    const int64_t* index;       /* [batch] */
+    float *keys, *values;       /* [batch, kv_heads, capacity, dim] */
+    float* out;                 /* [batch, query, heads, dim] */
+    size_t batch, query, heads, kv_heads, dim, capacity, half, sliding_window;
+    float scale;
 } Call;
 
 #ifdef __has_builtin
 #if __has_builtin(__builtin_shufflevector)
 /* The sums of neighbours: of a and b in turns of two, in each half. */
-#define PAIRS(a, b)                                                \
-  (__builtin_shufflevector((a), (b), 0, 2, 8, 10, 4, 6, 12, 14) + \
-   __builtin_shufflevector((a), (b), 1, 3, 9, 11, 5, 7, 13, 15))
+#define PAIRS(a, b)                                                 \
+    (__builtin_shufflevector((a), (b), 0, 2, 8, 10, 4, 6, 12, 14) + \
+     __builtin_shufflevector((a), (b), 1, 3, 9, 11, 5, 7, 13, 15))
 typedef float Quarter __attribute__((vector_size(16), aligned(4)));
 #endif
 #endif
@@ -39,37 +39,37 @@ typedef float Quarter __attribute__((vector_size(16), aligned(4)));
 
 /* A token of an item, with its weights of a block and what it has of the blocks before. */
 typedef struct {
-  float weights[KEYS]; /* before: scores */
-  const float *query;
-  float *mixed, most; /* its sums, its highest score */
-  float rescale;      /* what the sums are multiplied by before the next block */
-  Lanes total;                 /* of its weights, in parts */
-  size_t first, end;           /* the keys that it sees */
+    float weights[KEYS]; /* before: scores */
+    const float* query;
+    float *mixed, most; /* its sums, its highest score */
+    float rescale;      /* what the sums are multiplied by before the next block */
+    Lanes total;        /* of its weights, in parts */
+    size_t first, end;  /* the keys that it sees */
 } Token;
 
 /* Rotate the halves of the first 2 * half values of a head, and copy the others. */
-INLINE void rotate(const Call *call, const float *restrict from, size_t position, float *restrict to) {
-  const size_t half = call->half;
-  const float *cosine = call->cosine + position * half, *sine = call->sine + position * half;
-  for (size_t i = 0; i < half; i++) {
-    to[i] = from[i] * cosine[i] - from[half + i] * sine[i];
-    to[half + i] = from[half + i] * cosine[i] + from[i] * sine[i];
-  }
-  memcpy(to + 2 * half, from + 2 * half, sizeof(float) * (call->dim - 2 * half));
+INLINE void rotate(const Call* call, const float* restrict from, size_t position, float* restrict to) {
+    const size_t half = call->half;
+    const float *cosine = call->cosine + position * half, *sine = call->sine + position * half;
+    for (size_t i = 0; i < half; i++) {
+        to[i] = from[i] * cosine[i] - from[half + i] * sine[i];
+        to[half + i] = from[half + i] * cosine[i] + from[i] * sine[i];
+    }
+    memcpy(to + 2 * half, from + 2 * half, sizeof(float) * (call->dim - 2 * half));
 }
 
 /* Write the new keys and values into the cache. */
-INLINE void write(const Call *call) {
-  const size_t dim = call->dim, width = (call->heads + 2 * call->kv_heads) * dim;
-  for (size_t token = 0; token < call->batch * call->query; token++) {
-    const size_t row = token / call->query, position = (size_t)call->index[row] + token % call->query;
-    const float *key = call->qkv + token * width + call->heads * dim, *value = key + call->kv_heads * dim;
-    for (size_t head = 0; head < call->kv_heads; head++) {
-      const size_t at = ((row * call->kv_heads + head) * call->capacity + position) * dim;
-      rotate(call, key + head * dim, position, call->keys + at);
-      memcpy(call->values + at, value + head * dim, sizeof(float) * dim);
+INLINE void write(const Call* call) {
+    const size_t dim = call->dim, width = (call->heads + 2 * call->kv_heads) * dim;
+    for (size_t token = 0; token < call->batch * call->query; token++) {
+        const size_t row = token / call->query, position = (size_t)call->index[row] + token % call->query;
+        const float *key = call->qkv + token * width + call->heads * dim, *value = key + call->kv_heads * dim;
+        for (size_t head = 0; head < call->kv_heads; head++) {
+            const size_t at = ((row * call->kv_heads + head) * call->capacity + position) * dim;
+            rotate(call, key + head * dim, position, call->keys + at);
+            memcpy(call->values + at, value + head * dim, sizeof(float) * dim);
+        }
     }
-  }
 }
 
 #define NAME(function) function##_portable
@@ -97,94 +97,117 @@ INLINE void write(const Call *call) {
 /* ---- the custom operator ---- */
 
 typedef struct {
-  OrtApi api;
-  int64_t heads, sliding_window;
-  float scale;
-  void (*attend)(void *call, size_t item);
+    OrtApi api;
+    int64_t heads, sliding_window;
+    float scale;
+    void (*attend)(void* call, size_t item);
 } Kernel;
 
 /* Check the shapes and fill in the sizes. ``dims``: of the inputs in their order. Returns the rule that is broken. */
-static const char *fit(Call *call, int64_t dims[5][4]) {
-  const int64_t *qkv = dims[0], *cache = dims[1];
-  call->batch = (size_t)qkv[0], call->query = (size_t)qkv[1];
-  call->kv_heads = (size_t)cache[1], call->capacity = (size_t)cache[2], call->dim = (size_t)cache[3];
-  call->half = (size_t)dims[4][1];
-  if (call->dim % STEP || call->dim > WIDEST || 2 * call->half > call->dim)
-    return "decode_attention: a head must have a multiple of 16 and at most 1,024 values";
-  if (call->kv_heads == 0 || call->heads % call->kv_heads || cache[0] != qkv[0] || dims[3][0] != qkv[0] ||
-      (size_t)qkv[2] != (call->heads + 2 * call->kv_heads) * call->dim || memcmp(cache, dims[2], sizeof(dims[2])))
-    return "decode_attention: the shapes of the inputs do not fit";
-  const int64_t end = call->half && dims[4][0] < cache[2] ? dims[4][0] : cache[2];
-  for (size_t row = 0; row < call->batch; row++)
-    if (call->index[row] < 0 || call->index[row] > end - qkv[1])
-      return "decode_attention: write_index and the new tokens must lie within the cache and the rotary tables";
-  return NULL;
+static const char* fit(Call* call, int64_t dims[5][4]) {
+    const int64_t *qkv = dims[0], *cache = dims[1];
+    call->batch = (size_t)qkv[0], call->query = (size_t)qkv[1];
+    call->kv_heads = (size_t)cache[1], call->capacity = (size_t)cache[2], call->dim = (size_t)cache[3];
+    call->half = (size_t)dims[4][1];
+    if (call->dim % STEP || call->dim > WIDEST || 2 * call->half > call->dim)
+        return "decode_attention: a head must have a multiple of 16 and at most 1,024 values";
+    if (call->kv_heads == 0 || call->heads % call->kv_heads || cache[0] != qkv[0] || dims[3][0] != qkv[0] ||
+        (size_t)qkv[2] != (call->heads + 2 * call->kv_heads) * call->dim || memcmp(cache, dims[2], sizeof(dims[2])))
+        return "decode_attention: the shapes of the inputs do not fit";
+    const int64_t end = call->half && dims[4][0] < cache[2] ? dims[4][0] : cache[2];
+    for (size_t row = 0; row < call->batch; row++)
+        if (call->index[row] < 0 || call->index[row] > end - qkv[1])
+            return "decode_attention: write_index and the new tokens must lie within the cache and the rotary tables";
+    return NULL;
 }
 
-static OrtStatus *compute(void *self, void *context) {
-  const Kernel *kernel = self;
-  OrtApi api = kernel->api;
-  OrtStatus *status = NULL;
-  const void *inputs[6] = {0};
-  void *data[6] = {0}, *output = NULL, *present[2] = {0}, *made = NULL;
-  int64_t dims[5][4] = {{0}};
-  size_t rank = 0;
-  for (size_t i = 0; i < 6; i++) {
-    TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, i, &inputs[i]));
-    TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(inputs[i], &data[i]));
-    if (i < 5) TRY(read_shape(api, inputs[i], dims[i], 4, &rank));
-  }
-  Call call = {.qkv = data[0], .index = data[3], .cosine = data[4], .sine = data[5], .scale = kernel->scale};
-  call.heads = (size_t)kernel->heads, call.sliding_window = (size_t)kernel->sliding_window;
-  const char *rule = fit(&call, dims);
-  if (rule) {
-    status = failure(api, rule);
-    goto done;
-  }
-  for (size_t i = 0; i < 2; i++) {
-    const size_t size = sizeof(float) * call.batch * call.kv_heads * call.capacity * call.dim;
-    TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, i + 1, dims[1], 4, &output));
-    TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &present[i]));
-    if (present[i] != data[i + 1]) memcpy(present[i], data[i + 1], size); /* not in place */
-  }
-  int64_t mixed[3] = {dims[0][0], dims[0][1], (int64_t)(call.heads * call.dim)};
-  TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, 0, mixed, 3, &output));
-  if (call.batch * call.query == 0) goto done;
-  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &made));
-  call.keys = present[0], call.values = present[1], call.out = made;
-  write(&call);
-  TRY(parallel(api, context, kernel->attend, call.batch * count_of(call.query, TOKENS) * call.heads, &call));
+static OrtStatus* compute(void* self, void* context) {
+    const Kernel* kernel = self;
+    OrtApi api = kernel->api;
+    OrtStatus* status = NULL;
+    const void* inputs[6] = {0};
+    void *data[6] = {0}, *output = NULL, *present[2] = {0}, *made = NULL;
+    int64_t dims[5][4] = {{0}};
+    size_t rank = 0;
+    for (size_t i = 0; i < 6; i++) {
+        TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &inputs[i]));
+        TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(inputs[i], &data[i]));
+        if (i < 5) TRY(read_shape(api, inputs[i], dims[i], 4, &rank));
+    }
+    Call call = {.qkv = data[0], .index = data[3], .cosine = data[4], .sine = data[5], .scale = kernel->scale};
+    call.heads = (size_t)kernel->heads, call.sliding_window = (size_t)kernel->sliding_window;
+    const char* rule = fit(&call, dims);
+    if (rule) {
+        status = failure(api, rule);
+        goto done;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const size_t size = sizeof(float) * call.batch * call.kv_heads * call.capacity * call.dim;
+        TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, i + 1, dims[1], 4,
+                                                                                   &output));
+        TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &present[i]));
+        if (present[i] != data[i + 1]) memcpy(present[i], data[i + 1], size); /* not in place */
+    }
+    int64_t mixed[3] = {dims[0][0], dims[0][1], (int64_t)(call.heads * call.dim)};
+    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, mixed, 3, &output));
+    if (call.batch * call.query == 0) goto done;
+    TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
+    call.keys = present[0], call.values = present[1], call.out = made;
+    write(&call);
+    TRY(parallel(api, context, kernel->attend, call.batch * count_of(call.query, TOKENS) * call.heads, &call));
 done:
-  return status;
+    return status;
 }
 
-static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void **made) {
-  OrtStatus *status = NULL;
-  Kernel *kernel = malloc(sizeof(Kernel));
-  (void)op;
-  if (kernel == NULL) return failure(api, "decode_attention: out of memory");
-  *kernel = (Kernel){api, 0, 0, 0.0f, attend_portable};
+static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+    OrtStatus* status = NULL;
+    Kernel* kernel = malloc(sizeof(Kernel));
+    (void)op;
+    if (kernel == NULL) return failure(api, "decode_attention: out of memory");
+    *kernel = (Kernel){api, 0, 0, 0.0f, attend_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernel->attend = attend_avx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernel->attend = attend_avx2;
 #endif
-  TRY(read_integer(api, info, "heads", &kernel->heads));
-  TRY(read_integer(api, info, "sliding_window", &kernel->sliding_window));
-  TRY(read_float(api, info, "scale", &kernel->scale));
-  if (kernel->heads < 1 || kernel->sliding_window < 0)
-    status = failure(api, "decode_attention: heads must be positive, and sliding_window not negative");
+    TRY(read_integer(api, info, "heads", &kernel->heads));
+    TRY(read_integer(api, info, "sliding_window", &kernel->sliding_window));
+    TRY(read_float(api, info, "scale", &kernel->scale));
+    if (kernel->heads < 1 || kernel->sliding_window < 0)
+        status = failure(api, "decode_attention: heads must be positive, and sliding_window not negative");
 done:
-  if (status) free(kernel);
-  *made = status ? NULL : kernel;
-  return status;
+    if (status) free(kernel);
+    *made = status ? NULL : kernel;
+    return status;
 }
 
-static const char *name(const Operator *op) { (void)op; return "decode_attention"; }
-static int input_type(const Operator *op, size_t i) { (void)op; return i == 3 ? 7 : 1; /* int64, float */ }
-static size_t input_count(const Operator *op) { (void)op; return 6; }
-static int input_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
-static size_t three(const Operator *op) { (void)op; return 3; }
+static const char* name(const Operator* op) {
+    (void)op;
+    return "decode_attention";
+}
+static int input_type(const Operator* op, size_t i) {
+    (void)op;
+    return i == 3 ? 7 : 1; /* int64, float */
+}
+static size_t input_count(const Operator* op) {
+    (void)op;
+    return 6;
+}
+static int input_kind(const Operator* op, size_t i) {
+    (void)op;
+    (void)i;
+    return 0;
+}
+static size_t three(const Operator* op) {
+    (void)op;
+    return 3;
+}
 
 const Operator decode_attention = {
-    COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
-    .output_count = three, .create_v2 = create, .compute_v2 = compute,
+    COMMON,
+    .name = name,
+    .input_type = input_type,
+    .input_count = input_count,
+    .input_kind = input_kind,
+    .output_count = three,
+    .create_v2 = create,
+    .compute_v2 = compute,
 };

@@ -8,98 +8,127 @@
 #include "vectors.h"
 
 typedef struct {
-  const float *x, *update; /* [rows, width] */
-  const float *weight;     /* [width] */
-  float *normed, *sum;     /* [rows, width]; the same memory if the sum is no output */
-  size_t width;
-  float epsilon;
+    const float *x, *update; /* [rows, width] */
+    const float* weight;     /* [width] */
+    float *normed, *sum;     /* [rows, width]; the same memory if the sum is no output */
+    size_t width;
+    float epsilon;
 } Call;
 
-INLINE void norm(const Call *call, size_t row) {
-  const size_t width = call->width, whole = width - width % LANES;
-  const float *x = call->x + row * width, *update = call->update + row * width;
-  float *normed = call->normed + row * width, *sum = call->sum + row * width;
-  Lanes squares = {0};
-  float rest = 0.0f;
-  for (size_t i = 0; i < whole; i += LANES) {
-    const Lanes both = load(x + i) + load(update + i);
-    save(sum + i, both);
-    squares += both * both;
-  }
-  for (size_t i = whole; i < width; i++) {
-    sum[i] = x[i] + update[i];
-    rest += sum[i] * sum[i];
-  }
-  const float scale = 1.0f / sqrtf((sum_of(squares) + rest) / (float)width + call->epsilon);
-  for (size_t i = 0; i < whole; i += LANES) save(normed + i, load(sum + i) * scale * load(call->weight + i));
-  for (size_t i = whole; i < width; i++) normed[i] = sum[i] * scale * call->weight[i];
+INLINE void norm(const Call* call, size_t row) {
+    const size_t width = call->width, whole = width - width % LANES;
+    const float *x = call->x + row * width, *update = call->update + row * width;
+    float *normed = call->normed + row * width, *sum = call->sum + row * width;
+    Lanes squares = {0};
+    float rest = 0.0f;
+    for (size_t i = 0; i < whole; i += LANES) {
+        const Lanes both = load(x + i) + load(update + i);
+        save(sum + i, both);
+        squares += both * both;
+    }
+    for (size_t i = whole; i < width; i++) {
+        sum[i] = x[i] + update[i];
+        rest += sum[i] * sum[i];
+    }
+    const float scale = 1.0f / sqrtf((sum_of(squares) + rest) / (float)width + call->epsilon);
+    for (size_t i = 0; i < whole; i += LANES) save(normed + i, load(sum + i) * scale * load(call->weight + i));
+    for (size_t i = whole; i < width; i++) normed[i] = sum[i] * scale * call->weight[i];
 }
 
-static void norm_portable(void *call, size_t row) { norm(call, row); }
+static void norm_portable(void* call, size_t row) { norm(call, row); }
 #if defined(__x86_64__) && !defined(PORTABLE)
-__attribute__((target("avx2"))) static void norm_avx2(void *call, size_t row) { norm(call, row); }
+__attribute__((target("avx2"))) static void norm_avx2(void* call, size_t row) { norm(call, row); }
 #endif
 
 /* ---- the custom operator ---- */
 
 typedef struct {
-  OrtApi api;
-  float epsilon;
-  void (*norm)(void *call, size_t row);
+    OrtApi api;
+    float epsilon;
+    void (*norm)(void* call, size_t row);
 } Kernel;
 
-static OrtStatus *compute(void *self, void *context) {
-  const Kernel *kernel = self;
-  OrtApi api = kernel->api;
-  OrtStatus *status = NULL;
-  void *data[3] = {0}, *output = NULL, *made[2] = {0};
-  int64_t dims[3][8];
-  size_t rank[3] = {0}, outputs = 0;
-  for (size_t i = 0; i < 3; i++) TRY(read_input(api, context, i, 8, &data[i], dims[i], &rank[i]));
-  const int64_t width = dims[0][rank[0] - 1];
-  if (rank[1] != rank[0] || memcmp(dims[0], dims[1], sizeof(int64_t) * rank[0]) || rank[2] != 1 || dims[2][0] != width) {
-    status = failure(api, "residual_norm: the shapes of the inputs do not fit");
-    goto done;
-  }
-  const size_t rows = rows_of(dims[0], rank[0]);
-  TRY(API(OUTPUT_COUNT, OrtStatus *, void *, size_t *)(context, &outputs));
-  for (size_t i = 0; i < outputs; i++) {
-    TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, i, dims[0], rank[0], &output));
-    if (output) TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &made[i]));
-  }
-  if (rows * (size_t)width == 0) goto done;
-  Call call = {.x = data[0], .update = data[1], .weight = data[2], .normed = made[0]};
-  call.sum = made[1] ? made[1] : made[0];
-  call.width = (size_t)width, call.epsilon = kernel->epsilon;
-  TRY(each_row(api, context, kernel->norm, rows, call.width, &call));
+static OrtStatus* compute(void* self, void* context) {
+    const Kernel* kernel = self;
+    OrtApi api = kernel->api;
+    OrtStatus* status = NULL;
+    void *data[3] = {0}, *output = NULL, *made[2] = {0};
+    int64_t dims[3][8];
+    size_t rank[3] = {0}, outputs = 0;
+    for (size_t i = 0; i < 3; i++) TRY(read_input(api, context, i, 8, &data[i], dims[i], &rank[i]));
+    const int64_t width = dims[0][rank[0] - 1];
+    if (rank[1] != rank[0] || memcmp(dims[0], dims[1], sizeof(int64_t) * rank[0]) || rank[2] != 1 ||
+        dims[2][0] != width) {
+        status = failure(api, "residual_norm: the shapes of the inputs do not fit");
+        goto done;
+    }
+    const size_t rows = rows_of(dims[0], rank[0]);
+    TRY(API(OUTPUT_COUNT, OrtStatus*, void*, size_t*)(context, &outputs));
+    for (size_t i = 0; i < outputs; i++) {
+        TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, i, dims[0], rank[0],
+                                                                                   &output));
+        if (output) TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made[i]));
+    }
+    if (rows * (size_t)width == 0) goto done;
+    Call call = {.x = data[0], .update = data[1], .weight = data[2], .normed = made[0]};
+    call.sum = made[1] ? made[1] : made[0];
+    call.width = (size_t)width, call.epsilon = kernel->epsilon;
+    TRY(each_row(api, context, kernel->norm, rows, call.width, &call));
 done:
-  return status;
+    return status;
 }
 
-static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void **made) {
-  OrtStatus *status = NULL;
-  Kernel *kernel = malloc(sizeof(Kernel));
-  (void)op;
-  if (kernel == NULL) return failure(api, "residual_norm: out of memory");
-  *kernel = (Kernel){api, 0.0f, norm_portable};
+static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+    OrtStatus* status = NULL;
+    Kernel* kernel = malloc(sizeof(Kernel));
+    (void)op;
+    if (kernel == NULL) return failure(api, "residual_norm: out of memory");
+    *kernel = (Kernel){api, 0.0f, norm_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
-  if (__builtin_cpu_supports("avx2")) kernel->norm = norm_avx2;
+    if (__builtin_cpu_supports("avx2")) kernel->norm = norm_avx2;
 #endif
-  TRY(read_float(api, info, "epsilon", &kernel->epsilon));
+    TRY(read_float(api, info, "epsilon", &kernel->epsilon));
 done:
-  if (status) free(kernel);
-  *made = status ? NULL : kernel;
-  return status;
+    if (status) free(kernel);
+    *made = status ? NULL : kernel;
+    return status;
 }
 
-static const char *name(const Operator *op) { (void)op; return "residual_norm"; }
-static int input_type(const Operator *op, size_t i) { (void)op; (void)i; return 1; /* float */ }
-static size_t input_count(const Operator *op) { (void)op; return 3; }
-static int input_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
-static size_t two(const Operator *op) { (void)op; return 2; }
-static int sum_is_optional(const Operator *op, size_t i) { (void)op; return i == 1; }
+static const char* name(const Operator* op) {
+    (void)op;
+    return "residual_norm";
+}
+static int input_type(const Operator* op, size_t i) {
+    (void)op;
+    (void)i;
+    return 1; /* float */
+}
+static size_t input_count(const Operator* op) {
+    (void)op;
+    return 3;
+}
+static int input_kind(const Operator* op, size_t i) {
+    (void)op;
+    (void)i;
+    return 0;
+}
+static size_t two(const Operator* op) {
+    (void)op;
+    return 2;
+}
+static int sum_is_optional(const Operator* op, size_t i) {
+    (void)op;
+    return i == 1;
+}
 
 const Operator residual_norm = {
-    COMMON, .output_kind = sum_is_optional, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
-    .output_count = two, .create_v2 = create, .compute_v2 = compute,
+    COMMON,
+    .output_kind = sum_is_optional,
+    .name = name,
+    .input_type = input_type,
+    .input_count = input_count,
+    .input_kind = input_kind,
+    .output_count = two,
+    .create_v2 = create,
+    .compute_v2 = compute,
 };

@@ -58,10 +58,10 @@ constexpr DataType LONG = DataType::kINT32;
 
 DataType type_of(Kind kind, DataType logits) {
     switch (kind) {
-    case Kind::LOGITS: return logits;
-    case Kind::FLOAT32: return DataType::kFLOAT;
-    case Kind::INT32: return DataType::kINT32;
-    case Kind::INT64: break;
+        case Kind::LOGITS: return logits;
+        case Kind::FLOAT32: return DataType::kFLOAT;
+        case Kind::INT32: return DataType::kINT32;
+        case Kind::INT64: break;
     }
     return LONG;
 }
@@ -76,8 +76,8 @@ struct Driver {
 
     Driver() {
         void* library = dlopen("libcuda.so.1", RTLD_NOW);
-        complete = library && find(library, "cuCtxGetCurrent", context) && find(library, "cuModuleLoadData", load)
-            && find(library, "cuModuleGetFunction", function) && find(library, "cuLaunchKernel", launch);
+        complete = library && find(library, "cuCtxGetCurrent", context) && find(library, "cuModuleLoadData", load) &&
+                   find(library, "cuModuleGetFunction", function) && find(library, "cuLaunchKernel", launch);
     }
 
     template <typename Function>
@@ -127,42 +127,44 @@ public:
         return type_of(mOperator.outputs[index].kind, inputs[0]);
     }
 
-    DimsExprs getOutputDimensions(
-        int32_t index, DimsExprs const* inputs, int32_t, IExprBuilder& builder) noexcept override {
+    DimsExprs getOutputDimensions(int32_t index, DimsExprs const* inputs, int32_t,
+                                  IExprBuilder& builder) noexcept override {
         DimsExprs dims{};
         for (int axis : mOperator.outputs[index].axes) dims.d[dims.nbDims++] = inputs[0].d[axis];
         if (mOperator.outputs[index].kind == Kind::INT64 && !HAS_INT64) dims.d[dims.nbDims++] = builder.constant(2);
         return dims;
     }
 
-    bool supportsFormatCombination(
-        int32_t position, PluginTensorDesc const* tensors, int32_t inputs, int32_t) noexcept override {
+    bool supportsFormatCombination(int32_t position, PluginTensorDesc const* tensors, int32_t inputs,
+                                   int32_t) noexcept override {
         if (tensors[position].format != TensorFormat::kLINEAR || !kernel_for(tensors[0].type)) return false;
         Kind const kind = position < inputs ? mOperator.inputs[position] : mOperator.outputs[position - inputs].kind;
         return tensors[position].type == type_of(kind, tensors[0].type);
     }
 
-    void configurePlugin(
-        DynamicPluginTensorDesc const*, int32_t, DynamicPluginTensorDesc const*, int32_t) noexcept override {}
+    void configurePlugin(DynamicPluginTensorDesc const*, int32_t, DynamicPluginTensorDesc const*,
+                         int32_t) noexcept override {}
 
-    size_t getWorkspaceSize(PluginTensorDesc const*, int32_t, PluginTensorDesc const*, int32_t) const noexcept override {
+    size_t getWorkspaceSize(PluginTensorDesc const*, int32_t, PluginTensorDesc const*,
+                            int32_t) const noexcept override {
         return 0;
     }
 
     int32_t enqueue(PluginTensorDesc const* tensors, PluginTensorDesc const*, void const* const* inputs,
-        void* const* outputs, void*, cudaStream_t stream) noexcept override {
+                    void* const* outputs, void*, cudaStream_t stream) noexcept override {
         Kernel const* kernel = kernel_for(tensors[0].type);
         CUfunction const function = kernel ? loaded(*kernel) : nullptr;
         if (!function) return 1;
         int32_t const logits[] = {static_cast<int32_t>(tensors[0].dims.d[0]),
-            static_cast<int32_t>(tensors[0].dims.d[1]), static_cast<int32_t>(tensors[0].dims.d[2])};
+                                  static_cast<int32_t>(tensors[0].dims.d[1]),
+                                  static_cast<int32_t>(tensors[0].dims.d[2])};
         Launch launch = mOperator.launch(logits);
         std::vector<void*> arguments;
         for (size_t i = 0; i < mOperator.inputs.size(); ++i) arguments.push_back(const_cast<void const**>(&inputs[i]));
         for (int32_t& scalar : launch.scalars) arguments.push_back(&scalar);
         for (size_t i = 0; i < mOperator.outputs.size(); ++i) arguments.push_back(const_cast<void**>(&outputs[i]));
         return driver().launch(function, launch.grid[0], launch.grid[1], launch.grid[2], launch.threads, 1, 1, 0,
-            stream, arguments.data(), nullptr);
+                               stream, arguments.data(), nullptr);
     }
 
 private:

@@ -85,12 +85,18 @@ void meet(Barrier& barrier, int count, Last last) {
     while (barrier.generation == generation) swapcontext(&current->context, &scheduler);
 }
 
-inline void __syncthreads() { meet(block_barriers[current->block], block_size.x, [] {}); }
+inline void __syncthreads() {
+    meet(block_barriers[current->block], block_size.x, [] {});
+}
 inline int cluster_size() { return blocks_of_cluster; }
 inline int cluster_rank() { return current->block; }
 inline void arrive_at_cluster() {}  // the kernels wait directly after it
-inline void wait_for_cluster() { meet(cluster_barrier, block_size.x * blocks_of_cluster, [] {}); }
-inline u32 __cvta_generic_to_shared(const void* at) { return static_cast<const char*>(at) - shared_begin(current->block); }
+inline void wait_for_cluster() {
+    meet(cluster_barrier, block_size.x * blocks_of_cluster, [] {});
+}
+inline u32 __cvta_generic_to_shared(const void* at) {
+    return static_cast<const char*>(at) - shared_begin(current->block);
+}
 inline u32 address_in(u32 address, int block) { return address | static_cast<u32>(block) << 24; }
 inline float2 load_remote2(u32 address) {
     float2 x;
@@ -98,7 +104,9 @@ inline float2 load_remote2(u32 address) {
     return x;
 }
 template <class Value>
-Value __shfl_sync(u32, Value value, int) { return value; }  // of the warp's number, which all lanes have
+Value __shfl_sync(u32, Value value, int) {
+    return value;
+}  // of the warp's number, which all lanes have
 inline float __shfl_xor_sync(u32, float, int) { fail("float32 is not run"); }
 
 inline void run_fiber() {
@@ -177,9 +185,8 @@ u32 halves(Value value) {
 // Instructions, by their names in PTX. Products of 16-bit numbers and the sums of some are exact in float64.
 inline void ptx_lop3_b32(u32& made, u32 a, u32 b, u32 c) { made = a & b | c; }
 inline void ptx_fma_rn_bf16x2(u32& made, u32 a, u32 b, u32 c) {
-    made = halves([&](int i) {
-        return to_bf16(static_cast<double>(from_bf16(a >> i)) * from_bf16(b >> i) + from_bf16(c >> i));
-    });
+    made = halves(
+        [&](int i) { return to_bf16(static_cast<double>(from_bf16(a >> i)) * from_bf16(b >> i) + from_bf16(c >> i)); });
 }
 inline void ptx_add_rn_f16x2(u32& made, u32 a, u32 b) {
     made = halves([&](int i) { return to_fp16(from_fp16(a >> i) + from_fp16(b >> i)); });
@@ -209,9 +216,7 @@ struct Fragments {
 };
 inline Fragments all_fragments[MOST_BLOCKS][MOST_WARPS][32];
 template <float (*number)(u32)>
-void multiply_tile(
-    float& c0, float& c1, float& c2, float& c3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1
-) {
+void multiply_tile(float& c0, float& c1, float& c2, float& c3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     int warp = threadIdx.x / 32;
     auto& fragments = all_fragments[current->block][warp];
     fragments[threadIdx.x % 32] = {{a0, a1, a2, a3}, {b0, b1}, {&c0, &c1, &c2, &c3}};
@@ -227,7 +232,8 @@ void multiply_tile(
             for (int i = 0; i < 4; ++i) {
                 float& c = *fragments[lane].c[i];
                 double sum = c;
-                for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[lane / 4 + i / 2 * 8][k]) * b[k][lane % 4 * 2 + i % 2];
+                for (int k = 0; k < 16; ++k)
+                    sum += static_cast<double>(a[lane / 4 + i / 2 * 8][k]) * b[k][lane % 4 * 2 + i % 2];
                 c = sum;
             }
     });
