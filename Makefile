@@ -105,16 +105,20 @@ gpu:
 test-fast: $(VENV)/.dev ## run the tests that build nothing
 	$(BIN)/python -m pytest $(PARALLEL) tests/plain
 
-check: $(VENV)/.dev ## run ruff (lint and format), mypy and tools.lint, and collect the tests that need a GPU
+C_SOURCES = $$(find plugins tools -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+check: $(VENV)/.dev ## run ruff (lint and format), clang-format, mypy and tools.lint, and collect the tests that need a GPU
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(C_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python -m tools.lint
 	$(BIN)/python -m pytest --collect-only -qq tests/gpu > /dev/null
 
-format: $(VENV)/.dev ## fix and format the code with ruff
+format: $(VENV)/.dev ## fix and format the code with ruff and clang-format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(C_SOURCES)
 
 bench: $(VENV)/.demo ## measure the demo bundle: tokens/s with and without speculation, host time per round
 	@test -f engines/built/demo/bundle.json || $(BIN)/tandemrt export build demo --out engines/built/demo
