@@ -25,7 +25,7 @@ OPERATORS = (*ON_CPUS, "residual_norm", "swiglu")  # the last two have kernels f
 _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
 _FOLDER = Path(__file__).parent
 _SOURCES = (*(f"{operator}.c" for operator in OPERATORS), "register.c")
-_HEADERS = ("attend.h", "custom_operator.h", "vectors.h")
+_HEADERS = ("attend.h", "custom_operator.h", "int4_int8_rows.h", "vectors.h")
 _compiling = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads
 

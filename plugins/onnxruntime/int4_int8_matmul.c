@@ -1,8 +1,8 @@
 /* The operator int4_int8_matmul as a custom operator of onnxruntime: x @ w.T for 4-bit weights and inputs rounded to 8
  * bits (plugins/reference/int4_int8.py defines both).
  *
- * A row has the same bits in any call: sums of 32 products are exact integers, and every row adds these sums in the
- * same order by the same instructions. Rows share the unpacking of a weight.
+ * A row has the same bits in any call, with AVX2 and with AVX-512: sums of 32 products are exact integers, and every row
+ * adds these sums in the same order by the same operations. Rows share the unpacking of a weight.
  */
 #include <math.h>
 #include <string.h>
@@ -87,11 +87,12 @@ static void row_portable(const Call *call, size_t tile, size_t row) {
   memcpy(call->out + row * call->width + begin, sums, sizeof(float) * (left < COLUMNS ? left : COLUMNS));
 }
 
-static void rows_portable(const Call *call, size_t tile, size_t row, size_t end) {
-  for (; row < end; row++) row_portable(call, tile, row);
+static void rows_portable(const Call *call, size_t first, size_t last, size_t row, size_t end) {
+  for (size_t tile = first; tile < last; tile++)
+    for (size_t r = row; r < end; r++) row_portable(call, tile, r);
 }
 
-/* ---- x86-64 with AVX2 ---- */
+/* ---- x86-64 ---- */
 
 #if defined(__x86_64__) && !defined(PORTABLE)
 #include <immintrin.h>
@@ -143,101 +144,70 @@ AVX2 static void round_row_avx2(const Call *call, size_t row) {
   }
 }
 
-/* Apply MACRO to the row numbers below ``rows``, a constant: arrays of vectors would not stay in registers. */
-#define EACH(MACRO) \
-  do {                               \
-    MACRO(0)                         \
-    if (rows > 1) { MACRO(1) }       \
-    if (rows > 2) { MACRO(2) }       \
-    if (rows > 3) { MACRO(3) }       \
-  } while (0)
+#define INLINE __attribute__((always_inline)) static inline
+#define UNROLL _Pragma("GCC unroll 8") /* else arrays of vectors do not stay in registers */
+#define LANES_OF(type, x) ((x) - (type){0})
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+typedef uint32_t Words16 __attribute__((vector_size(64)));
 
+INLINE uint32_t load_word(const int8_t *at) {
+  uint32_t word;
+  memcpy(&word, at, sizeof(word));
+  return word;
+}
+AVX2 INLINE __m256i load_words(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
+AVX2 INLINE __m256 load_floats(const float *at) { return _mm256_loadu_ps(at); }
+AVX2 INLINE __m256 bytes_as_floats(const uint8_t *at) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+}
+
+#define NAME(function) function##_avx2
+#define TARGET AVX2
+#define VECTOR_TILES 1
+#define MOST_ROWS 4 /* whose sums fit into the registers */
+#define FLOATS __m256
+#define WORDS Words8
+#define JOIN(type, low, high) ((type)(low))
+#define PREFETCH(at) (void)0
 /* 16 bits are enough for the sums of a step: each adds 16 products of at most 15 * 128. */
-#define MULTIPLY(r)                                                                     \
-  {                                                                                     \
-    const float *four = (const float *)(x##r->integers + 8 * pair);                     \
-    const __m256i a = _mm256_castps_si256(_mm256_broadcast_ss(four));                   \
-    exact##r = _mm256_add_epi16(exact##r, _mm256_maddubs_epi16(one, a));                \
-    const __m256i b = _mm256_castps_si256(_mm256_broadcast_ss(four + 1));               \
-    exact##r = _mm256_add_epi16(exact##r, _mm256_maddubs_epi16(other, b));              \
-  }
-#define ADD(r)                                                                          \
-  {                                                                                     \
-    __m256 number = _mm256_cvtepi32_ps(_mm256_madd_epi16(exact##r, ones));              \
-    number = _mm256_fnmadd_ps(zero, _mm256_set1_ps(x##r->sum), number); /* exact */     \
-    sum##r = _mm256_fmadd_ps(number, _mm256_mul_ps(scale, _mm256_set1_ps(x##r->scale)), sum##r); \
-    x##r++;                                                                             \
-  }
-#define CLEAR(r) exact##r = _mm256_setzero_si256();
-#define STORE(r) store(call, row + r, tile, sum##r);
+#define DOT(sums, weights, x) \
+  ((Words8)_mm256_add_epi16((__m256i)(sums), _mm256_maddubs_epi16((__m256i)(weights), (__m256i)(x))))
+#define WHOLE(sums) _mm256_cvtepi32_ps(_mm256_madd_epi16((__m256i)(sums), _mm256_set1_epi16(1)))
+#define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
+#include "int4_int8_rows.h"
 
-AVX2 static void store(const Call *call, size_t row, size_t tile, __m256 sums) {
-  const size_t begin = tile * COLUMNS, left = call->width - begin;
-  float *out = call->out + row * call->width + begin, all[COLUMNS];
-  if (left >= COLUMNS) {
-    _mm256_storeu_ps(out, sums);
-  } else {
-    _mm256_storeu_ps(all, sums);
-    memcpy(out, all, left * sizeof(float));
-  }
-}
-
-/* Compute ``rows`` rows (a constant from 1 to 4) of a tile. */
-AVX2 __attribute__((always_inline)) static inline void few_rows_avx2(const Call *call, size_t tile, size_t row,
-                                                                     const size_t rows, const int has_zeros) {
-  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  const size_t steps = call->steps;
-  const uint8_t *weight = call->weight + tile * steps * TILE_BYTES, *end = weight + steps * TILE_BYTES;
-  const float *scales = call->scales + tile * call->groups * COLUMNS;
-  const uint8_t *zeros = call->zeros + (has_zeros ? tile * call->groups * COLUMNS : 0);
-  const Rounded *x0 = call->rounded + row * steps, *x1 = x0 + steps, *x2 = x1 + steps, *x3 = x2 + steps;
-  __m256 sum0 = _mm256_setzero_ps(), sum1 = sum0, sum2 = sum0, sum3 = sum0;
-  __m256 scale = sum0, zero = _mm256_set1_ps(8.0f);
-  for (size_t left_in_group = 0; weight < end; left_in_group--) {
-    __m256i exact0, exact1, exact2, exact3;
-    EACH(CLEAR);
-#pragma GCC unroll 1
-    for (size_t pair = 0; pair < 4; pair++, weight += 32) {
-      const __m256i two = _mm256_loadu_si256((const __m256i *)weight);
-      const __m256i one = _mm256_and_si256(two, low), other = _mm256_and_si256(_mm256_srli_epi16(two, 4), low);
-      EACH(MULTIPLY);
-    }
-    if (left_in_group == 0) {
-      left_in_group = call->steps_of_group;
-      scale = _mm256_loadu_ps(scales);
-      scales += COLUMNS;
-      if (has_zeros) {
-        zero = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)zeros)));
-        zeros += COLUMNS;
-      }
-    }
-    EACH(ADD);
-  }
-  EACH(STORE);
-}
-
-AVX2 __attribute__((always_inline)) static inline void all_rows_avx2(const Call *call, size_t tile, size_t row,
-                                                                     size_t end, const int has_zeros) {
-  for (; row + 4 <= end; row += 4) few_rows_avx2(call, tile, row, 4, has_zeros);
-  if (end - row == 3) few_rows_avx2(call, tile, row, 3, has_zeros);
-  if (end - row == 2) few_rows_avx2(call, tile, row, 2, has_zeros);
-  if (end - row == 1) few_rows_avx2(call, tile, row, 1, has_zeros);
-}
-
-AVX2 static void rows_avx2(const Call *call, size_t tile, size_t row, size_t end) {
-  if (call->zeros) {
-    all_rows_avx2(call, tile, row, end, 1);
-  } else {
-    all_rows_avx2(call, tile, row, end, 0);
-  }
-}
-#endif
+#ifndef NO_AVX512
+#undef NAME
+#undef TARGET
+#undef VECTOR_TILES
+#undef MOST_ROWS
+#undef FLOATS
+#undef WORDS
+#undef JOIN
+#undef PREFETCH
+#undef DOT
+#undef WHOLE
+#undef MULTIPLY_ADD
+#define NAME(function) function##_avx512
+#define TARGET __attribute__((target("avx512f,avx512vnni,fma")))
+#define VECTOR_TILES 2
+#define MOST_ROWS 8
+#define FLOATS __m512
+#define WORDS Words16
+#define JOIN(type, low, high) ((type)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)(low)), (__m256i)(high), 1))
+#define PREFETCH(at) _mm_prefetch(at, _MM_HINT_T1) /* the processor's own prefetches do not follow two tiles */
+#define DOT(sums, weights, x) ((Words16)_mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(weights), (__m512i)(x)))
+#define WHOLE(sums) _mm512_cvtepi32_ps((__m512i)(sums))
+#define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
+#include "int4_int8_rows.h"
+#endif /* NO_AVX512 */
+#endif /* x86-64 */
 
 typedef struct {
   OrtApi api;
   int64_t group_size, width;
   void (*round)(const Call *, size_t);
-  void (*multiply)(const Call *, size_t tile, size_t row, size_t end);
+  void (*multiply)(const Call *, size_t first, size_t last, size_t row, size_t end);
 } Kernel;
 
 typedef struct {
@@ -255,8 +225,8 @@ static void multiply_item(void *work, size_t item) {
   const Call *call = w->call;
   const size_t tiles = count_of(call->width, COLUMNS), items = count_of(tiles, TILES);
   const size_t first = item % items * TILES, row = item / items * ROWS;
-  const size_t end = row + ROWS < call->rows ? row + ROWS : call->rows;
-  for (size_t tile = first; tile < first + TILES && tile < tiles; tile++) w->kernel->multiply(call, tile, row, end);
+  const size_t last = first + TILES < tiles ? first + TILES : tiles;
+  w->kernel->multiply(call, first, last, row, row + ROWS < call->rows ? row + ROWS : call->rows);
 }
 
 static OrtStatus *compute(void *self, void *context) {
@@ -321,6 +291,9 @@ static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void 
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     kernel->round = round_row_avx2;
     kernel->multiply = rows_avx2;
+#ifndef NO_AVX512
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")) kernel->multiply = rows_avx512;
+#endif
   }
 #endif
   TRY(read_integer(api, info, "group_size", &kernel->group_size));

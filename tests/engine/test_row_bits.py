@@ -1,5 +1,6 @@
 """On a CPU the operators of a decoder give a row the same bits alone, in a draft window and with other rows."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -92,24 +93,41 @@ def test_an_operator_gives_a_row_the_same_bits_in_any_number_of_rows(operator: s
         np.testing.assert_array_equal(computed(first, end), together[first:end], f"rows {first} to {end}")
 
 
+def hold_in_calls_of_every_size(
+    operator: str, x: torch.Tensor, tensors: dict[str, torch.Tensor], attributes: dict[str, int], sizes: Iterable[int]
+) -> None:
+    """Assert that calls of the first rows of ``x`` give the bits of calls of one row, and write no other row."""
+    context = Context(torch.device("cpu"), threads=1)
+
+    def computed(first: int, end: int) -> np.ndarray:
+        out = torch.full((end - first + 1, attributes["width"]), torch.pi)  # the last row is not the call's
+        rows = {"x": x[first:end], "out": out[:-1]}
+        launcher(operator, context)({**rows, **tensors}, attributes, context).run()
+        assert (out[-1] == torch.pi).all()
+        return out[:-1].numpy()
+
+    alone = np.concatenate([computed(row, row + 1) for row in range(len(x))])
+    for size in sizes:
+        np.testing.assert_array_equal(computed(0, size), alone[:size], f"{size} rows")
+
+
 @pytest.mark.parametrize("width", [16, 48, 70])  # one tile, an odd number, a last one that is not full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_tiled_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(dtype: torch.dtype, width: int) -> None:
     """The kernel takes a lone row, few rows and many rows otherwise, and long rows in parts."""
     inner, rows = 1600, 200
-    context = Context(torch.device("cpu"), threads=1)
-    x, weight = normal(rows, inner), normal(-(-width // 16), inner * 16, seed=1).to(dtype)
+    weight = normal(-(-width // 16), inner * 16, seed=1).to(dtype)
+    sizes = [*range(2, 27), 192, 193, rows]
+    hold_in_calls_of_every_size("tiled_matmul", normal(rows, inner), {"weight": weight}, {"width": width}, sizes)
 
-    def computed(first: int, end: int) -> np.ndarray:
-        out = torch.full((end - first + 1, width), torch.pi)  # the last row is not the call's
-        tensors = {"x": x[first:end], "weight": weight, "out": out[:-1]}
-        launcher("tiled_matmul", context)(tensors, {"width": width}, context).run()
-        assert (out[-1] == torch.pi).all()
-        return out[:-1].numpy()
 
-    alone = np.concatenate([computed(row, row + 1) for row in range(rows)])
-    for size in [*range(2, 27), 192, 193, rows]:
-        np.testing.assert_array_equal(computed(0, size), alone[:size], f"{size} rows")
+@pytest.mark.parametrize("width", [8, 24, 70])  # as above
+def test_an_int4_int8_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(width: int) -> None:
+    rows, tiles, steps = 42, -(-width // 8), 5
+    integers = np.random.default_rng(1).integers(0, 256, (tiles, steps * 128), dtype=np.uint8)
+    tensors = {"weight": torch.from_numpy(integers), "scales": normal(tiles, steps * 8, seed=2)}
+    attributes = {"group_size": 32, "width": width}
+    hold_in_calls_of_every_size("int4_int8_matmul", normal(rows, 32 * steps), tensors, attributes, range(2, rows + 1))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
