@@ -147,3 +147,47 @@ def test_a_number_of_tokens_out_of_range_is_rejected(served: Served, kept: Any) 
     status, answer, _ = served.ask("/v1/completions", {"prompt": "Two", "truncate_prompt_tokens": kept})
     assert status == 400
     assert "truncate_prompt_tokens" in answer["error"]["message"]
+
+
+ADDED_BY_ROUTERS = {  # vllm-router 0.1.17 and sglang-router 0.3.2 send these with every request
+    "/v1/chat/completions": {
+        "logprobs": False,
+        "continue_final_message": False,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
+        "include_reasoning": True,
+    },
+    "/v1/completions": {"echo": False},
+}
+ADDED_TO_BOTH = {
+    "stream": False,
+    "no_stop_trim": False,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+    "return_hidden_states": False,
+}
+
+
+@pytest.mark.parametrize("path", ADDED_BY_ROUTERS)
+def test_the_defaults_that_routers_add_change_nothing(served: Served, path: str) -> None:
+    body = MINIMAL[path][1] | {"seed": 1}
+    added = ADDED_BY_ROUTERS[path] | ADDED_TO_BOTH
+    answers = [served.ask(path, body | more) for more in ({}, added)]
+    assert [status for status, _, _ in answers] == [200, 200]
+    plain, routed = (answer["choices"] for _, answer, _ in answers)
+    assert plain == routed
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/completions", "no_stop_trim", True),
+        ("/v1/completions", "return_hidden_states", True),
+        ("/v1/chat/completions", "separate_reasoning", False),
+        ("/v1/chat/completions", "stream_reasoning", False),
+    ],
+)
+def test_other_values_of_these_fields_are_rejected(served: Served, path: str, field: str, value: bool) -> None:
+    status, answer, _ = served.ask(path, MINIMAL[path][1] | {field: value})
+    assert status == 400
+    assert answer["error"]["param"] == field

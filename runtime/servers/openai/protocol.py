@@ -96,10 +96,17 @@ class RequestFields(Section):
 
 
 class CommonFields(RequestFields):
-    """Fields of chats and completions. ``return_token_ids`` is vLLM's."""
+    """Fields of chats and completions. ``return_token_ids`` is vLLM's.
+
+    ``vllm-router`` and ``sglang-router`` add the defaults of SGLang's fields to every request: ``no_stop_trim`` and
+    ``return_hidden_states`` here, ``separate_reasoning`` and ``stream_reasoning`` to chats. The defaults are what this
+    server does.
+    """
 
     stream_options: StreamOptions | None = None
     return_token_ids: StrictBool = False
+    no_stop_trim: Literal[False] = False
+    return_hidden_states: Literal[False] = False
 
 
 class ChatFields(CommonFields, ChatOptions):
@@ -117,6 +124,8 @@ class ChatFields(CommonFields, ChatOptions):
     documents: list[dict[str, Any]] | None = None
     include_reasoning: StrictBool = True
     verbosity: Verbosity | None = None
+    separate_reasoning: Literal[True] = True
+    stream_reasoning: Literal[True] = True
     tools: list[Tool] | None = None  # type: ignore[assignment]  # OpenAI's tools instead of any object
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: StrictBool = True
