@@ -27,11 +27,12 @@ def write_gguf(
     *,
     most_tensors: int = 0,
     kinds: Mapping[str, str] | None = None,
+    pre: str = "default",
     **keys: Any,
 ) -> dict[str, np.ndarray]:
     """Write ``checkpoint`` as llama.cpp's converter does; matrices in layers in ``kind``.
 
-    ``kinds`` has the types of single matrices by their names in the checkpoint.
+    ``kinds`` has the types of single matrices by their names in the checkpoint. ``pre`` names the splitting rules.
     A model of more than ``most_tensors`` is split into several files. ``keys`` are further keys of the metadata.
     Returns the float32 values of the tensors under the checkpoint's names.
     """
@@ -50,7 +51,7 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     for key, value in keys.items():
         getattr(writer, f"add_{key}")(value)
-    _add_tokenizer(writer, checkpoint, config["vocab_size"], names_eos="eos_token_id" not in keys)
+    _add_tokenizer(writer, checkpoint, config["vocab_size"], pre, names_eos="eos_token_id" not in keys)
     values = _add_tensors(writer, checkpoint, name, kind, kinds or {}, heads, kv_heads)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -100,7 +101,7 @@ def _add_tensors(
     return values
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int, *, names_eos: bool) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int, pre: str, *, names_eos: bool) -> None:
     path = checkpoint / "tokenizer.json"
     tokenizer = json.loads(path.read_text()) if path.exists() else {"model": {"vocab": {}, "merges": []}}
     added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens", ())}
@@ -108,7 +109,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int, *, nam
     tokens = [ids.get(index, f"[unused{index}]") for index in range(vocab)]
     merges = [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in added else 1 for token in tokens])
     writer.add_token_merges(merges or ["Ġ Ġ"])

@@ -16,6 +16,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
 from tandemrt.export.quantize.gguf.checkpoint import read_gguf, write_gguf_checkpoint
+from tandemrt.export.quantize.gguf.reader import BoundedReader
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.stored_weights import read_matrix
 from tandemrt.export.quantize.writer import write_safetensors
@@ -75,10 +76,10 @@ def write_case(case: str, folder: Path, kind: str = "F32", **sizes: Any) -> tupl
 
 def converted(file: Path, folder: Path) -> Checkpoint:
     """Return the checkpoint of a file, without a tokenizer."""
-    config, entries = read_gguf(file)
+    model = read_gguf(file)
     folder.mkdir()
-    write_safetensors(folder / "model.safetensors", entries)
-    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", model.entries)
+    (folder / "config.json").write_text(json.dumps(model.config))
     return Checkpoint.open(folder)
 
 
@@ -182,7 +183,7 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     joined, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
     assert joined.keys() == expected.keys()
     assert all(np.array_equal(joined[name], expected[name]) for name in joined)
-    assert read_gguf(files[1])[0] == read_gguf(tmp_path / "whole.gguf")[0]
+    assert read_gguf(files[1]).config == read_gguf(tmp_path / "whole.gguf").config
 
     write_gguf(original, parts / "other.gguf", "qwen3")
     assert gguf_file(parts) is None
@@ -319,3 +320,29 @@ def test_the_arrays_of_a_file_have_a_largest_size(tmp_path: Path, monkeypatch: p
         read_gguf(file_of_arrays(tmp_path / "b.gguf", (0, 3), values=bytes(3)))
     with pytest.raises(BadCheckpoint, match="at most 3 items, they hold 4 or more"):
         read_gguf(file_of_arrays(tmp_path / "b.gguf", (0, 4), values=bytes(4)))
+
+
+@pytest.mark.parametrize("endianess", list(gguf.GGUFEndian))
+def test_metadata_is_that_of_the_package_gguf(tmp_path: Path, endianess: gguf.GGUFEndian) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama", endianess=endianess)
+    writer.add_token_list(["a", "", "é" * 300])
+    writer.add_token_scores([0.5, -1000.0])
+    writer.add_array("general.flags", [True, False])
+    writer.add_uint32("general.number", 7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ours, theirs = (
+        {name: field.contents() for name, field in reader(tmp_path / "a.gguf").fields.items()}
+        for reader in (BoundedReader, gguf.GGUFReader)
+    )
+    assert ours == theirs
+    assert ours["tokenizer.ggml.tokens"] == ["a", "", "é" * 300]
+
+
+@pytest.mark.parametrize(("kind", "count"), [(8, 2), (8, 1), (5, 2)])
+def test_a_file_that_ends_in_an_array_is_rejected(tmp_path: Path, kind: int, count: int) -> None:
+    text = struct.pack("<Q", 3) + b"ab" if count == 1 else struct.pack("<Q", 0)
+    with pytest.raises(BadCheckpoint, match="it ends in the middle of an array; download it again"):
+        read_gguf(file_of_arrays(tmp_path / "a.gguf", (kind, count), values=text if kind == 8 else bytes(7)))

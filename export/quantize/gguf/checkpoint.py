@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, G
 from tandemrt.export.quantize.gguf.packed import PACKED, can_pack, pack, quantization_config
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.gguf.split import parts_of
+from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
 
 # Types that the package gguf dequantizes.
@@ -33,14 +35,23 @@ def write_gguf_checkpoint(file: Path, folder: Path, progress: Progress | None = 
     transformers.
     """
     folder.mkdir(exist_ok=True)
-    config, entries = read_gguf(file)
-    write_safetensors(folder / "model.safetensors", entries, progress=progress)
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    _write_tokenizer(parts_of(file)[0], folder)
+    model = read_gguf(file)
+    write_safetensors(folder / "model.safetensors", model.entries, progress=progress)
+    (folder / "config.json").write_text(json.dumps(model.config, indent=2), encoding="utf-8")
+    write_tokenizer(parts_of(file)[0], model.metadata, folder)
 
 
-def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
-    """Return the config of a GGUF file and its tensors. Raises as ``write_gguf_checkpoint`` does."""
+@dataclass(frozen=True)
+class GgufModel:
+    """A GGUF file as a checkpoint: its metadata, config.json, and tensors."""
+
+    metadata: dict[str, Any]
+    config: dict[str, Any]
+    entries: list[Entry]
+
+
+def read_gguf(file: Path) -> GgufModel:
+    """Read a GGUF file or the parts of one. Raises as ``write_gguf_checkpoint`` does."""
     metadata, tensors = _read_parts(file)
     name = str(metadata.get("general.architecture"))
     family = GGUF_FAMILIES.get(name)
@@ -69,7 +80,7 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], list[Entry]]:
     }:
         modules = {entry.name.rpartition(".")[0] for entry in entries}
         config["quantization_config"] = quantization_config(bits, sorted(modules))
-    return config, entries
+    return GgufModel(metadata, config, entries)
 
 
 def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,15 +173,3 @@ def _values(tensor: Any, order: np.ndarray | None, offset: float, at: int | None
 
 def _chunks(values: Callable[[], np.ndarray]) -> Iterator[bytes]:
     yield np.ascontiguousarray(values()).tobytes()
-
-
-def _write_tokenizer(file: Path, folder: Path) -> None:
-    """Write the tokenizer that the file's vocabulary defines."""
-    try:
-        from transformers import AutoTokenizer
-    except ModuleNotFoundError as error:
-        raise BackendUnavailable(f"the tokenizer of a GGUF file needs transformers: {pip_install('gguf')}") from error
-    try:
-        AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(folder)
-    except Exception as error:
-        raise BadCheckpoint(f"{file}: transformers cannot read the tokenizer: {clipped(error)}") from error

@@ -1,0 +1,106 @@
+"""Tokenizers of GGUF files split texts as the library does that made the vocabulary."""
+
+import io
+from pathlib import Path
+
+import gguf
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
+
+from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
+from tandemrt.export.quantize.gguf.reader import BoundedReader
+from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
+from tests.engine.gguf_files import write_gguf
+from tests.makers import tiny_checkpoint
+
+LONGEST = 9  # of the user-defined runs; Gemma has runs of 31
+SENTENCES = ["the quick brown fox jumps over the lazy dog", "def f(x):", "    return x", "one\ttwo\nthree"] * 20
+CONVERTED_SCORE = -1000.0  # what llama.cpp's converter writes for tokens that are not learned
+TYPES = {"learned": 1, "unknown": 2, "control": 3, "user-defined": 4, "byte": 6}
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_model() -> SentencePieceProcessor:
+    """A model as Gemma's: runs of blanks and newlines are user-defined tokens."""
+    runs = [symbol * length for symbol in ("\n", "▁", "\t") for length in range(2, LONGEST + 1)]
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_writer=written,
+        model_type="bpe",
+        vocab_size=400,
+        user_defined_symbols=["\n", "\t", *runs],
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return SentencePieceProcessor(model_proto=written.getvalue())
+
+
+def kind_of(model: SentencePieceProcessor, index: int) -> str:
+    piece = model.id_to_piece(index)
+    if model.is_byte(index):
+        return "byte"
+    if model.is_control(index):
+        return "control"
+    if model.is_unknown(index):
+        return "unknown"
+    is_run = set(piece) in ({"\n"}, {"\t"}) or (len(piece) > 1 and set(piece) == {"▁"})
+    return "user-defined" if is_run else "learned"
+
+
+@pytest.fixture(scope="module")
+def gemma(sentencepiece_model: SentencePieceProcessor, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The tokenizer of a GGUF file of that model, as llama.cpp's converter writes it."""
+    folder = tmp_path_factory.mktemp("gemma")
+    model = sentencepiece_model
+    kinds = [kind_of(model, index) for index in range(model.vocab_size())]
+    pieces = [model.id_to_piece(index) for index in range(model.vocab_size())]
+    writer = gguf.GGUFWriter(folder / "model.gguf", "gemma3")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(
+        [
+            piece.replace("▁", " ") if kind == "user-defined" else piece
+            for piece, kind in zip(pieces, kinds, strict=True)
+        ]
+    )
+    writer.add_token_scores(
+        [model.get_score(index) if kind == "learned" else CONVERTED_SCORE for index, kind in enumerate(kinds)]
+    )
+    writer.add_token_types([TYPES[kind] for kind in kinds])
+    writer.add_unk_token_id(model.unk_id())
+    writer.add_bos_token_id(model.bos_id())
+    writer.add_eos_token_id(model.eos_id())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    metadata = {name: field.contents() for name, field in BoundedReader(folder / "model.gguf").fields.items()}
+    write_tokenizer(folder / "model.gguf", metadata, folder)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@given(st.lists(st.sampled_from(["\n", " ", "\t", " " * 9, "\n" * 9, "the", "x", "é", "(x):"]), max_size=30))
+def test_a_tokenizer_of_gemma_splits_runs_of_blanks_as_sentencepiece(
+    sentencepiece_model: SentencePieceProcessor, gemma: Tokenizer, parts: list[str]
+) -> None:
+    text = "".join(parts)
+    assert gemma.encode(text, add_special_tokens=False).ids == sentencepiece_model.encode(text)
+
+
+def test_a_tokenizer_of_qwen_composes_characters(tmp_path: Path) -> None:
+    original = tiny_checkpoint(tmp_path / "hf")
+    write_gguf(original, tmp_path / "model.gguf", "qwen3", pre="qwen2")
+    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found")
+    ours = Tokenizer.from_file(str(tmp_path / "found" / "tokenizer.json"))
+    theirs = Qwen2Tokenizer.from_pretrained(original)
+    for text in ("cafe\u0301", "\u1100\u1161", "A\u030a\u0301 \u212b", "plain"):
+        assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False)
