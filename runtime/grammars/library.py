@@ -20,14 +20,14 @@ from tandemrt.runtime.grammars.source_cache import ReadSource, SourceCache
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.fair import FairExecutor
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool, TooSlow
+from tandemrt.runtime.workers.sandbox.lanes import QUICK_S, ProcessLanes
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool, TooSlow, wait_for
 from tandemrt.runtime.workers.threads import start
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.sources import Source
 
 
-QUICK_TRIAL_S = 0.5  # of a trial; one that takes longer is tried again where it delays only slow ones
 MAX_WAITING = 64  # compilations of one client; one more would wait for long, and so would other users of its address
 
 
@@ -49,7 +49,7 @@ class GrammarLibrary:
 
     A compilation waits for a worker only while a request waits for it, so the queue of requests bounds them. It is
     tried in a worker process before if no limit bounds its work (trial.py); other compilations do not wait for these.
-    A trial that takes more than ``QUICK_TRIAL_S`` ends and starts again in processes of slow ones: a few clients with
+    A trial that takes more than ``QUICK_S`` ends and starts again in processes of slow ones: a few clients with
     slow sources delay the others by that time only.
     A running one cannot be cancelled: after all its requests have timed out, it continues and its result is cached. The
     timeout includes the wait for a worker and the trial, which gets half of it. Failures are not cached.
@@ -61,8 +61,8 @@ class GrammarLibrary:
         max_source_bytes: larger sources are rejected.
         workers: concurrent compilations, and as many of sources that are tried quickly, and slowly.
         cache: a cache to share with other libraries; None creates one.
-        processes: worker processes that convert slow schemas. None: they are converted in this thread, and no source is
-            tried.
+        processes: worker processes that convert slow schemas and check finished texts; ``close`` closes them. None:
+            schemas are converted in this thread, and no source is tried.
         slowest_row_s: an EBNF grammar is rejected if one of its rows takes more CPU seconds than this.
     """
 
@@ -75,7 +75,7 @@ class GrammarLibrary:
         max_source_bytes: int = 1 << 18,
         workers: int = 2,
         cache: GrammarCache | None = None,
-        processes: ProcessPool | None = None,
+        processes: ProcessLanes | None = None,
         slowest_row_s: float = 0.1,
     ) -> None:
         self._stop_ids = tuple(stop_ids)
@@ -93,7 +93,7 @@ class GrammarLibrary:
         if processes is not None:
             limit_s = timeout_s / 2
             self._slow = self._lane(workers, "grammar-slow", self._trial_processes(workers, slowest_row_s), limit_s)
-            quick_s = min(QUICK_TRIAL_S, limit_s)
+            quick_s = min(QUICK_S, limit_s)
             self._quick = self._lane(workers, "grammar-tried", self._trial_processes(workers, slowest_row_s), quick_s)
         self._compiled_of: WeakKeyDictionary[Future[Compiled], Future[CompiledGrammar]] = WeakKeyDictionary()
         self._closed = False
@@ -150,13 +150,23 @@ class GrammarLibrary:
         if compiled is not None:
             compiled.cancel()
 
+    def validate(self, check: OutputCheck, text: str, client: Client = UNNAMED) -> "Future[str | None]":
+        """Return a future of the problem that ``check`` finds in a finished text, or None.
+
+        The check begins within ``timeout_s`` and ends within another, so that every text gets an answer. Needs
+        ``processes``: a pattern of the request may take any time.
+        """
+        assert self._processes is not None
+        what = "structured_outputs.json: checking the finished text"
+        return self._processes.submit(client, what, self._timeout_s, check, text, wait_s=self._timeout_s)
+
     @property
     def waiting(self) -> int:
         """Number of compilations that wait for a worker."""
         return sum(len(lane.pool) for lane in self._lanes)
 
     def close(self) -> None:
-        """Reject new requests, start no more compilations and end trials; their futures fail with Closed."""
+        """Reject new requests, start no more compilations and end trials and checks; their futures fail with Closed."""
         with self._lock:
             self._closed = True
             stranded = [compilation for compilation in self._waiting.values() if not compilation.begun]
@@ -168,13 +178,17 @@ class GrammarLibrary:
             if lane.trials is not None:
                 lane.trials.close()
             lane.pool.shutdown(wait=False)
+        if self._processes is not None:
+            self._processes.close()
         for future in futures:
             _finish(future, None, Closed("this runtime was closed; open the bundle again"))
 
     def _read_in_process(self, client: Client, deadline: float | None, *work: Any) -> tuple[str, str]:
         assert self._processes is not None
         what = "structured_outputs.json: reading the schema"
-        text, dialect = self._processes.run(client, what, self._timeout_s, deadline, *work)
+        text, dialect = wait_for(
+            self._processes.submit(client, what, self._timeout_s, *work, deadline=deadline), what, deadline
+        )
         return text, dialect
 
     def _grammar(self, source: "Source", client: Client) -> "Future[CompiledGrammar]":

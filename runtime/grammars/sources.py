@@ -129,6 +129,11 @@ def _multiples(value: Any) -> Iterator[int | float]:
             yield from _multiples(child)
 
 
+def load_modules() -> None:
+    """Import what conversions and checks need; otherwise the first one in a worker process is slow."""
+    OutputCheck("{}", dialect_of({}))("{}")
+
+
 def enforceable_json(schema: str, loose: bool, closed: bool, quick: bool = False) -> tuple[str, str]:
     """Return the schema that the grammar enforces, as JSON, and the dialect of ``schema``. Raises BadRequest."""
     value = json.loads(schema)

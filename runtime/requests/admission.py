@@ -23,7 +23,6 @@ from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.grammar import Grammar
-from tandemrt.runtime.grammars.output_check import OutputCheck
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
@@ -186,6 +185,8 @@ class Admission:
                 raise Closed("this runtime was closed; open the bundle again")
             if self._grammars is None:
                 from tandemrt.runtime.grammars.library import GrammarLibrary
+                from tandemrt.runtime.grammars.sources import load_modules
+                from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 
                 self._grammars = GrammarLibrary(
                     self._vocabulary.result(),
@@ -193,7 +194,7 @@ class Admission:
                     timeout_s=self._options.grammar_timeout_s,
                     max_source_bytes=self._options.max_grammar_bytes,
                     slowest_row_s=self._options.fill_timeout_s,
-                    processes=self._processes,
+                    processes=ProcessLanes(opening=(load_modules, ())),
                 )
             return self._grammars
 
@@ -278,7 +279,8 @@ class Admission:
                 try:
                     # A grammar ends with a stop token; with ignore_eos it still may once it is complete.
                     grammar = compiled.result()
-                    validate = None if grammar.check is None else partial(self._validate, client, grammar.check)
+                    check = grammar.check
+                    validate = None if check is None else partial(grammars.validate, check, client=client)
                     limit = GrammarTimeLimit(self._options.fill_timeout_s)
                     ready.set_result(RequestConstraints(constraint(grammar.matcher(stop_ids or None)), validate, limit))
                 except BaseException as error:  # the future must become done in any case
@@ -300,11 +302,6 @@ class Admission:
             compiled.add_done_callback(deliver)
 
         return outputs, prepare
-
-    def _validate(self, client: Client, check: OutputCheck, text: str) -> "Future[str | None]":
-        what = "structured_outputs.json: checking the finished text"
-        limit_s = self._options.grammar_timeout_s  # for the wait, too: so every text gets an answer
-        return self._processes.submit(client, what, limit_s, check, text, wait_s=limit_s)
 
     def _thinking_rule(self) -> ThinkingRule | None:
         """Return the rule of the bundle's reasoning blocks without a budget; None: a bundle without delimiters.

@@ -13,7 +13,7 @@ from tandemrt.engines.text.tokenizer import Tokenizer, reopened
 from tandemrt.engines.validation.errors import BadRequest, ContextLengthExceeded, clipped, quoted
 from tandemrt.engines.validation.sizes import exceeds
 from tandemrt.runtime.workers.clients import UNNAMED, Client
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.workers.sandbox.pool import ProcessPool, wait_for
 
 Message = Mapping[str, Any]
 CHAT_FACTOR = 4  # messages may be this much larger than a text, since templates drop parts such as old reasoning
@@ -192,7 +192,8 @@ class PromptReader:
         return ids
 
     def _in_worker(self, client: Client, deadline: float | None, what: str, *work: Any) -> Any:
-        return self._processes.run(client, f"prompt: {what}", self._timeout_s, deadline, *work)
+        what = f"prompt: {what}"
+        return wait_for(self._processes.submit(client, what, self._timeout_s, *work, deadline=deadline), what, deadline)
 
     def _too_long(self, tokens: int, problem: str = "") -> ContextLengthExceeded:
         """Return the error for a prompt of so many tokens. Without ``problem`` their number is the problem."""

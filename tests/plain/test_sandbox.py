@@ -123,8 +123,17 @@ def test_a_call_that_waits_too_long_fails_and_later_ones_run(pool) -> None:
     late = one.submit(UNNAMED, "work", PATIENCE_S, len, "abc", wait_s=0.1)
     in_time = one.submit(UNNAMED, "work", PATIENCE_S, len, "abc", wait_s=PATIENCE_S)
     assert (slow.result(PATIENCE_S), in_time.result(PATIENCE_S)) == (None, 3)
-    with pytest.raises(BadRequest, match="work had to wait too long for other requests; try later"):
+    with pytest.raises(QueueFull, match="work had to wait too long for other requests; try later"):
         late.result(PATIENCE_S)
+
+
+def test_a_call_past_its_deadline_is_not_begun_and_ends_no_process(pool) -> None:
+    one = pool()
+    pid = submit(one, os.getpid).result(PATIENCE_S)
+    late = one.submit(UNNAMED, "work", PATIENCE_S, len, "abc", deadline=time.monotonic())
+    with pytest.raises(BadRequest, match="work did not begin before the request's time ran out"):
+        late.result(PATIENCE_S)
+    assert submit(one, os.getpid).result(PATIENCE_S) == pid
 
 
 def test_a_killed_worker_fails_its_call_and_the_next_call_succeeds(pool) -> None:

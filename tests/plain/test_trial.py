@@ -21,6 +21,7 @@ from tandemrt.runtime.grammars.sources import Source
 from tandemrt.runtime.grammars.time_limit import STEP_ALLOWANCE_S, GrammarTimeLimit
 from tandemrt.runtime.grammars.trial import SMALL_CHARACTERS, needs_trial
 from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.plain.constraints import STOP, VOCABULARY, WIDTH, compiled
 from tests.waiting import PATIENCE_S, eventually
@@ -149,11 +150,10 @@ SLOW_KIND = Source("json", '{"type": "integer", "multipleOf": 7}', "llguidance")
 @pytest.fixture
 def library(request: pytest.FixtureRequest) -> Iterator[GrammarLibrary]:
     """A library with a timeout of 4 s, or of the test's parameter."""
-    processes = ProcessPool(processes=1)
+    processes = ProcessLanes(processes=1)
     library = GrammarLibrary(VOCABULARY, [STOP], processes=processes, timeout_s=getattr(request, "param", 4.0))
     yield library
     library.close()
-    processes.close()
 
 
 def test_an_endless_compilation_ends_and_delays_no_small_source(library: GrammarLibrary) -> None:
@@ -178,6 +178,7 @@ def test_a_quick_trial_does_not_wait_for_the_slow_ones_of_other_clients(library:
     assert not any(future.done() for future in endless)
 
 
+@pytest.mark.parametrize("library", [2 * PATIENCE_S], indirect=True)
 def test_an_abandoned_compilation_is_not_tried_slowly(library: GrammarLibrary) -> None:
     endless = library.compile((ENDLESS, None))
     assert eventually(lambda: any(compilation.begun for compilation in library._waiting.values()))
@@ -207,6 +208,7 @@ def test_closing_ends_an_endless_compilation(library: GrammarLibrary) -> None:
     assert time.monotonic() - begun < 1.5
 
 
+@pytest.mark.parametrize("library", [2 * PATIENCE_S], indirect=True)
 def test_a_rejected_source_is_tried_once_more_when_it_comes_again(library: GrammarLibrary) -> None:
     bad = Source("json", '{"type": "string", "minLength": 5, "pattern": "^(a$"}', "llguidance")
     for _ in range(2):
@@ -221,6 +223,7 @@ def text_of(length: int) -> Source:
     return Source("json", json.dumps(enforceable(schema)), "llguidance")
 
 
+@pytest.mark.parametrize("library", [2 * PATIENCE_S], indirect=True)
 def test_a_source_whose_random_text_is_too_complex_is_rejected(library: GrammarLibrary) -> None:
     assert library.compile((text_of(1000), None)).result(PATIENCE_S)
     with pytest.raises(BadRequest, match=r"json: a random text was tried: .* too complex: lexer error: too many"):

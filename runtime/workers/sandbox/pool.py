@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPEN_S = 60.0  # limit of ``opening``
-_ANSWER_S = 0.1  # for the error of a task that reaches the deadline itself
 _IDLE_S = 60.0  # an idle process ends after this time, to free its memory
+_ANSWER_S = 0.1  # for the error of a task that reaches the deadline itself
 
 
 class TooSlow(BadRequest):
@@ -71,10 +71,10 @@ class ProcessPool:
         """Return a future of ``function(*arguments)``. ``function``: a module-level function whose result is JSON.
 
         The future fails with TooSlow if the task takes longer than ``limit_s`` from its start or runs at the
-        ``deadline`` (in seconds of ``time.monotonic``); with BadRequest if it gets no process within ``wait_s``, needs
-        more memory than a process has, crashes its process, or raises BadRequest; with ProcessLost if the process is
-        killed; with Closed if the pool is closed. ``what`` names the task in these errors; ``client``: see
-        WorkerShares. A cancelled future leaves the queue at once.
+        ``deadline`` (in seconds of ``time.monotonic``); with QueueFull if it gets no process within ``wait_s``; with
+        BadRequest if it gets none before the deadline, needs more memory than a process has, crashes its process, or
+        raises BadRequest; with ProcessLost if the process is killed; with Closed if the pool is closed. ``what`` names
+        the task in these errors; ``client``: see WorkerShares. A cancelled future leaves the queue at once.
 
         Raises QueueFull if the queue is full, Closed if the pool is closed, InternalError if no thread can start.
         """
@@ -93,30 +93,6 @@ class ProcessPool:
             self._changed.notify()
         remove_when_cancelled(work.future, work, self._shares, self._changed)
         return work.future
-
-    def run(
-        self,
-        client: Client,
-        what: str,
-        limit_s: float,
-        deadline: float | None,
-        function: Callable[..., Any],
-        *arguments: Any,
-    ) -> Any:
-        """Return ``function(*arguments)``; wait for a process and the result until ``deadline`` at most.
-
-        ``deadline``: in seconds of ``time.monotonic``; None: no limit. Raises BadRequest then, and as ``submit`` does.
-        """
-        future = self.submit(client, what, limit_s, function, *arguments, deadline=deadline)
-        if deadline is not None:
-            wait([future], max(0.0, deadline - time.monotonic()) + _ANSWER_S)
-            if not future.done():
-                future.cancel()
-                raise BadRequest(f"{what} did not end before the request's time ran out (timeout_s); try later")
-        try:
-            return future.result()
-        finally:
-            del future  # else a traceback keeps the future, which keeps the error of the traceback
 
     def close(self) -> None:
         """Kill the processes; unfinished futures fail with Closed. May be called twice, and from any thread."""
@@ -152,6 +128,7 @@ class ProcessPool:
             with self._changed:
                 self._shares.done(work.client)
                 self._changed.notify()  # another task of this client may be allowed to start now
+            work = None  # an idle thread would keep its arguments
         if process is not None:
             process.end()
 
@@ -221,6 +198,22 @@ class ProcessPool:
         return process
 
 
+def wait_for(task: "Future[Any]", what: str, deadline: float | None) -> Any:
+    """Return the result of a submitted task; wait until ``deadline`` at most, then cancel the task.
+
+    ``deadline``: in seconds of ``time.monotonic``; None: no limit. Raises BadRequest then, and as the task does.
+    """
+    if deadline is not None:
+        wait([task], max(0.0, deadline - time.monotonic()) + _ANSWER_S)
+        if not task.done():
+            task.cancel()
+            raise BadRequest(f"{what} did not end before the request's time ran out (timeout_s); try later")
+    try:
+        return task.result()
+    finally:
+        del task  # else a traceback keeps the future, which keeps the error of the traceback
+
+
 @dataclass(frozen=True, eq=False)
 class _Work:
     client: Client
@@ -232,8 +225,11 @@ class _Work:
     begin_by: float | None
 
     def require_in_time(self) -> None:
-        if self.begin_by is not None and time.monotonic() > self.begin_by:
-            raise BadRequest(f"{self.what} had to wait too long for other requests; try later")
+        now = time.monotonic()
+        if self.begin_by is not None and now > self.begin_by:
+            raise QueueFull(f"{self.what} had to wait too long for other requests; try later")
+        if self.deadline is not None and now > self.deadline:
+            raise BadRequest(f"{self.what} did not begin before the request's time ran out (timeout_s); try later")
 
     def seconds_left(self) -> float:
         """Return the time limit of the task if it starts now."""
