@@ -69,8 +69,8 @@ def tiny_hybrid(
 ) -> Path:
     """Write a random hybrid model in float32, every second layer recurrent, beginning with the first.
 
-    ``kind``: "delta net" (Qwen3.5), "mamba" (Granite 4) or "convolution" (LFM2). ``sizes``: other fields of its config.
-    Returns the folder.
+    ``kind``: "delta net" (Qwen3.5), "experts" (the same with experts), "mamba" (Granite 4) or "convolution" (LFM2).
+    ``sizes``: other fields of its config. Returns the folder.
     """
     from transformers import AutoConfig
 
@@ -154,19 +154,31 @@ def on_a_gpu(kind: str) -> dict[str, int]:
     return _WITH_KERNELS[kind]
 
 
-_RECURRENT = {"delta net": "linear_attention", "mamba": "linear_attention", "convolution": "conv"}
+_RECURRENT = {
+    "delta net": "linear_attention",
+    "experts": "linear_attention",
+    "mamba": "linear_attention",
+    "convolution": "conv",
+}
+_DELTA_NET: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+}
 _HYBRIDS: dict[str, dict[str, Any]] = {
-    "delta net": {
-        "model_type": "qwen3_5_text",
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+    "delta net": {"model_type": "qwen3_5_text", "intermediate_size": 64, **_DELTA_NET},
+    "experts": {
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        **_DELTA_NET,
     },
     "mamba": {
         "model_type": "granitemoehybrid",

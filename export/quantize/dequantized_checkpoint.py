@@ -9,9 +9,10 @@ from tandemrt.export.quantize.dequantize import dequantized_entry
 from tandemrt.export.quantize.stored_weights import is_quantized, tensor_names
 from tandemrt.export.quantize.writer import Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
+from tandemrt.export.read.fused_tensors import stores_transposed_experts
 from tandemrt.export.read.quantization.scheme import Quantization, Scheme
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.tensors import stores_transposed_experts, with_graph_names
+from tandemrt.export.read.tensors import with_graph_names
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ in its own checkpoint.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from tandemrt.engines.contract import contract
@@ -16,6 +17,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.draft_heads import SPECULATORS_FIELDS, DraftHeadSpec, mismatch, read_layers
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.fused_tensors import parts_of, stores_transposed_experts
 from tandemrt.export.read.layer import UNIFORM
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.kv_cache import is_cache_scale
@@ -119,7 +121,10 @@ class MtpSpec(DraftHeadSpec):
         spec = cls(one, (target.layers,), one.hidden, one.vocab, max_context, embedding_first, depth, published)
         spec.require_fit(target)
         unquantized = {name: value for name, value in config.items() if name != "quantization_config"}
-        return spec, replace(checkpoint, config=unquantized, tensors=tensors), quantized
+        named = replace(checkpoint, config=unquantized, tensors=tensors)
+        transposed = stores_transposed_experts(named, one)
+        split = [parts_of(name, tensor, one, transposed=transposed) for name, tensor in tensors.items()]
+        return spec, replace(named, tensors=dict(chain.from_iterable(split))), quantized
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of each layer, ``capacity`` tokens to a cache row, computing in ``dtype``."""

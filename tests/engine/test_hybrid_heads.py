@@ -1,8 +1,11 @@
 """Draft heads of hybrid targets: MTP layers of Qwen3.5 against transformers' layer, and EAGLE-3 heads, in texts."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,12 +16,13 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5TextConfig,
     Qwen3_5TextRotaryEmbedding,
 )
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.build import build
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
-from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
 from tests import eagle3
@@ -36,14 +40,15 @@ class MtpOfQwen(torch.nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.fc = torch.nn.Linear(2 * hidden, hidden, bias=False)
-        self.layers = torch.nn.ModuleList([Qwen3_5DecoderLayer(config, config.layer_types.index("full_attention"))])
+        of_type = Qwen3_5MoeDecoderLayer if config.model_type == "qwen3_5_moe_text" else Qwen3_5DecoderLayer
+        self.layers = torch.nn.ModuleList([of_type(config, config.layer_types.index("full_attention"))])
         for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
             setattr(self, name, Qwen3_5RMSNorm(hidden, eps=config.rms_norm_eps))
         self.rotary = Qwen3_5TextRotaryEmbedding(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.parameters():
-                spread = parameter.shape[1] ** -0.5 if parameter.dim() == 2 else 0.3
+                spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
 
     def forward(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -61,36 +66,62 @@ class MtpOfQwen(torch.nn.Module):
         return {f"mtp.{name}": value.detach().clone() for name, value in self.named_parameters()}
 
 
-def add_mtp(folder: Path, seed: int = 3) -> MtpOfQwen:
-    """Write a random MTP layer into the checkpoint of ``tiny_hybrid``."""
+def one_by_one(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return MTP tensors with a tensor for every matmul of every expert instead of one for all experts."""
+    experts = "mtp.layers.0.mlp.experts"
+    parts: dict[str, torch.Tensor] = {}
+    for name, value in tensors.items():
+        if name == f"{experts}.gate_up_proj":
+            for at, of_one in enumerate(value):
+                gate, up = of_one.chunk(2)
+                parts[f"{experts}.{at}.gate_proj.weight"] = gate.clone()
+                parts[f"{experts}.{at}.up_proj.weight"] = up.clone()
+        elif name == f"{experts}.down_proj":
+            parts |= {f"{experts}.{at}.down_proj.weight": of_one.clone() for at, of_one in enumerate(value)}
+        else:
+            parts[name] = value
+    return parts
+
+
+def values(tensor: StoredTensor) -> torch.Tensor:
+    """Read a tensor of a checkpoint."""
+    count = math.prod(tensor.shape)
+    return torch.from_numpy(np.fromfile(tensor.file, tensor.dtype, count, offset=tensor.offset)).view(tensor.shape)
+
+
+def add_mtp(folder: Path, seed: int = 3, *, stacked: bool = True) -> MtpOfQwen:
+    """Write a random MTP layer into the checkpoint of ``tiny_hybrid``.
+
+    ``stacked``: its experts are in one tensor, as Qwen publishes them, else in one each, as Qwen's FP8 files have them.
+    """
     config = AutoConfig.from_pretrained(folder)
     config._attn_implementation = "eager"
     layer = MtpOfQwen(config, seed)
     file = folder / "model.safetensors"
-    save_file(load_file(file) | layer.tensors(), file, metadata={"format": "pt"})
+    tensors = layer.tensors() if stacked else one_by_one(layer.tensors())
+    save_file(load_file(file) | tensors, file, metadata={"format": "pt"})
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"mtp_num_hidden_layers": 1}))
     return layer
 
 
-def test_the_mtp_layer_of_qwen3_5_gives_the_logits_of_transformers(tmp_path: Path) -> None:
-    folder = tiny_hybrid(tmp_path / "target")
-    layer = add_mtp(folder)
+@pytest.mark.parametrize(
+    ("kind", "stacked"), [("delta net", True), ("experts", True), ("experts", False)], ids=["dense", "stacked", "each"]
+)
+def test_the_mtp_layer_of_qwen3_5_gives_the_logits_of_transformers(tmp_path: Path, kind: str, stacked: bool) -> None:
+    folder = tiny_hybrid(tmp_path / "target", kind)
+    layer = add_mtp(folder, stacked=stacked)
     source = Checkpoint.open(folder)
     target = ModelSpec.from_hf(source.config)
-    spec, checkpoint, _ = MtpSpec.from_checkpoint(source, target, num_draft_tokens=3)
+    spec, draft, _ = MtpSpec.from_checkpoint(source, target, num_draft_tokens=3)
     shared = {
         "embed_tokens.weight": Draw(9).matrix(target.vocab, 32),
         "lm_head.weight": Draw(8).matrix(target.vocab, 32),
     }
-    weights = layer.tensors()
-    stored = {t.offset: name for name, t in checkpoint.tensors.items()}
-    own = {stored[t.offset]: weights[name] for name, t in source.tensors.items() if name in weights}
     written = tmp_path / "written"
     written.mkdir()
-    save_file(own | shared, written / "model.safetensors")
-    (written / "config.json").write_text((folder / "config.json").read_text())
-    draft = Checkpoint.open(written)
+    save_file({name: values(tensor) for name, tensor in draft.tensors.items()} | shared, written / "model.safetensors")
+    draft = replace(draft, tensors=read_header(written / "model.safetensors"))
     head = fused(build_mtp(spec, draft, dtype="float32", capacity=CAPACITY, lowering="grouped"), "grouped")
     exported = Exported(written, spec, build_state_norm(spec, draft, dtype="float32"), head)
     generator = torch.Generator().manual_seed(5)
@@ -110,9 +141,9 @@ def test_another_number_of_mtp_layers_is_rejected(tmp_path: Path) -> None:
         MtpSpec.from_checkpoint(source, ModelSpec.from_hf(source.config), num_draft_tokens=3)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_drafts_of_heads_change_no_token(tmp_path: Path, kind: str) -> None:
-    folder = tiny_hybrid(tmp_path / "target", seed=1)
+@pytest.mark.parametrize(("kind", "target"), [("mtp", "delta net"), ("mtp", "experts"), ("eagle3", "delta net")])
+def test_drafts_of_heads_change_no_token(tmp_path: Path, kind: str, target: str) -> None:
+    folder = tiny_hybrid(tmp_path / "target", target, seed=1)
     add_mtp(folder)
     where = folder
     if kind == "eagle3":
