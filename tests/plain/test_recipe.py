@@ -101,7 +101,7 @@ def test_included_recipes_load_and_are_found_by_name() -> None:
     }
     demos |= {"demo-ngram": NgramDraft, "demo-eagle3": HeadDraft, "demo-pard": ModelDraft, "demo-dflash": HeadDraft}
     demos |= {"demo-hybrid": ModelDraft, "demo-tensorrt": ModelDraft}
-    pairs = {"qwen3-8b": HeadDraft, "llama-3.1-8b": HeadDraft}
+    pairs = dict.fromkeys(("qwen3-8b", "llama-3.1-8b", "qwen3.6-35b-a3b", "qwen3.8-27b"), HeadDraft)
     on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
     on_a_gpu = dict.fromkeys(("gpt-oss-20b", "gemma-4-26b-a4b"), NgramDraft)
     assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu, *on_a_gpu}
