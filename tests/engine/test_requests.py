@@ -70,6 +70,11 @@ def test_a_stop_token_of_its_own_ends_a_grammar_where_the_text_is_complete(ask) 
     assert (output.finish_reason, output.stop_reason, len(output.text)) == ("stop", PAD, 3)
 
 
+def test_a_grammar_without_another_text_ends_a_request_that_ignores_stop_tokens(ask) -> None:
+    output = ask("x", structured_outputs={"choice": ["ab"]}, ignore_eos=True, **NO_REASONING)
+    assert (output.text, output.finish_reason) == ("ab", "stop")
+
+
 def test_stop_tokens_are_forbidden_below_min_tokens(ask) -> None:
     output = ask("x", logit_bias={STOP: 100}, min_tokens=5, max_tokens=20)
     assert (output.finish_reason, len(output.token_ids)) == ("stop", 6)
