@@ -51,10 +51,10 @@ def _by_token(value: Any) -> Any:
     """Convert token ids to integers: the keys of a JSON object are strings."""
     if not isinstance(value, dict):
         return value
+    if len(value) > MOST_BIASES:
+        raise reject(f"must have at most {MOST_BIASES} tokens; got {len(value)}. Leave some out")
     pairs = [(int(k) if isinstance(k, str) and k.isascii() and k.isdigit() else k, bias) for k, bias in value.items()]
     twice = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
-    if len(pairs) > MOST_BIASES:
-        raise reject(f"must have at most {MOST_BIASES} tokens; got {len(pairs)}. Leave some out")
     if twice:
         raise reject(f"must have one bias per token; got several for {twice[0]}. Keep one")
     return dict(pairs)
