@@ -3,10 +3,12 @@
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from tandemrt.engines.bundle.bundle import Bundle
@@ -271,9 +273,13 @@ class Admission:
             return outputs, lambda: None
         grammars = self._grammar_library()
         source = grammars.read(params.structured_outputs, client, deadline)
+        # A future keeps its callbacks. None of them may keep the outputs: the state of a grammar has up to 100 MB, and
+        # would stay in a reference cycle after the end of its request.
+        undelivered, cancellations = deque(outputs), count(1)
 
         def deliver(compiled: "Future[Compiled]") -> None:
-            for ready in outputs:
+            while undelivered:
+                ready = undelivered.popleft()
                 if not ready.set_running_or_notify_cancel():
                     continue
                 try:
@@ -293,8 +299,8 @@ class Admission:
                 compiled = Future()
                 compiled.set_exception(error)
 
-            def abandon(_: "Future[RequestConstraints]") -> None:
-                if all(ready.cancelled() for ready in outputs):
+            def abandon(ready: "Future[RequestConstraints]") -> None:
+                if ready.cancelled() and next(cancellations) == params.n:
                     grammars.abandon(compiled)
 
             for ready in outputs:

@@ -4,9 +4,11 @@ A bias of 100 makes the model say what a test wants it to say, so that only the 
 """
 
 import asyncio
+import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,6 +24,7 @@ from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.cli.calibrate import SCALES, acceptance_lengths
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
+from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.slots import Round
 from tandemrt.runtime.workers.clients import Client
@@ -73,6 +76,27 @@ def test_a_stop_token_of_its_own_ends_a_grammar_where_the_text_is_complete(ask) 
 def test_a_grammar_without_another_text_ends_a_request_that_ignores_stop_tokens(ask) -> None:
     output = ask("x", structured_outputs={"choice": ["ab"]}, ignore_eos=True, **NO_REASONING)
     assert (output.text, output.finish_reason) == ("ab", "stop")
+
+
+def test_the_state_of_a_grammar_is_freed_with_its_request(ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    matchers: list[weakref.ref[LLGuidanceMatcher]] = []
+
+    def matcher(grammar: LLGuidanceGrammar, stop_ids: Any = None) -> LLGuidanceMatcher:
+        state = make_matcher(grammar, stop_ids)
+        matchers.append(weakref.ref(state))
+        return state
+
+    make_matcher = LLGuidanceGrammar.matcher
+    monkeypatch.setattr(LLGuidanceGrammar, "matcher", matcher)
+    gc.disable()  # it does not know how much memory the library's objects have
+    try:
+        for choices in (["ab"], ["cd", "ef"]):
+            ask("x", n=len(choices), structured_outputs={"choice": choices}, **NO_REASONING)
+        ask("y", max_tokens=1)  # the loop keeps the last round until the next one
+        assert len(matchers) == 3
+        assert eventually(lambda: not any(matcher() for matcher in matchers))
+    finally:
+        gc.enable()
 
 
 def test_stop_tokens_are_forbidden_below_min_tokens(ask) -> None:
