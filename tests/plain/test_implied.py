@@ -1,17 +1,109 @@
-"""Contracts that a manifest's sizes imply: layers may have attention, a recurrent state, or both."""
+"""Contracts that a manifest's sizes imply, for every kind of draft and of layer."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandemrt.engines.bundle.implied import require_implied
+from tandemrt.engines.bundle.manifest import Manifest
 from tandemrt.engines.contract import contract
-from tandemrt.engines.contract.contract import RecurrentState
+from tandemrt.engines.contract.contract import Contract, RecurrentState
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.validation.errors import BadBundle
 from tests.plain.test_bundle import write_bundle
 
 STATE = RecurrentState((2, 8, 16), 40)
+FEATURES, HIDDEN, ROW_STATES, MEMORY, DRAFT_VOCAB = 24, 16, 12, 5, 50
+DTYPE = {"dtype": "float32"}
+CACHE = {"layers": 2, "kv_heads": 2, "head_dim": 8, "capacity": 37, **DTYPE}
+TARGET = {"target": contract.decoder(**CACHE, vocab=96, features=FEATURES)}
+FUSE = {"fuse": contract.fuse(features=FEATURES, hidden=HIDDEN, **DTYPE)}
+CONTEXT = {"context": contract.context(features=FEATURES, **CACHE, vocab=DRAFT_VOCAB)}
+
+
+def proposing(vocab: int, *, target_ids: bool) -> dict[str, Contract]:
+    return {
+        name: contract.propose(vocab=vocab, **DTYPE, draft_probs=probs, target_ids=target_ids)
+        for name, probs in (("propose", False), ("propose_probs", True))
+    }
+
+
+def head(vocab: int = 96, **options: bool) -> Contract:
+    return contract.draft_head(hidden=HIDDEN, **CACHE, vocab=vocab, **options)
+
+
+def block(**options: int) -> Contract:
+    return contract.block(**CACHE, vocab=DRAFT_VOCAB, **options)
+
+
+MARKOV = contract.markov(vocab=DRAFT_VOCAB, **DTYPE, row_states=ROW_STATES, memory=MEMORY)
+WHOLE, PART = proposing(96, target_ids=False), proposing(DRAFT_VOCAB, target_ids=True)
+MODEL = WHOLE | {"draft": contract.decoder(**CACHE, vocab=96)}
+
+# kind -> the values of its entry, and the contracts of the target and of the draft's engines
+DRAFTS: dict[str, tuple[dict[str, Any], dict[str, Contract]]] = {
+    "model": ({}, MODEL),
+    "pard": ({"mask_token": 1}, MODEL),
+    "eagle3": ({"vocab": DRAFT_VOCAB}, TARGET | FUSE | PART | {"draft": head(DRAFT_VOCAB)}),
+    "peagle": ({"mask_token": 1}, TARGET | FUSE | WHOLE | {"draft": head(parallel=True)}),
+    "mtp": ({"layers": 2}, TARGET | FUSE | WHOLE | {"draft": head(further=True), "draft_2": head(further=True)}),
+    "dflash": ({"mask_token": 1, "block": 8, "vocab": DRAFT_VOCAB}, TARGET | CONTEXT | PART | {"draft": block()}),
+    "dspark": (
+        {"mask_token": 1, "block": 8, "vocab": DRAFT_VOCAB},
+        TARGET | CONTEXT | PART | {"draft": block(row_states=ROW_STATES), "markov": MARKOV},
+    ),
+}
+
+
+def drafting(folder: Path, kind: str, contracts: dict[str, Contract]) -> Manifest:
+    manifest, entry = write_bundle(folder).manifest, DRAFT_KINDS[kind].entry(kind=kind, **DRAFTS[kind][0])
+    engine = manifest.engines["target"]
+    engines = {name: engine.model_copy(update={"contract": contract}) for name, contract in contracts.items()}
+    return manifest.model_copy(update={"draft": entry, "engines": {**manifest.engines, **engines}})
+
+
+def test_every_kind_of_draft_with_engines_is_in_the_table() -> None:
+    assert DRAFTS.keys() == {kind for kind, traits in DRAFT_KINDS.items() if traits.engines}
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_the_engines_of_a_draft_have_the_contracts_that_its_sizes_imply(tmp_path: Path, kind: str) -> None:
+    contracts = DRAFTS[kind][1]
+    require_implied(drafting(tmp_path / "sample", kind, contracts))
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "side"),
+    [(kind, engine, side) for kind in DRAFTS for engine in DRAFTS[kind][1] for side in ("inputs", "outputs")],
+)
+def test_an_engine_of_a_draft_with_a_binding_that_differs_is_rejected(
+    tmp_path: Path, kind: str, engine: str, side: str
+) -> None:
+    contracts = DRAFTS[kind][1]
+    *others, last = getattr(contracts[engine], side)
+    differing = replace(contracts[engine], **{side: (*others, replace(last, dtype="bool"))})
+    with pytest.raises(BadBundle, match=rf"engines\.{engine}\.contract must follow from limits.*{last.name}.*bool"):
+        require_implied(drafting(tmp_path / "sample", kind, contracts | {engine: differing}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "wider"),
+    [
+        ("eagle3", "fuse", contract.fuse(features=FEATURES + 1, hidden=HIDDEN, **DTYPE)),
+        ("eagle3", "fuse", contract.fuse(features=FEATURES, hidden=HIDDEN + 1, **DTYPE)),
+        ("dflash", "context", contract.context(features=FEATURES + 1, **CACHE, vocab=DRAFT_VOCAB)),
+        ("dspark", "markov", contract.markov(vocab=DRAFT_VOCAB, **DTYPE, row_states=ROW_STATES + 1, memory=MEMORY)),
+        ("dspark", "markov", contract.markov(vocab=96, **DTYPE, row_states=ROW_STATES, memory=MEMORY)),
+        ("model", "propose", proposing(DRAFT_VOCAB, target_ids=False)["propose"]),
+    ],
+)
+def test_an_engine_of_a_draft_reads_as_many_values_as_another_writes(
+    tmp_path: Path, kind: str, engine: str, wider: Contract
+) -> None:
+    with pytest.raises(BadBundle, match=rf"engines\.{engine}\.contract must follow from limits"):
+        require_implied(drafting(tmp_path / "sample", kind, DRAFTS[kind][1] | {engine: wider}))
 
 
 @pytest.mark.parametrize("attention", [(0,), (0, 1), (0, 1, 2)])
