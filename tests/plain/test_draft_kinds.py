@@ -2,7 +2,18 @@
 
 from typing import get_args
 
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DraftEntry, HeadKind, ModelKind
+import pytest
+
+from tandemrt.engines.contract.draft_kinds import (
+    DRAFT_KINDS,
+    DraftEntry,
+    DraftTraits,
+    FeatureEntry,
+    HeadKind,
+    ModelEntry,
+    ModelKind,
+)
+from tandemrt.engines.contract.draft_sampling import DraftSampling
 from tandemrt.engines.recipe.models import Draft
 from tandemrt.export.bundle.draft_kinds import FEATURE_DRAFTS, MODEL_DRAFTS
 from tandemrt.runtime.llm.neural_drafts import NEURAL_DRAFTERS
@@ -23,3 +34,16 @@ def test_every_kind_with_a_model_is_exported_and_drafts() -> None:
     assert sorted(heads) == sorted(kind for kind, traits in DRAFT_KINDS.items() if traits.features)
     assert (sorted(MODEL_DRAFTS), sorted(FEATURE_DRAFTS)) == (sorted(models), sorted(heads))
     assert sorted(NEURAL_DRAFTERS) == sorted((*models, *heads))
+
+
+@pytest.mark.parametrize("traits", DRAFT_KINDS.values(), ids=list(DRAFT_KINDS))
+def test_the_traits_of_a_kind_agree_with_its_entry_and_its_engines(traits: DraftTraits) -> None:
+    entry, fields = traits.entry, traits.entry.model_fields
+    assert traits.samples == issubclass(entry, DraftSampling)
+    assert traits.features == issubclass(entry, FeatureEntry) == bool({"fuse", "context"} & {*traits.engines})
+    assert traits.masks == ("mask_token" in fields)
+    assert traits.block == ("block" in fields) == ("context" in traits.engines)
+    assert traits.parallel == (traits.masks and not traits.block)
+    assert (traits.layers > 1) == ("layers" in fields)
+    assert traits.lookahead == ("fuse" in traits.engines)
+    assert traits.skips_undrafted == (entry is ModelEntry)

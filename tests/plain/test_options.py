@@ -194,6 +194,14 @@ def test_options_beyond_the_limits_of_a_bundle_are_rejected_without_an_engine(
         RuntimeOptions(**options).require_fit(Limits(**sizes))
 
 
+@pytest.mark.parametrize(("max_prompt_bytes", "most"), [(None, 16 * 60), (7, 7)])
+def test_a_prompt_has_at_most_16_bytes_per_token_of_the_bundle_unless_an_option_says_how_many(
+    max_prompt_bytes: int | None, most: int
+) -> None:
+    limits = Limits(batch=2, length=60, capacity=65, num_draft_tokens=4, prefill_chunk=8)
+    assert RuntimeOptions(max_prompt_bytes=max_prompt_bytes).prompt_bytes(limits) == most
+
+
 @pytest.mark.parametrize("option", ["adaptive_draft_tokens", "draft_masks"])
 @pytest.mark.parametrize(
     ("asked", "built", "rejected"),

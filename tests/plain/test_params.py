@@ -154,3 +154,12 @@ def test_a_negative_top_k_turns_it_off() -> None:
     params = SamplingParams(top_k=-1)
     assert not params.filters
     assert params.filter_values()["top_k"] == 0
+
+
+def test_biases_are_counted_before_they_are_read() -> None:
+    class Unreadable(dict[int, float]):
+        def items(self) -> Any:
+            raise AssertionError("read before they were counted")
+
+    with pytest.raises(BadRequest, match="logit_bias: must have at most 1024 tokens; got 1025"):
+        SamplingParams(logit_bias=Unreadable.fromkeys(range(1025), 0.0))

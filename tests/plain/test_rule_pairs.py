@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.recipe.tensorrt import TensorRt
 from tests.plain.test_rules import refusal
 
 CPU, CUDA, LINEAR = (
@@ -17,6 +18,7 @@ CPU, CUDA, LINEAR = (
     {"name": "onnxruntime-cuda", "cache": "linear"},
 )
 TENSORRT = {"name": "tensorrt"}
+PLUGINS = TENSORRT | {"headers": "h", "python": "p", "version_compatible": True}
 
 
 def recipe(dtype: str = "float32", backend: dict[str, Any] = CPU, **sections: Any) -> dict[str, Any]:
@@ -161,6 +163,10 @@ COMBINATIONS: list[tuple[type[BaseModel], dict[str, Any], dict[str, Any], str]] 
             ("float32", {}, {}),
             ("float16", drafted("model"), drafted("model", dtype="float32")),
         )
+    ),
+    *(
+        (TensorRt, PLUGINS, PLUGINS | other, "headers needs python, .* and version_compatible = true")
+        for other in ({"python": None}, {"version_compatible": False})
     ),
     (
         SamplingParams,

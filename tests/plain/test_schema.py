@@ -465,6 +465,7 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
             [1],
             ["a"],
         ),
+        ({"properties": {"p/q~": {"$id": "http://x/t.json", "type": "integer"}}}, [{"p/q~": 1}], [{"p/q~": "a"}]),
         (
             {"properties": {"next": {"$ref": "#"}, "v": INTEGER}, "type": "object"},
             [{"next": {"next": {"v": 1}}}],

@@ -260,3 +260,9 @@ def test_channels_of_gpt_oss_can_be_delimiters(tmp_path: Path) -> None:
     commit = written.commit(tokenizer.encode(f"{start}the and{turn}{end}and the"))
     roles = [(kind, tokenizer.decode(ids)) for kind, ids in joined_spans([commit])]
     assert roles == [("delimiter", start), ("reasoning", f"the and{turn}"), ("delimiter", end), ("answer", "and the")]
+
+
+def test_letters_of_the_byte_level_alphabet_are_themselves_in_a_vocabulary_with_byte_fallback() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "\u00e9": 1}, unk_token="a"))
+    tokenizer.decoder = decoders.ByteFallback()
+    assert vocabulary_from_tokenizer(tokenizer, 2).tokens == (b"a", "\u00e9".encode())
