@@ -215,6 +215,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(backend, special_tokens, _templates(folder, config), folder)
 
 
+def read_chat_templates(folder: Path) -> dict[str, str]:
+    """Return the chat templates by name of the tokenizer in ``folder``, whose vocabulary is not read."""
+    return _templates(folder, _object(folder / "tokenizer_config.json"))
+
+
 def _add_missing(backend: Backend, config: Mapping[str, Any], named: list[AddedToken]) -> None:
     """Add tokens of the configuration that tokenizer.json lacks, those with an id first."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}

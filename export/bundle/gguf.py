@@ -9,20 +9,31 @@ from typing import Any
 
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.user_cache import CHECKPOINTS, cache_folder
+from tandemrt.engines.validation.errors import clipped
 from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
-from tandemrt.export.quantize.gguf.split import only_model, parts_of
+from tandemrt.export.quantize.gguf.split import only_model, parts_of, vision_files
 from tandemrt.export.quantize.writer import Progress
 from tandemrt.export.staging import sole_builder, staged, unwritable_cache
 
-_FORMAT = 2  # of the written folders; another number writes them again
+_FORMAT = 3  # of the written folders; another number writes them again
 
 
-def with_unpacked_gguf(recipe: Recipe, begin: Callable[[str], None] | None, progress: Progress | None) -> Recipe:
-    """Return ``recipe`` with a checkpoint folder for every GGUF file that it names. Raises BadCheckpoint."""
+def with_unpacked_gguf(
+    recipe: Recipe,
+    begin: Callable[[str], None] | None,
+    progress: Progress | None,
+    *,
+    needs_chat_template: bool = False,
+) -> Recipe:
+    """Return ``recipe`` with a checkpoint folder for every GGUF file that it names.
+
+    Raises as ``unpacked_gguf`` does; ``needs_chat_template`` is about the target.
+    """
     changed: dict[str, Any] = {}
     for role, checkpoint in recipe.checkpoints().items():
         if (file := gguf_file(checkpoint)) is not None:
-            folder = unpacked_gguf(file, begin, progress)
+            needed = needs_chat_template and role == "target"
+            folder = unpacked_gguf(file, begin, progress, needs_chat_template=needed)
             changed[role] = getattr(recipe, role).model_copy(update={"checkpoint": folder})
     return recipe.model_copy(update=changed)
 
@@ -37,10 +48,12 @@ def gguf_file(checkpoint: Path) -> Path | None:
     return None
 
 
-def unpacked_gguf(file: Path, begin: Callable[[str], None] | None, progress: Progress | None) -> Path:
+def unpacked_gguf(
+    file: Path, begin: Callable[[str], None] | None, progress: Progress | None, *, needs_chat_template: bool = False
+) -> Path:
     """Return the checkpoint folder of a GGUF file. It is written unless an earlier build or another process does that.
 
-    Raises BadCheckpoint, or BadBundle for a cache that cannot be written.
+    Raises BadCheckpoint, BadBundle for a cache that cannot be written, and as ``write_gguf_checkpoint`` does.
     """
     parts = [(str(part.resolve()), part.stat()) for part in parts_of(file)]
     named = json.dumps([_FORMAT, *([path, stat.st_size, stat.st_mtime_ns] for path, stat in parts)])
@@ -50,10 +63,15 @@ def unpacked_gguf(file: Path, begin: Callable[[str], None] | None, progress: Pro
     with sole_builder(folder, begin):
         if not folder.is_dir():
             if begin is not None:
-                begin(f"Unpack {file.name}")
+                begin(f"Unpack {file.name}{_without_vision(file)}")
             try:
                 with staged(folder) as unpacked:
-                    write_gguf_checkpoint(file, unpacked, progress)
+                    write_gguf_checkpoint(file, unpacked, progress, needs_chat_template=needs_chat_template)
             except OSError as error:
                 raise unwritable_cache(error) from error
     return folder
+
+
+def _without_vision(file: Path) -> str:
+    names = vision_files(file)
+    return f" without {clipped(', '.join(names))}: images are not supported" if names else ""

@@ -12,13 +12,16 @@ from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.model_name import is_recipe, require_model
 from tandemrt.engines.recipe.recipe import Recipe, locate
+from tandemrt.engines.text.tokenizer import read_chat_templates
 from tandemrt.engines.user_cache import BUNDLES, cache_folder, write_file
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.default_recipe import Machine, default_recipe, recipe_name
-from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
+from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf, with_unpacked_gguf
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions
-from tandemrt.export.read.hub import fetch
+from tandemrt.export.read.converted_tokenizer import tokenizer_folder
+from tandemrt.export.read.hub import fetch, resolve_checkpoints
+from tandemrt.export.read.tokenizer import missing_chat_template
 from tandemrt.export.staging import sole_builder, unwritable_cache
 
 Begin = Callable[[str], None]  # receives the title of a step
@@ -30,7 +33,9 @@ def find_or_build(
     *,
     begin: Begin,
     on_recipe: Callable[[Path], None],
+    on_note: Callable[[str], None],
     compiling: CompileOptions = DEFAULTS,
+    needs_chat_template: bool = False,
 ) -> Path:
     """Return the folder of a model's bundle, which an earlier run or this one built.
 
@@ -39,7 +44,9 @@ def find_or_build(
         options: choices for a checkpoint's default recipe.
         begin: receives the title of each step.
         on_recipe: receives the file of a default recipe before the build.
+        on_note: receives each note of the build after it.
         compiling: callback for the progress of steps.
+        needs_chat_template: raise BadRequest before the build for a model without a chat template.
 
     The bundle is in ``bundles`` of the user's cache folder. Its name has a digest of all that it is built from, so a
     changed checkpoint or recipe gets another one. Raises BadRequest, BadRecipe, BadCheckpoint or BackendUnavailable.
@@ -49,15 +56,27 @@ def find_or_build(
             raise BadRequest(f"{', '.join(options.given())}: a recipe defines these; change {quoted(model)} instead")
         recipe = Recipe.load(locate(model))
         folder = _cache_place(recipe.name, recipe.digest, *map(_identity, recipe.checkpoints().values()))
-        return _cached(folder, lambda: recipe, begin, compiling)
-    source = CheckpointSource.find(model, options, begin=begin, compiling=compiling)
+
+        def checked_recipe() -> Recipe:
+            if needs_chat_template:
+                local = with_unpacked_gguf(recipe, begin, compiling.progress, needs_chat_template=True)
+                local = resolve_checkpoints(local, begin, compiling.progress)
+                _require_chat_template(local.target.checkpoint, model)
+            return recipe
+
+        return _cached(folder, checked_recipe, begin, on_note, compiling)
+    source = CheckpointSource.find(
+        model, options, begin=begin, compiling=compiling, needs_chat_template=needs_chat_template
+    )
 
     def written_recipe() -> Recipe:
+        if needs_chat_template:
+            _require_chat_template(source.checkpoint, model)
         file = source.write_recipe()
         on_recipe(file)
         return Recipe.load(file)
 
-    return _cached(source.folder, written_recipe, begin, compiling)
+    return _cached(source.folder, written_recipe, begin, on_note, compiling)
 
 
 @dataclass(frozen=True)
@@ -81,9 +100,14 @@ class CheckpointSource:
         begin: Begin,
         compiling: CompileOptions = DEFAULTS,
         backend: str | None = None,
+        needs_chat_template: bool = False,
     ) -> "CheckpointSource":
-        """Find the checkpoint's folder, fetching a name on the hub. Raises BadRequest or BackendUnavailable."""
-        return cls(model, _checkpoint_folder(model, begin, compiling), options, Machine.here(backend))
+        """Find the checkpoint's folder, fetching a name on the hub. Raises BadRequest or BackendUnavailable.
+
+        A GGUF file without a chat template is not unpacked if it ``needs_chat_template``.
+        """
+        folder = _checkpoint_folder(model, begin, compiling, needs_chat_template=needs_chat_template)
+        return cls(model, folder, options, Machine.here(backend))
 
     @property
     def folder(self) -> Path:
@@ -106,26 +130,39 @@ class CheckpointSource:
         return file
 
 
-def _checkpoint_folder(model: str, begin: Begin, compiling: CompileOptions) -> Path:
+def _checkpoint_folder(model: str, begin: Begin, compiling: CompileOptions, *, needs_chat_template: bool) -> Path:
     """Return the local folder of a checkpoint, for a GGUF file its copy in the cache.
 
     The reader of checkpoints rejects a folder in another format.
     """
     require_model(model)
     if (file := gguf_file(Path(model))) is not None:
-        return unpacked_gguf(file.resolve(), begin, compiling.progress)
+        return unpacked_gguf(file.resolve(), begin, compiling.progress, needs_chat_template=needs_chat_template)
     if Path(model).is_dir():
         return Path(model).resolve()
     return fetch(model, "bundle", begin=begin, progress=compiling.progress)
 
 
-def _cached(folder: Path, recipe: Callable[[], Recipe], begin: Begin, compiling: CompileOptions) -> Path:
+def _require_chat_template(checkpoint: Path, model: str) -> None:
+    if checkpoint.is_dir() and "default" not in read_chat_templates(tokenizer_folder(checkpoint)):
+        raise missing_chat_template(model)
+
+
+def _cached(
+    folder: Path,
+    recipe: Callable[[], Recipe],
+    begin: Begin,
+    on_note: Callable[[str], None],
+    compiling: CompileOptions,
+) -> Path:
     """Return the bundle at ``folder``; build it unless an earlier run did, or another process does meanwhile."""
     if _is_usable(folder):
         return folder
     with sole_builder(folder, begin):
         if not _is_usable(folder):
-            build(recipe(), folder, force=True, progress=begin, compiling=compiling)
+            report = build(recipe(), folder, force=True, progress=begin, compiling=compiling)
+            for note in report.notes:
+                on_note(note)
     return folder
 
 

@@ -1,8 +1,9 @@
-"""Find or build a model's bundle, with the recipe and the steps on standard error."""
+"""Find or build a model's bundle, with the recipe, the steps and the notes on standard error."""
 
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.syntax import Syntax
 
 from tandemrt.engines.options.build_options import BuildOptions
@@ -11,7 +12,7 @@ from tandemrt.export.cli.progress import Progress
 from tandemrt.export.compile.backends import CompileOptions
 
 
-def bundle_of(model: str, options: BuildOptions) -> Path:
+def bundle_of(model: str, options: BuildOptions, *, needs_chat_template: bool = False) -> Path:
     """Return the folder of a model's bundle; see find_or_build, which builds it if no earlier run did."""
     console = Console(stderr=True, soft_wrap=True)
     with Progress(console) as progress:
@@ -20,7 +21,9 @@ def bundle_of(model: str, options: BuildOptions) -> Path:
             options,
             begin=progress.begin,
             on_recipe=lambda file: print_recipe(console, file),
+            on_note=lambda note: console.print(escape(note), highlight=False),
             compiling=CompileOptions(progress=progress.detail),
+            needs_chat_template=needs_chat_template,
         )
 
 

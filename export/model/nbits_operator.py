@@ -23,7 +23,7 @@ def nbits_operator(
     """Append the operator for ``x`` [..., inner] and ``weight`` of Weights.low_bit_tensors; returns [..., width].
 
     The kernel computes in integers (accuracy level 4): the fastest level, and for 8 bits the only one that rounds all
-    rows alike.
+    rows alike (measured in docs/quantization.md).
     """
     (matmul,) = b.custom(
         "MatMulNBits",

@@ -9,7 +9,7 @@ from typing import Any
 from tandemrt.engines.bundle.manifest import ReasoningDelimiters
 from tandemrt.engines.recipe.recipe import Reasoning
 from tandemrt.engines.text.tokenizer import read_tokenizer
-from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, clipped, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest, clipped, quoted
 from tandemrt.export.read.converted_tokenizer import conversion_notes, tokenizer_folder
 from tandemrt.export.read.delimiters import DelimiterEncoder
 from tandemrt.export.read.tokenizer_class import split_notes
@@ -30,6 +30,14 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "config.json",
 )
+
+
+def missing_chat_template(model: str) -> BadRequest:
+    """Return the error of a chat with a model that has no chat template."""
+    return BadRequest(
+        f"{quoted(model)}: must have a chat template named default, which makes a prompt of a message; it has none. "
+        "Give one with --chat-template FILE, or continue a text with `tandemrt run --raw`"
+    )
 
 
 @dataclass(frozen=True)

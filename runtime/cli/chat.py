@@ -66,7 +66,8 @@ def chat(
 ) -> None:
     """Chat with a model. /help lists commands; Ctrl-C stops an answer, /exit quits."""
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-    bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft))
+    uses_own_template = options.chat_template is None
+    bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft), needs_chat_template=uses_own_template)
     options.require_fit(Bundle.read(bundle).limits)
     from tandemrt.runtime.cli.chat_session import ChatSession
     from tandemrt.runtime.llm.llm import LLM

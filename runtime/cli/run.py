@@ -85,7 +85,8 @@ def run(
     chat_options = _chat_options(chat_template_kwargs, tools)
     if raw and chat_options:
         raise BadRequest(f"--raw: must not come with chat template options, received {', '.join(chat_options)}")
-    bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft))
+    uses_own_template = not raw and options.chat_template is None
+    bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft), needs_chat_template=uses_own_template)
     require_bundle_fit(bundle, options, params)
     from tandemrt.runtime.cli.answer import StreamedAnswer, figures, print_answer
     from tandemrt.runtime.llm.llm import LLM

@@ -9,11 +9,11 @@ from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.validation.extras import pip_install
 
 
-def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES) -> Path:
+def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES, *, needs_chat_template: bool = False) -> Path:
     """Return the folder of a bundle. A model that is not one is built into the user's cache folder, once.
 
     This is the only place where the runtime uses the exporter; bundles run without it. Raises BadBundle, BadRequest,
-    BadRecipe or BadCheckpoint.
+    BadRecipe or BadCheckpoint; before a build also for a model without the chat template that the caller needs.
     """
     is_bundle = False
     with suppress(OSError, ValueError):  # the path is too long or has a zero byte
@@ -32,4 +32,4 @@ def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES) -> Path
             f"bundle must be a folder with {FILE_NAME}; got {quoted(str(model))}, and the exporter, which would build "
             f"it, needs {error.name}: {pip_install('build')}"
         ) from error
-    return bundle_of(str(model), options)
+    return bundle_of(str(model), options, needs_chat_template=needs_chat_template)

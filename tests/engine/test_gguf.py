@@ -195,6 +195,25 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
         read_gguf(files[0])
 
 
+def test_the_vision_part_of_a_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
+    folder, original = tmp_path / "model", tiny_checkpoint(tmp_path / "hf")
+    folder.mkdir()
+    write_gguf(original, folder / "text.gguf", "qwen3")
+    writer = gguf.GGUFWriter(folder / "mmproj-text-f16.gguf", "clip")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(BadCheckpoint, match=r"mmproj-text-f16.gguf: it is the vision part of a model, images are not"):
+        read_gguf(folder / "mmproj-text-f16.gguf")
+    begun: list[str] = []
+    assert gguf_file(folder) == folder / "text.gguf"
+    unpacked_gguf(folder / "text.gguf", begun.append, None)
+    assert begun == ["Unpack text.gguf without mmproj-text-f16.gguf: images are not supported"]
+    assert gguf_file(tmp_path / "hf") is None
+
+
 def test_packed_weights_are_multiplied_as_4_bits(tmp_path: Path) -> None:
     file, _, _ = write_case("llama tied", tmp_path, "Q4_0", intermediate_size=96)
     checkpoint = converted(file, tmp_path / "found")

@@ -16,6 +16,7 @@ from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRequest
 from tandemrt.export.bundle import on_demand
+from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, Machine, default_recipe, recipe_name
 from tandemrt.export.bundle.on_demand import CheckpointSource
 from tests.engine.gguf_files import write_gguf
@@ -32,7 +33,7 @@ def begin(title):
     print(title, flush=True)
     while not title.startswith("Wait") and not Path(sys.argv[2]).exists():
         time.sleep(0.01)
-print(find_or_build(sys.argv[1], NO_CHOICES, begin=begin, on_recipe=lambda file: None))
+print(find_or_build(sys.argv[1], NO_CHOICES, begin=begin, on_recipe=lambda file: None, on_note=lambda note: None))
 """
 PARAMS = SamplingParams(max_tokens=8, seed=1)
 
@@ -125,6 +126,40 @@ def builder(tmp_path: Path) -> Iterator[Callable[[Path], "subprocess.Popen[str]"
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "GGUF file", "recipe", "recipe of a GGUF file"])
+def test_a_missing_chat_template_is_reported_before_the_build(
+    checkpoint: Path, cache: Path, tmp_path: Path, run, kind: str
+) -> None:
+    model = tmp_path / "plain"
+    shutil.copytree(checkpoint, model)
+    (model / "chat_template.jinja").unlink()
+    if "GGUF file" in kind:
+        write_gguf(checkpoint, model := tmp_path / "plain.gguf", "qwen3")  # without a template
+    if "recipe" in kind:
+        model = write_recipe(tmp_path / "mine.toml", target=model)
+    for command in (("run", str(model), "hello"), ("chat", str(model))):
+        code, _, err = run(*command)
+        assert code != 0
+        assert "must have a chat template named default" in " ".join(err.split())
+    assert not built(cache)
+    assert not list(cache.glob("checkpoints/**/*.safetensors")), "no weights are written"
+    if kind == "GGUF file":
+        template = checkpoint / "chat_template.jinja"
+        arguments = ("--max-tokens", "2", "--threads", "1")
+        assert run("run", str(model), "hello", "--raw", *arguments)[0] == 0
+        assert run("run", str(model), "hello", "--chat-template", str(template), *arguments)[0] == 0
+
+
+def test_the_notes_of_a_build_are_printed(checkpoint: Path, tmp_path: Path, capfd) -> None:
+    recipe = write_recipe(tmp_path / "mine.toml", target=checkpoint, dtype="int4")
+    notes = build(Recipe.load(recipe), tmp_path / "bundle").notes
+    assert notes
+    capfd.readouterr()
+    LLM(recipe, threads=1).close()
+    printed = capfd.readouterr().err
+    assert all(note in printed for note in notes)
 
 
 @pytest.mark.parametrize("kind", ["folder", "recipe", "GGUF file"])

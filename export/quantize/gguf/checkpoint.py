@@ -17,6 +17,7 @@ from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.gguf.split import parts_of
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
+from tandemrt.export.read.tokenizer import missing_chat_template
 
 # Types that the package gguf dequantizes.
 _TYPES = (
@@ -26,16 +27,20 @@ _TYPES = (
 _UNCHANGED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types that a checkpoint holds as they are
 
 
-def write_gguf_checkpoint(file: Path, folder: Path, progress: Progress | None = None) -> None:
+def write_gguf_checkpoint(
+    file: Path, folder: Path, progress: Progress | None = None, *, needs_chat_template: bool = False
+) -> None:
     """Write ``file`` as a checkpoint into ``folder``, which is created unless it exists.
 
     Weights in Q4_0 and Q8_0 stay in 4 and 8 bits with equal values, in the format of compressed-tensors. Weights in
     other quantized types, and quantized embeddings and heads, become the float32 values that the type defines. Raises
-    BadCheckpoint for files that are damaged or of another family, and BackendUnavailable without the package gguf or
-    transformers.
+    BadCheckpoint for files that are damaged or of another family, BackendUnavailable without the package gguf or
+    transformers, and BadRequest before it writes weights, if it ``needs_chat_template`` and the file has none.
     """
     folder.mkdir(exist_ok=True)
     model = read_gguf(file)
+    if needs_chat_template and "tokenizer.chat_template" not in model.metadata:
+        raise missing_chat_template(str(file))
     write_safetensors(folder / "model.safetensors", model.entries, progress=progress)
     (folder / "config.json").write_text(json.dumps(model.config, indent=2), encoding="utf-8")
     write_tokenizer(parts_of(file)[0], model.metadata, folder)
@@ -54,6 +59,10 @@ def read_gguf(file: Path) -> GgufModel:
     """Read a GGUF file or the parts of one. Raises as ``write_gguf_checkpoint`` does."""
     metadata, tensors = _read_parts(file)
     name = str(metadata.get("general.architecture"))
+    if name == "clip":
+        raise BadCheckpoint(
+            f"{file}: it is the vision part of a model, images are not supported; name the model's file"
+        )
     family = GGUF_FAMILIES.get(name)
     if family is None:
         raise BadCheckpoint(

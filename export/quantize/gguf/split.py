@@ -1,4 +1,4 @@
-"""Find the parts of a model that is split into several GGUF files: NAME-00001-of-00003.gguf and so on."""
+"""Find the GGUF files of a model: parts NAME-00001-of-00003.gguf and so on, and its vision part, mmproj-NAME.gguf."""
 
 import re
 from collections.abc import Collection
@@ -21,11 +21,22 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
+def vision_files(file: Path) -> list[str]:
+    """Return the names of the vision parts in the folder of a model, if it holds no other model."""
+    files = list(file.parent.glob("*.gguf"))
+    return sorted(other.name for other in files if _is_vision(other)) if only_model(files) == parts_of(file)[0] else []
+
+
 def only_model(files: Collection[Path]) -> Path | None:
-    """Return the only file, or the first part if all ``files`` are parts of one model; else None."""
+    """Return the only file but vision parts, or the first part if all are parts of one model; else None."""
+    files = [file for file in files if not _is_vision(file)]
     first = min(files, default=None)
     if first is None or len(files) == 1:
         return first
     same = _PART.fullmatch(first.name)
     names = {(match["name"], match["count"]) if (match := _PART.fullmatch(file.name)) else None for file in files}
     return first if same is not None and len(names) == 1 else None
+
+
+def _is_vision(file: Path) -> bool:
+    return "mmproj" in file.name.lower()
