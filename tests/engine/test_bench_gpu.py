@@ -6,7 +6,6 @@ import sys
 import pytest
 import typer
 
-from tools.bench import bundles as bench_bundles
 from tools.bench import invariance as bench_invariance
 from tools.bench.acceptance import draft_lengths
 from tools.bench.gpu import __main__ as bench_gpu
@@ -221,22 +220,3 @@ def test_idle_time_is_the_time_without_a_kernel_and_that_of_a_kernel_begins_when
     assert matmul == {"name": "matmul", "ms_per_round": 0.04, "us_each": 40.0}
     assert copy == {"name": "copy", "ms_per_round": 0.0, "us_each": 0.0}
     assert times["gaps"] == [{"before": "matmul", "after": "matmul", "ms_per_round": 0.01, "us_each": 20.0}]
-
-
-def test_bundles_of_one_model_are_measured_beside_each_other(models, tmp_path, monkeypatch):
-    sizes = {"device": "cpu", "batch": 2, "length": 128, "chunk": 32, "window": 4}
-    folders = [make_bundle(models, f"beside{i}", **sizes).folder for i in (1, 2)]
-    out = tmp_path / "figures.json"
-    options = ["--batches", "1,2", "--prompt", "20", "--tokens", "16", "--json", str(out)]
-    monkeypatch.setattr(sys, "argv", ["bench_bundles", *map(str, folders), *options])
-    with pytest.raises(SystemExit) as ended:
-        typer.run(bench_bundles.main)
-    assert not ended.value.code
-    figures = json.loads(out.read_text())
-    assert [line["batch"] for lines in figures.values() for line in lines] == [1, 2, 1, 2]
-    assert list(figures) == [str(folder) for folder in folders]
-    for line in (line for lines in figures.values() for line in lines):
-        assert 2 < line["acceptance_length"] < 5
-        assert 0 < line["target_ms_per_token"] < line["ms_per_token"]
-        assert 0 < line["target_ms_per_round"] < line["ms_per_round"]
-        assert line["first_tokens_ms"] > 0
