@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from tools.bench.report import Report, Row
 from tools.demo import models
 from tools.demo.corpus import SCHEMAS, held_out
 from tools.demo.decode import accepted_per_round, exact, greedy
 from tools.demo.tokenizer import prompt_ids
 
 _BATCH = 100
+_COLUMNS = {
+    "kind": "",
+    "sentences": "d",
+    "exact record": ".1%",
+    "tokens each": ".0f",
+    "acceptance length": ".2f",
+    "accepted per position": "",
+}
 
 
 def main(
@@ -31,7 +38,8 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file")] = None,
 ) -> None:
     result = evaluate(target, draft, count, window, device)
-    _print(result)
+    title = f"Held-out sentences, greedy, {window} drafted tokens per round"
+    Report(None).add(title, _COLUMNS, [_row(kind, result[kind]) for kind in (*SCHEMAS, "all")])
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
 
@@ -76,22 +84,11 @@ def evaluate(target_folder: Path, draft_folder: Path, count: int, window: int, d
     }
 
 
-def _print(result: dict[str, Any]) -> None:
-    table = Table(title=f"Held-out sentences, greedy, {result['window']} drafted tokens per round")
-    for heading in ("kind", "sentences", "exact record", "tokens each", "acceptance length", "accepted per position"):
-        table.add_column(heading, justify="left" if heading == "kind" else "right")
-    for kind in (*SCHEMAS, "all"):
-        row = result[kind]
-        each = max(1, row["sentences"])
-        table.add_row(
-            kind,
-            str(row["sentences"]),
-            f"{100 * row['exact'] / each:.1f} %",
-            f"{row['tokens'] / each:.0f}",
-            f"{row['acceptance_length']:.2f}",
-            " ".join(f"{share:.2f}" for share in row["accepted_at"]),
-        )
-    Console().print(table)
+def _row(kind: str, numbers: dict[str, Any]) -> Row:
+    each = max(1, numbers["sentences"])
+    shares = " ".join(f"{share:.2f}" for share in numbers["accepted_at"])
+    figures = numbers["exact"] / each, numbers["tokens"] / each, numbers["acceptance_length"]
+    return kind, numbers["sentences"], *figures, shares
 
 
 if __name__ == "__main__":

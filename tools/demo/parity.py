@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from tools.bench.gpu.ties import first_difference
+from tools.bench.report import Report, Row
 from tools.demo.corpus import held_out
 
-console = Console()
+_COLUMNS = {
+    "speculation": "",
+    "overlap": "",
+    "equal to the CPU": "",
+    "acceptance length": ".2f",
+    "rounds": "",
+    "waits": "",
+    "s": ".2f",
+}
 
 
 def main(
@@ -28,7 +35,7 @@ def main(
 ) -> None:
     """Compare the tokens of ``count`` sentences; exit code 1 if any differ."""
     expected = _generate(bundle, "cpu", None, count, temperature)[0]
-    table = Table("device", "speculation", "overlap", "equal to the CPU", "acceptance length", "rounds", "waits", "s")
+    rows: list[Row] = []
     different = 0
     for window in (None, 0):
         for overlap in (True, False):
@@ -38,20 +45,14 @@ def main(
             different += count - equal
             steps = sum(o.speculation.num_spec_steps for o in outputs)
             accepted = sum(o.speculation.num_accepted_draft_tokens for o in outputs)
-            table.add_row(
-                device,
-                "on" if window is None else "off",
-                "on" if overlap else "off",
-                f"{equal} of {count}",
-                f"{1 + accepted / steps:.2f}" if steps else "",
-                str(llm.metrics.rounds),
-                str(llm.metrics.waits),
-                f"{seconds:.2f}",
+            ways = ("on" if window is None else "off", "on" if overlap else "off", f"{equal} of {count}")
+            rows.append(
+                (*ways, 1 + accepted / steps if steps else None, llm.metrics.rounds, llm.metrics.waits, seconds)
             )
             for i, (a, b) in enumerate(pairs):
                 if (at := first_difference(a.token_ids, b.token_ids)) is not None:
-                    console.print(f"sentence {i}: first difference at token {at}")
-    console.print(table)
+                    print(f"sentence {i}: first difference at token {at}")
+    Report(None).add(device, _COLUMNS, rows)
     raise typer.Exit(1 if different else 0)
 
 

@@ -1,10 +1,9 @@
 """``all_reduce`` of the GPUs of one host, on which a process each calls it many times in a row."""
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,6 +15,8 @@ from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
 from tandemrt.runtime.workers.ranks import Link, RankProcesses
 from tools.bench.kernels.replay import best_us
+from tools.bench.options import integers
+from tools.bench.report import Json, Report, Row
 
 _IN_A_ROW = 64
 _EXCHANGED = 1 << 10  # bytes that hosts exchange at most
@@ -25,10 +26,10 @@ def main(
     ranks: Annotated[int, typer.Option(help="GPUs: 2, 4 or 8.")] = 2,
     rows: Annotated[str, typer.Option(help="Tokens of each line.")] = "1,5,16,64,320,1000,2048",
     columns: Annotated[str, typer.Option(help="Values per token, a table each.")] = "4096,8192",
-    out: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    out: Json = None,
 ) -> None:
     """Time all_reduce in bfloat16, by graph replay of 64 in a row."""
-    shapes = [(int(row), int(column)) for column in columns.split(",") for row in rows.split(",")]
+    shapes = [(row, column) for column in integers(columns) for row in integers(rows)]
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
     with tempfile.TemporaryDirectory() as folder:
         compile_kernels([capability], Path(folder), names=["collectives"], dtypes=["bfloat16"])
@@ -41,13 +42,11 @@ def main(
             times = _measured(context, shapes)
         finally:
             processes.close()
-    lines: list[dict[str, Any]] = []
-    for (row, column), microseconds in zip(shapes, times, strict=True):
-        nbytes = 2 * row * column
-        lines.append({"rows": row, "columns": column, "us": microseconds, "GB/s": nbytes / microseconds / 1e3})
-        print(f"{row:6} x {column:<6} {microseconds:8.1f} us  {lines[-1]['GB/s']:7.0f} GB/s of each part")
-    if out is not None:
-        out.write_text(json.dumps(lines, indent=2) + "\n")
+    lines: list[Row] = [
+        (row, column, microseconds, 2 * row * column / microseconds / 1e3)
+        for (row, column), microseconds in zip(shapes, times, strict=True)
+    ]
+    Report(out).add(f"all_reduce of {ranks} GPUs", {"rows": "", "columns": "", "us": ".1f", "GB/s": ".0f"}, lines)
 
 
 def _context(shared: SharedRanks, kernels: Path, shapes: Sequence[tuple[int, int]]) -> Context:
