@@ -209,14 +209,14 @@ INLINE512 void wide_block(const Call *call, size_t tile, size_t last, size_t row
   }
 }
 
-#define WIDE(rows, type, prefetch) \
+#define WIDE_CASE(rows, type, prefetch) \
   case rows: wide_block(call, tile, last, row, rows, type, prefetch, begin, end); break;
 #define WIDE_ARGUMENTS const Call *call, size_t tile, size_t last, size_t row, size_t rows, size_t begin, size_t end
 #define WIDE_FOR_TYPE(suffix, type)                                                                                    \
   AVX512 static void wide_first_rows_##suffix(WIDE_ARGUMENTS) {                                                        \
     switch (rows) {                                                                                                    \
-      WIDE(2, type, 1) WIDE(3, type, 1) WIDE(4, type, 1) WIDE(5, type, 1) WIDE(6, type, 1) WIDE(7, type, 1)            \
-      WIDE(8, type, 1) WIDE(9, type, 1) WIDE(10, type, 1) WIDE(11, type, 1) WIDE(12, type, 1)                          \
+      WIDE_CASE(2, type, 1) WIDE_CASE(3, type, 1) WIDE_CASE(4, type, 1) WIDE_CASE(5, type, 1) WIDE_CASE(6, type, 1) WIDE_CASE(7, type, 1)            \
+      WIDE_CASE(8, type, 1) WIDE_CASE(9, type, 1) WIDE_CASE(10, type, 1) WIDE_CASE(11, type, 1) WIDE_CASE(12, type, 1)                          \
     }                                                                                                                  \
   }
 
@@ -227,8 +227,8 @@ WIDE_FOR_TYPE(bfloat16, BFLOAT16)
 /* No block of more than WIDE_ROWS rows has less than 6. */
 AVX512 static void wide_later_rows(WIDE_ARGUMENTS) {
   switch (rows) {
-    WIDE(6, FLOAT32, 0) WIDE(7, FLOAT32, 0) WIDE(8, FLOAT32, 0) WIDE(9, FLOAT32, 0) WIDE(10, FLOAT32, 0)
-    WIDE(11, FLOAT32, 0) WIDE(12, FLOAT32, 0)
+    WIDE_CASE(6, FLOAT32, 0) WIDE_CASE(7, FLOAT32, 0) WIDE_CASE(8, FLOAT32, 0) WIDE_CASE(9, FLOAT32, 0) WIDE_CASE(10, FLOAT32, 0)
+    WIDE_CASE(11, FLOAT32, 0) WIDE_CASE(12, FLOAT32, 0)
   }
 }
 
