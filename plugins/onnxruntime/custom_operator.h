@@ -10,143 +10,167 @@
 #define WORTH_THREADS 16384 /* values of a call that several threads compute */
 
 typedef struct OrtStatus OrtStatus;
-typedef const void *const *OrtApi; /* a struct of function pointers, which never change their places */
+typedef const void* const* OrtApi; /* a struct of function pointers, which never change their places */
 typedef struct {
-  OrtApi (*get)(uint32_t version);
-  const char *(*version)(void);
+    OrtApi (*get)(uint32_t version);
+    const char* (*version)(void);
 } OrtApiBase;
 
 enum { /* places in OrtApi */
-  CREATE_STATUS = 0,
-  CREATE_DOMAIN = 26,
-  ADD_OPERATOR = 27,
-  ADD_DOMAIN = 28,
-  TENSOR_DATA = 51,
-  ELEMENT_TYPE = 60,
-  DIMENSIONS_COUNT = 61,
-  DIMENSIONS = 62,
-  TENSOR_SHAPE = 65,
-  FLOAT_ATTRIBUTE = 85,
-  INT_ATTRIBUTE = 86,
-  INPUT_COUNT = 88,
-  OUTPUT_COUNT = 89,
-  INPUT = 90,
-  OUTPUT = 91,
-  RELEASE_SHAPE = 99,
-  PARALLEL_FOR = 274,
+       CREATE_STATUS = 0,
+       CREATE_DOMAIN = 26,
+       ADD_OPERATOR = 27,
+       ADD_DOMAIN = 28,
+       TENSOR_DATA = 51,
+       ELEMENT_TYPE = 60,
+       DIMENSIONS_COUNT = 61,
+       DIMENSIONS = 62,
+       TENSOR_SHAPE = 65,
+       FLOAT_ATTRIBUTE = 85,
+       INT_ATTRIBUTE = 86,
+       INPUT_COUNT = 88,
+       OUTPUT_COUNT = 89,
+       INPUT = 90,
+       OUTPUT = 91,
+       RELEASE_SHAPE = 99,
+       PARALLEL_FOR = 274,
 };
-#define API(place, result, ...) ((result(*)(__VA_ARGS__))api[place])
+#define API(place, result, ...) ((result (*)(__VA_ARGS__))api[place])
 
 typedef struct Operator {
-  uint32_t version;
-  void *(*create)(const struct Operator *, OrtApi, const void *info);
-  const char *(*name)(const struct Operator *);
-  const char *(*provider)(const struct Operator *);
-  int (*input_type)(const struct Operator *, size_t);
-  size_t (*input_count)(const struct Operator *);
-  int (*output_type)(const struct Operator *, size_t);
-  size_t (*output_count)(const struct Operator *);
-  void (*compute)(void *, void *);
-  void (*destroy)(void *);
-  int (*input_kind)(const struct Operator *, size_t);
-  int (*output_kind)(const struct Operator *, size_t);
-  int (*input_memory)(const struct Operator *, size_t);
-  int (*variadic[4])(const struct Operator *);
-  OrtStatus *(*create_v2)(const struct Operator *, OrtApi, const void *info, void **kernel);
-  OrtStatus *(*compute_v2)(void *kernel, void *context);
-  OrtStatus *(*infer_shape)(const struct Operator *, void *);
-  int (*first_version)(const struct Operator *);
-  int (*last_version)(const struct Operator *);
-  void *later[4];
+    uint32_t version;
+    void* (*create)(const struct Operator*, OrtApi, const void* info);
+    const char* (*name)(const struct Operator*);
+    const char* (*provider)(const struct Operator*);
+    int (*input_type)(const struct Operator*, size_t);
+    size_t (*input_count)(const struct Operator*);
+    int (*output_type)(const struct Operator*, size_t);
+    size_t (*output_count)(const struct Operator*);
+    void (*compute)(void*, void*);
+    void (*destroy)(void*);
+    int (*input_kind)(const struct Operator*, size_t);
+    int (*output_kind)(const struct Operator*, size_t);
+    int (*input_memory)(const struct Operator*, size_t);
+    int (*variadic[4])(const struct Operator*);
+    OrtStatus* (*create_v2)(const struct Operator*, OrtApi, const void* info, void** kernel);
+    OrtStatus* (*compute_v2)(void* kernel, void* context);
+    OrtStatus* (*infer_shape)(const struct Operator*, void*);
+    int (*first_version)(const struct Operator*);
+    int (*last_version)(const struct Operator*);
+    void* later[4];
 } Operator;
 
-#define TRY(call)                             \
-  do {                                        \
-    if ((status = (call)) != NULL) goto done; \
-  } while (0)
+#define TRY(call)                                 \
+    do {                                          \
+        if ((status = (call)) != NULL) goto done; \
+    } while (0)
 
-static inline OrtStatus *failure(OrtApi api, const char *rule) {
-  return API(CREATE_STATUS, OrtStatus *, int, const char *)(2, rule);
+static inline OrtStatus* failure(OrtApi api, const char* rule) {
+    return API(CREATE_STATUS, OrtStatus*, int, const char*)(2, rule);
 }
 
-static inline OrtStatus *read_shape(OrtApi api, const void *tensor, int64_t *dims, size_t most, size_t *rank) {
-  void *shape = NULL;
-  OrtStatus *status = NULL;
-  TRY(API(TENSOR_SHAPE, OrtStatus *, const void *, void **)(tensor, &shape));
-  TRY(API(DIMENSIONS_COUNT, OrtStatus *, void *, size_t *)(shape, rank));
-  if (*rank < 1 || *rank > most) {
-    status = failure(api, "tandemrt: the rank of an input is wrong");
-    goto done;
-  }
-  TRY(API(DIMENSIONS, OrtStatus *, void *, int64_t *, size_t)(shape, dims, *rank));
+static inline OrtStatus* read_shape(OrtApi api, const void* tensor, int64_t* dims, size_t most, size_t* rank) {
+    void* shape = NULL;
+    OrtStatus* status = NULL;
+    TRY(API(TENSOR_SHAPE, OrtStatus*, const void*, void**)(tensor, &shape));
+    TRY(API(DIMENSIONS_COUNT, OrtStatus*, void*, size_t*)(shape, rank));
+    if (*rank < 1 || *rank > most) {
+        status = failure(api, "tandemrt: the rank of an input is wrong");
+        goto done;
+    }
+    TRY(API(DIMENSIONS, OrtStatus*, void*, int64_t*, size_t)(shape, dims, *rank));
 done:
-  if (shape) API(RELEASE_SHAPE, void, void *)(shape);
-  return status;
+    if (shape) API(RELEASE_SHAPE, void, void*)(shape);
+    return status;
 }
 
 /* Read the data and the shape of an input, whose rank is at most ``most``. */
-static inline OrtStatus *read_input(OrtApi api, void *context, size_t i, size_t most, void **data, int64_t *dims,
-                                    size_t *rank) {
-  const void *input = NULL;
-  OrtStatus *status = NULL;
-  TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, i, &input));
-  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(input, data));
-  TRY(read_shape(api, input, dims, most, rank));
+static inline OrtStatus* read_input(OrtApi api, void* context, size_t i, size_t most, void** data, int64_t* dims,
+                                    size_t* rank) {
+    const void* input = NULL;
+    OrtStatus* status = NULL;
+    TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &input));
+    TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(input, data));
+    TRY(read_shape(api, input, dims, most, rank));
 done:
-  return status;
+    return status;
 }
 
 /* Return the product of all dimensions but the last. */
-static inline size_t rows_of(const int64_t *dims, size_t rank) {
-  size_t rows = 1;
-  for (size_t i = 0; i + 1 < rank; i++) rows *= (size_t)dims[i];
-  return rows;
+static inline size_t rows_of(const int64_t* dims, size_t rank) {
+    size_t rows = 1;
+    for (size_t i = 0; i + 1 < rank; i++) rows *= (size_t)dims[i];
+    return rows;
 }
 
 /* Call ``item(work, i)`` for each i below ``count``, on onnxruntime's threads. */
-static inline OrtStatus *parallel(OrtApi api, void *context, void (*item)(void *, size_t), size_t count, void *work) {
-  if (count == 1) {
-    item(work, 0);
-    return NULL;
-  }
-  return API(PARALLEL_FOR, OrtStatus *, void *, void (*)(void *, size_t), size_t, size_t, void *)(context, item, count,
-                                                                                                  count, work);
+static inline OrtStatus* parallel(OrtApi api, void* context, void (*item)(void*, size_t), size_t count, void* work) {
+    if (count == 1) {
+        item(work, 0);
+        return NULL;
+    }
+    return API(PARALLEL_FOR, OrtStatus*, void*, void (*)(void*, size_t), size_t, size_t, void*)(context, item, count,
+                                                                                                count, work);
 }
 
 /* Call ``item(work, row)`` for each of ``rows`` rows of ``width`` values; few values are not worth a second thread. */
-static inline OrtStatus *each_row(OrtApi api, void *context, void (*item)(void *, size_t), size_t rows, size_t width,
-                                  void *work) {
-  if (rows * width >= WORTH_THREADS) return parallel(api, context, item, rows, work);
-  for (size_t row = 0; row < rows; row++) item(work, row);
-  return NULL;
+static inline OrtStatus* each_row(OrtApi api, void* context, void (*item)(void*, size_t), size_t rows, size_t width,
+                                  void* work) {
+    if (rows * width >= WORTH_THREADS) return parallel(api, context, item, rows, work);
+    for (size_t row = 0; row < rows; row++) item(work, row);
+    return NULL;
 }
 
 /* Read an integer attribute when a kernel is made; ``info``: its node. */
-static inline OrtStatus *read_integer(OrtApi api, const void *info, const char *name, int64_t *value) {
-  return API(INT_ATTRIBUTE, OrtStatus *, const void *, const char *, int64_t *)(info, name, value);
+static inline OrtStatus* read_integer(OrtApi api, const void* info, const char* name, int64_t* value) {
+    return API(INT_ATTRIBUTE, OrtStatus*, const void*, const char*, int64_t*)(info, name, value);
 }
 
 /* Read a float attribute, as read_integer does. */
-static inline OrtStatus *read_float(OrtApi api, const void *info, const char *name, float *value) {
-  return API(FLOAT_ATTRIBUTE, OrtStatus *, const void *, const char *, float *)(info, name, value);
+static inline OrtStatus* read_float(OrtApi api, const void* info, const char* name, float* value) {
+    return API(FLOAT_ATTRIBUTE, OrtStatus*, const void*, const char*, float*)(info, name, value);
 }
 
 static inline size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
 
 /* What all operators of this library have in common: the CPU provider, outputs in float32 (mostly one), kernels of one
  * allocation, versions from 1 on. */
-static inline const char *provider(const Operator *op) { (void)op; return NULL; /* the CPU */ }
-static inline int output_type(const Operator *op, size_t i) { (void)op; (void)i; return 1; }
-static inline size_t output_count(const Operator *op) { (void)op; return 1; }
-static inline int output_kind(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
-static inline int memory(const Operator *op, size_t i) { (void)op; (void)i; return 0; }
-static inline int one(const Operator *op) { (void)op; return 1; }
-static inline void destroy(void *kernel) { free(kernel); }
-static inline int newest(const Operator *op) { (void)op; return 0x7fffffff; }
+static inline const char* provider(const Operator* op) {
+    (void)op;
+    return NULL; /* the CPU */
+}
+static inline int output_type(const Operator* op, size_t i) {
+    (void)op;
+    (void)i;
+    return 1;
+}
+static inline size_t output_count(const Operator* op) {
+    (void)op;
+    return 1;
+}
+static inline int output_kind(const Operator* op, size_t i) {
+    (void)op;
+    (void)i;
+    return 0;
+}
+static inline int memory(const Operator* op, size_t i) {
+    (void)op;
+    (void)i;
+    return 0;
+}
+static inline int one(const Operator* op) {
+    (void)op;
+    return 1;
+}
+static inline void destroy(void* kernel) { free(kernel); }
+static inline int newest(const Operator* op) {
+    (void)op;
+    return 0x7fffffff;
+}
 
-#define COMMON                                                                                                         \
-  .version = API_VERSION, .provider = provider, .output_type = output_type, .output_kind = output_kind,                \
-  .input_memory = memory, .variadic = {one, one, one, one}, .destroy = destroy, .first_version = one,                  \
-  .last_version = newest
+#define COMMON                                                                                            \
+    .version = API_VERSION, .provider = provider, .output_type = output_type, .output_kind = output_kind, \
+    .input_memory = memory, .variadic = {one, one, one, one}, .destroy = destroy, .first_version = one,   \
+    .last_version = newest
 
 #endif

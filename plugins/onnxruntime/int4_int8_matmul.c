@@ -1,8 +1,8 @@
 /* The operator int4_int8_matmul as a custom operator of onnxruntime: x @ w.T for 4-bit weights and inputs rounded to 8
  * bits (plugins/reference/int4_int8.py defines both).
  *
- * A row has the same bits in any call, with AVX2 and with AVX-512: sums of 32 products are exact integers, and every row
- * adds these sums in the same order by the same operations. Rows share the unpacking of a weight.
+ * A row has the same bits in any call, with AVX2 and with AVX-512: sums of 32 products are exact integers, and every
+ * row adds these sums in the same order by the same operations. Rows share the unpacking of a weight.
  */
 #include <math.h>
 #include <string.h>
@@ -19,77 +19,78 @@
 
 /* STEP inputs of a row, rounded to 8 bits, and the sum of their integers. */
 typedef struct {
-  int8_t integers[STEP];
-  float scale, sum;
+    int8_t integers[STEP];
+    float scale, sum;
 } Rounded;
 
 typedef struct {
-  const float *x;
-  const uint8_t *weight; /* [tiles, steps, TILE_BYTES] */
-  const float *scales;   /* [tiles, groups, COLUMNS] */
-  const uint8_t *zeros;  /* the same shape; NULL: all are 8 */
-  float *out;
-  Rounded *rounded; /* [rows, steps] */
-  size_t rows, inner, width, steps, groups, steps_of_group;
+    const float* x;
+    const uint8_t* weight; /* [tiles, steps, TILE_BYTES] */
+    const float* scales;   /* [tiles, groups, COLUMNS] */
+    const uint8_t* zeros;  /* the same shape; NULL: all are 8 */
+    float* out;
+    Rounded* rounded; /* [rows, steps] */
+    size_t rows, inner, width, steps, groups, steps_of_group;
 } Call;
 
 /* ---- portable ---- */
 
-static void round_row(const Call *call, size_t row) {
-  const float *x = call->x + row * call->inner;
-  for (size_t step = 0; step < call->steps; step++) {
-    Rounded *rounded = call->rounded + row * call->steps + step;
-    size_t begin = step * STEP;
-    size_t count = call->inner - begin < STEP ? call->inner - begin : STEP;
-    float largest = 0.0f, nothing = 0.0f, inverse;
-    int32_t sum = 0;
-    for (size_t i = 0; i < count; i++) {
-      float size = fabsf(x[begin + i]);
-      largest = size > largest ? size : largest;
-      nothing += x[begin + i] * 0.0f; /* NaN if an input is not finite */
-    }
-    inverse = largest > TINY && nothing == 0.0f ? 127.0f / largest : 0.0f;
-    memset(rounded->integers, 0, STEP);
-    for (size_t i = 0; i < count && inverse != 0.0f; i++) {
-      rounded->integers[i] = (int8_t)lrintf(x[begin + i] * inverse);
-      sum += rounded->integers[i];
-    }
-    rounded->scale = inverse != 0.0f ? largest / 127.0f : nothing;
-    rounded->sum = (float)sum;
-  }
-}
-
-static void row_portable(const Call *call, size_t tile, size_t row) {
-  float sums[COLUMNS] = {0};
-  const uint8_t *weight = call->weight + tile * call->steps * TILE_BYTES;
-  for (size_t step = 0; step < call->steps; step++, weight += TILE_BYTES) {
-    const Rounded *x = call->rounded + row * call->steps + step;
-    size_t group = (tile * call->groups + step / call->steps_of_group) * COLUMNS;
-    int32_t exact[COLUMNS] = {0};
-    for (size_t pair = 0; pair < 4; pair++)
-      for (size_t column = 0; column < COLUMNS; column++)
-        for (size_t i = 0; i < 4; i++) {
-          uint8_t two = weight[pair * 32 + column * 4 + i];
-          exact[column] += (two & 15) * x->integers[pair * 8 + i] + (two >> 4) * x->integers[pair * 8 + 4 + i];
+static void round_row(const Call* call, size_t row) {
+    const float* x = call->x + row * call->inner;
+    for (size_t step = 0; step < call->steps; step++) {
+        Rounded* rounded = call->rounded + row * call->steps + step;
+        size_t begin = step * STEP;
+        size_t count = call->inner - begin < STEP ? call->inner - begin : STEP;
+        float largest = 0.0f, nothing = 0.0f, inverse;
+        int32_t sum = 0;
+        for (size_t i = 0; i < count; i++) {
+            float size = fabsf(x[begin + i]);
+            largest = size > largest ? size : largest;
+            nothing += x[begin + i] * 0.0f; /* NaN if an input is not finite */
         }
-    for (size_t column = 0; column < COLUMNS; column++) {
-      float zero = call->zeros ? (float)call->zeros[group + column] : 8.0f;
-      float number = (float)exact[column] - zero * x->sum; /* exact */
-      float scale = call->scales[group + column] * x->scale;
-#ifdef FP_FAST_FMAF
-      sums[column] = fmaf(number, scale, sums[column]);
-#else
-      sums[column] += number * scale;
-#endif
+        inverse = largest > TINY && nothing == 0.0f ? 127.0f / largest : 0.0f;
+        memset(rounded->integers, 0, STEP);
+        for (size_t i = 0; i < count && inverse != 0.0f; i++) {
+            rounded->integers[i] = (int8_t)lrintf(x[begin + i] * inverse);
+            sum += rounded->integers[i];
+        }
+        rounded->scale = inverse != 0.0f ? largest / 127.0f : nothing;
+        rounded->sum = (float)sum;
     }
-  }
-  size_t begin = tile * COLUMNS, left = call->width - begin;
-  memcpy(call->out + row * call->width + begin, sums, sizeof(float) * (left < COLUMNS ? left : COLUMNS));
 }
 
-static void rows_portable(const Call *call, size_t first, size_t last, size_t row, size_t end) {
-  for (size_t tile = first; tile < last; tile++)
-    for (size_t r = row; r < end; r++) row_portable(call, tile, r);
+static void row_portable(const Call* call, size_t tile, size_t row) {
+    float sums[COLUMNS] = {0};
+    const uint8_t* weight = call->weight + tile * call->steps * TILE_BYTES;
+    for (size_t step = 0; step < call->steps; step++, weight += TILE_BYTES) {
+        const Rounded* x = call->rounded + row * call->steps + step;
+        size_t group = (tile * call->groups + step / call->steps_of_group) * COLUMNS;
+        int32_t exact[COLUMNS] = {0};
+        for (size_t pair = 0; pair < 4; pair++)
+            for (size_t column = 0; column < COLUMNS; column++)
+                for (size_t i = 0; i < 4; i++) {
+                    uint8_t two = weight[pair * 32 + column * 4 + i];
+                    exact[column] +=
+                        (two & 15) * x->integers[pair * 8 + i] + (two >> 4) * x->integers[pair * 8 + 4 + i];
+                }
+        for (size_t column = 0; column < COLUMNS; column++) {
+            float zero = call->zeros ? (float)call->zeros[group + column] : 8.0f;
+            float number = (float)exact[column] - zero * x->sum; /* exact */
+            float scale = call->scales[group + column] * x->scale;
+#ifdef FP_FAST_FMAF
+            sums[column] = fmaf(number, scale, sums[column]);
+#else
+            sums[column] += number * scale;
+#endif
+        }
+    }
+    size_t begin = tile * COLUMNS, left = call->width - begin;
+    memcpy(call->out + row * call->width + begin, sums, sizeof(float) * (left < COLUMNS ? left : COLUMNS));
+}
+
+static void rows_portable(const Call* call, size_t first, size_t last, size_t row, size_t end) {
+    for (size_t tile = first; tile < last; tile++)
+        for (size_t r = row; r < end; r++) row_portable(call, tile, r);
 }
 
 /* ---- x86-64 ---- */
@@ -98,50 +99,51 @@ static void rows_portable(const Call *call, size_t first, size_t last, size_t ro
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma")))
 
-AVX2 static void round_row_avx2(const Call *call, size_t row) {
-  const float *x = call->x + row * call->inner;
-  const __m256 sign = _mm256_set1_ps(-0.0f), none = _mm256_setzero_ps();
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  float last[STEP];
-  for (size_t step = 0; step < call->steps; step++, x += STEP) {
-    Rounded *rounded = call->rounded + row * call->steps + step;
-    size_t left = call->inner - step * STEP;
-    const float *from = x;
-    if (left < STEP) {
-      memset(last, 0, sizeof(last));
-      memcpy(last, x, left * sizeof(float));
-      from = last;
+AVX2 static void round_row_avx2(const Call* call, size_t row) {
+    const float* x = call->x + row * call->inner;
+    const __m256 sign = _mm256_set1_ps(-0.0f), none = _mm256_setzero_ps();
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    float last[STEP];
+    for (size_t step = 0; step < call->steps; step++, x += STEP) {
+        Rounded* rounded = call->rounded + row * call->steps + step;
+        size_t left = call->inner - step * STEP;
+        const float* from = x;
+        if (left < STEP) {
+            memset(last, 0, sizeof(last));
+            memcpy(last, x, left * sizeof(float));
+            from = last;
+        }
+        __m256 v[4], largest = none, nothing = none;
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_loadu_ps(from + 8 * i);
+            largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v[i]));
+            nothing = _mm256_fmadd_ps(v[i], none, nothing);
+        }
+        __m128 most = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+        most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+        most = _mm_max_ss(most, _mm_movehdup_ps(most));
+        float top = _mm_cvtss_f32(most);
+        int finite = _mm256_movemask_ps(_mm256_cmp_ps(nothing, none, _CMP_EQ_OQ)) == 255;
+        float inverse = top > TINY && finite ? 127.0f / top : 0.0f;
+        __m256i* integers = (__m256i*)rounded->integers;
+        if (inverse == 0.0f) {
+            _mm256_storeu_si256(integers, _mm256_setzero_si256());
+            rounded->scale = finite ? 0.0f : NAN;
+            rounded->sum = 0.0f;
+            continue;
+        }
+        __m256i whole[4];
+        for (int i = 0; i < 4; i++) whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
+        __m256i sum = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
+        __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+        __m256i words =
+            _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+        _mm256_storeu_si256(integers, _mm256_permutevar8x32_epi32(words, order));
+        rounded->scale = top / 127.0f;
+        rounded->sum = (float)_mm_cvtsi128_si32(half);
     }
-    __m256 v[4], largest = none, nothing = none;
-    for (int i = 0; i < 4; i++) {
-      v[i] = _mm256_loadu_ps(from + 8 * i);
-      largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v[i]));
-      nothing = _mm256_fmadd_ps(v[i], none, nothing);
-    }
-    __m128 most = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
-    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
-    most = _mm_max_ss(most, _mm_movehdup_ps(most));
-    float top = _mm_cvtss_f32(most);
-    int finite = _mm256_movemask_ps(_mm256_cmp_ps(nothing, none, _CMP_EQ_OQ)) == 255;
-    float inverse = top > TINY && finite ? 127.0f / top : 0.0f;
-    __m256i *integers = (__m256i *)rounded->integers;
-    if (inverse == 0.0f) {
-      _mm256_storeu_si256(integers, _mm256_setzero_si256());
-      rounded->scale = finite ? 0.0f : NAN;
-      rounded->sum = 0.0f;
-      continue;
-    }
-    __m256i whole[4];
-    for (int i = 0; i < 4; i++) whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-    __m256i sum = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
-    __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
-    _mm256_storeu_si256(integers, _mm256_permutevar8x32_epi32(words, order));
-    rounded->scale = top / 127.0f;
-    rounded->sum = (float)_mm_cvtsi128_si32(half);
-  }
 }
 
 #define INLINE __attribute__((always_inline)) static inline
@@ -150,15 +152,15 @@ AVX2 static void round_row_avx2(const Call *call, size_t row) {
 typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef uint32_t Words16 __attribute__((vector_size(64)));
 
-INLINE uint32_t load_word(const int8_t *at) {
-  uint32_t word;
-  memcpy(&word, at, sizeof(word));
-  return word;
+INLINE uint32_t load_word(const int8_t* at) {
+    uint32_t word;
+    memcpy(&word, at, sizeof(word));
+    return word;
 }
-AVX2 INLINE __m256i load_words(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
-AVX2 INLINE __m256 load_floats(const float *at) { return _mm256_loadu_ps(at); }
-AVX2 INLINE __m256 bytes_as_floats(const uint8_t *at) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+AVX2 INLINE __m256i load_words(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
+AVX2 INLINE __m256 load_floats(const float* at) { return _mm256_loadu_ps(at); }
+AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)));
 }
 
 #define NAME(function) function##_avx2
@@ -171,7 +173,7 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t *at) {
 #define PREFETCH(at) (void)0
 /* 16 bits are enough for the sums of a step: each adds 16 products of at most 15 * 128. */
 #define DOT(sums, weights, x) \
-  ((Words8)_mm256_add_epi16((__m256i)(sums), _mm256_maddubs_epi16((__m256i)(weights), (__m256i)(x))))
+    ((Words8)_mm256_add_epi16((__m256i)(sums), _mm256_maddubs_epi16((__m256i)(weights), (__m256i)(x))))
 #define WHOLE(sums) _mm256_cvtepi32_ps(_mm256_madd_epi16((__m256i)(sums), _mm256_set1_epi16(1)))
 #define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
 #include "int4_int8_rows.h"
@@ -204,114 +206,132 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t *at) {
 #endif /* x86-64 */
 
 typedef struct {
-  OrtApi api;
-  int64_t group_size, width;
-  void (*round)(const Call *, size_t);
-  void (*multiply)(const Call *, size_t first, size_t last, size_t row, size_t end);
+    OrtApi api;
+    int64_t group_size, width;
+    void (*round)(const Call*, size_t);
+    void (*multiply)(const Call*, size_t first, size_t last, size_t row, size_t end);
 } Kernel;
 
 typedef struct {
-  const Kernel *kernel;
-  const Call *call;
+    const Kernel* kernel;
+    const Call* call;
 } Work;
 
-static void round_item(void *work, size_t row) {
-  const Work *w = work;
-  w->kernel->round(w->call, row);
+static void round_item(void* work, size_t row) {
+    const Work* w = work;
+    w->kernel->round(w->call, row);
 }
 
-static void multiply_item(void *work, size_t item) {
-  const Work *w = work;
-  const Call *call = w->call;
-  const size_t tiles = count_of(call->width, COLUMNS), items = count_of(tiles, TILES);
-  const size_t first = item % items * TILES, row = item / items * ROWS;
-  const size_t last = first + TILES < tiles ? first + TILES : tiles;
-  w->kernel->multiply(call, first, last, row, row + ROWS < call->rows ? row + ROWS : call->rows);
+static void multiply_item(void* work, size_t item) {
+    const Work* w = work;
+    const Call* call = w->call;
+    const size_t tiles = count_of(call->width, COLUMNS), items = count_of(tiles, TILES);
+    const size_t first = item % items * TILES, row = item / items * ROWS;
+    const size_t last = first + TILES < tiles ? first + TILES : tiles;
+    w->kernel->multiply(call, first, last, row, row + ROWS < call->rows ? row + ROWS : call->rows);
 }
 
-static OrtStatus *compute(void *self, void *context) {
-  const Kernel *kernel = self;
-  OrtApi api = kernel->api;
-  OrtStatus *status = NULL;
-  const void *inputs[4] = {0};
-  void *data[4] = {0}, *output = NULL, *made = NULL, *scratch = NULL;
-  int64_t dims[8], weight[2], scales[2];
-  size_t count = 0, rank = 0, ignored = 0;
-  TRY(API(INPUT_COUNT, OrtStatus *, void *, size_t *)(context, &count));
-  for (size_t i = 0; i < count && i < 4; i++) {
-    TRY(API(INPUT, OrtStatus *, void *, size_t, const void **)(context, i, &inputs[i]));
-    if (inputs[i]) TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(inputs[i], &data[i]));
-  }
-  TRY(read_shape(api, inputs[0], dims, 8, &rank));
-  TRY(read_shape(api, inputs[1], weight, 2, &ignored));
-  TRY(read_shape(api, inputs[2], scales, 2, &ignored));
-  Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3]};
-  call.inner = (size_t)dims[rank - 1];
-  call.width = (size_t)kernel->width;
-  call.steps = (size_t)weight[1] / TILE_BYTES;
-  call.groups = (size_t)scales[1] / COLUMNS;
-  call.steps_of_group = (size_t)kernel->group_size / STEP;
-  call.rows = rows_of(dims, rank);
-  const size_t tiles = count_of(call.width, COLUMNS), steps = call.rows * call.steps;
-  if (call.steps != count_of(call.inner, STEP) || (size_t)weight[0] != tiles || (size_t)scales[0] != tiles ||
-      call.groups != count_of(call.steps, call.steps_of_group)) {
-    status = failure(api, "int4_int8_matmul: the shapes of the inputs do not fit");
-    goto done;
-  }
-  dims[rank - 1] = kernel->width;
-  TRY(API(OUTPUT, OrtStatus *, void *, size_t, const int64_t *, size_t, void **)(context, 0, dims, rank, &output));
-  if (steps == 0) goto done;
-  TRY(API(TENSOR_DATA, OrtStatus *, const void *, void **)(output, &made));
-  call.out = made;
-  scratch = malloc(steps * sizeof(Rounded));
-  if (scratch == NULL) {
-    status = failure(api, "int4_int8_matmul: out of memory");
-    goto done;
-  }
-  call.rounded = scratch;
-  Work work = {kernel, &call};
-  if (call.rows * call.inner >= ROUNDED_AT_ONCE) {
-    TRY(parallel(api, context, round_item, call.rows, &work));
-  } else {
-    for (size_t row = 0; row < call.rows; row++) round_item(&work, row);
-  }
-  TRY(parallel(api, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
+static OrtStatus* compute(void* self, void* context) {
+    const Kernel* kernel = self;
+    OrtApi api = kernel->api;
+    OrtStatus* status = NULL;
+    const void* inputs[4] = {0};
+    void *data[4] = {0}, *output = NULL, *made = NULL, *scratch = NULL;
+    int64_t dims[8], weight[2], scales[2];
+    size_t count = 0, rank = 0, ignored = 0;
+    TRY(API(INPUT_COUNT, OrtStatus*, void*, size_t*)(context, &count));
+    for (size_t i = 0; i < count && i < 4; i++) {
+        TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &inputs[i]));
+        if (inputs[i]) TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(inputs[i], &data[i]));
+    }
+    TRY(read_shape(api, inputs[0], dims, 8, &rank));
+    TRY(read_shape(api, inputs[1], weight, 2, &ignored));
+    TRY(read_shape(api, inputs[2], scales, 2, &ignored));
+    Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3]};
+    call.inner = (size_t)dims[rank - 1];
+    call.width = (size_t)kernel->width;
+    call.steps = (size_t)weight[1] / TILE_BYTES;
+    call.groups = (size_t)scales[1] / COLUMNS;
+    call.steps_of_group = (size_t)kernel->group_size / STEP;
+    call.rows = rows_of(dims, rank);
+    const size_t tiles = count_of(call.width, COLUMNS), steps = call.rows * call.steps;
+    if (call.steps != count_of(call.inner, STEP) || (size_t)weight[0] != tiles || (size_t)scales[0] != tiles ||
+        call.groups != count_of(call.steps, call.steps_of_group)) {
+        status = failure(api, "int4_int8_matmul: the shapes of the inputs do not fit");
+        goto done;
+    }
+    dims[rank - 1] = kernel->width;
+    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, dims, rank, &output));
+    if (steps == 0) goto done;
+    TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
+    call.out = made;
+    scratch = malloc(steps * sizeof(Rounded));
+    if (scratch == NULL) {
+        status = failure(api, "int4_int8_matmul: out of memory");
+        goto done;
+    }
+    call.rounded = scratch;
+    Work work = {kernel, &call};
+    if (call.rows * call.inner >= ROUNDED_AT_ONCE) {
+        TRY(parallel(api, context, round_item, call.rows, &work));
+    } else {
+        for (size_t row = 0; row < call.rows; row++) round_item(&work, row);
+    }
+    TRY(parallel(api, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
 done:
-  free(scratch);
-  return status;
+    free(scratch);
+    return status;
 }
 
-static OrtStatus *create(const Operator *op, OrtApi api, const void *info, void **made) {
-  OrtStatus *status = NULL;
-  Kernel *kernel = malloc(sizeof(Kernel));
-  (void)op;
-  if (kernel == NULL) return failure(api, "int4_int8_matmul: out of memory");
-  *kernel = (Kernel){api, 0, 0, round_row, rows_portable};
+static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+    OrtStatus* status = NULL;
+    Kernel* kernel = malloc(sizeof(Kernel));
+    (void)op;
+    if (kernel == NULL) return failure(api, "int4_int8_matmul: out of memory");
+    *kernel = (Kernel){api, 0, 0, round_row, rows_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    kernel->round = round_row_avx2;
-    kernel->multiply = rows_avx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        kernel->round = round_row_avx2;
+        kernel->multiply = rows_avx2;
 #ifndef NO_AVX512
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")) kernel->multiply = rows_avx512;
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")) kernel->multiply = rows_avx512;
 #endif
-  }
+    }
 #endif
-  TRY(read_integer(api, info, "group_size", &kernel->group_size));
-  TRY(read_integer(api, info, "width", &kernel->width));
-  if (kernel->group_size < STEP || kernel->group_size % STEP || kernel->width < 1)
-    status = failure(api, "int4_int8_matmul: group_size must be a multiple of 32, and width positive");
+    TRY(read_integer(api, info, "group_size", &kernel->group_size));
+    TRY(read_integer(api, info, "width", &kernel->width));
+    if (kernel->group_size < STEP || kernel->group_size % STEP || kernel->width < 1)
+        status = failure(api, "int4_int8_matmul: group_size must be a multiple of 32, and width positive");
 done:
-  if (status) free(kernel);
-  *made = status ? NULL : kernel;
-  return status;
+    if (status) free(kernel);
+    *made = status ? NULL : kernel;
+    return status;
 }
 
-static const char *name(const Operator *op) { (void)op; return "int4_int8_matmul"; }
-static int input_type(const Operator *op, size_t i) { (void)op; return i % 2 ? 2 : 1; /* uint8, float */ }
-static size_t input_count(const Operator *op) { (void)op; return 4; }
-static int input_kind(const Operator *op, size_t i) { (void)op; return i == 3; /* optional */ }
+static const char* name(const Operator* op) {
+    (void)op;
+    return "int4_int8_matmul";
+}
+static int input_type(const Operator* op, size_t i) {
+    (void)op;
+    return i % 2 ? 2 : 1; /* uint8, float */
+}
+static size_t input_count(const Operator* op) {
+    (void)op;
+    return 4;
+}
+static int input_kind(const Operator* op, size_t i) {
+    (void)op;
+    return i == 3; /* optional */
+}
 
 const Operator int4_int8_matmul = {
-    COMMON, .name = name, .input_type = input_type, .input_count = input_count, .input_kind = input_kind,
-    .output_count = output_count, .create_v2 = create, .compute_v2 = compute,
+    COMMON,
+    .name = name,
+    .input_type = input_type,
+    .input_count = input_count,
+    .input_kind = input_kind,
+    .output_count = output_count,
+    .create_v2 = create,
+    .compute_v2 = compute,
 };
