@@ -129,6 +129,82 @@ def tiny_latent(folder: Path, kind: str = "youtu", *, layers: int = 2, seed: int
     return _random_model(config, folder, seed)
 
 
+IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_SEES = """{%- for m in messages %}<|im_end|>{{ m.role }}:
+{%- if m.content is string %}{{ m.content }}{% else %}{% for part in m.content -%}
+{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif -%}
+{%- endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"""
+IMAGE_SETTINGS = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "size": {"shortest_edge": 4 * 64, "longest_edge": 24 * 64},
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.6, 0.7],
+}
+
+
+def tiny_vision(folder: Path, *, experts: bool = False) -> Path:
+    """Write a random Qwen3-VL model in float32: tokens of 8 x 8 pixels, 4 to 24 per image. Return the folder.
+
+    ``experts``: Qwen3-VL-MoE.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    first = 262 + len(DELIMITERS)
+    ids = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    config = AutoConfig.for_model(
+        "qwen3_vl_moe" if experts else "qwen3_vl",
+        text_config={
+            **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48} if experts else {}),
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 512,
+            "bos_token_id": None,
+            "eos_token_id": 263,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "patch_size": 4,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        eos_token_id=263,
+        **dict(zip(ids, range(first, first + len(ids)), strict=True)),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():  # else images would hardly change a logit
+                if "visual" in name and parameter.dim() > 1:
+                    parameter.mul_(8)
+                if name == "lm_head.weight":
+                    parameter.mul_(40)
+        model.save_pretrained(folder)
+    tiny_tokenizer(folder, extra=IMAGE_TOKENS)
+    (folder / "chat_template.jinja").write_text(_SEES)
+    (folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_SETTINGS))
+    return folder
+
+
 def _random_model(config: Any, folder: Path, seed: int) -> Path:
     """Write a random model of ``config`` with the tokenizer of ``tiny_tokenizer``. Return the folder."""
     import torch

@@ -42,6 +42,11 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         case "propose" | "propose_probs":
             partial, probs = draft_vocab is not None, name == "propose_probs"
             return contract.propose(vocab=draft_vocab or vocab, dtype=dtype, draft_probs=probs, target_ids=partial)
+        case "vision":
+            vision, corners = manifest.vision, _width(manifest, "vision", "corners")
+            pixels = 3 * vision.patch_size**2 if vision is not None else 0
+            width = _width(manifest, "target", "image_states")
+            return contract.vision(pixels=pixels, corners=corners, width=width, dtype=dtype)
     hidden = _width(manifest, "draft", "states")
     features = _width(manifest, "target", "features") if draft.traits.features else 0
     if name == "fuse":
@@ -60,6 +65,8 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         return contract.block(row_states=row_states, **sizes)
     recurrent, history = _recurrent(manifest.engines[name].contract)
     features = features if name == "target" else 0
+    if name == "target" and manifest.vision is not None:
+        sizes |= {"position_rows": 3, "image_width": _width(manifest, "target", "image_states")}
     return contract.decoder(**sizes, features=features, recurrent=recurrent, history=history)
 
 

@@ -16,6 +16,7 @@ from tandemrt.engines.contract.decoder import Decoder
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, BlockEntry, DraftEntry, FeatureEntry, MaskedEntry
 from tandemrt.engines.contract.limits import MAX_DELIMITERS, DelimiterText, VocabSize
 from tandemrt.engines.contract.operators import COLLECTIVES, SCHEMAS
+from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.validation.errors import BadBundle, clipped, quoted
 from tandemrt.engines.validation.records import Record, RelativePath, explain, reject
 
@@ -40,6 +41,7 @@ EngineName = Literal[
     "verify_probs",
     "propose",
     "propose_probs",
+    "vision",
 ]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
@@ -193,6 +195,7 @@ class Manifest(Record):
         ranks: the target's decoders on ranks 1 and up of a tensor-parallel bundle; rank 0 runs ``engines["target"]``.
         kernels: compiled kernels among ``files``, each with its target: ``sm_90`` (a cubin) or ``compute_80`` (PTX).
         files: every other file of the bundle.
+        vision: the images that the target reads; None: it reads text only.
     """
 
     manifest_version: Literal[4]
@@ -209,6 +212,7 @@ class Manifest(Record):
     kernels: Annotated[dict[RelativePath, KernelTarget], Field(default_factory=dict)]
     files: dict[RelativePath, File]
     provenance: Provenance
+    vision: VisionEntry | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -270,6 +274,7 @@ class Manifest(Record):
     @model_validator(mode="after")
     def _consistent(self) -> "Manifest":
         needed = {"target", "adjust", "verify", "verify_probs", *self.draft.engines}
+        needed |= {"vision"} if self.vision is not None else set()
         if set(self.engines) != needed:
             names = ", ".join(sorted(needed))
             raise reject(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")
@@ -290,6 +295,9 @@ class Manifest(Record):
             raise reject(f"kernels must be among files; got {quoted(unlisted[0])}")
         if self.valid_tokens > self.vocab:
             raise reject(f"valid_tokens must not exceed vocab {quoted(self.vocab)}; got {quoted(self.valid_tokens)}")
+        if self.vision is not None and self.vision.image_token >= self.valid_tokens:
+            rule = f"vision.image_token must be below valid_tokens {quoted(self.valid_tokens)}"
+            raise reject(f"{rule}; got {quoted(self.vision.image_token)}")
         needed_capacity = capacity(self.limits.length, slack(self.draft.kind, self.limits.num_draft_tokens))
         if self.limits.capacity < needed_capacity:
             rule = f"limits.capacity must be at least {quoted(needed_capacity)} for draft.kind {self.draft.kind!r}"

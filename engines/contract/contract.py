@@ -16,6 +16,8 @@ blocks         blocks of a paged cache, as many as the memory holds
 slots          slots of a paged cache, each of which holds the states of one request's recurrent layers
 window         drafted tokens per round (K); ``window+1`` rows are verified
 entries        tokens of a request whose logits are adjusted
+patches        patches of one image
+image_tokens   tokens that stand for one image, or for the images of a call and one row of zeros
 =============  ==========================================================================
 
 Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cache row can hold), ``vocab`` (width of
@@ -103,6 +105,7 @@ def decoder(
     history: int = 0,
     latent: bool = False,
     position_rows: int = 0,
+    image_width: int = 0,
 ) -> Contract:
     """Return the contract of a target or of an independent draft model.
 
@@ -111,6 +114,10 @@ def decoder(
 
     ``position_rows``: with 3, the input ``positions`` has the position of each token in time, height and width for the
     rotary embedding, below ``capacity``; cache entries and masks still follow from ``write_index``. 0: no such input.
+
+    ``image_width``: width of the states of an image token, outputs of ``vision``; 0: the model reads no images.
+    ``image_rows`` has the row of ``image_states`` that a token takes in place of its embedding. Row 0 is zeros and
+    stands for tokens of text, which keep theirs.
 
     A *linear* cache has a row of ``capacity`` tokens per row of the call: ``token_ids`` is a rectangle, and
     ``score_rows`` selects the new tokens of a row that get logits.
@@ -155,6 +162,7 @@ def decoder(
             Binding("token_ids", "int64", fed),
             Binding("write_index", "int64", ("batch",)),
             *((Binding("positions", "int64", (position_rows, *fed)),) if position_rows else ()),
+            *(_images(fed, image_width, dtype) if image_width else ()),
             *(Binding(index, "int64", ("batch",)) for index in indices),
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),
@@ -167,6 +175,27 @@ def decoder(
             *(Binding(f"present_{name}", *each) for name, each in caches.items()),
         ),
         aliases=tuple((f"present_{name}", f"past_{name}") for name in caches),
+    )
+
+
+def _images(fed: tuple[Dim, ...], width: int, dtype: str) -> tuple[Binding, ...]:
+    return Binding("image_rows", "int64", fed), Binding("image_states", dtype, ("image_tokens", width))
+
+
+def vision(*, pixels: int, corners: int, width: int, dtype: str) -> Contract:
+    """Return the contract of a vision tower: one image in patches, the states of its tokens out.
+
+    ``pixels``: the colours of a patch. ``positions``: row and column of each patch. Each patch adds ``corners`` rows of
+    a table of learned positions, weighted. ``width``: see ``image_width`` of ``decoder``.
+    """
+    return Contract(
+        (
+            Binding("pixels", dtype, ("patches", pixels)),
+            Binding("positions", "int64", ("patches", 2)),
+            Binding("corners", "int64", ("patches", corners)),
+            Binding("corner_weights", dtype, ("patches", corners)),
+        ),
+        (Binding("image_states", dtype, ("image_tokens", width)),),
     )
 
 

@@ -25,6 +25,7 @@ PANELS = {
     **dict.fromkeys(
         (
             *("queue_limit", "prefill_chunk", "max_prompt_bytes", "prompt_timeout_s"),
+            *("max_images", "max_image_bytes", "max_image_pixels"),
             *("max_grammar_bytes", "grammar_timeout_s", "fill_timeout_s"),
         ),
         LIMITS,

@@ -185,6 +185,15 @@ class RuntimeOptions(Section):
         gt=0.0,
         description="time limit for rendering a chat template, and for tokenizing a long text, in seconds",
     )
+    max_images: Annotated[int, BeforeValidator(_integer)] = Field(
+        default=16, ge=1, description="the most images of a request"
+    )
+    max_image_bytes: Annotated[int, BeforeValidator(_integer), AfterValidator(_bytes)] = Field(
+        default=20 << 20, description="largest file of an image, in bytes; max_body bounds whole requests"
+    )
+    max_image_pixels: Annotated[int, BeforeValidator(_integer)] = Field(
+        default=50_000_000, ge=1, description="largest image, in pixels before it is resized"
+    )
     chat_template: str | None = Field(
         default=None,
         description="file with a chat template that replaces the checkpoint's; default: the bundle's own",
@@ -309,6 +318,9 @@ class ServedOptions(TypedDict, total=False):
     max_grammar_bytes: int
     max_prompt_bytes: int | None
     prompt_timeout_s: float
+    max_images: int
+    max_image_bytes: int
+    max_image_pixels: int
     chat_template: str | None
     generation_config: bool
     cache_tokens: int | None

@@ -40,11 +40,13 @@ class Target(_WithCheckpoint):
 
     ``kv_dtype``: dtype of keys and values in the cache; None: the checkpoint's, else the compute dtype.
     ``dequantize``: the build writes quantized weights of the checkpoint as unquantized ones in ``dtype``.
+    ``images``: whether the bundle has the checkpoint's vision tower; None: if the exporter can build it.
     """
 
     dtype: Dtype = "float32"
     kv_dtype: KvDtype | None = None
     dequantize: bool = False
+    images: bool | None = None
 
 
 class _WithKind(_WithCheckpoint, DraftSampling):

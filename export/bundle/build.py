@@ -33,10 +33,12 @@ from tandemrt.export.bundle.gguf import with_unpacked_gguf
 from tandemrt.export.bundle.graphs import further_ranks, graphs
 from tandemrt.export.bundle.kernels import compile_into, kernels_for
 from tandemrt.export.bundle.models import Model, Models
-from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.bundle.opening import open_models, require_support
 from tandemrt.export.bundle.provenance import collect
 from tandemrt.export.bundle.shared_weights import with_shared_weights
 from tandemrt.export.bundle.tokenizer_file import TOKENIZER_FILE, quick_form
+from tandemrt.export.bundle.vision import ROLE as VISION
+from tandemrt.export.bundle.vision import open_tower
 from tandemrt.export.bundle.written_weights import WeightsWriter
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.quantize.columns import write_shards
@@ -100,6 +102,10 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
     recipe = resolve_checkpoints(recipe, clock.begin, compiling.progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
+        tower, unread = open_tower(recipe, models[0])
+        if tower is not None:
+            models = (tower.read_by(models[0]), *models[1:])
+            require_support(models[0], recipe)
         vocabulary = models[0].vocabulary
         splits = [f"target: {note}" for note in vocabulary.notes(models[0].source.config)]
         stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
@@ -110,6 +116,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         check_destination(out, recipe.name, force=force)  # another build may have finished since the first check
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
+            tower = None if tower is None else tower.placed(folder / VISION)
         models, notes = _quantize(models, folder, clock, compiling.progress)
         notes += tuple(f"{m.role}: {note}" for m in models for note in m.cache_notes())
         if isinstance(models[-1], DraftHead) and models[-1].borrowed:
@@ -124,7 +131,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
                 models = (_split(models[0], recipe.ranks, folder, compiling.progress), *models[1:])
         engines: dict[EngineName, EngineEntry] = {}
         rewrites: dict[EngineName, Mapping[str, int]] = {}
-        for graph in graphs(recipe, models):
+        for graph in (*graphs(recipe, models), *(() if tower is None else (tower.graph,))):
             cut = is_cut(graph, recipe)
             with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 compiled = compile_graph(graph, recipe, folder, compiling)
@@ -156,9 +163,10 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             kernels=kernels,
             files=files,
             provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
+            vision=None if tower is None else tower.spec.entry,
         )
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    return BuildReport(out, manifest, tuple(clock.steps), (*splits, *notes), rewrites)
+    return BuildReport(out, manifest, tuple(clock.steps), (*splits, *unread, *notes), rewrites)
 
 
 @dataclass

@@ -31,7 +31,7 @@ def open_models(recipe: Recipe) -> Models:
     if isinstance(recipe.draft, HeadDraft):
         length = recipe.limits.length
         head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
-        _require_support(head, recipe)
+        require_support(head, recipe)
         head.require_lowering(recipe.backend.lowering)
         return target, head
     if not isinstance(recipe.draft, ModelDraft):
@@ -46,7 +46,7 @@ def open_models(recipe: Recipe) -> Models:
 
 def _open(role: EngineName, recipe: Recipe) -> Model:
     model = Model.open(role, recipe)
-    _require_support(model, recipe)
+    require_support(model, recipe)
     if recipe.ranks > 1 and role == "target":
         names = with_graph_names(model.checkpoint, model.spec)
         float8 = model.quantization is not None and model.quantization.has_float8
@@ -58,7 +58,7 @@ def _open(role: EngineName, recipe: Recipe) -> Model:
     return model
 
 
-def _require_support(model: Draft, recipe: Recipe) -> None:
+def require_support(model: Draft, recipe: Recipe) -> None:
     """Raise BadCheckpoint or BadRecipe for a model that the recipe's backend does not support."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
     float32_only = "experts" if layers.experts is not None else "recurrent layers" if layers.recurrent else None

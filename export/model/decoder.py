@@ -13,6 +13,7 @@ from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.experts import optional_inputs_of
+from tandemrt.export.model.image_states import with_images
 from tandemrt.export.model.layer_inputs import layer_inputs
 from tandemrt.export.model.layers import decoder_layers
 from tandemrt.export.model.linear import Linear
@@ -79,21 +80,23 @@ def build_decoder(
     graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
 
     token_ids, score_rows = graph_inputs["token_ids"], graph_inputs["score_rows"]
+    of_tokens = [name for name in ("token_ids", "positions", "image_rows") if name in graph_inputs]
     padded = [each for each in w.low_bit_formats() if needs_padding(each)] if strategies.accepts_padding else []
     with b.scope("place"):
         if strategies.prompts_have_no_logits:
             query = b.op("Shape", token_ids, start=1, end=2)
-            of_tokens = [name for name in ("token_ids", "positions") if name in graph_inputs]
             graph_inputs |= {name: pad_prompt_to_even(b, graph_inputs, name) for name in of_tokens}
             token_ids = graph_inputs["token_ids"]
         if padded:
             rows = b.op("Shape", score_rows, start=1, end=2)
-            token_ids = pad_ids(b, token_ids, padded)
+            graph_inputs |= {name: pad_ids(b, graph_inputs[name], padded, token_ids) for name in of_tokens}
+            token_ids = graph_inputs["token_ids"]
             graph_inputs["score_rows"] = pad_ids(b, score_rows, padded)
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         hidden = b.cast(b.op("Gather", table, token_ids), dtype)
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
+        hidden, updates = with_images(b, hidden, spec, graph_inputs)
         own_inputs = layer_inputs(b, hidden, token_ids, w, spec)
     picked, graph_outputs = decoder_layers(
         b,
@@ -106,6 +109,7 @@ def build_decoder(
         features=features,
         norms_all=norms_all,
         own_inputs=own_inputs,
+        updates=updates,
     )
     if features and strategies.prompts_have_no_logits:
         with b.scope("features"):  # without padding tokens

@@ -289,7 +289,9 @@ class GroupedAttention:
         """Append the operator of the project: it rotates, writes the cache and attends."""
         b.add_function(decode_attention())
         cache = (w.dtype, dims_of(past.key))
-        no_table = b.constant(np.zeros((1, 0)), w.dtype) if attention.rope is None else None
+        no_table = None
+        if attention.rope is None:  # a row of no values per position: the operator in standard operators gathers them
+            no_table = b.constant(np.zeros((int(dims_of(past.key)[2]), 0)), w.dtype)
         return b.custom(
             "decode_attention",
             qkv,

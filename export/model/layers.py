@@ -36,13 +36,15 @@ def decoder_layers(
     features: Sequence[int] = (),
     norms_all: bool = False,
     own_inputs: Sequence[ir.Value] = (),
+    updates: Sequence[ir.Value] = (),
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append all layers and the last norm. Returns the normed stream [batch, rows, hidden], and outputs by name.
 
     ``graph_inputs`` are the inputs of the contract, ``own_inputs`` those of each layer if it has one
-    (export/model/layer_inputs.py). The outputs are the caches present_* and, if ``features`` is not
-    empty, the concatenated residual streams before these layers. The number of layers stands for the stream after the
-    last norm; it needs ``norms_all``: the last norm is of all rows, and ``strategies`` must not select rows early.
+    (export/model/layer_inputs.py). The first layers add ``updates``, one each (export/model/image_states.py). The
+    outputs are the caches present_* and, if ``features`` is not empty, the concatenated residual streams before these
+    layers. The number of layers stands for the stream after the last norm; it needs ``norms_all``: the last norm is of
+    all rows, and ``strategies`` must not select rows early.
     """
     rows = graph_inputs["score_rows"]
     with b.scope("place"):
@@ -61,6 +63,9 @@ def decoder_layers(
             b, hidden, normed, w, spec, {**graph_inputs, **graph_outputs}, strategies, attend, layer, name, recur
         )
         graph_outputs |= present
+        if layer < len(updates):
+            with b.scope(f"layers.{layer}/images"):
+                hidden = b.op("Add", hidden, updates[layer])
         if spec.variants != UNIFORM:
             with b.scope(f"layers.{layer}/input"):
                 own = own_inputs[layer] if own_inputs else None

@@ -36,14 +36,18 @@ def is_padded(x: ir.Value) -> bool:
     return str(dims_of(x)[1]).startswith(_PADDED)
 
 
-def pad_ids(b: GraphBuilder, ids: ir.Value, formats: Collection[LowBitFormat]) -> ir.Value:
-    """Return int64[batch, tokens] with one more id per row, a copy of the first, where matmuls of ``formats`` need
-    it.
+def pad_ids(
+    b: GraphBuilder, values: ir.Value, formats: Collection[LowBitFormat], ids: ir.Value | None = None
+) -> ir.Value:
+    """Return int64[..., tokens] with one more value per row, a copy of the first, where matmuls of ``formats`` need it.
+
+    ``ids`` [batch, tokens]: the tokens, if ``values`` are others.
     """
-    more = b.op("Slice", ids, b.constant([0]), _missing(b, ids, formats), b.constant([1]))
-    padded = b.op("Concat", ids, more, axis=1)
-    batch, tokens = dims_of(ids)
-    padded.shape = ir.Shape([batch, f"{_PADDED}{tokens}"])  # onnxruntime plans memory by the names of dimensions
+    *before, tokens = dims_of(values)
+    missing = _missing(b, values if ids is None else ids, formats)
+    more = b.op("Slice", values, b.constant([0]), missing, b.constant([len(before)]))
+    padded = b.op("Concat", values, more, axis=len(before))
+    padded.shape = ir.Shape([*before, f"{_PADDED}{tokens}"])  # onnxruntime plans memory by the names of dimensions
     return padded
 
 

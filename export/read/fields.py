@@ -6,6 +6,11 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 
+_IGNORE = (
+    "if they do not change what the model computes, name them in the recipe's section of the checkpoint, as "
+    "ignore_config_fields = [...]"
+)
+
 
 class Fields:
     """A reader of the JSON object ``data``; ``finish`` rejects, by name, every field that was not read.
@@ -63,10 +68,10 @@ class Fields:
         """Accept known fields that do not affect the graph, with any value."""
         self._read.update(names)
 
-    def finish(self, ignored: Collection[str] = ()) -> None:
+    def finish(self, ignored: Collection[str] = (), advice: str = _IGNORE) -> None:
         """Raise BadCheckpoint for fields that were not read, except ``ignored`` and those that are null.
 
-        Each of ``ignored`` must be in the file and unread.
+        Each of ``ignored`` must be in the file and unread. ``advice``: what users can do.
         """
         unknown = sorted(set(self.data) - self._read)
         needless = sorted(set(ignored) - set(unknown))
@@ -78,10 +83,7 @@ class Fields:
         unknown = [name for name in unknown if name not in ignored and self.data[name] is not None]
         if unknown:
             names = ", ".join(quoted(name) for name in unknown)  # all of them, because the recipe must list all
-            raise BadCheckpoint(
-                f"{self.where}: the exporter does not support the field(s) {names}; if they do not change what the "
-                "model computes, name them in the recipe's section of the checkpoint, as ignore_config_fields = [...]"
-            )
+            raise BadCheckpoint(f"{self.where}: the exporter does not support the field(s) {names}; {advice}")
 
     def _bad(self, name: str, rule: str) -> BadCheckpoint:
         actual = f"is {quoted(self.data[name])}" if name in self.data else "is missing"

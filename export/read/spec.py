@@ -44,7 +44,8 @@ class ModelSpec:
     ``variants``: how layers differ from these sizes. ``mlp_layers``: for each layer, whether it has an MLP or experts;
     (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``. ``layer_norm``: norms subtract
     the mean and have biases. ``head_bias``: lm_head has a bias. ``position_rows``: see contract.decoder; 3 needs
-    Rope.sections.
+    Rope.sections. ``image_levels``: 0, or 1 and the number of first layers after which the states of images are added
+    (DeepStack).
     """
 
     family: str
@@ -83,6 +84,7 @@ class ModelSpec:
     layer_norm: bool = False
     head_bias: bool = False
     position_rows: Literal[0, 3] = 0
+    image_levels: int = 0
 
     @classmethod
     def from_hf(
@@ -264,6 +266,7 @@ class ModelSpec:
             history=0 if net is None else uncommitted + net.kernel - 1,
             latent=self.latent is not None and cache == "paged",
             position_rows=self.position_rows,
+            image_width=self.image_levels * self.hidden,
         )
 
 

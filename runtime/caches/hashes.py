@@ -22,9 +22,20 @@ class BlockHashes:
 
     ``lookahead``: on how many tokens after a block its cache entries depend: 1 for draft heads, which combine the state
     of a position with the next token. The hash covers these tokens.
+
+    ``images``: first token, end and digest of each image of the text. A hash covers the images of its block.
     """
 
-    def __init__(self, digest: str, salt: str | None = None, lookahead: int = 0, *, undrafted: bool = False) -> None:
+    def __init__(
+        self,
+        digest: str,
+        salt: str | None = None,
+        lookahead: int = 0,
+        *,
+        undrafted: bool = False,
+        images: Sequence[tuple[int, int, bytes]] = (),
+    ) -> None:
+        self._images = tuple(images)
         self.lookahead = lookahead
         salted = b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass")
         root = digest.encode() + b"\1" * undrafted + salted
@@ -40,6 +51,11 @@ class BlockHashes:
             values = memoryview(pack(f"{len(ids)}q", *ids))  # four times as fast as an array of them
             before = self._hashes[-1] if begin else self._root
             for at in range(0, (blocks - begin) * block, block):
-                before = sha256(before + values[at : at + block + own]).digest()
+                before = sha256(before + values[at : at + block + own] + self._seen(len(self._hashes))).digest()
                 self._hashes.append(before)
         return self._hashes[:blocks]
+
+    def _seen(self, block: int) -> bytes:
+        """Return the digests of the images on which the cache entries of ``block`` depend, besides earlier blocks."""
+        begin, end = block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE + self.lookahead
+        return b"".join(digest for start, stop, digest in self._images if start < end and stop > begin)

@@ -74,6 +74,7 @@ class EngineLoop:
             target, drafter, metrics, chunk=prefill_chunk, chunk_while_decoding=prefill_chunk_while_decoding
         )
         listeners: list[SlotListener] = [scheduler, target.state, self.planner, drafter, draft_windows]
+        listeners += [] if target.images is None else [target.images]
         self.slots = Slots(slots, cache_manager, listeners, num_draft_tokens=draft_windows.largest, slack=slack)
         self._timeline = timeline
         self._committer = Committer(target.buffers, self.slots, scheduler.validations, draft_windows, metrics)

@@ -17,6 +17,7 @@ from tandemrt.runtime.device.graphs import Graphs
 from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.slot_state import SlotState
+from tandemrt.runtime.engine_loop.image_inputs import ImageInputs
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.slots import Round, SlotListener
 
@@ -25,7 +26,7 @@ class TargetRunner:
     """Enqueues the work of the target and of verification. Bound calls are cached by shape.
 
     ``engines`` has "target", "adjust", "verify" and, for drafters with probabilities, "verify_probs". ``layout``: where
-    the target's calls have draft windows and prompts.
+    the target's calls have draft windows and prompts. ``images``: further inputs of a target that reads images.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class TargetRunner:
         kv: Cache,
         graphs: Graphs,
         layout: CallLayout,
+        images: ImageInputs | None = None,
     ) -> None:
         self.engines = engines
         self.buffers = buffers
@@ -44,6 +46,7 @@ class TargetRunner:
         self.vocab = logits_width(engines["target"].contract)
         self.cache = kv
         self.layout = layout
+        self.images = images
         self._graphs = graphs
         self._score_call = cache_calls(self._bind_score)
         self._adjust_call = cache(self._bind_adjust)
@@ -53,16 +56,17 @@ class TargetRunner:
         target = engines["target"]
         self._checked = target if isinstance(target, CheckedEngine) else None
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
-        """Process the next prompt tokens [slots, tokens] of the slots from ``slot`` on, over a linear cache.
+    def prefill(self, chunks: Sequence[Chunk], tokens: torch.Tensor) -> None:
+        """Process the prompt ``tokens`` [slots, tokens] of ``chunks``, of adjacent slots, over a linear cache.
 
         The ``length`` of each slot must be the position of its first token here.
         """
+        slot = chunks[0].slot
         length = self.state.view("length", slot + len(tokens))[slot:]
-        features = self._features(self.buffers.prompt_features, tuple(tokens.shape))
-        linear_prefill_call(
-            self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits, features
-        ).run()
+        others = self._features(self.buffers.prompt_features, tuple(tokens.shape))
+        if self.images is not None:
+            others |= self.images.of_prompts(chunks)
+        linear_prefill_call(self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits, others).run()
 
     def score(self, round_: Round) -> None:
         """Run the target over the newest and the drafted tokens of every row, and over the round's prompts."""
@@ -73,6 +77,8 @@ class TargetRunner:
 
         def work() -> None:
             self._write_windows(self.buffers.token_ids.view(shape.batch, shape.query))
+            if self.images is not None:
+                self.images.write_windows(shape.batch, shape.query)
             self._score_call(shape).run()
 
         self._graphs.run(
@@ -165,6 +171,7 @@ class TargetRunner:
                 "score_rows": score_rows,
                 "logits": self._logits(shape),
                 **features,
+                **({} if self.images is None else self.images.of_windows(batch, rows)),
                 **layout.bindings(prompts),
             },
             prompt_slots=layout.slots(prompts),

@@ -108,7 +108,7 @@ class RoundPlanner:
             slot, count = rectangle[0].slot, rectangle[0].tokens
             tokens = self._target.buffers.chunk.view(len(rectangle), count)
             upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)
-            self._target.prefill(slot, tokens)
+            self._target.prefill(rectangle, tokens)
             following = [texts[each.slot][each.end : each.end + len(DRAFT_LAYERS)] for each in rectangle]
             self._drafter.prefill(slot, tokens, following)
 

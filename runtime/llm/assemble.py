@@ -20,6 +20,7 @@ from tandemrt.runtime.device.graphs import Graphs
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
+from tandemrt.runtime.engine_loop.image_inputs import ImageInputs
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.models import TargetRunner
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
@@ -84,8 +85,12 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         cache = make_cache(engines["target"], limits.batch, cache_manager)
         new_layout = partial(_layout, bundle, cache_manager, device)
         layout = new_layout()
+        images = None
+        if bundle.manifest.vision is not None:
+            target = engines["target"].contract
+            images = ImageInputs(target, state, slots=limits.batch, window=windows.largest, device=device)
         return EngineLoop(
-            TargetRunner(engines, buffers, state, cache, graphs, layout),
+            TargetRunner(engines, buffers, state, cache, graphs, layout, images),
             make_drafter(DraftParts(bundle, engines, buffers, state, cache_manager, graphs, layout, new_layout)),
             Scheduler(limits.batch, options.queue_limit),
             streams,

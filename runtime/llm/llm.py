@@ -34,6 +34,7 @@ from tandemrt.runtime.requests.prompt import Chat, Message, Prompt, is_batch
 from tandemrt.runtime.requests.request import OutputListener, Request, RequestOutput, StreamOutput
 from tandemrt.runtime.requests.running import QueuedRequest
 from tandemrt.runtime.requests.trace import RequestTrace
+from tandemrt.runtime.requests.vision import TowerRunner
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.threads import run_in_thread
 
@@ -92,6 +93,7 @@ class LLM:
             self.tokenizer,
             chosen,
             num_draft_tokens=loop.draft_windows.largest,
+            tower=None if (vision := loop.target.engines.get("vision")) is None else TowerRunner(vision),
         )
         self.recorder = None if self._trace is None else _new_recorder()
         self._metrics = loop.metrics

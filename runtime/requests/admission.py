@@ -26,6 +26,7 @@ from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
+from tandemrt.runtime.requests.images import ImageReader
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.prompt_logprobs import PromptLogprobsCollector, scoring_request
@@ -33,6 +34,7 @@ from tandemrt.runtime.requests.request import OutputListener, Request
 from tandemrt.runtime.requests.request_size import RequestSize
 from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
 from tandemrt.runtime.requests.text import TextStream
+from tandemrt.runtime.requests.vision import TowerRunner
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 class Admission:
     """Turns prompts and sampling parameters into queued requests, within the limits of the bundle and the options.
 
-    ``num_draft_tokens``: the largest number of draft tokens per round.
+    ``num_draft_tokens``: the largest number of draft tokens per round. ``tower``: of a bundle that reads images.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Admission:
         options: RuntimeOptions,
         *,
         num_draft_tokens: int,
+        tower: TowerRunner | None = None,
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
@@ -63,6 +66,8 @@ class Admission:
         self._digest = bundle.manifest.digest if options.prefix_caching else None
         self._thinking = self._thinking_rule()
         self._processes = ProcessPool()
+        self._tower = tower
+        vision = bundle.manifest.vision
         self._prompts = PromptReader(
             tokenizer,
             valid_tokens=bundle.valid_tokens,
@@ -70,6 +75,7 @@ class Admission:
             max_bytes=options.prompt_bytes(bundle.limits),
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
+            images=None if vision is None else ImageReader(vision, options),
         )
         self._options = options
         self._lock = threading.Lock()
@@ -100,7 +106,7 @@ class Admission:
         params = params.checked()
         limits = self._bundle.limits
         deadline = None if params.timeout_s is None else arrival_time + params.timeout_s
-        ids = self._prompts.read(prompt, deadline, client, last=self._last_tokens(params))
+        ids, images = self._prompts.read(prompt, deadline, client, last=self._last_tokens(params))
         room = limits.length - len(ids)
         defaults = dict(self._defaults)
         if "max_tokens" in defaults:  # a recommendation for prompts of any length
@@ -120,6 +126,10 @@ class Admission:
             raise BadRequest(
                 "rule: synthetic accepts drafts regardless of the target, for benchmarks, and is disabled here; "
                 "open the bundle with synthetic_rule"
+            )
+        if images is not None and params.prompt_logprobs is not None:
+            raise BadRequest(
+                f"prompt_logprobs: a prompt with images has none, received {params.prompt_logprobs}; leave it out"
             )
         scored = params.prompt_logprobs is not None and len(ids) > 1
         if params.n + scored > (most := self._options.queue_limit + limits.batch):
@@ -145,10 +155,13 @@ class Admission:
                 arrival_time=arrival_time,
                 index=index,
                 streams=streams,
+                images=images,
             )
             for index in range(params.n)
         ]
         constraints, prepare = self._constraints(ids, params, max_tokens, client, deadline)
+        if self._tower is not None and images is not None:
+            constraints, prepare = self._tower.run_before(images, constraints, prepare, client)
         queued = [self._queued(request, requests[0], each) for request, each in zip(requests, constraints, strict=True)]
         queued[0] = replace(queued[0], prepare=prepare)
         if collector is not None:
@@ -178,6 +191,8 @@ class Admission:
             self._closed = True
         if self._grammars is not None:
             self._grammars.close()
+        if self._tower is not None:
+            self._tower.close()
         self._processes.close()
 
     def _grammar_library(self) -> "GrammarLibrary":
@@ -202,7 +217,7 @@ class Admission:
 
     def _queued(self, request: Request, first: Request, constraints: "Future[RequestConstraints]") -> QueuedRequest:
         params = request.params
-        hashes = self._hashes(request.prompt, params.cache_salt, request.num_draft_tokens)
+        hashes = self._hashes(request)
         # Other outputs wait for the first one's prefill only if they can reuse a block of it.
         reusable = hashes is not None and len(request.prompt) - 1 - hashes.lookahead >= BLOCK_SIZE
         return QueuedRequest(
@@ -226,11 +241,17 @@ class Admission:
             return 0.0
         return params.temperature * (draft.temperature_scale if scale is None else scale)
 
-    def _hashes(self, ids: list[int], salt: str | None, num_draft_tokens: int) -> BlockHashes | None:
+    def _hashes(self, request: Request) -> BlockHashes | None:
         if self._digest is None:
             return None
-        undrafted = self._bundle.draft.traits.skips_undrafted and num_draft_tokens == 0 < self._num_draft_tokens
-        hashes = BlockHashes(self._digest, salt, lookahead=self._bundle.draft.lookahead, undrafted=undrafted)
+        ids, draft = request.prompt, self._bundle.draft
+        hashes = BlockHashes(
+            self._digest,
+            request.params.cache_salt,
+            lookahead=draft.lookahead,
+            undrafted=draft.traits.skips_undrafted and request.num_draft_tokens == 0 < self._num_draft_tokens,
+            images=() if request.images is None else request.images.spans,
+        )
         # Computed here to save the engine loop the work.
         hashes.first(ids, max(0, len(ids) - hashes.lookahead) // BLOCK_SIZE)
         return hashes

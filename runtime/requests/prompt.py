@@ -12,6 +12,7 @@ from tandemrt.engines.text.control_tokens import MARKS, texts
 from tandemrt.engines.text.tokenizer import Tokenizer, reopened
 from tandemrt.engines.validation.errors import BadRequest, ContextLengthExceeded, clipped, quoted
 from tandemrt.engines.validation.sizes import exceeds
+from tandemrt.runtime.requests.images import IMAGE_PART, ImageReader, PromptImages, expanded
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool, wait_for
 
@@ -53,8 +54,9 @@ class PromptReader:
         limit: largest number of tokens of a prompt.
         max_bytes: largest number of bytes of a text. The values of a chat may have ``CHAT_FACTOR`` times as many
             characters together. Both are checked before any other work.
-        processes: worker processes that render slow templates and tokenize long texts.
+        processes: worker processes that render slow templates, tokenize long texts and decode images.
         timeout_s: time limit of each such task.
+        images: reads the images in messages; None: the model supports text only.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class PromptReader:
         max_bytes: int,
         processes: ProcessPool,
         timeout_s: float,
+        images: ImageReader | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._valid_tokens = valid_tokens
@@ -73,11 +76,12 @@ class PromptReader:
         self._max_bytes = max_bytes
         self._processes = processes
         self._timeout_s = timeout_s
+        self._images = images
 
     def read(
         self, prompt: Prompt, deadline: float | None = None, client: Client = UNNAMED, *, last: int | None = None
-    ) -> list[int]:
-        """Return the prompt's token ids, or its ``last`` ones.
+    ) -> tuple[list[int], PromptImages | None]:
+        """Return the prompt's token ids, or its ``last`` ones, and its images.
 
         ``deadline`` is in seconds of ``time.monotonic``; ``client`` shares the worker processes fairly. Raises
         BadRequest for an empty prompt, one that is too large or takes too long, and token ids out of range.
@@ -85,7 +89,9 @@ class PromptReader:
         if last is not None and isinstance(prompt, list | tuple):
             chat = prompt and isinstance(prompt[0], Mapping)
             prompt = prompt if chat else prompt[-last:]
-        ids = self._encode(prompt, partial(self._in_worker, client, deadline))
+        ids, images = self._encode(prompt, partial(self._in_worker, client, deadline))
+        if last is not None and images is not None:
+            raise BadRequest("truncate_prompt_tokens: a prompt with images cannot be cut; leave it out")
         if last is not None:
             ids = ids[-last:]
         if not ids:
@@ -95,18 +101,20 @@ class PromptReader:
         if min(ids) < 0 or max(ids) >= self._valid_tokens:
             outside = next(i for i in ids if not 0 <= i < self._valid_tokens)
             raise BadRequest(f"prompt: token ids must be in 0..{self._valid_tokens - 1}, received {quoted(outside)}")
-        return ids
+        return ids, images
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True, client: Client = UNNAMED) -> list[int]:
         """Return the token ids of a prompt with any number of tokens, otherwise as ``read``.
 
         ``add_special_tokens``: whether a text gets its begin and end tokens.
         """
-        return self._encode(prompt, partial(self._in_worker, client, None), add_special_tokens)
+        return self._encode(prompt, partial(self._in_worker, client, None), add_special_tokens)[0]
 
-    def _encode(self, prompt: Prompt, in_worker: InWorker, add_special_tokens: bool = True) -> list[int]:
+    def _encode(
+        self, prompt: Prompt, in_worker: InWorker, add_special_tokens: bool = True
+    ) -> tuple[list[int], PromptImages | None]:
         if isinstance(prompt, str):
-            return self._encode_text(prompt, in_worker, add_special_tokens=add_special_tokens)
+            return self._encode_text(prompt, in_worker, add_special_tokens=add_special_tokens), None
         if isinstance(prompt, Chat):
             return self._encode_chat(prompt, in_worker)
         if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
@@ -116,23 +124,36 @@ class PromptReader:
                 raise self._too_long(len(prompt))
             kinds = set(map(type, prompt))
             if kinds == {int}:
-                return list(prompt)  # type: ignore[arg-type]
+                return list(prompt), None  # type: ignore[arg-type]
             if all(issubclass(kind, int) and kind is not bool for kind in kinds):
-                return list(map(int, prompt))  # type: ignore[arg-type]
+                return list(map(int, prompt)), None  # type: ignore[arg-type]
         raise BadRequest(
             f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"
         )
 
-    def _encode_chat(self, chat: Chat, in_worker: InWorker) -> list[int]:
+    def _encode_chat(self, chat: Chat, in_worker: InWorker) -> tuple[list[int], PromptImages | None]:
+        """Images are decoded last, so that a prompt that is rejected anyway costs no decoding."""
+        if self._images is None or isinstance(chat.messages, str) or not isinstance(chat.messages, Sequence):
+            return self._encode_messages(chat, chat.messages, in_worker), None
+        messages, sources = self._images.take(chat.messages)
+        ids = self._encode_messages(chat, messages, in_worker)
+        if not sources:
+            return ids, None
+        images = [self._images.read(source, in_worker) for source in sources]
+        if (tokens := len(ids) + sum(image.tokens - 1 for image in images)) > self._limit:
+            raise self._too_long(tokens)
+        return expanded(ids, images, self._images.entry.image_token)
+
+    def _encode_messages(self, chat: Chat, messages: Any, in_worker: InWorker) -> list[int]:
         tools, variables = chat.tools, chat.chat_template_kwargs
-        if exceeds((chat.messages, tools, variables), CHAT_FACTOR * self._max_bytes):
+        if exceeds((messages, tools, variables), CHAT_FACTOR * self._max_bytes):
             most = CHAT_FACTOR * self._max_bytes
             raise self._too_long(
                 most // BYTES_PER_TOKEN,
                 f"messages and tools hold more than {most} characters ({CHAT_FACTOR} times max_prompt_bytes) with "
-                f"{quoted(chat.messages)}; shorten them",
+                f"{quoted(messages)}; shorten them",
             )
-        messages = list(chat.messages)
+        messages = list(messages)
         if not all(isinstance(message, Mapping) for message in messages):
             raise BadRequest(f"prompt: every message must be an object, received {quoted(messages)}")
         if not self._tokenizer.chat_templates:
@@ -256,7 +277,9 @@ def _require_utf8(text: str) -> None:
 
 
 def join_text_parts(messages: Sequence[Message], place: str = "messages") -> list[Message]:
-    """Join the text parts of every message into one text. Raises BadRequest for a part that is not text.
+    """Join the text parts of every message without images. Raises BadRequest for a part that is neither.
+
+    ImageReader.take leaves ``{"type": "image"}`` of an image, for templates of models that read images.
 
     Most templates print a list of parts as a Python literal, or drop it.
     """
@@ -292,9 +315,14 @@ def _message(place: str, message: Message) -> Message:
         return message
     if not isinstance(content, list | tuple):
         raise BadRequest(f"{place}: must be a text or a list of parts, received {quoted(content)}")
+    has_images = False
     for at, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        if part is IMAGE_PART:  # no part of a client is this object
+            has_images = True
+        elif not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise BadRequest(
                 f"{place}.{at}: must be a part of type text, received {quoted(part)}; this model supports text only"
             )
+    if has_images:
+        return message
     return {**message, "content": "".join(part["text"] for part in content)}

@@ -11,6 +11,7 @@ from tandemrt.engines.validation.errors import named
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.device.slot_state import SlotParams
 from tandemrt.runtime.grammars.engine_choice import choose_engine
+from tandemrt.runtime.requests.images import PromptImages
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.text import TextDelta
 from tandemrt.runtime.requests.trace import RequestTrace
@@ -62,6 +63,7 @@ class Request:
         index: which output of the prompt it is.
         scores_prompt: whether the output replays another request's prompt for ``prompt_logprobs``.
         streams: whether the listener wants each part of the output; if not, it gets all of it at the end.
+        images: those of the prompt.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class Request:
         index: int = 0,
         scores_prompt: bool = False,
         streams: bool = True,
+        images: PromptImages | None = None,
     ) -> None:
         self.prompt = list(prompt)
+        self.images = images
         self.params = params
         self.seed = seed
         self.max_tokens = max_tokens

@@ -42,7 +42,7 @@ def token_ids(chat: Any, chat_tokenizer: Tokenizer, *, valid_tokens: int = VOCAB
     reader = PromptReader(
         chat_tokenizer, valid_tokens=valid_tokens, limit=10**6, max_bytes=10**5, processes=pool, timeout_s=9
     )
-    return reader.read(chat)
+    return reader.read(chat)[0]
 
 
 def prompt(backend: Backend, chat: Any, template: str = CHATML) -> str:

@@ -37,7 +37,8 @@ LEFT_OUT = {
     ("bench",): {"queue_limit", "profile"},
     ("calibrate",): {"queue_limit", "profile", "adaptive_draft_tokens"},
     ("check",): {"queue_limit", "profile"}
-    | {"grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"},
+    | {"grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"}
+    | {"max_images", "max_image_bytes", "max_image_pixels"},
     ("export", "triton"): set(),  # has its own --device
 }
 

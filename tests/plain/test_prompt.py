@@ -38,7 +38,7 @@ def token_ids(processes: ProcessPool) -> Callable[..., list[int]]:
 
     def read(prompt: Prompt, tokenizer: Tokenizer, deadline: float | None = None, **limits: Any) -> list[int]:
         options = {"valid_tokens": 2048, "limit": 100, "max_bytes": 8192, "timeout_s": PATIENCE_S} | limits
-        return PromptReader(tokenizer, processes=processes, **options).read(prompt, deadline)
+        return PromptReader(tokenizer, processes=processes, **options).read(prompt, deadline)[0]
 
     return read
 

@@ -1,0 +1,82 @@
+"""The vision tower of a target that reads images: its tensors in the bundle, and its graph."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.recipe.backends import CPU
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
+from tandemrt.export.bundle.models import Model
+from tandemrt.export.graph.graph import Graph
+from tandemrt.export.model.vision import build_vision, vision_contract
+from tandemrt.export.quantize.writer import copied, write_safetensors
+from tandemrt.export.read.checkpoint import Checkpoint, read_header
+from tandemrt.export.read.vision import TOWERS, VisionSpec, tower_tensors
+from tandemrt.export.read.vision_language import vision_language
+
+ROLE: EngineName = "vision"
+
+
+@dataclass(frozen=True)
+class VisionTower:
+    """A tower and the checkpoint that its graph points into: the target's tensors, or their copies in the bundle."""
+
+    spec: VisionSpec
+    checkpoint: Checkpoint
+    dtype: str
+
+    @classmethod
+    def open(cls, target: Model) -> "VisionTower":
+        """Read the tower of ``target``. Raises BadCheckpoint for one of which a part is not implemented."""
+        spec, tensors = VisionSpec.from_hf(target.source, target.spec.hidden), tower_tensors(target.source)
+        if quantized := next((each for each in tensors.values() if each.dtype not in COMPUTE), None):
+            raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
+        return cls(spec, replace(target.source, config={}, tensors=tensors, stored_names={}), target.compute)
+
+    def placed(self, folder: Path) -> "VisionTower":
+        """Return the tower with its tensors copied into ``folder``; graphs only refer to files next to them."""
+        folder.mkdir()
+        file = folder / "model.safetensors"
+        write_safetensors(file, map(copied, self.checkpoint.tensors.values()))
+        return replace(self, checkpoint=replace(self.checkpoint, tensors=read_header(file), files=(file,)))
+
+    def read_by(self, target: Model) -> Model:
+        """Return ``target`` as a model that reads images."""
+        return replace(target, spec=replace(target.spec, position_rows=3, image_levels=self.spec.levels))
+
+    @property
+    def graph(self) -> Graph:
+        make = partial(build_vision, self.spec, self.checkpoint, dtype=self.dtype)
+        return Graph(ROLE, f"{ROLE}/model.onnx", self.dtype, vision_contract(self.spec, self.dtype), make)
+
+
+def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple[str, ...]]:
+    """Return the tower of ``target`` as the recipe asks for it, and notes; None: the bundle reads text only.
+
+    Raises BadRecipe or BadCheckpoint if the recipe asks for images that cannot be read.
+    """
+    asked = recipe.target.images
+    if asked is False:
+        return None, ()
+    if (why := _unreadable(recipe, target)) is not None:
+        if asked:
+            raise BadRecipe(f"target.images needs a model and a backend that read images; {why}. Leave it out")
+        return None, ()
+    try:
+        return VisionTower.open(target), ()
+    except BadCheckpoint as error:
+        if asked:
+            raise
+        return None, (f"target: images are not read, only text (target.images): {error}",)
+
+
+def _unreadable(recipe: Recipe, target: Model) -> str | None:
+    """Return why no tower of ``target`` is read, whatever it looks like."""
+    if vision_language(target.source.config) not in TOWERS:
+        return f"of this checkpoint only the text is read; towers of {', '.join(TOWERS)} are"
+    if recipe.backend.device != "cpu" or target.compute != "float32":
+        return f"images are read by backend.name {CPU!r} in float32, int8 or int4 so far, not by this recipe's"
+    return None

@@ -1,0 +1,95 @@
+"""Decode an image and resize it as a vision tower wants it. Runs in a worker process for images of unknown origin."""
+
+import math
+from base64 import b64encode
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped
+from tandemrt.engines.validation.extras import pip_install
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_MOST_STRETCHED = 200  # long side by short side, as the published preprocessing has it
+
+
+def resized(width: int, height: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return the size to which an image of ``width`` x ``height`` is resized: multiples of ``factor``, within bounds.
+
+    The shape is kept as far as possible (Qwen2-VL). Raises BadRequest for an image that is too stretched.
+    """
+    if max(width, height) > _MOST_STRETCHED * min(width, height):
+        raise BadRequest(
+            f"image: the long side must be at most {_MOST_STRETCHED} times the short one, received {width} x {height} "
+            "pixels; cut it"
+        )
+    sides = [round(side / factor) * factor for side in (width, height)]
+    if math.prod(sides) > max_pixels:
+        shrink = math.sqrt(width * height / max_pixels)
+        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (width, height)]
+    elif math.prod(sides) < min_pixels:
+        grow = math.sqrt(min_pixels / (width * height))
+        sides = [math.ceil(side * grow / factor) * factor for side in (width, height)]
+    return sides[0], sides[1]
+
+
+def pixels_in_worker(
+    data: bytes, most: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[tuple[int, int], str]:
+    """Decode ``data``, an image of at most ``most`` pixels; return the size and the resized RGB bytes in base64.
+
+    Raises BadRequest for what is no single image in one of FORMATS.
+    """
+    image = pixels(_opened(data, most), factor, min_pixels, max_pixels)
+    return image.size, b64encode(image.tobytes()).decode()
+
+
+def pixels(image: "Image", factor: int, min_pixels: int, max_pixels: int) -> "Image":
+    """Return ``image`` upright in RGB on white, resized. Raises BadRequest if it cannot be decoded."""
+    from PIL import ImageOps
+    from PIL.Image import Resampling, alpha_composite, new
+
+    try:
+        upright = ImageOps.exif_transpose(image)
+        if upright.has_transparency_data:
+            upright = upright.convert("RGBA")
+            upright = alpha_composite(new("RGBA", upright.size, "white"), upright)
+        upright = upright.convert("RGB")
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise any exception for damaged data
+        raise BadRequest(f"image: could not be decoded, it may be cut off: {clipped(error)}; send it again") from None
+    return upright.resize(resized(*upright.size, factor, min_pixels, max_pixels), Resampling.BICUBIC)
+
+
+def require_pillow() -> None:
+    """Raise BackendUnavailable unless Pillow is installed."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise BackendUnavailable(f"images need Pillow, which is not installed; {pip_install('images')}") from None
+
+
+def _opened(data: bytes, most: int) -> Any:
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None  # a warning; the limit below is an error
+    try:
+        image = Image.open(BytesIO(data), formats=FORMATS)
+        frames = getattr(image, "is_animated", False)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise BadRequest(
+            f"image: must be a {', '.join(FORMATS)} file, received {len(data)} bytes that are none: {clipped(error)}; "
+            "convert it"
+        ) from None
+    if image.width * image.height > most:
+        raise BadRequest(
+            f"image: at most {most} pixels (max_image_pixels), received {image.width} x {image.height}; resize it"
+        )
+    if frames:
+        raise BadRequest("image: must be a single image, received an animation; send one of its frames")
+    return image

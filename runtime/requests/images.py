@@ -1,0 +1,222 @@
+"""Images of a prompt: from messages to patches for the vision tower, and to positions of the decoder's tokens."""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.engines.contract.vision import VisionEntry
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
+from tandemrt.runtime.requests.image_pixels import pixels, pixels_in_worker, require_pillow
+
+InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
+PART_TYPES = ("image_url", "image")
+IMAGE_PART = {"type": "image"}  # what a chat template gets
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """An image in patches: uint8 [patches, colours], square by square. ``rows`` and ``columns``: of patches.
+
+    ``digest`` names the image as the tower sees it.
+    """
+
+    patches: npt.NDArray[np.uint8]
+    rows: int
+    columns: int
+    entry: VisionEntry
+
+    def __post_init__(self) -> None:
+        grid = f"{self.rows} {self.columns} ".encode()
+        object.__setattr__(self, "digest", sha256(grid + self.patches.tobytes()).digest())
+
+    digest: bytes = field(init=False)
+
+    @classmethod
+    def of_pixels(cls, colours: npt.NDArray[np.uint8], entry: VisionEntry) -> "Image":
+        """Cut ``colours`` [height, width, 3], whose sides are multiples of ``entry.factor``, into patches."""
+        height, width, _ = colours.shape
+        merge, side = entry.merge_size, entry.patch_size
+        squares = colours.reshape(height // entry.factor, merge, side, width // entry.factor, merge, side, 3)
+        ordered = squares.transpose(0, 3, 1, 4, 6, 2, 5)  # square, patch in it, colour, pixel
+        return cls(np.ascontiguousarray(ordered).reshape(-1, 3 * side * side), height // side, width // side, entry)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.patches) // self.entry.merge_size**2
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tokens."""
+        return self.rows // self.entry.merge_size, self.columns // self.entry.merge_size
+
+
+class PromptImages:
+    """The images of a prompt and where their tokens are.
+
+    Attributes:
+        spans: first token, end and digest of each image.
+        positions: int64 [3, tokens], the position of each prompt token in time, height and width (M-RoPE).
+        rows: int64 [tokens], the row of ``states`` of each prompt token; 0 for text.
+        shift: what to add to the index of a token after the prompt to get its position.
+        states: float [1 + image tokens, width], zeros and then outputs of the tower; None until it has run.
+    """
+
+    def __init__(self, images: Sequence[Image], starts: Sequence[int], tokens: int) -> None:
+        self.images = tuple(images)
+        self.spans = [(start, start + image.tokens, image.digest) for start, image in zip(starts, images, strict=True)]
+        self.positions = np.zeros((3, tokens), np.int64)
+        self.rows = np.zeros(tokens, np.int64)
+        self.states: npt.NDArray[Any] | None = None
+        end, following, row = 0, 0, 1  # of the last image; the position and the row after it
+        for (start, stop, _), image in zip(self.spans, images, strict=True):
+            self.positions[:, end:start] = following + np.arange(start - end)
+            following += start - end
+            height, width = image.grid
+            in_image = np.arange(image.tokens)
+            self.positions[:, start:stop] = following + np.stack([0 * in_image, in_image // width, in_image % width])
+            self.rows[start:stop] = row + in_image
+            following, end, row = following + max(height, width), stop, row + image.tokens
+        self.positions[:, end:] = following + np.arange(tokens - end)
+        self.shift = following - end
+
+
+def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[list[int], PromptImages]:
+    """Repeat the ``token`` of each image as often as the image has tokens. Raises BadRequest for another number."""
+    places = [at for at, each in enumerate(ids) if each == token]
+    if len(places) != len(images):
+        raise BadRequest(
+            f"messages: the chat template must write one image token per image, it wrote {len(places)} for "
+            f"{len(images)}; send images in messages whose images the template writes, mostly those of the user"
+        )
+    if places and places[-1] == len(ids) - 1:
+        raise BadRequest("messages: text must follow an image, the chat template writes none; add a text")
+    result: list[int] = []
+    starts, begin = [], 0
+    for place, image in zip(places, images, strict=True):
+        result += ids[begin:place]
+        starts.append(len(result))
+        result += [token] * image.tokens
+        begin = place + 1
+    result += ids[begin:]
+    return result, PromptImages(images, starts, len(result))
+
+
+class ImageReader:
+    """Takes images out of messages and turns them into patches, within the limits of ``options``."""
+
+    def __init__(self, entry: VisionEntry, options: RuntimeOptions) -> None:
+        self.entry = entry
+        self._options = options
+
+    def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return messages with ``{"type": "image"}`` in place of each image, and the images as they were sent.
+
+        Messages that are not well-formed are returned as they are. Raises BadRequest for too many images.
+        """
+        sources: list[Any] = []
+        without = [self._without(f"messages.{at}.content", message, sources) for at, message in enumerate(messages)]
+        if len(sources) > self._options.max_images:
+            raise BadRequest(
+                f"messages: at most {self._options.max_images} images per request (max_images), received "
+                f"{len(sources)}; send fewer"
+            )
+        return without, sources
+
+    def read(self, source: Any, in_worker: InWorker) -> Image:
+        """Return the image in ``source``: a data URL, bytes, a path, a PIL image or an array.
+
+        Bytes are decoded in a worker process. Raises BadRequest.
+        """
+        require_pillow()
+        from PIL import Image as Pillow
+
+        entry = self.entry
+        bounds = (entry.factor, entry.min_pixels, entry.max_pixels)
+        if isinstance(source, np.ndarray):
+            try:
+                source = Pillow.fromarray(source)
+            except (TypeError, ValueError) as error:
+                raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
+        if isinstance(source, Pillow.Image):
+            colours = np.asarray(pixels(source, *bounds))
+        else:
+            data, most = self._bytes(source), self._options.max_image_pixels
+            (width, height), encoded = in_worker("decoding an image", pixels_in_worker, data, most, *bounds)
+            colours = np.frombuffer(b64decode(encoded), np.uint8).reshape(height, width, 3)
+        return Image.of_pixels(colours, entry)
+
+    def _without(self, place: str, message: Any, sources: list[Any]) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list | tuple) or not any(map(is_image, content)):
+            return message
+        parts = []
+        for at, part in enumerate(content):
+            if is_image(part):
+                sources.append(_source(f"{place}.{at}", part))
+                part = IMAGE_PART
+            parts.append(part)
+        return {**message, "content": parts}
+
+    def _bytes(self, source: Any) -> bytes:
+        most = self._options.max_image_bytes
+        rule = f"image: at most {most} bytes (max_image_bytes)"
+        if isinstance(source, str) and source.startswith("data:"):
+            head, comma, encoded = source.partition(",")
+            if not comma or not head.endswith(";base64"):
+                raise BadRequest(f"image: a data URL must be data:image/...;base64,..., received {quoted(head)}")
+            if len(encoded) * 3 // 4 > most + 3:
+                raise BadRequest(f"{rule}, received {len(encoded) * 3 // 4}; resize it")
+            try:
+                source = b64decode(encoded, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise BadRequest(f"image: a data URL must hold base64: {clipped(error)}; encode it again") from None
+        elif isinstance(source, PathLike):
+            try:
+                with Path(source).open("rb") as file:
+                    source = file.read(most + 1)
+            except (OSError, ValueError) as error:
+                raise BadRequest(
+                    f"image: {quoted(str(source))} must be a file that can be read: {clipped(error)}"
+                ) from None
+        if not isinstance(source, bytes | bytearray):
+            raise BadRequest(
+                f"image: must be a data URL (data:image/png;base64,...), received {quoted(source)}; in Python also a "
+                "pathlib.Path, bytes, a PIL image or an array. Web addresses are not fetched: send the image itself"
+            )
+        if len(source) > most:
+            raise BadRequest(f"{rule}, received more; resize it")
+        return bytes(source)
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part of a message is an image as a client sends it."""
+    return isinstance(part, Mapping) and part.get("type") in PART_TYPES
+
+
+def _source(place: str, part: Mapping[str, Any]) -> Any:
+    """Return the image of {"type": "image_url", "image_url": {"url": ...}} or {"type": "image", "image": ...}."""
+    kind = str(part["type"])
+    source = part.get(kind)
+    unknown = [name for name in part if name not in ("type", kind)]
+    if kind == "image_url" and isinstance(source, Mapping):
+        unknown += [f"image_url.{name}" for name in source if name not in ("url", "detail")]
+        detail = source.get("detail")
+        if detail not in (None, "auto", "high"):
+            raise BadRequest(
+                f"{place}.image_url.detail: must be auto or high for this model, received {quoted(detail)}"
+            )
+        source = source.get("url")
+    if unknown:
+        raise BadRequest(f"{place}.{clipped(unknown[0])}: is no field of a part of type {kind}; leave it out")
+    if source is None or (kind == "image_url" and not isinstance(source, str)):
+        raise BadRequest(f"{place}.{kind}: must hold an image, received {quoted(source)}")
+    return source

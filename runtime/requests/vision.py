@@ -1,0 +1,141 @@
+"""Run the vision tower over images, each image once."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.engines.contract.vision import VisionEntry
+from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.host_tensor import array_of
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.requests.images import Image, PromptImages
+from tandemrt.runtime.workers.clients import Client
+from tandemrt.runtime.workers.fair import FairExecutor
+
+T = TypeVar("T")
+_KEPT_BYTES = 256 << 20  # of states, those used last: a chat sends its images again with every message
+
+
+class TowerRunner:
+    """The engine ``vision`` of a bundle in a thread of its own, and the states of the images that it saw last."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._width = int(engine.contract["image_states"].shape[-1])
+        self._kept: OrderedDict[bytes, npt.NDArray[Any]] = OrderedDict()
+        self._thread = FairExecutor(1, "tandemrt-vision")  # one, because the engine uses all cores
+
+    def run_before(
+        self, images: PromptImages, ready: "Sequence[Future[T]]", prepare: Callable[[], None], client: Client
+    ) -> "tuple[list[Future[T]], Callable[[], None]]":
+        """Return futures with the results of ``ready``, once the tower has run, and a function that starts both.
+
+        ``prepare`` starts the work of ``ready``. A failure of the tower is one of every future.
+        """
+        gated: list[Future[T]] = [Future() for _ in ready]
+
+        def start() -> None:
+            try:
+                states = self._thread.submit(client, self._run, images)
+            except BaseException as error:  # the requests are queued: they end with it
+                states = Future()
+                states.set_exception(error)
+            prepare()
+
+            def abandon(_: "Future[T]") -> None:
+                if all(each.cancelled() for each in gated):
+                    states.cancel()
+
+            for gate, of_ready in zip(gated, ready, strict=True):
+                gate.add_done_callback(abandon)
+                gate.add_done_callback(partial(_cancel_with, of_ready))
+                states.add_done_callback(partial(_deliver_both, gate, of_ready))
+
+        return gated, start
+
+    def close(self) -> None:
+        """Start no more work."""
+        self._thread.shutdown(wait=False)
+
+    def _run(self, images: PromptImages) -> None:
+        states = [self._states_of(image) for image in images.images]
+        images.states = np.concatenate([np.zeros((1, self._width), states[0].dtype), *states])
+
+    def _states_of(self, image: Image) -> npt.NDArray[Any]:
+        if image.digest not in self._kept:
+            self._kept[image.digest] = self._computed(image)
+        self._kept.move_to_end(image.digest)
+        states = self._kept[image.digest]
+        while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > _KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return states
+
+    def _computed(self, image: Image) -> npt.NDArray[Any]:
+        device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
+        states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
+        inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
+        self._engine.bind({**inputs, "image_states": states}).run()
+        computed: npt.NDArray[Any] = array_of(states.cpu())
+        return computed
+
+
+def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:
+    if done.cancelled():
+        other.cancel()
+
+
+def _deliver_both(gate: "Future[T]", ready: "Future[T]", states: "Future[None]") -> None:
+    """Set ``gate`` to the result of ``ready`` once that is done; ``states`` is done."""
+
+    def deliver(ready: "Future[T]") -> None:
+        if not gate.set_running_or_notify_cancel():
+            return
+        try:
+            states.result()
+            gate.set_result(ready.result())
+        except BaseException as error:
+            gate.set_exception(error)
+
+    ready.add_done_callback(deliver)
+
+
+def tower_inputs(image: Image) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of the tower (contract.vision)."""
+    entry, merge = image.entry, image.entry.merge_size
+    in_square = np.stack(np.divmod(np.arange(merge**2), merge), axis=-1)
+    squares = np.stack(np.divmod(np.arange(image.tokens), image.grid[1]), axis=-1)
+    positions = (squares[:, None] * merge + in_square).reshape(-1, 2)
+    corners, weights = _corners(positions, (image.rows, image.columns), entry.grid_side)
+    channel = np.repeat(np.arange(3), entry.patch_size**2)
+    return {
+        "pixels": colour_table(entry)[channel, image.patches],
+        "positions": positions,
+        "corners": corners,
+        "corner_weights": weights,
+    }
+
+
+def colour_table(entry: VisionEntry) -> npt.NDArray[np.float32]:
+    """Return what the tower reads for each value of red, green and blue, [3, 256]."""
+    shares = np.arange(256) / 255
+    table: npt.NDArray[np.float32] = ((shares - np.array([entry.mean]).T) / np.array([entry.std]).T).astype(np.float32)
+    return table
+
+
+def _corners(
+    positions: npt.NDArray[np.int64], sizes: tuple[int, int], side: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return the four learned positions around each patch, and their weights: bilinear, with the corners aligned."""
+    steps = [(side - 1) / max(1, size - 1) for size in sizes]
+    at = positions * np.array(steps)
+    low = np.minimum(at.astype(np.int64), side - 1)
+    high, share = np.minimum(low + 1, side - 1), at - low
+    (top, left), (bottom, right), (down, over) = low.T, high.T, share.T
+    corners = np.stack([top * side + left, top * side + right, bottom * side + left, bottom * side + right], axis=-1)
+    weights = np.stack([(1 - down) * (1 - over), (1 - down) * over, down * (1 - over), down * over], axis=-1)
+    return corners, weights.astype(np.float32)

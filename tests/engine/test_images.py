@@ -1,0 +1,318 @@
+"""Prompts with images: as transformers computes them, whole, in chunks, from the cache and under drafts."""
+
+import base64
+import io
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.check.run import check_engines
+from tandemrt.runtime.device.backends.opening import open_engines
+from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.request import RequestOutput
+from tests.makers import IMAGE_SETTINGS, IMAGE_TOKENS, tiny_checkpoint, tiny_tokenizer, tiny_vision, write_recipe
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=8, logprobs_mode="raw", ignore_eos=True)
+NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
+IMAGE_TOKEN = 269
+
+
+def bundle(folder: Path, target: Path, name: str, **recipe: Any) -> Path:
+    file = write_recipe(folder / f"{name}.toml", target=target, length=400, **recipe)
+    return build(Recipe.load(file), folder / name).folder
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vision(tmp_path_factory.mktemp("vision") / "target")
+
+
+@pytest.fixture(scope="module")
+def model(target: Path) -> PreTrainedModel:
+    return AutoModelForImageTextToText.from_pretrained(target, attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="module")
+def in_chunks(target: Path) -> Iterator[LLM]:
+    """Opened with n-gram drafts and prompt chunks of 16 tokens, which end within images."""
+    with LLM(bundle(target.parent, target, "chunks", drafting=NGRAM)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def whole(target: Path) -> Iterator[LLM]:
+    with LLM(bundle(target.parent, target, "whole", drafting=NGRAM, prefill_chunk=400)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def drafted(target: Path) -> Iterator[LLM]:
+    """Opened with a draft model that reads text only."""
+    draft = tiny_checkpoint(target.parent / "draft", layers=1)
+    tiny_tokenizer(draft, extra=IMAGE_TOKENS)
+    with LLM(bundle(target.parent, target, "drafted", draft=draft)) as llm:
+        yield llm
+
+
+def picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
+    colours = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
+    return Image.fromarray(colours).resize((width, height))
+
+
+def asked(*parts: str | Image.Image) -> list[dict[str, Any]]:
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+def expected_logprobs(
+    model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], images: Sequence[Image.Image]
+) -> torch.Tensor:
+    """float[output, vocab], by transformers alone, from the pictures and the tokens."""
+    processor = Qwen2VLImageProcessorPil(**{k: v for k, v in IMAGE_SETTINGS.items() if k != "image_processor_type"})
+    pixels = processor(images=[image.convert("RGB") for image in images], return_tensors="pt")
+    ids = torch.tensor([[*prompt, *output]])
+    types = (ids == IMAGE_TOKEN).int()
+    with torch.no_grad():
+        logits = model(input_ids=ids, mm_token_type_ids=types, **pixels).logits[0]
+    return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+def require_equal_logprobs(result: RequestOutput, expected: torch.Tensor) -> None:
+    assert result.logprobs is not None
+    for at, token in enumerate(result.logprobs):
+        for each, logprob in (*token.top, (token.token, token.logprob)):
+            assert logprob == pytest.approx(float(expected[at, each]), abs=1e-4)
+
+
+IMAGES = {
+    "one": [picture(1)],
+    "wide and tall": [picture(2, 90, 20), picture(3, 16, 80)],
+    "the same twice": [picture(4), picture(4)],
+    "one pixel": [picture(5).crop((0, 0, 1, 1))],
+}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+@pytest.mark.parametrize("opened", ["in_chunks", "whole", "drafted"])
+def test_logprobs_after_images_equal_those_of_transformers(
+    request: pytest.FixtureRequest, model: PreTrainedModel, opened: str, case: str
+) -> None:
+    llm, images = request.getfixturevalue(opened), IMAGES[case]
+    parts = [part for at, image in enumerate(images) for part in (f"see the {at} ", image)]
+    messages = asked("an" * 40, *parts, " and the end")
+    first = llm.chat(messages, GREEDY)
+    expected = expected_logprobs(model, first.prompt_token_ids, first.token_ids, images)
+    require_equal_logprobs(first, expected)
+    cached = llm.chat(messages, GREEDY)
+    assert cached.num_cached_tokens > 0
+    assert cached.token_ids == first.token_ids
+    require_equal_logprobs(cached, expected)
+
+
+def test_an_image_of_the_same_size_is_not_taken_for_another_one(in_chunks: LLM, model: PreTrainedModel) -> None:
+    images = [picture(10), picture(11)]
+    results = [in_chunks.chat(asked("an" * 60, image, "the" * 60), GREEDY) for image in images]
+    cached = results[1].num_cached_tokens
+    assert 0 < cached <= results[1].prompt_token_ids.index(IMAGE_TOKEN)
+    for result, image in zip(results, images, strict=True):
+        require_equal_logprobs(result, expected_logprobs(model, result.prompt_token_ids, result.token_ids, [image]))
+
+
+def test_images_of_earlier_turns_are_found_in_the_cache(in_chunks: LLM, model: PreTrainedModel) -> None:
+    turns = asked(picture(20), "a" * 50)
+    in_chunks.chat(turns, GREEDY)
+    turns += [{"role": "assistant", "content": "the answer"}, *asked("and ", picture(21), "then?")]
+    result = in_chunks.chat(turns, GREEDY)
+    assert result.num_cached_tokens >= 64
+    images = [picture(20), picture(21)]
+    require_equal_logprobs(result, expected_logprobs(model, result.prompt_token_ids, result.token_ids, images))
+
+
+def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingParams]:
+    parts: list[str | Image.Image] = []
+    for _ in range(draw.randint(0, 3)):
+        parts += [
+            "the and " * draw.randint(0, 9),
+            picture(draw.randint(0, 4), draw.randint(8, 90), draw.randint(8, 60)),
+        ]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    params = SamplingParams(
+        temperature=draw.choice((0.0, 0.8)),
+        seed=draw.randint(0, 99),
+        max_tokens=draw.randint(1, 24),
+        thinking_token_budget=draw.choice((None, 3)),
+        structured_outputs=StructuredOutputs(json=schema) if draw.random() < 0.5 else None,
+        n=draw.choice((1, 1, 2)),
+    )
+    return asked(*parts, "end"), params
+
+
+@pytest.mark.parametrize("opened", ["in_chunks", "drafted"])
+def test_speculation_and_neighbours_change_no_text_after_images(request: pytest.FixtureRequest, opened: str) -> None:
+    llm, draw = request.getfixturevalue(opened), random.Random(3)
+    requests = [drawn_request(draw) for _ in range(24)]
+    together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
+    assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
+    for (messages, params), result in zip(requests, together, strict=True):
+        alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
+        assert [each.token_ids for each in alone.outputs] == [each.token_ids for each in result.outputs]
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **save: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **save)
+    return file.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def test_paths_bytes_arrays_and_data_urls_are_the_same_image(in_chunks: LLM, tmp_path: Path) -> None:
+    image = picture(30)
+    file = tmp_path / "picture.png"
+    file.write_bytes(encoded(image))
+    sources = [image, file, file.read_bytes(), np.asarray(image), data_url(file.read_bytes())]
+    parts = [{"type": "image", "image": source} for source in sources]
+    parts.append({"type": "image_url", "image_url": {"url": data_url(file.read_bytes()), "detail": "auto"}})
+    texts = {
+        tuple(in_chunks.chat([{"role": "user", "content": [part, {"type": "text", "text": "?"}]}], GREEDY).token_ids)
+        for part in parts
+    }
+    assert len(texts) == 1
+
+
+HUGE = encoded(Image.new("1", (9000, 9000)))  # 81 megapixels in 10 kB
+ANIMATED = encoded(picture(0), "GIF", save_all=True, append_images=[picture(1)])
+REFUSED = {
+    "cut off": (encoded(picture(1, 300, 200))[:-400], "could not be decoded"),
+    "a bomb": (HUGE, r"at most 50000000 pixels \(max_image_pixels\), received 9000 x 9000"),
+    "no image": (b"GIF89a but no more", "must be a PNG, JPEG, WEBP, GIF file"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "must be a PNG, JPEG, WEBP, GIF file"),
+    "animated": (ANIMATED, "must be a single image"),
+    "a line": (encoded(Image.new("RGB", (900, 4))), "at most 200 times"),
+    "too many bytes": (bytes(21 << 20), "at most 20971520 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_is_no_good_image_is_refused(in_chunks: LLM, case: str) -> None:
+    data, reason = REFUSED[case]
+    for source in (data, data_url(data)):
+        with pytest.raises(BadRequest, match=reason):
+            in_chunks.chat([{"role": "user", "content": [{"type": "image", "image": source}]}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("content", "params", "reason"),
+    [
+        ([{"type": "image", "image": "/etc/hostname"}], {}, "must be a data URL"),
+        ([{"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}], {}, "are not fetched"),
+        ([{"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}], {}, "detail: must be auto or high"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}], {}, "base64"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}], {}, "must hold base64"),
+        ([{"type": "image", "url": "x"}], {}, "url: is no field"),
+        ([{"type": "video", "video": "x"}], {}, "must be a part of type text"),
+        ([{"type": "image", "image": picture(1)}] * 17, {}, "at most 16 images"),
+        ([{"type": "image", "image": picture(1)}], {"prompt_logprobs": 1}, "prompt_logprobs: a prompt with images"),
+        ([{"type": "image", "image": picture(1)}], {"truncate_prompt_tokens": 9}, "truncate_prompt_tokens: a prompt"),
+        ([{"type": "image", "image": picture(1, 90, 60)}] * 16, {}, "leave room for an output"),
+    ],
+)
+def test_requests_with_images_that_cannot_run_are_refused(
+    in_chunks: LLM, content: list[Any], params: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        in_chunks.chat([{"role": "user", "content": content}], SamplingParams(max_tokens=2, **params))
+
+
+def test_a_bundle_reads_text_only_where_the_recipe_says_so(target: Path, tmp_path: Path) -> None:
+    file = write_recipe(tmp_path / "text.toml", target=target)
+    file.write_text(file.read_text().replace("[draft]", "images = false\n[draft]"))
+    with LLM(build(Recipe.load(file), tmp_path / "text").folder) as llm:
+        assert llm.bundle.manifest.vision is None
+        for messages in (asked(picture(1)), [{"role": "user", "content": [{"type": "image"}]}]):
+            with pytest.raises(BadRequest, match="this model supports text only"):
+                llm.chat(messages, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "reason"),
+    [
+        ("preprocessor_config.json", {"resample": 2}, "resample is 2"),
+        ("preprocessor_config.json", {"do_pad": True}, "do_pad is True"),
+        ("preprocessor_config.json", {"image_processor_type": "Other"}, "image_processor_type is 'Other'"),
+        ("preprocessor_config.json", {"crop_pct": 0.9}, "does not support the field.s. 'crop_pct'"),
+        ("preprocessor_config.json", {"patch_size": 8}, "patch_size should be the tower's, 4"),
+        ("config.json", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ("config.json", {"window_size": 4}, "does not support the field.s. 'window_size'"),
+        ("config.json", {"deepstack_visual_indexes": [2, 9]}, "should be layers below 3"),
+        ("config.json", {"out_hidden_size": 64}, "should be that of the text part, 32"),
+    ],
+)
+def test_parts_of_a_tower_that_are_not_implemented_are_refused_by_name(
+    target: Path, tmp_path: Path, file: str, changes: dict[str, Any], reason: str
+) -> None:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    for each in target.iterdir():
+        (folder / each.name).write_bytes(each.read_bytes())
+    settings = json.loads((folder / file).read_text())
+    (settings["vision_config"] if file == "config.json" else settings).update(changes)
+    (folder / file).write_text(json.dumps(settings))
+    recipe = write_recipe(tmp_path / "wrong.toml", target=folder)
+    report = build(Recipe.load(recipe), tmp_path / "text")
+    assert report.manifest.vision is None
+    assert re.search(f"images are not read, only text.*{reason}", report.notes[0])
+    recipe.write_text(recipe.read_text().replace("[draft]", "images = true\n[draft]"))
+    with pytest.raises(BadCheckpoint, match=reason):
+        build(Recipe.load(recipe), tmp_path / "bundle")
+
+
+def test_a_recipe_may_ask_for_images_that_cannot_be_read(target: Path, tmp_path: Path) -> None:
+    file = write_recipe(tmp_path / "images.toml", target=target, dtype="float16")
+    file.write_text(file.read_text().replace("[draft]", "images = true\n[draft]"))
+    with pytest.raises(BadRecipe, match=r"target\.images needs a model and a backend that read images"):
+        build(Recipe.load(file), tmp_path / "bundle")
+
+
+def test_a_quantized_target_reads_images_under_drafts(target: Path, tmp_path: Path) -> None:
+    draw = random.Random(5)
+    requests = [drawn_request(draw) for _ in range(6)]
+    with LLM(bundle(tmp_path, target, "int4", dtype="int4", drafting=NGRAM)) as llm:
+        for messages, params in requests:
+            drafted, alone = (
+                llm.chat(messages, params.model_copy(update={"num_draft_tokens": count})) for count in (4, 0)
+            )
+            assert [each.token_ids for each in drafted.outputs] == [each.token_ids for each in alone.outputs]
+
+
+def test_a_mixture_of_experts_reads_images(tmp_path: Path) -> None:
+    folder = tiny_vision(tmp_path / "target", experts=True)
+    model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    with LLM(bundle(tmp_path, folder, "experts", drafting=NGRAM)) as llm:
+        result = llm.chat(asked("see ", picture(1), " and the end"), GREEDY)
+    expected = expected_logprobs(model, result.prompt_token_ids, result.token_ids, [picture(1)])
+    require_equal_logprobs(result, expected)
+
+
+def test_every_check_passes(in_chunks: LLM) -> None:
+    engines = open_engines(in_chunks.bundle, torch.device("cpu"), 1)
+    results = list(check_engines(in_chunks.bundle, engines, threads=1))
+    assert [result.check for result in results if result.verdict == "fail"] == []
