@@ -102,6 +102,26 @@ class FakeDrafter(NullHooks):
         pass
 
 
+def make_loop(
+    target: Any, drafter: FakeDrafter, scheduler: Scheduler, streams: Streams, metrics: Metrics, *, overlap: bool
+) -> EngineLoop:
+    return EngineLoop(
+        target,
+        drafter,
+        scheduler,
+        streams,
+        LinearCacheManager(0),
+        metrics,
+        Timeline(CPU, metrics, enabled=False),
+        slots=SLOTS,
+        draft_windows=DraftWindowPlanner(WINDOW, WINDOW),
+        slack=WINDOW,
+        prefill_chunk=CHUNK,
+        prefill_chunk_while_decoding=CHUNK,
+        overlap=overlap,
+    )
+
+
 def test_a_round_serves_prefilled_requests_only() -> None:
     slots = filled(1, 5, 1)
     round_ = plan_round(slots, DraftWindowPlanner({1: 4, 3: 0}, WINDOW), SLOTS)
@@ -216,21 +236,7 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
 ) -> None:
     target: Any = FakeTarget()
     metrics, scheduler, streams = Metrics(accepted=[0] * WINDOW), Scheduler(SLOTS, 1), Streams(CPU)
-    loop = EngineLoop(
-        target,
-        FakeDrafter(before_commit=before_commit),
-        scheduler,
-        streams,
-        LinearCacheManager(0),
-        metrics,
-        Timeline(CPU, metrics, enabled=False),
-        slots=SLOTS,
-        draft_windows=DraftWindowPlanner(WINDOW, WINDOW),
-        slack=WINDOW,
-        prefill_chunk=CHUNK,
-        prefill_chunk_while_decoding=CHUNK,
-        overlap=overlap,
-    )
+    loop = make_loop(target, FakeDrafter(before_commit=before_commit), scheduler, streams, metrics, overlap=overlap)
     done: list[str] = []
     on_device: list[str] = []
 
@@ -261,3 +267,14 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
     done.clear()
     loop.step()
     assert (done, streams.waits) == ([], 4)
+
+
+@pytest.mark.parametrize(("max_length", "verified"), [(None, WINDOW), (4, 2), (3, 1), (2, 0)])
+def test_drafts_beyond_the_length_of_the_draft_are_not_verified(max_length: int | None, verified: int) -> None:
+    target: Any = FakeTarget()
+    drafter, scheduler = FakeDrafter(before_commit=True), Scheduler(SLOTS, 1)
+    drafter.max_length = max_length
+    loop = make_loop(target, drafter, scheduler, Streams(CPU), Metrics(accepted=[0] * WINDOW), overlap=False)
+    scheduler.submit(make_queued(prompt=ids("abc")), block=False)
+    loop.step()
+    assert target.buffers.draft_len.host_view(1).tolist() == [verified]
