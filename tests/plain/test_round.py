@@ -11,6 +11,7 @@ from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.caches.call_layout import LinearLayout
 from tandemrt.runtime.caches.linear import LinearCacheManager
 from tandemrt.runtime.device.buffers import RoundBuffers
+from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
@@ -47,9 +48,11 @@ class FakeTarget:
         self.layout = LinearLayout(CPU)
         # Not of a CPU, whose prompts come one by one (prompt_rows).
         self.engines = {"target": SimpleNamespace(contract=SimpleNamespace(inputs=()), device=torch.device("meta"))}
+        self.images = None
         self.prefilled: list[tuple[int, list[int], list[list[int]]]] = []
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, chunks: Sequence[Chunk], tokens: torch.Tensor) -> None:
+        slot = chunks[0].slot
         at = self.state.view("length", SLOTS)[slot : slot + len(tokens)]
         self.prefilled.append((slot, at.tolist(), tokens.tolist()))
 
