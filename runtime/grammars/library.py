@@ -108,6 +108,7 @@ class GrammarLibrary:
         Raises:
             BadRequest: an error that needs no compiler: an invalid schema, an unsupported keyword, or a source that is
                 too large.
+            QueueFull: a conversion waited ``timeout_s`` for a process.
         """
         in_worker = None if self._processes is None else partial(self._read_in_process, client, deadline)
         source, check = self._sources.read(structured, in_worker)
@@ -185,9 +186,9 @@ class GrammarLibrary:
 
     def _read_in_process(self, client: Client, deadline: float | None, *work: Any) -> tuple[str, str]:
         assert self._processes is not None
-        what = "structured_outputs.json: reading the schema"
+        what, limit_s = "structured_outputs.json: reading the schema", self._timeout_s
         text, dialect = wait_for(
-            self._processes.submit(client, what, self._timeout_s, *work, deadline=deadline), what, deadline
+            self._processes.submit(client, what, limit_s, *work, deadline=deadline, wait_s=limit_s), what, deadline
         )
         return text, dialect
 

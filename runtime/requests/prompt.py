@@ -55,7 +55,7 @@ class PromptReader:
         max_bytes: largest number of bytes of a text. The values of a chat may have ``CHAT_FACTOR`` times as many
             characters together. Both are checked before any other work.
         processes: worker processes that render slow templates, tokenize long texts and decode images.
-        timeout_s: time limit of each such task.
+        timeout_s: time limit of each such task, and of its wait for a process.
         images: reads the images in messages; None: the model supports text only.
     """
 
@@ -84,7 +84,8 @@ class PromptReader:
         """Return the prompt's token ids, or its ``last`` ones, and its images.
 
         ``deadline`` is in seconds of ``time.monotonic``; ``client`` shares the worker processes fairly. Raises
-        BadRequest for an empty prompt, one that is too large or takes too long, and token ids out of range.
+        BadRequest for an empty prompt, one that is too large or takes too long, and token ids out of range; QueueFull
+        for one that waits too long for a process.
         """
         if last is not None and isinstance(prompt, list | tuple):
             chat = prompt and isinstance(prompt[0], Mapping)
@@ -213,8 +214,10 @@ class PromptReader:
         return ids
 
     def _in_worker(self, client: Client, deadline: float | None, what: str, *work: Any) -> Any:
-        what = f"prompt: {what}"
-        return wait_for(self._processes.submit(client, what, self._timeout_s, *work, deadline=deadline), what, deadline)
+        what, limit_s = f"prompt: {what}", self._timeout_s
+        return wait_for(
+            self._processes.submit(client, what, limit_s, *work, deadline=deadline, wait_s=limit_s), what, deadline
+        )
 
     def _too_long(self, tokens: int, problem: str = "") -> ContextLengthExceeded:
         """Return the error for a prompt of so many tokens. Without ``problem`` their number is the problem."""

@@ -26,6 +26,8 @@ from tandemrt.runtime.workers.sandbox.pool import ProcessPool, TooSlow, wait_for
 from tests.plain.constraints import STOP, VOCABULARY
 from tests.waiting import PATIENCE_S, eventually
 
+LONG = StructuredOutputs(json={"enum": [f"{number:0100}" for number in range(200)]})  # read in a worker process
+
 
 @pytest.fixture
 def lanes() -> Iterator[ProcessLanes]:
@@ -68,10 +70,20 @@ def test_a_schema_is_read_while_two_other_clients_have_slow_tasks() -> None:
     lanes = ProcessLanes(opening=(load_modules, ()))
     with closing(GrammarLibrary(VOCABULARY, [STOP], processes=lanes, timeout_s=PATIENCE_S)) as library:
         slow = occupied(lanes, time.sleep, 3 * PATIENCE_S)
-        long = {"enum": [f"{number:0100}" for number in range(200)]}  # read in a worker process
-        source, _ = library.read(StructuredOutputs(json=long), Client("c"), time.monotonic() + PATIENCE_S)
+        source, _ = library.read(LONG, Client("c"), time.monotonic() + PATIENCE_S)
         assert source.text.startswith('{"enum": ["0000')
         assert not any(task.done() for task in slow)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_schema_waits_for_a_process_no_longer_than_its_time_limit() -> None:
+    lanes = ProcessLanes(opening=(load_modules, ()))
+    with closing(GrammarLibrary(VOCABULARY, [STOP], processes=lanes, timeout_s=0.3)) as library:
+        slow = [submit(lanes, Client(name), time.sleep, 3.0) for name in "ab"]
+        assert eventually(lambda: running(lanes._quick) == 2)
+        with pytest.raises(QueueFull, match="reading the schema had to wait too long for other requests; try later"):
+            library.read(LONG, Client("c"))
+        assert any(task.result(PATIENCE_S) is None for task in slow)
 
 
 def test_a_slow_task_runs_again_in_the_slow_lane(lanes: ProcessLanes) -> None:

@@ -8,9 +8,10 @@ import pytest
 from tokenizers import processors
 
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.engines.validation.errors import BadRequest, QueueFull
 from tandemrt.runtime.requests import prompt as prompts
 from tandemrt.runtime.requests.prompt import Chat, Prompt, PromptReader, is_batch
+from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.waiting import PATIENCE_S
 from tools.demo.models import CHECKPOINTS
@@ -156,6 +157,14 @@ def test_a_template_that_takes_too_much_memory_is_refused(token_ids, template: s
 def test_a_template_has_no_longer_than_the_request(token_ids) -> None:
     with pytest.raises(BadRequest, match=r"the chat template took longer than 0\.\d+ s"):
         token_ids(ASKED, opened("{{ 10**(10**8) }}"), time.monotonic() + 0.3)
+
+
+def test_the_wait_for_a_process_is_limited_without_a_deadline(token_ids, processes: ProcessPool) -> None:
+    tokenizer = opened("{{ 10**(10**8) }}")
+    slow = processes.submit(Client("a"), "another prompt", PATIENCE_S, time.sleep, 3.0)
+    with pytest.raises(QueueFull, match="the chat template had to wait too long for other requests; try later"):
+        token_ids(ASKED, tokenizer, timeout_s=0.3)
+    assert slow.result(PATIENCE_S) is None
 
 
 def test_long_prompts_get_the_same_tokens_as_short_ones(token_ids, tokenizer, monkeypatch) -> None:
